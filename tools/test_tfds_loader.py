@@ -38,7 +38,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = CommandLine(create_parser, "tools.loader.samples:run")
+main = CommandLine(create_parser, "tools.loader.pipeline_check:run")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -48,7 +48,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = CommandLine(create_parser, "tools.loader.ranks:run")
+main = CommandLine(create_parser, "tools.loader.rank_reports:run")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,7 @@ import main
 from models.factory import export_model
 from tests.support.tiny_parts import create_argv
 from tools.average.__main__ import main as run_tool
-from tools.average.averaging import Member, get_ema_shares, mix, open_members, pick_greedily
+from tools.average.average_weights import Member, get_ema_shares, mix, open_members, pick_greedily
 from tools.card import __main__ as card
 from utils.weights.files import write_weights
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.input_data import use_private_cache, write_records
 from tools import test_tfds_loader as check
 from tools import test_tfds_loader_multihost as multihost
-from tools.loader import ranks
+from tools.loader import rank_reports as ranks
 
 MULTIHOST = Path(multihost.__file__)
 PP = ["--train-pp", "decode|resize(6)|flip_lr|value_range(-1, 1)", "--eval-pp", "decode|resize(6)"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.util
 import io
 import pkgutil
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from tests.support.documented_launches import import_program
 from tools.__main__ import OLD_NAMES, list_programs, main
+from utils.programs import CommandLine
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {
@@ -77,3 +80,23 @@ def test_names_that_are_paths_run_the_same_programs():
         if old.startswith("bash "):
             text = (ROOT / old.split()[1]).read_text(encoding="utf-8")
             assert f'/{new.split()[1]}" "$@"' in text
+
+
+def list_runs(parser: argparse.ArgumentParser) -> list[object]:
+    """What a parser's commands have set as `run`."""
+    actions = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    below = [run for one in actions for sub in one.choices.values() for run in list_runs(sub)]
+    return [run for run in (parser.get_default("run"), *below) if run is not None]
+
+
+@pytest.mark.parametrize("name", list_programs())
+def test_what_a_program_names_to_run_is_there(name):
+    program = import_program(f"tools.{name}").main
+    if not isinstance(program, CommandLine):
+        pytest.skip("has a main of its own")
+    runs = list_runs(program.create_parser()) if program.run is None else [program.run]
+    assert runs
+    for run in (one for one in runs if isinstance(one, str)):
+        module, _, function = run.partition(":")
+        text = Path(importlib.util.find_spec(module).origin).read_text(encoding="utf-8")
+        assert re.search(rf"^def {function}\(\w+: argparse.Namespace\)", text, re.MULTILINE)

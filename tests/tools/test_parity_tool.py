@@ -9,14 +9,14 @@ from torch import nn
 
 from models.trained import open_trained
 from tools.parity.__main__ import main
-from tools.parity.layers import (
+from tools.parity.layer_parity import (
     WatchedModel,
     create_side_runtime,
     find_differences,
     find_first,
     tell,
 )
-from tools.weights.samples import read_images
+from tools.weights.sample_images import read_images
 
 ARGS = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 2}
 

@@ -11,7 +11,7 @@ import torch
 
 from tests.support.tiny_parts import VIT_ARGS
 from tools.predict.__main__ import create_parser
-from tools.weights.opening import load_trained
+from tools.weights.load_model import load_trained
 from utils.errors import UserError
 
 MODEL, ARGS = "vit_tiny_patch16_224", {**VIT_ARGS, "img_size": 8}

@@ -34,7 +34,9 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = CommandLine(create_parser, "tools.average.averaging:average", takes_keys=True, logs=True)
+main = CommandLine(
+    create_parser, "tools.average.average_weights:average", takes_keys=True, logs=True
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,7 @@ from models.run_folder import find_run_folder
 from models.trained import TrainedModel
 from store.query.record import RunRecord
 from tools.weights.flags import WEIGHTS_KEY
-from tools.weights.opening import load_trained
+from tools.weights.load_model import load_trained
 from utils.json_types import JsonObject, JsonValue
 from utils.programs import prepare_file
 from utils.storage.local import write_atomically

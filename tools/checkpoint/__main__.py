@@ -13,7 +13,7 @@ from pathlib import Path
 
 from utils.programs import CommandLine, create_program_parser
 
-_COMMANDS = "tools.checkpoint.commands"
+_COMMANDS = "tools.checkpoint.checkpoint_commands"
 
 
 def create_parser() -> argparse.ArgumentParser:

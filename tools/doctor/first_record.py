@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from tools.loader.arguments import add_loader_arguments
-from tools.loader.opening import open_loader
+from tools.loader.open_loader import open_loader
 from utils.programs import run_program
 
 # Batches have one shape, so the image is made small; its label and id stay.

@@ -27,7 +27,7 @@ from tools.evaluate.probes.linear import judge_linear
 from tools.evaluate.report import SetFinding, Shared, write_report
 from tools.evaluate.worst import find_worst
 from tools.weights.flags import WEIGHTS_KEY
-from tools.weights.opening import load_trained
+from tools.weights.load_model import load_trained
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging

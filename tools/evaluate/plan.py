@@ -28,7 +28,7 @@ from tasks.evaluation.sets import (
     match_classes,
     plan_sets,
 )
-from tools.weights.opening import load_trained
+from tools.weights.load_model import load_trained
 from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject

@@ -59,7 +59,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = CommandLine(create_parser, "tools.export.handing_over:export", logs=True)
+main = CommandLine(create_parser, "tools.export.export_model:export", logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

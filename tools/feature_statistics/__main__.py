@@ -32,7 +32,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 main = CommandLine(
-    create_parser, "tools.feature_statistics.measuring:measure", takes_keys=True, logs=True
+    create_parser, "tools.feature_statistics.measure_features:measure", takes_keys=True, logs=True
 )
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = CommandLine(create_parser, "tools.parity.layers:compare", logs=True)
+main = CommandLine(create_parser, "tools.parity.layer_parity:compare", logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from models.trained import TrainedModel
 from models.transforms import to_pixels
 from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, open_table
 from tools.weights.flags import WEIGHTS_KEY
-from tools.weights.opening import load_trained, open_images
+from tools.weights.load_model import load_trained, open_images
 from utils.config.execution import RuntimeSection
 from utils.config.sections import ModelSection
 from utils.errors import EXIT_FAILED, UserError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.loader.opening import open_loader
+from tools.loader.open_loader import open_loader
 
 if TYPE_CHECKING:
     from datasets import ImageBatch, Loader

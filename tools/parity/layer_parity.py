@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from models.patches.choice import patch_for
-from tools.weights.opening import load_trained
-from tools.weights.samples import read_images
+from tools.weights.load_model import load_trained
+from tools.weights.sample_images import read_images
 from utils.config.execution import RuntimeSection
 from utils.config.sections import ModelSection
 from utils.errors import UserError

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.loader.opening import open_loader
+from tools.loader.open_loader import open_loader
 from utils.errors import UserError
 
 _PROGRAM = Path(__file__).resolve().parents[1] / "test_tfds_loader_multihost.py"

@@ -16,8 +16,8 @@ from tools.export.formats import FORMS, Form
 from tools.export.language import FORM as LANGUAGE
 from tools.export.language import export_language
 from tools.export.servable import Handover
-from tools.weights.opening import load_trained
-from tools.weights.samples import read_images
+from tools.weights.load_model import load_trained
+from tools.weights.sample_images import read_images
 from utils.errors import EXIT_USER_ERROR, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_folder, require_at_least

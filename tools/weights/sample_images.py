@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models.trained import TrainedModel
 from models.transforms import to_pixels
-from tools.weights.opening import open_images
+from tools.weights.load_model import open_images
 from utils.errors import UserError
 
 _READ_AT_ONCE = 16
