@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from utils.registry import Registry
 
 MODELS = Registry(
@@ -41,3 +43,13 @@ ARGUMENTS = Registry(
         "transformer": "models.transformer:TransformerShape",
     },
 )
+
+
+def takes_argument(name: str, argument: str) -> bool:
+    """Whether a name is that of an own model with an argument, such as `vocab_size`."""
+    return name in MODELS and argument in inspect.signature(MODELS.get(name)).parameters
+
+
+def list_taking(argument: str) -> list[str]:
+    """Names of the own models with an argument; imports all of them."""
+    return [name for name in MODELS if takes_argument(name, argument)]

@@ -12,8 +12,8 @@ from models.teachers.teacher import (
     SELVES,
     FrozenModel,
     check_normalisation,
+    create_each,
     create_teacher_transform,
-    get_teacher_sections,
     open_teacher,
 )
 from utils.errors import UserError
@@ -119,8 +119,9 @@ def create_feature_teachers(
     Raises:
       UserError: unknown model, missing or foreign weights, or a model that gives no features.
     """
-    sections = get_teacher_sections(section)
-    return [_create_feature_teacher(one, student_transform, device) for one in sections]
+    return create_each(
+        section, lambda one: _create_feature_teacher(one, student_transform, device), selves=()
+    )
 
 
 def _create_feature_teacher(

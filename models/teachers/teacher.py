@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from utils.checkpoint.fit import TensorDiff
     from utils.config.distill import DistillSection
 
+T = TypeVar("T")
 # The student itself as a teacher: its average, and as it was when the last epoch ended.
 EMA, PAST = "ema", "past"
 SELVES = (EMA, PAST)
@@ -217,6 +217,37 @@ def hash_teacher(section: TeacherSection) -> str:
     return digest.hexdigest()[:16]
 
 
+def create_each(
+    section: DistillSection,
+    create: Callable[[TeacherSection], T],
+    selves: Sequence[str] = SELVES,
+) -> list[T]:
+    """The teachers that have weights of their own, in the configuration's order.
+
+    Args:
+      create: the task's kind of teacher.
+      selves: names that stand for the student, which the train state holds.
+    """
+    return [create(one) for one in get_teacher_sections(section) if one.model not in selves]
+
+
+def explain_width(width: int, text: str) -> Callable[[TensorDiff], str]:
+    """Says why weights do not fit where only the number of answers is wrong, not the model.
+
+    Args:
+      width: the number that there should be.
+      text: with a place for the number that is found.
+    """
+
+    def explain(diff: TensorDiff) -> str:
+        for (found, _), (own, _) in diff.different.values():
+            if found and own and own[0] == width and found[1:] == own[1:]:
+                return text.format(found[0])
+        return ""
+
+    return explain
+
+
 def create_teachers(
     section: DistillSection,
     *,
@@ -240,11 +271,10 @@ def create_teachers(
       UserError: unknown model, missing or foreign weights, or classes that do not agree.
     """
     check_shares(section)
-    sections = [one for one in get_teacher_sections(section) if one.model not in SELVES]
-    return [
-        _create_teacher(one, num_classes, class_names, student_transform, device)
-        for one in sections
-    ]
+    return create_each(
+        section,
+        lambda one: _create_teacher(one, num_classes, class_names, student_transform, device),
+    )
 
 
 def _create_teacher(
@@ -264,9 +294,12 @@ def _create_teacher(
             f"distill.teacher {name!r} has {own_classes} classes, the student {num_classes}; use a "
             "teacher of the same classes, or map them by distill.teachers label_map"
         )
-    model = source.build(
-        {"num_classes": own_classes}, device=device, explain=partial(_explain_head, own_classes)
+    explain = explain_width(
+        own_classes,
+        f"is a model of {{}} classes, not {own_classes}; use a teacher of the same classes, or map "
+        "them by distill.teachers num_classes and label_map",
     )
+    model = source.build({"num_classes": own_classes}, device=device, explain=explain)
     transform = create_teacher_transform(section, facts, model, student_transform)
     share = section.keep_tokens
     return Teacher(
@@ -361,14 +394,3 @@ def check_normalisation(section: TeacherSection) -> None:
         f"distill.teachers {given} ({list(getattr(section, given))}) stands without {missing}; "
         "give both, or neither and it is taken from the weights"
     )
-
-
-def _explain_head(num_classes: int, diff: TensorDiff) -> str:
-    """What to say where only the number of classes is wrong, not the model; else nothing."""
-    for (found, _), (own, _) in diff.different.values():
-        if found and own and own[0] == num_classes and found[1:] == own[1:]:
-            return (
-                f"is a model of {found[0]} classes, not {num_classes}; use a teacher of the same "
-                "classes, or map them by distill.teachers num_classes and label_map"
-            )
-    return ""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
-from models.table import MODELS
+from models.table import takes_argument
 from models.teachers.teacher import (
     EMA,
     FrozenModel,
     check_shares,
-    get_teacher_sections,
+    create_each,
+    explain_width,
     open_teacher,
     refuse_image_keys,
 )
@@ -22,7 +21,6 @@ from utils.config.distill import TeacherSection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from utils.checkpoint.fit import TensorDiff
     from utils.config.distill import DistillSection
     from utils.json_types import JsonObject
 
@@ -74,8 +72,7 @@ def create_token_teachers(
       UserError: no language model, missing or foreign weights, or tokens that do not agree.
     """
     check_shares(section)
-    sections = [one for one in get_teacher_sections(section) if one.model != EMA]
-    return [_create_teacher(one, vocabulary, device) for one in sections]
+    return create_each(section, lambda one: _create_teacher(one, vocabulary, device), (EMA,))
 
 
 def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> TokenTeacher:
@@ -95,19 +92,17 @@ def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> To
             "sequence_length": facts.get("sequence_length", own.sequence_length),
         },
         device=device,
-        explain=partial(_explain_vocabulary, own.vocab_size),
+        explain=explain_width(
+            own.vocab_size,
+            f"is a model of {{}} tokens, the data has {own.vocab_size}; use a teacher that was "
+            "trained on tokens of the same tokenizer",
+        ),
     )
     return TokenTeacher(model, weight=section.weight)
 
 
-def list_language_models() -> list[str]:
-    """Names of the models that take tokens: their arguments tell."""
-    own = {name: inspect.signature(MODELS.get(name)).parameters for name in MODELS}
-    return [name for name, parameters in own.items() if "vocab_size" in parameters]
-
-
 def _require_language_model(name: str, path: str) -> None:
-    if name not in list_language_models():
+    if not takes_argument(name, "vocab_size"):
         raise UserError(
             f"distill.teacher_weights ({path!r}) holds {name!r}, which is no language model; give "
             "a run of train.task=language on the student's tokens"
@@ -137,14 +132,3 @@ def _check_vocabulary(facts: JsonObject, own: Vocabulary, path: str) -> None:
             f"data.sequence_length is {own.sequence_length}; lower it, or use a teacher of longer "
             "windows"
         )
-
-
-def _explain_vocabulary(vocab_size: int, diff: TensorDiff) -> str:
-    """What to say where only the size of the vocabulary is wrong; else nothing."""
-    for (found, _), (own, _) in diff.different.values():
-        if found and own and own[0] == vocab_size and found[1:] == own[1:]:
-            return (
-                f"is a model of {found[0]} tokens, the data has {vocab_size}; use a teacher that "
-                "was trained on tokens of the same tokenizer"
-            )
-    return ""

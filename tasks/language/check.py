@@ -12,7 +12,8 @@ from big_vision.input.text.windows import TokenFacts, require_tokens
 from datasets import describe_dataset
 from losses.tasks.chunked import choose_chunk
 from losses.weighted import create_weighted_loss
-from models.teachers.tokens import create_token_teachers, list_language_models
+from models.table import list_taking, takes_argument
+from models.teachers.tokens import create_token_teachers
 from tasks.facts import TaskFacts
 from tasks.language.teaching import count_answers, find_token_shapes
 from tasks.teachers.cache.reader import open_cache
@@ -146,9 +147,8 @@ class LanguageCheck(TaughtCheck):
 
 def _check_model_name(name: str) -> None:
     """Refuse a model that takes no tokens before it is built."""
-    fitting = list_language_models()
-    if name not in fitting:
+    if not takes_argument(name, "vocab_size"):
         raise UserError(
             f"model.name ({name!r}) takes no tokens, which train.task=language learns from; choose "
-            f"{', '.join(fitting)}"
+            f"{', '.join(list_taking('vocab_size'))}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +14,14 @@ from losses.logits.ensembles import combine_answers
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
 from models.mlp import RowTeacher
-from models.table import MODELS
-from models.teachers.teacher import EMA, get_teacher_sections, open_teacher, refuse_image_keys
+from models.table import list_taking, takes_argument
+from models.teachers.teacher import (
+    EMA,
+    create_each,
+    get_teacher_sections,
+    open_teacher,
+    refuse_image_keys,
+)
 from tasks.teachers.dry_run import FeatureShapes
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -41,8 +46,7 @@ def create_row_teachers(
     Raises:
       UserError: no model of rows, weights of other columns, or a key that rows have no use for.
     """
-    sections = [one for one in get_teacher_sections(distill) if one.model != EMA]
-    return [_create_teacher(one, rows, device) for one in sections]
+    return create_each(distill, lambda one: _create_teacher(one, rows, device), (EMA,))
 
 
 def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:
@@ -77,12 +81,10 @@ def _refuse_keys(section: TeacherSection) -> None:
 
 def check_model_name(name: str, key: str) -> None:
     """Refuse a model that takes images, say: its arguments tell."""
-    own = {one: inspect.signature(MODELS.get(one)).parameters for one in MODELS}
-    fitting = [one for one, parameters in own.items() if "in_features" in parameters]
-    if name not in fitting:
+    if not takes_argument(name, "in_features"):
         raise UserError(
             f"{key} ({name!r}) takes no rows of numbers, which train.task=regress learns from; "
-            f"choose one of {', '.join(fitting)}"
+            f"choose one of {', '.join(list_taking('in_features'))}"
         )
 
 

@@ -10,8 +10,7 @@ import torch
 
 import main
 from models.factory import build_model, create_model, export_model
-from models.table import ARGUMENTS
-from models.teachers.tokens import list_language_models
+from models.table import ARGUMENTS, list_taking
 from tests.models.delta.test_qwen import DENSE, HYBRID, KINDS, VOCAB, create
 from tests.models.delta.test_rules import SMALL
 from tests.models.delta.test_rwkv import SHAPE
@@ -66,7 +65,7 @@ def run(folder, name: str, args: dict, *flags: str) -> int:
 
 
 def test_every_language_model_says_what_its_arguments_mean():
-    assert set(list_language_models()) <= set(ARGUMENTS)
+    assert set(list_taking("vocab_size")) <= set(ARGUMENTS)
     assert set(SHAPES) | {"vit_s16_sincos2d"} == set(ARGUMENTS)
 
 

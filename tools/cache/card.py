@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tasks.teachers.cache.by_example import is_by_example
-from tasks.teachers.cache.manifest import get_file_name, read_manifest, read_shape
+from tasks.teachers.cache.manifest import get_file_name, is_by_example, read_manifest, read_shape
 from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import Folder

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 
 from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, read_view_facts
-from tasks.teachers.cache.by_example import is_by_example
-from tasks.teachers.cache.manifest import get_file_name, read_manifest, read_shape
+from tasks.teachers.cache.manifest import get_file_name, is_by_example, read_manifest, read_shape
 from tools.cache.card import read_all_facts
 from tools.cache.files import Expected, find_faults
 from utils.json_types import JsonMapping

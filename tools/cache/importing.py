@@ -20,8 +20,9 @@ from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, ViewFacts, ViewForm, d
 from datasets import create_loader, create_source
 from job.check import check
 from store.lineage.ancestors import CACHE, LINEAGE_FILE, Ancestor, format_note
-from tasks.teachers.cache.by_example import BY_EXAMPLE, describe_images, find_views
+from tasks.teachers.cache.by_example import describe_images, find_views
 from tasks.teachers.cache.manifest import (
+    BY_EXAMPLE,
     MANIFEST,
     describe_classes,
     get_file_name,

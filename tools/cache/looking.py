@@ -14,8 +14,7 @@ from engine import map_batches
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from tasks.teachers.cache.by_example import is_by_example
-from tasks.teachers.cache.manifest import read_manifest, read_shape
+from tasks.teachers.cache.manifest import is_by_example, read_manifest, read_shape
 from tasks.teachers.cache.reader import TeacherCache
 from tasks.teachers.cache.rows import unpack_values
 from tools.cache.card import format_card, make_card

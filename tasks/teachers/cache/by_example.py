@@ -12,8 +12,6 @@ from big_vision.pp.stored_views import read_view_facts
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 
-# The layout's name in a manifest; without one rows lie in the order of a run's global batches.
-BY_EXAMPLE = "examples"
 OP = "stored_view"
 # Of a stream's description, what such answers depend on beside the views.
 _KEPT = (
@@ -23,11 +21,6 @@ _KEPT = (
 # What may stand beside the op: it changes no pixel before, and is undone by nobody after.
 _BEFORE = ("decode",)
 _AFTER = ("value_range", "vgg_value_range", "clip_value_range", "keep", "drop", "onehot")
-
-
-def is_by_example(manifest: JsonMapping) -> bool:
-    """Whether rows lie in the order of the dataset's examples."""
-    return manifest.get("layout") == BY_EXAMPLE
 
 
 def find_views(stream: JsonMapping, place: object) -> str:

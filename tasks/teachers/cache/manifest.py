@@ -21,6 +21,8 @@ _ONE_COLUMN_VERSION = 2
 # Of a cache whose rows lie in the order of the examples: rows that are written at a time, of which
 # the last lot has more than there are examples. And what its dataset calls its classes.
 _FURTHER = ("layout", "examples", "rows_per_step", "class_names")
+# The layout's name; without one rows lie in the order of a run's global batches.
+BY_EXAMPLE = "examples"
 
 
 def write_manifest(
@@ -102,6 +104,11 @@ def read_shape(manifest: JsonMapping) -> CacheShape:
         manifest.get("rows_per_step") or manifest["stream"]["global_batch_size"],
         manifest.get("steps"),
     )
+
+
+def is_by_example(manifest: JsonMapping) -> bool:
+    """Whether rows lie in the order of the dataset's examples."""
+    return manifest.get("layout") == BY_EXAMPLE
 
 
 def read_further(manifest: JsonMapping) -> JsonObject:

@@ -16,10 +16,10 @@ from torch import Tensor
 from datasets import Batch
 from losses.logits.ensembles import combine_answers
 from losses.sparse import SparseTeacher, compute_dense_log_probs
-from tasks.teachers.cache.by_example import describe_images, is_by_example
 from tasks.teachers.cache.manifest import (
     choose_columns,
     get_file_name,
+    is_by_example,
     read_manifest,
     read_shape,
     refuse_difference,
@@ -27,6 +27,7 @@ from tasks.teachers.cache.manifest import (
 from tasks.teachers.cache.rows import CLASSES, CacheShape, Column, compute_marks, unpack_values
 from utils.errors import UserError
 from utils.json_types import JsonMapping
+from utils.registry import load_object
 from utils.storage.folder import Folder
 from utils.storage.local import compute_crc32c
 from utils.storage.places import open_folder
@@ -237,6 +238,8 @@ def open_cache(
     known = {name: value for name, value in stream.items() if value is not None}
     shape, batch = read_shape(manifest), None
     if is_by_example(manifest):
+        # It needs the preprocessing language, which other caches do not.
+        describe_images = load_object("tasks.teachers.cache.by_example:describe_images")
         batch, known = stream["global_batch_size"], describe_images(stream, folder)
         shape = replace(shape, steps_per_epoch=manifest["examples"] // batch, steps=None)
     refuse_difference(folder, manifest, {"stream": known}, "distill.teacher_cache")
