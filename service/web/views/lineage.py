@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from service.web.views.frame import link_run
 from store.formatting import format_value
 from store.index.database import RunIndex
@@ -14,22 +12,8 @@ from store.query.record import RunRecord
 _SCORES = ("eval.top1", "eval.loss", "test.top1", "test.loss")
 
 
-@dataclass(frozen=True)
-class RelatedRun:
-    """A line of the card.
-
-    Attributes:
-      kin: `teacher`, `student`, and of which generation beyond the first.
-      url: of its page; empty: it is not in this store.
-      note: how the one taught the other, and what was known then.
-      is_bad: it is tagged so.
-    """
-
-    kin: str
-    name: str
-    url: str
-    note: str
-    is_bad: bool
+# Relation, name, address (empty: it is not in this store), note, and whether it is tagged bad.
+RelatedRun = tuple[str, str, str, str, bool]
 
 
 def make_lineage(index: RunIndex, record: RunRecord) -> tuple[RelatedRun, ...]:
@@ -40,15 +24,14 @@ def make_lineage(index: RunIndex, record: RunRecord) -> tuple[RelatedRun, ...]:
         note = f"by its {'answers in a cache' if one.via == 'cache' else 'live answers'}"
         if scores:
             note += f"; its numbers then: {', '.join(scores)}"
-        name = one.now or one.path or one.place
-        url = link_run(one.now) if one.now else ""
-        found.append(_make("teacher", one.generation, (name, url, note), BAD in one.tags))
+        name, url = one.now or one.path or one.place, link_run(one.now) if one.now else ""
+        found.append((_name("teacher", one.generation), name, url, note, BAD in one.tags))
     for one in kinship.students:
         note = "by answers in a cache" if one.via == "cache" else "by live answers"
-        found.append(_make("student", one.generation, (one.path, link_run(one.path), note), False))
+        kin, url = _name("student", one.generation), link_run(one.path)
+        found.append((kin, one.path, url, note, False))
     return tuple(dict.fromkeys(found))
 
 
-def _make(kin: str, generation: int, rest: tuple[str, str, str], is_bad: bool) -> RelatedRun:
-    words = kin if generation == 1 else f"{kin}, generation {generation}"
-    return RelatedRun(words, *rest, is_bad)
+def _name(kin: str, generation: int) -> str:
+    return kin if generation == 1 else f"{kin}, generation {generation}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from store.formatting import format_duration
 from store.query.record import RunRecord
-from store.query.timeline import AttemptTime, compute_time, list_attempts
+from store.query.timeline import compute_time, list_attempts
 from store.record.spans import (
     COMPILE,
     EVALUATION,
@@ -36,43 +36,26 @@ _CLASSES = {"input_wait": "input", "redone": "stall", "other": "other"}
 _SIZE = 1000.0
 # What is narrower than this could not be seen.
 _LEAST = 1.0
-
-
-@dataclass(frozen=True)
-class TimeShare:
-    """A part of the time, of all that was paid for; `x` and `width` in a bar of 1000."""
-
-    word: str
-    css: str
-    time: str
-    percent: str
-    x: float
-    width: float
-
-
-@dataclass(frozen=True)
-class TimeLane:
-    """What happened of one kind: beginnings and widths in a lane of 1000."""
-
-    word: str
-    css: str
-    boxes: tuple[tuple[float, float], ...]
+# Beginning and width.
+Box = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class ShownTimeline:
-    """The timeline of a run.
+    """The timeline of a run, in lanes and a bar of 1000.
 
     Attributes:
-      ends: where one attempt ends and the next begins, in a lane of 1000.
       down: how long nobody worked on it between attempts; empty: it was never down.
+      shares: word, class, time and percentage of each part of the paid time, and its box.
+      lanes: word and class of each kind of spans, and the boxes of what happened.
+      ends: where one attempt ends and the next begins.
     """
 
     paid: str
     goodput: str
     down: str
-    shares: tuple[TimeShare, ...]
-    lanes: tuple[TimeLane, ...]
+    shares: tuple[tuple[str, str, str, str, Box], ...]
+    lanes: tuple[tuple[str, str, list[Box]], ...]
     ends: tuple[float, ...]
 
 
@@ -85,23 +68,26 @@ def make_timeline(record: RunRecord) -> ShownTimeline | None:
     found = compute_time(record)
     if found.paid_s is None:
         return None
-    lanes = make_lanes(record.spans, attempts)
-    total = sum(one.ended - one.began for one in attempts) or 1.0
-    ends, at = [], 0.0
-    for one in attempts[:-1]:
-        at += (one.ended - one.began) / total * _SIZE
-        ends.append(round(at, 1))
     down = found.shares_s["down"]
     least = "at least " if found.is_least else ""
+    total = sum(one.ended - one.began for one in attempts) or 1.0
+    starts, at = {}, 0.0
+    for one in attempts:
+        starts[one.number] = (one.began, at / total * _SIZE)
+        at += one.ended - one.began
     return ShownTimeline(
         least + format_duration(found.paid_s),
         "" if found.goodput is None else f"{found.goodput:.1%}",
-        format_duration(down) if down else "", make_shares(found.shares_s, found.paid_s),
-        tuple(lanes), tuple(ends),
-    )  # fmt: skip
+        format_duration(down) if down else "",
+        make_shares(found.shares_s, found.paid_s),
+        tuple(make_lanes(record.spans, starts, _SIZE / total)),
+        tuple(round(offset, 1) for _, offset in list(starts.values())[1:]),
+    )
 
 
-def make_shares(seconds: dict[str, float], paid_s: float) -> tuple[TimeShare, ...]:
+def make_shares(
+    seconds: dict[str, float], paid_s: float
+) -> tuple[tuple[str, str, str, str, Box], ...]:
     """The parts of the paid time that are not nothing."""
     found, at = [], 0.0
     for name, spent in seconds.items():
@@ -109,34 +95,33 @@ def make_shares(seconds: dict[str, float], paid_s: float) -> tuple[TimeShare, ..
             continue
         share = min(spent / paid_s, 1.0)
         word, css = _WORDS.get(name, name), _CLASSES.get(name, name)
-        width = share * _SIZE
-        found.append(
-            TimeShare(word, css, format_duration(spent), f"{share:.1%}", round(at, 1),
-                      round(min(width, _SIZE - at), 1))
-        )  # fmt: skip
-        at = min(_SIZE, at + width)
+        box = (round(at, 1), round(min(share * _SIZE, _SIZE - at), 1))
+        found.append((word, css, format_duration(spent), f"{share:.1%}", box))
+        at = min(_SIZE, at + share * _SIZE)
     return tuple(found)
 
 
-def make_lanes(spans: Sequence[Span], attempts: Sequence[AttemptTime]) -> Iterable[TimeLane]:
-    """The lanes in which something happened on rank zero."""
-    total = sum(one.ended - one.began for one in attempts) or 1.0
-    starts, at = {}, 0.0
-    for one in attempts:
-        starts[one.number] = (one.began, at)
-        at += one.ended - one.began
+def make_lanes(
+    spans: Sequence[Span], starts: Mapping[int, tuple[float, float]], scale: float
+) -> Iterator[tuple[str, str, list[Box]]]:
+    """The lanes in which something happened on rank zero.
+
+    Args:
+      starts: attempt -> its beginning in seconds, and in a lane.
+      scale: of a lane, a second.
+    """
     for word, names, css in _LANES:
         boxes = []
         for span in spans:
             if span.name in names and span.rank == 0 and span.attempt in starts:
                 began, offset = starts[span.attempt]
-                x = (span.began - began + offset) / total * _SIZE
-                boxes.append((x, x + span.duration_s / total * _SIZE))
+                x = (span.began - began) * scale + offset
+                boxes.append((x, x + span.duration_s * scale))
         if boxes:
-            yield TimeLane(word, css, tuple(join_boxes(boxes)))
+            yield word, css, join_boxes(boxes)
 
 
-def join_boxes(boxes: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def join_boxes(boxes: Iterable[tuple[float, float]]) -> list[Box]:
     """Beginnings and widths; boxes that touch are one, so that a million stay few."""
     joined: list[list[float]] = []
     for low, high in sorted(boxes):
