@@ -17,6 +17,7 @@ from models.delta.rules.dplr import chunk_dplr
 from models.delta.rules.inputs import DeltaInputs, DplrInputs
 from models.delta.rules.layout import CoreOptions
 from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
+from models.transformer import RmsNorm
 from utils.errors import UserError
 from utils.runtime.processes.sequence import look_back
 
@@ -62,13 +63,8 @@ class CentredRmsNorm(nn.Module):
         return (scale_to_unit(x.float(), self.eps) * (1.0 + self.weight.float())).to(x.dtype)
 
 
-class GatedRmsNorm(nn.Module):
+class GatedRmsNorm(RmsNorm):
     """x / rms(x) * weight * silu(gate) over the last dimension, in float32."""
-
-    def __init__(self, width: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """In the type of x."""

@@ -96,16 +96,12 @@ class ForgetGate(nn.Module):
         return -self.A_log.float().exp() * rate.unflatten(-1, (self.heads, -1))
 
 
-class SigmoidRmsNorm(nn.Module):
+class SigmoidRmsNorm(RmsNorm):
     """x / rms(x) * weight * sigmoid(gate) over the last dimension, in float32."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         """In the type of x."""
-        normed = self.weight.float() * scale_to_unit(x.float(), _EPS)
+        normed = self.weight.float() * scale_to_unit(x.float(), self.eps)
         return (normed * gate.float().sigmoid()).to(x.dtype)
 
 
@@ -132,7 +128,7 @@ class KimiDeltaAttention(nn.Module):
         self.b_proj = nn.Linear(width, shape.linear_heads, bias=False)
         self.g_a_proj = nn.Linear(width, head, bias=False)
         self.g_b_proj = nn.Linear(head, size, bias=False)
-        self.o_norm = SigmoidRmsNorm(head)
+        self.o_norm = SigmoidRmsNorm(head, _EPS)
         self.o_proj = nn.Linear(size, width, bias=False)
 
     def forward(self, x: Tensor, cache: DeltaCache | None = None) -> Tensor:
