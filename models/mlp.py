@@ -14,7 +14,6 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from models.teachers.teacher import FrozenModel
 from utils.errors import UserError, get_hint
 from utils.weights.meaning import Meaning, ModelArguments
 
@@ -165,19 +164,6 @@ class MLP(RowModel):
     def answer(self, values: Tensor) -> Tensor:
         """The head's answer to the last hidden layer."""
         return self.head(self.blocks(values))
-
-
-class RowTeacher(FrozenModel):
-    """A teacher of rows, which predicts in the data's own units as every model of rows does."""
-
-    def __init__(self, model: RowModel, *, weight: float = 1.0) -> None:
-        super().__init__(model, weight=weight)
-        self.out_features = len(model.outputs.mean)
-
-    @torch.no_grad()
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Float32 predictions [B, out_features]; variances stay behind."""
-        return self.model(inputs)[:, : self.out_features]
 
 
 def _create_block(in_features: int, out_features: int, form: MLPShape) -> nn.Sequential:

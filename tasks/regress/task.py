@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from datasets import Loader, VectorBatch
 from losses.base import LossInputs, LossOutput
 from losses.tasks.regression import compute_gaussian_nll
-from models.mlp import RowTeacher, Standardise
+from models.mlp import Standardise
+from models.teachers.rows import RowTeacher
 from tasks.protocol import Companion, SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
 from tasks.regress.teachers import average_predictions, create_row_teachers

@@ -13,8 +13,8 @@ from losses.base import Loss, LossInputs
 from losses.logits.ensembles import combine_answers
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
-from models.mlp import RowTeacher
 from models.table import list_taking, takes_argument
+from models.teachers.rows import RowTeacher
 from models.teachers.teacher import (
     EMA,
     create_each,

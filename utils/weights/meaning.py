@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,7 +18,9 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.patterns import matches
 from utils.registry import Registry
-from utils.weights.fitting import Fit
+
+if TYPE_CHECKING:
+    from utils.weights.fitting import Fit
 
 
 @dataclass(frozen=True)
