@@ -15,8 +15,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bill.compiler import require_compiler
 from bill.targets import Target
 from lab.costing import HERE, PLACES, choose_target, compile_program, export_in_jax
+from lab.delta.running import create_fence, open_device
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import (
@@ -169,8 +171,6 @@ def _count(
     sizes: Sequence[tuple[int, int, int]], target: Target, time_limit_s: float
 ) -> list[JsonObject]:
     """Bundles of each product."""
-    from bill.compiler import require_compiler
-
     require_compiler()
     programs = [{"form": "product", "sizes": list(one)} for one in sizes]
     found = []
@@ -188,8 +188,6 @@ def _count(
 def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) -> list[JsonObject]:
     """Microseconds of each product on a device that is here."""
     import torch
-
-    from lab.delta.running import create_fence, open_device
 
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     device = open_device(options.on)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bill.targets import parse_target
+from models.factory import build_model
 from utils.programs import create_program_parser, prepare_file, run_program
 from utils.storage.json_files import write_json
 
@@ -63,8 +64,6 @@ def count_traffic(model: str, batch: int) -> dict[str, Counter[str]]:
     """Bytes of each stage's convolutions by what moves them; nothing is computed."""
     import torch
     from torch import nn
-
-    from models.factory import build_model
 
     network = build_model(model, {"num_classes": 1000}, key="--model", device="meta")
     images = torch.empty(batch, *network.default_cfg["input_size"], device="meta")

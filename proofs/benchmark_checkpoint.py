@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine import run_steps
 from proofs.timed_run import open_run
 from store.record.environment import read_environment
 from utils.config.load import load_config
@@ -88,8 +89,6 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 def measure(config: RunConfig, windows: int) -> JsonObject:
     """Times of steps and checkpoints of a run, in seconds."""
     with open_run(config) as callbacks:
-        from engine import run_steps
-
         runtime, parts = callbacks.runtime, callbacks.parts
         steps = run_steps(parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan)
         with contextlib.closing(steps):

@@ -18,11 +18,18 @@ from typing import TYPE_CHECKING
 
 from bill.hlo import count_dot_flops
 from bill.step.derive import describe_stream_of_one
+from engine import run_steps
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from store.record.environment import read_environment
+from tasks.classify.synthetic import create_random_teacher, name_examples, write_random_answers
+from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
 from utils.config.distill import TeacherSection
 from utils.config.load import load_config
 from utils.json_types import JsonObject
 from utils.programs import ProgramParser, run_program
+from utils.runtime.launcher import create_runtime
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -63,9 +70,6 @@ def run(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace) -> JsonObject:
     """All figures of one run."""
-    from tasks.classify.synthetic import write_random_answers
-    from utils.runtime.launcher import create_runtime
-
     with tempfile.TemporaryDirectory() as folder:
         plain = create_config(options, folder, "plain")
         runtime = create_runtime(plain.runtime)
@@ -108,8 +112,6 @@ def _list_kinds(options: argparse.Namespace) -> tuple[str, ...]:
 
 def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunConfig:
     """The run of one kind; the three differ in their teacher alone."""
-    from tasks.classify.synthetic import create_random_teacher, name_examples
-
     size = options.image_size
     examples = options.batch * _STEPS_PER_EPOCH
     name = name_examples(size, _CHANNELS, options.classes, examples)
@@ -140,11 +142,6 @@ class StepRunner:
     """The engine's steps of one configuration, fed by the run's own input."""
 
     def __init__(self, runtime: Runtime, config: RunConfig) -> None:
-        from engine import run_steps
-        from job.build import build_parts
-        from job.check import check
-        from job.stream import iterate_batches
-
         self.runtime = runtime
         self.parts = parts = build_parts(runtime, check(config))
         self._steps = run_steps(
@@ -197,8 +194,6 @@ class StepRunner:
 
 def describe_storage(options: argparse.Namespace) -> dict[str, float]:
     """Bytes of an example-epoch, and the least that k values, k classes and a rest can take."""
-    from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
-
     column = Column("", CLASSES, options.classes, options.top_k)
     shape = CacheShape((column,) * options.teachers, 1, 1, 1)
     minimum = options.top_k * (2 + math.ceil(math.log2(options.classes) / 8)) + 2

@@ -41,6 +41,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from big_vision.input.tensorflow_setup import import_tensorflow
+from datasets import Position, create_loader
+from utils.config.data import DataSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
@@ -345,9 +348,6 @@ def _create_pipeline(
 
 
 def _create_loader(arguments: argparse.Namespace, name: str, crop: str, **data: object) -> Loader:
-    from datasets import create_loader
-    from utils.config.data import DataSection
-
     section = DataSection(
         name=name,
         root=str(Path(arguments.work) / "tfds"),
@@ -391,8 +391,6 @@ def _create_timm_loader(arguments: argparse.Namespace, **options: Any) -> Any:
 
 def _create_decode(arguments: argparse.Namespace) -> Callable[[], int]:
     """Rounds of nothing but tf.image.decode_and_crop_jpeg."""
-    from big_vision.input.tensorflow_setup import import_tensorflow
-
     tf = import_tensorflow()
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -444,9 +442,6 @@ def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) ->
 
 
 def _start_order(arguments: argparse.Namespace, order: str) -> dict[str, float]:
-    from big_vision.input.tensorflow_setup import import_tensorflow
-    from datasets import Position
-
     import_tensorflow()
     import tensorflow_datasets  # noqa: F401  imports are not what is measured
 

@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine import run_steps
 from proofs.timed_run import open_run
 from store.record.environment import read_environment
 from utils.config.load import load_config
@@ -101,8 +102,6 @@ def _tell(quartiles: list[float]) -> str:
 def measure(config: RunConfig, options: argparse.Namespace) -> JsonObject:
     """Ratios, and the recorder's own cost."""
     with open_run(config) as callbacks:
-        from engine import run_steps
-
         runtime, parts = callbacks.runtime, callbacks.parts
         steps = run_steps(
             parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan,

@@ -44,6 +44,7 @@ from store.query.record import RunRecord
 from store.record.catalogue import GRAD_NORM
 from store.record.history import read_metrics
 from store.terminal import make_finite
+from utils.checkpoint.find import find_checkpoint
 from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, prepare_file, run_program
 from utils.storage.places import to_path
@@ -355,8 +356,6 @@ class Chaos:
 
 def compare_runs(reference: Path, other: Path) -> list[str]:
     """What differs between two complete runs: where they part, tensors, export, quantiles."""
-    from utils.checkpoint.find import find_checkpoint
-
     found = []
     parted = find_divergence(*(read_lines(RunRecord(one)) for one in (reference, other)))
     if parted is not None:

@@ -16,8 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill import step_report
+from bill import analysis, step_report
+from bill.compiler import require_compiler
+from bill.hlo import get_hbm_bytes
 from bill.targets import parse_target
+from bill.yardstick import compile_jax
+from losses.tasks.chunked import choose_chunk
+from models.transformer import TransformerShape
+from tasks.language.synthetic import LanguageTwin
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
@@ -56,9 +62,6 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 
 def run(options: argparse.Namespace, flags: list[str]) -> int:
     """Compile both steps and compare them."""
-    from bill.compiler import require_compiler
-    from bill.yardstick import compile_jax
-
     require_at_least(1, options, "time_limit")
     config = load_config(["--config", str(options.config), *flags])
     given = {} if options.vocab_size is None else {"vocab_size": options.vocab_size}
@@ -94,10 +97,6 @@ def describe_decoder(
     Raises:
       UserError: the run is none that the JAX program knows.
     """
-    from losses.tasks.chunked import choose_chunk
-    from models.transformer import TransformerShape
-    from tasks.language.synthetic import LanguageTwin
-
     shape = TransformerShape(**config.model.args)
     known = {
         "train.task": (config.train.task, "language"),
@@ -129,9 +128,6 @@ def measure(export: StepExport, compiled: Compiled, compilation: Compilation) ->
     Raises:
       UserError: the program does not fit, so it has no cost.
     """
-    from bill import analysis
-    from bill.hlo import get_hbm_bytes
-
     if compiled.needed_bytes is not None:
         raise UserError(
             f"--batch ({compilation.batch}) does not fit {compilation.target.name}; lower it"

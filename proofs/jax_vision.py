@@ -17,7 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bill import step_report
+from bill.compiler import require_compiler
 from bill.targets import parse_target
+from bill.yardstick import compile_jax
+from models.factory import build_model, create_model
+from models.teachers.teacher import get_teacher_sections
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
@@ -66,8 +70,6 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 
 def run(options: argparse.Namespace, flags: list[str]) -> int:
     """Compile both steps and compare them."""
-    from bill.compiler import require_compiler
-
     require_at_least(1, options, "time_limit")
     config = load_config(["--config", str(options.config), *flags])
     prepare_file(options.json, "--json")
@@ -99,9 +101,6 @@ def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObjec
     Raises:
       UserError: the run is none that the JAX program knows.
     """
-    from models.factory import create_model
-    from models.teachers.teacher import get_teacher_sections
-
     classes = options.num_classes
     student = create_model(config.model, device="meta", num_classes=classes)
     taught = get_teacher_sections(config.distill)
@@ -130,8 +129,6 @@ def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObjec
 
 def _describe_teacher(section: TeacherSection, classes: int) -> JsonObject:
     """Sizes of a teacher."""
-    from models.factory import build_model
-
     arguments = {"num_classes": classes, **section.args}
     built = build_model(section.model, arguments, key="distill.teacher", device="meta")
     return _describe_model(built, section.model, "distill.teacher")
@@ -162,8 +159,6 @@ def measure_jax(
     Raises:
       UserError: it does not fit, so it has no cost.
     """
-    from bill.yardstick import compile_jax
-
     found = compile_jax(
         _CHILD, request, compilation, time_limit_s=options.time_limit,
         with_bundles=not options.estimate_only,

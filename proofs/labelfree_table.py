@@ -24,6 +24,9 @@ import numpy as np
 from lab.marked_tables import write_between
 from proofs.table_runs import check_table, is_finished, start
 from store.record.runs import Run
+from tools.evaluate.__main__ import main as evaluate
+from tools.feature_statistics import __main__ as feature_statistics
+from tools.prepare_dataset import digits, write
 from utils.config.load import dump_config, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
@@ -112,8 +115,6 @@ def make_few_labels(root: str, seeds: list[int]) -> None:
     """
     from sklearn.datasets import load_digits
 
-    from tools.prepare_dataset import digits, write
-
     target = write.get_root(root) / FEW / write.VERSION
     if write.is_complete(target):
         found = json.loads((target / "dataset_info.json").read_text())["splits"]
@@ -171,8 +172,6 @@ def count_epochs(epochs: int) -> int:
 
 def measure_statistics(flags: list[str], place: Path) -> None:
     """The teacher's statistics over one epoch, unless they are there."""
-    from tools.feature_statistics import __main__ as feature_statistics
-
     if place.exists():
         return
     words = [word for flag in flags for word in flag.split("=", 1) if flag.startswith("--config")]
@@ -195,8 +194,6 @@ def train(flags: list[str]) -> Run:
 
 def read_features(row: str, seed: int, run: Run, options: argparse.Namespace) -> ProbedRun:
     """Probes taught by the seed's few labels, by the tool that judges any weights."""
-    from tools.evaluate.__main__ import main as evaluate
-
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         code = evaluate([

@@ -17,7 +17,9 @@ import statistics
 import sys
 from collections.abc import Mapping
 
+from job.check import check
 from lab.marked_tables import write_between
+from models.factory import create_model
 from models.patches.table import PATCHES, apply_patches
 from proofs.table_runs import check_table, create_table_parser, is_finished, start
 from store.record.runs import Run
@@ -68,9 +70,6 @@ def make_table(options: argparse.Namespace, rest: list[str]) -> None:
 
 def list_rows(base: RunConfig) -> list[str]:
     """All patches, none, and each one that changes a module of the model."""
-    from job.check import check
-    from models.factory import create_model
-
     facts = check(base).facts
 
     def get_classes(skip: tuple[str, ...]) -> list[str]:

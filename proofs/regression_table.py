@@ -22,7 +22,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+import main as program
+from datasets import create_source
 from proofs.table_runs import require_distinct
+from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, require_at_least, run_program
 
@@ -96,8 +99,6 @@ def get_flags(name: str, seed: int) -> list[str]:
 
 def run_ours(name: str, seed: int, folder: Path) -> float:
     """Test r2 of a run of main.py."""
-    import main as program
-
     flags = [
         *get_flags(name, seed), f"--run.output_dir={folder}", "--run.experiment=table",
         f"--run.run_id={name}_{seed}", "--runtime.device=cpu", "--run.tensorboard=false",
@@ -116,8 +117,6 @@ def fit_theirs(kind: str, name: str, seed: int) -> float:
     """
     from sklearn.metrics import r2_score
 
-    from utils.config.load import load_config
-
     config = load_config(get_flags(name, seed))
     (xs, ys), (test_xs, test_ys) = (read_rows(config, role) for role in ("train", "test"))
     model = create_theirs(kind, seed).fit(xs, ys)
@@ -126,8 +125,6 @@ def fit_theirs(kind: str, name: str, seed: int) -> float:
 
 def read_rows(config: RunConfig, role: str) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and targets of a run's split."""
-    from datasets import create_source
-
     rows = create_source(config.data).select(role).rows
     return rows.inputs, rows.targets
 

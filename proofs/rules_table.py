@@ -15,8 +15,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from job.check import check
 from lab.marked_tables import write_between
 from models.delta.layers.decoder import DECAYS
+from models.factory import create_model
 from proofs.table_runs import check_table, create_table_parser, is_finished, start
 from store.record.runs import Run
 from utils.config.load import RunConfig, change, dump_config, load_config
@@ -126,9 +128,6 @@ def choose_model(row: str, args: JsonObject) -> tuple[str, JsonObject]:
 
 def count_parameters(config: RunConfig) -> int:
     """Numbers that the model of a configuration learns."""
-    from job.check import check
-    from models.factory import create_model
-
     facts = check(config).facts
     model = create_model(config.model, **facts.model_arguments, device="meta")
     return sum(one.numel() for one in model.parameters())

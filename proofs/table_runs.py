@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import job
 from lab.marked_tables import check_document
 from store.record.ids import CONFIG_FILE
 from store.record.runs import Run
@@ -60,8 +61,6 @@ def require_distinct(options: argparse.Namespace, *flags: str) -> None:
 
 def start(config: RunConfig) -> None:
     """One run in this process."""
-    import job
-
     if job.start(config):
         raise RuntimeError("the run was stopped; its last lines say why")
 

@@ -5,6 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from job.build import build_parts
+from job.callbacks import RunCallbacks
+from job.check import check
+from store.record.session import RunSession
+from utils.runtime.launcher import create_runtime
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,14 +21,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def open_run(config: RunConfig) -> Iterator[RunCallbacks]:
     """A new run in its directory, before its first step; nothing of it is open afterwards."""
-    from utils.runtime.launcher import create_runtime
-
     runtime = create_runtime(config.runtime)
-    from job.build import build_parts
-    from job.callbacks import RunCallbacks
-    from job.check import check
-    from store.record.session import RunSession
-
     job = check(config)
     session = RunSession(job.run)
     session.take_new(overwrite=False)

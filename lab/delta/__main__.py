@@ -16,10 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bill.compiler import require_compiler
 from bill.targets import Target
 from lab.costing import PLACES, choose_target
+from lab.delta import compiling
 from lab.delta.cases import MODES, TYPES, VARIANTS, LabCase, check_case
 from lab.delta.gaps import FORMS, PACKAGES, leave_out
+from lab.delta.judging import check_program, shrink
 from lab.delta.report import (
     describe_case,
     describe_cost,
@@ -33,6 +36,7 @@ from lab.delta.report import (
     show_size,
 )
 from lab.delta.running import open_device, time_program
+from models.delta.rules.layout import CoreOptions
 from store.quality.trends import FOLDER, keep_report
 from store.record.environment import read_environment
 from utils.errors import UserError
@@ -177,8 +181,6 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
     if target is None:
         open_device(options.on)
     else:
-        from bill.compiler import require_compiler
-
         require_compiler()
     prepare_file(options.json, "--json")
     prepare_picture(options.picture, "--picture")
@@ -192,8 +194,6 @@ def _measure(
     """Errors first, then time or cycles."""
     import torch
 
-    from lab.delta.judging import check_program, shrink
-
     core = _create_options(options, form)
     if target is None:
         device = open_device(options.on)
@@ -201,8 +201,6 @@ def _measure(
         timing = time_program(case, core, device, repeats=options.repeats)
         found = describe_timing(case, timing, device.type)
         return found | describe_errors(errors, device.type)
-    from lab.delta import compiling
-
     limit = options.time_limit
     if form == "jax_reference":
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
@@ -222,8 +220,6 @@ def _measure(
 
 
 def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
-    from models.delta.rules.layout import CoreOptions
-
     if form == "pallas" and options.products != "auto":
         raise UserError(
             f"--form pallas multiplies by parts of its own, and --products ({options.products}) "

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from models.delta.rules.inputs import DeltaInputs, DplrInputs
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -173,8 +174,6 @@ def create_typed(case: LabCase, types: str) -> list[Tensor]:
 
 def bind(case: LabCase, tensors: list[Tensor]) -> DeltaInputs | DplrInputs:
     """The rule's inputs of such tensors; where nothing else is given, write is erase."""
-    from models.delta.rules.inputs import DeltaInputs, DplrInputs
-
     if case.variant == RWKV:
         return DplrInputs(*tensors)
     q, k, v, g, erase, *write = tensors

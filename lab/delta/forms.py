@@ -7,6 +7,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from lab.delta.cases import ATTENTION, RWKV, LabCase, bind, create_typed
+from models.delta.kernels.backends import OWN, run_backend
+from models.delta.kernels.decode_step import step_rule
+from models.delta.kernels.flash import attend_causally
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.dplr import chunk_dplr
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
+from models.transformer import attend_step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +62,6 @@ def describe_inputs(case: LabCase, types: str = "bfloat16") -> list[Tensor]:
 
 def recur(case: LabCase, tensors: list[Tensor]) -> Tensor:
     """The output token by token, which the program is held against."""
-    from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
-
     if case.variant == ATTENTION:
         return _attend(tensors, whole=True)
     rule = recur_dplr if case.variant == RWKV else recur_delta_rule
@@ -64,10 +69,6 @@ def recur(case: LabCase, tensors: list[Tensor]) -> Tensor:
 
 
 def _create_forward(case: LabCase, options: CoreOptions) -> Callable[[list[Tensor]], Tensor]:
-    from models.delta.kernels.backends import OWN, run_backend
-    from models.delta.rules.chunked import chunk_delta_rule
-    from models.delta.rules.dplr import chunk_dplr
-
     if case.variant == ATTENTION:
         if options.kernels == "pallas":
             return _attend_by_kernels
@@ -92,10 +93,6 @@ def _add_backward(forward: Callable[[list[Tensor]], Tensor]) -> Program:
 
 
 def _create_decoding(case: LabCase, options: CoreOptions) -> Program:
-    from models.delta.kernels.decode_step import step_rule
-    from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
-    from models.transformer import attend_step
-
     if case.variant == ATTENTION:
         return lambda tensors: [attend_step(tensors[0].transpose(1, 2), *tensors[1:])]
     rule = recur_dplr if case.variant == RWKV else recur_delta_rule
@@ -104,8 +101,6 @@ def _create_decoding(case: LabCase, options: CoreOptions) -> Program:
 
 
 def _attend_by_kernels(tensors: list[Tensor]) -> Tensor:
-    from models.delta.kernels.flash import attend_causally
-
     return attend_causally(*(x.transpose(1, 2) for x in tensors[:3])).transpose(1, 2)
 
 

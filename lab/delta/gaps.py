@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lab.delta.cases import ATTENTION, LabCase
+from models.delta.kernels.backends import BACKENDS
+from models.delta.kernels.flash import fits_flash
 from utils.errors import UserError
 
 # What the form in JAX is written for.
@@ -52,8 +54,6 @@ def find_gap(case: LabCase, form: str) -> str:
 
 
 def _find_gap_of_flash(case: LabCase) -> str:
-    from models.delta.kernels.flash import fits_flash
-
     if case.mode == "decode":
         return "it has no kernel for a step of attention"
     if not fits_flash(case.width):
@@ -62,8 +62,6 @@ def _find_gap_of_flash(case: LabCase) -> str:
 
 
 def _find_gap_of_package(case: LabCase, form: str) -> str:
-    from models.delta.kernels.backends import BACKENDS
-
     if case.mode == "decode":
         return "it has no kernel for a step of decoding here"
     if _IN_PACKAGES.get(case.variant) not in BACKENDS[form].rules:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lab.delta.cases import ATTENTION, LabCase, create_inputs
 from lab.delta.forms import add_extra, create_program, recur
+from models.delta.rules.layout import CoreOptions
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -97,8 +98,6 @@ def _find_reference(case: LabCase, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _create_usual() -> CoreOptions:
-    from models.delta.rules.layout import CoreOptions
-
     return CoreOptions()
 
 

@@ -23,6 +23,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from engine import NonFiniteError
+from job.check import check
+from proofs.benchmark.bare import check_bare
+from proofs.benchmark.configuration import create_measured_config
+from proofs.benchmark.loop import Pace, UnstableGraphsError, measure
 from proofs.benchmark.report import (
     SCHEMA_VERSION,
     get_rate_name,
@@ -42,9 +47,12 @@ from utils.config.load import RunConfig, load_config
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject, make_finite
 from utils.log import setup_logging
+from utils.metrics import GraphBudgetError
 from utils.programs import run_program
 from utils.runtime.choice import choose_device, is_silent_rank, prepare_environment
 from utils.runtime.launcher import launch
+from utils.runtime.processes.children import GroupError
+from utils.runtime.processes.ranks import ReplicaError
 from utils.storage.json_files import write_json
 
 # A figure may be worse by so much where nothing else is said.
@@ -165,22 +173,12 @@ def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, J
     import json
 
     choose_device(config.runtime)
-    from engine import NonFiniteError
-    from job.check import check
-    from proofs.benchmark.configuration import create_measured_config
-    from proofs.benchmark.loop import Pace, UnstableGraphsError, measure
-    from utils.metrics import GraphBudgetError
-    from utils.runtime.processes.children import GroupError
-    from utils.runtime.processes.ranks import ReplicaError
-
     with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
         is_synthetic = options.input == "synthetic"
         measured = create_measured_config(
             config, Path(folder), synthetic=is_synthetic, random_teachers=options.random_teachers
         )
         if options.bare:
-            from proofs.benchmark.bare import check_bare
-
             check_bare(measured)
         job = check(measured)
         logging.captureWarnings(True)

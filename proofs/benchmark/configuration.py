@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bill.step.twin import create_twin, get_usual_sizes
+from datasets import create_source
+from models.teachers.teacher import get_teacher_sections
 from utils.config.load import change
 from utils.errors import UserError
 from utils.log import get_logger
@@ -28,9 +30,6 @@ def create_measured_config(
     Raises:
       UserError: keys that this measurement cannot honour.
     """
-    from datasets import create_source
-    from models.teachers.teacher import get_teacher_sections
-
     if config.profile.steps:
         get_logger().warning("profile.steps is ignored: a trace would be measured with the step")
     run = {"output_dir": str(scratch), "resume": "", "run_id": "", "eval_only": False}

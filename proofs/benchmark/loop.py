@@ -20,10 +20,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bill.step.twin import describe_example
+from engine import run_steps
+from job.build import build_parts
+from job.stream import iterate_batches
+from proofs.benchmark.bare import BareLoop
 from proofs.benchmark.gauges import create_gauge
 from proofs.benchmark.report import get_rate_name
 from tasks.flops import count_flops
 from utils.json_types import JsonObject
+from utils.log import setup_logging
+from utils.metrics import LoopMeter
 from utils.runtime.peaks import find_peak_tflops, name_hardware
 from utils.runtime.processes.sequence import count_sequence_parts
 
@@ -97,10 +103,6 @@ class Record:
 
 def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
     """On one replica: build the run's parts, let the engine run, write figures on rank zero."""
-    from job.build import build_parts
-    from job.stream import iterate_batches
-    from utils.log import setup_logging
-
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     before = create_gauge(runtime).count_compiles()
     parts = build_parts(runtime, job)
@@ -128,9 +130,6 @@ def run_engine(
     runtime: Runtime, parts: Parts, recorder: Recorder, batches: Callable[[int], Iterable[Batch]]
 ) -> None:
     """The engine's steps and log points, without evaluations and checkpoints."""
-    from engine import run_steps
-    from utils.metrics import LoopMeter
-
     state, plan = parts.state, parts.plan
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     steps = run_steps(state, batches(state.step), task, runtime, plan)
@@ -270,8 +269,6 @@ def _repeat(batches: list[Batch], first_step: int) -> Iterator[Batch]:
 
 def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batch]) -> BareLoop:
     """The bare loop with its graphs made; `compiled` says how many, in how many seconds."""
-    from proofs.benchmark.bare import BareLoop
-
     gauge = create_gauge(runtime)
     before = gauge.count_compiles()
     bare = BareLoop(runtime, job, parts, batches)
