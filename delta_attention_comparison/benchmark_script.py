@@ -10,6 +10,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from lab.delta.__main__ import main
+    from utils.registry import load_object
 
-    sys.exit(main())
+    sys.exit(load_object("lab.delta.__main__:main")())

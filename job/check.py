@@ -19,8 +19,8 @@ from optim_factory import check_unfreeze, create_optimizer, create_schedule, sca
 from tasks import TASKS
 from tasks.protocol import ChecksMicroBatch, RunTask, TaskCheck
 from utils.config.checks import check_patience, check_profiled_steps
-from utils.config.keys import check_devices
 from utils.config.load import change
+from utils.config.metadata import check_devices
 from utils.errors import UserError
 from utils.runtime.choice import (
     bakes_numbers,

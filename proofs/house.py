@@ -5,7 +5,8 @@ alone, `--rooms` the lines of each folder, `--deferred` the files with imports i
 and `--reach MODULE` what importing a module loads. Exit code 1: a bound is exceeded.
 
 Imports are read from the syntax tree. Importing a module loads what its module level imports, types
-(`TYPE_CHECKING`) left out, and the faces (`__init__.py`) of the packages above each of them.
+(`TYPE_CHECKING`) left out, and the faces (`__init__.py`) of the packages above each of them; faces
+that hold a docstring alone are not counted.
 """
 
 from __future__ import annotations
@@ -68,12 +69,14 @@ class SourceFile:
     Attributes:
       loads: at module level.
       deferred: inside functions, a set for each statement.
+      is_bare_face: it is a package's face without code.
     """
 
     name: str
     lines: int
     loads: frozenset[str]
     deferred: tuple[frozenset[str], ...]
+    is_bare_face: bool
 
 
 @dataclass
@@ -110,8 +113,9 @@ class House:
         return graph
 
     def get_reach(self, module: str) -> set[str]:
-        """All modules that importing one loads, itself included."""
-        return {module, *nx.descendants(self._loading, module)}
+        """All modules with code that importing one loads, itself included."""
+        found = {module, *nx.descendants(self._loading, module)}
+        return {name for name in found if not self.files[name].is_bare_face}
 
     def measure(self) -> dict[str, float]:
         """The figures of `BOUNDS`, for those that this checkout has."""
@@ -244,12 +248,14 @@ def read_house(root: Path) -> House:
         text = path.read_text(encoding="utf-8")
         package = module if path.stem == "__init__" else module.rpartition(".")[0]
         reader = ImportReader(package, paths.keys())
-        reader.visit(ast.parse(text, filename=str(path)))
+        tree = ast.parse(text, filename=str(path))
+        reader.visit(tree)
         house.files[module] = SourceFile(
             path.relative_to(root).as_posix(),
             len(text.splitlines()),
             frozenset(reader.loads - {module}),
             tuple(reader.deferred),
+            path.stem == "__init__" and all(isinstance(node, ast.Expr) for node in tree.body),
         )
     return house
 

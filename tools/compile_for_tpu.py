@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bill.compile_for_tpu import main
+from utils.registry import load_object
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load_object("bill.compile_for_tpu:main")())

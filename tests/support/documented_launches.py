@@ -12,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from tools.__main__ import OLD_NAMES
+
 _WIDTH = 96
 # A program that a document may call -> the module whose dry run it is, and words put before.
 _SCRIPTS = {
@@ -44,6 +46,9 @@ def import_program(name: str) -> ModuleType:
     Raises:
       AssertionError: it is not there.
     """
+    new = OLD_NAMES.get(f"python -m {name}", "").removeprefix("python -m ")
+    if new and " " not in new:
+        name = new
     try:
         spec = importlib.util.find_spec(name)
     except ModuleNotFoundError:

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import pkgutil
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -50,12 +51,13 @@ def test_every_file_that_runs_another_program_is_in_the_table():
 
 
 @pytest.mark.parametrize("old", MODULES)
-def test_an_old_name_shows_the_help_of_the_program(old):
+def test_an_old_name_shows_the_help_of_the_program(old, monkeypatch):
     spec = importlib.util.find_spec(old)
     assert spec is not None and "\nif __name__ ==" in Path(spec.origin).read_text(encoding="utf-8")
     shown = io.StringIO()
+    monkeypatch.setattr(sys, "argv", [old, "--help"])
     with contextlib.redirect_stdout(shown), pytest.raises(SystemExit, match=r"^0$"):
-        importlib.import_module(old).main(["--help"])
+        runpy.run_module(old, run_name="__main__")
     assert shown.getvalue() == show_help(*MODULES[old])
 
 

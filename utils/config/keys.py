@@ -12,7 +12,6 @@ from pydantic.fields import FieldInfo
 
 from utils.config.metadata import ConfigSection, Devices, Resume, read_about
 from utils.config.sections import RunConfig
-from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
 
@@ -79,32 +78,6 @@ def get_stream_values(config: RunConfig) -> JsonObject:
             section, _, name = key.name.partition(".")
             entries.setdefault(key.stream, []).append(values[section][name])
     return {entry: found if len(found) > 1 else found[0] for entry, found in entries.items()}
-
-
-def check_devices(device: str, **sections: ConfigSection) -> None:
-    """Refuse keys that a device cannot honour, instead of ignoring them.
-
-    Args:
-      device: a name of `runtime.device`, not auto.
-      sections: of the configuration, by name.
-
-    Raises:
-      UserError: the first such key.
-    """
-    for prefix, section in sections.items():
-        for name, field in type(section).model_fields.items():
-            devices = read_about(field.json_schema_extra or {}).devices
-            value = getattr(section, name)
-            if devices is None or device in devices.names or not _needs(devices, field, value):
-                continue
-            raise UserError(
-                f"{prefix}.{name} ({value!r}) works on {' and '.join(devices.names)}, not on "
-                f"{device!r}: {devices.why}"
-            )
-
-
-def _needs(devices: Devices, field: FieldInfo, value: object) -> bool:
-    return value != field.default if devices.value is None else value == devices.value
 
 
 def _read_key(name: str, owner: type[ConfigSection], field: FieldInfo) -> Key:

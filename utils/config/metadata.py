@@ -7,6 +7,9 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+from utils.errors import UserError
 
 # What a changed value means to a run that goes on from a checkpoint. free: nothing; warns: it is
 # reported, because bits may differ; between_epochs: free at an epoch's border, refused within an
@@ -81,3 +84,29 @@ def read_about(extra: JsonDict) -> About:
     values = dict(extra)
     devices = values.pop("devices", None)
     return About(**values, devices=Devices(**devices) if devices else None)
+
+
+def check_devices(device: str, **sections: ConfigSection) -> None:
+    """Refuse keys that a device cannot honour, instead of ignoring them.
+
+    Args:
+      device: a name of `runtime.device`, not auto.
+      sections: of the configuration, by name.
+
+    Raises:
+      UserError: the first such key.
+    """
+    for prefix, section in sections.items():
+        for name, field in type(section).model_fields.items():
+            devices = read_about(field.json_schema_extra or {}).devices
+            value = getattr(section, name)
+            if devices is None or device in devices.names or not _needs(devices, field, value):
+                continue
+            raise UserError(
+                f"{prefix}.{name} ({value!r}) works on {' and '.join(devices.names)}, not on "
+                f"{device!r}: {devices.why}"
+            )
+
+
+def _needs(devices: Devices, field: FieldInfo, value: object) -> bool:
+    return value != field.default if devices.value is None else value == devices.value

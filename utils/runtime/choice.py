@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.config.keys import check_devices
+from utils.config.metadata import check_devices
 from utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pathlib import Path
 import fsspec
 
 from utils.errors import UserError
+from utils.registry import load_object
 from utils.storage.folder import Folder
 from utils.storage.local import LocalFolder
-from utils.storage.remote import RemoteFolder
 from utils.storage.retry import explain
 
 # A request that gets no answer for so long has failed.
@@ -41,7 +41,7 @@ def open_folder(place: str | Path | Folder) -> Folder:
             f"{text!r} cannot be opened: {reason}; install the protocol's package (gcsfs for "
             "gs://), or give a directory"
         ) from error
-    return RemoteFolder(filesystem, path)
+    return load_object("utils.storage.remote:RemoteFolder")(filesystem, path)
 
 
 def _silence_client() -> None:

@@ -7,10 +7,13 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.storage.places import is_remote, open_folder, to_path
-from utils.storage.remote import RemoteFolder
+
+if TYPE_CHECKING:
+    from utils.storage.remote import RemoteFolder
 from utils.storage.retry import explain, retry
 
 # A store that answers does so within a second; without a network its clients ask for minutes.
@@ -65,8 +68,7 @@ def _silence_clients() -> Iterator[None]:
 
 def _try_listing(place: str | Path) -> BaseException | None:
     try:
-        folder = open_folder(place)
-        assert isinstance(folder, RemoteFolder)
+        folder: RemoteFolder = open_folder(place)
         retry(folder.list_once, place=str(place), tries=1)
     except (OSError, UserError) as error:
         return error.__cause__ if isinstance(error.__cause__, OSError) else error
