@@ -12,7 +12,7 @@ from utils.json_types import JsonMapping, JsonObject
 if TYPE_CHECKING:
     from datasets import DatasetFacts
     from store.record.runs import Run
-    from tasks.facts import TaskFacts
+    from tasks.protocol import TaskFacts
     from utils.checkpoint.files import Location
     from utils.config.load import RunConfig
     from utils.config.sections import TrainSection

@@ -128,7 +128,7 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunCon
             target = Path(folder) / f"teacher{number}"
             section = TeacherSection(model=options.teacher, args={"img_size": size})
             if not target.is_dir():
-                create_random_teacher(section, options.classes, target)
+                create_random_teacher(section, target, classes=options.classes)
             # The same weights: what tells them apart is the scale of their pixels.
             own = {"mean": [127.5 + number] * 3, "std": [127.5] * 3}
             teachers.append({**section.model_dump(), "weights": str(target), **own})

@@ -214,7 +214,7 @@ def _check_web(node: ast.stmt, name: str, library: str) -> Iterator[tuple[int, s
 
 
 # What a job may know of tasks: the table of them and what they have in common.
-_TASK_SEAM = ("tasks.protocol", "tasks.facts")
+_TASK_SEAM = ("tasks.protocol",)
 
 
 def _knows_a_kind(room: str, target: str) -> bool:

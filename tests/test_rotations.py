@@ -22,7 +22,7 @@ from losses.weighted import WeightedLoss
 from models.transforms import to_pixels
 from store.record.history import read_metrics
 from tasks.classify.rotations import check_rotations, turn_pixels
-from tasks.flops import count_flops
+from tasks.teachers.flops import count_flops
 from tests.losses.examples import create_example_loss, create_inputs
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_argv, create_cpu_runtime

@@ -21,7 +21,7 @@ from models.teachers.kept_tokens import ClassTokenScores, KeptTokens, keep_token
 from models.teachers.teacher import hash_teacher
 from models.transforms import to_pixels
 from store.record.history import read_metrics
-from tasks.flops import count_flops
+from tasks.teachers.flops import count_flops
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_cpu_runtime
 from utils.config.distill import TeacherSection

@@ -26,8 +26,7 @@ from models.table import MODELS
 from store.record.catalogue import METRICS, Metric
 from store.record.history import read_metrics
 from tasks import TASKS
-from tasks.facts import TaskFacts
-from tasks.protocol import RunTask, TaskCheck
+from tasks.protocol import RunTask, TaskCheck, TaskFacts
 from tests.support.child_runs import ROOT, get_environment
 from utils.config.load import RunConfig
 from utils.metrics import Evaluation

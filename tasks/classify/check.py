@@ -28,7 +28,6 @@ from tasks.classify.teacher_patches import check_kept
 from tasks.classify.views import check_strong_view, list_streams
 from tasks.evaluation.judge import check_sets
 from tasks.evaluation.sets import JudgedSet, ModelClasses
-from tasks.facts import TaskFacts
 from tasks.images.dry_run import (
     ImageShapes,
     check_images,
@@ -39,6 +38,7 @@ from tasks.images.dry_run import (
 )
 from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sizes, count_sides, get_only_side
+from tasks.protocol import TaskFacts
 from tasks.teachers.cache.manifest import read_manifest
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm

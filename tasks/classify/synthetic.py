@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -19,20 +20,16 @@ from big_vision.pp.builder import get_preprocess_fn
 from big_vision.pp.device_ops import Normalisation, split_device_ops
 from datasets import describe_dataset
 from models.factory import build_model
-from models.teachers.teacher import SELVES, get_teacher_sections
 from tasks.classify.check import ClassifyCheck
 from tasks.protocol import StreamOf, Twin
 from tasks.teachers.cache.manifest import read_manifest, read_shape, write_manifest
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, CacheShape, condense_answers, pack_rows
 from tasks.teachers.cache.writer import CacheWriter
+from tasks.teachers.made_up import read_facts, replace_each, write_random
 from tasks.teachers.teaching import create_columns
 from utils.config.load import change
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage.places import is_there
-from utils.weights.files import EXPORT_FILE, write_weights
-from utils.weights.hub import is_shared
-from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
     from utils.config.distill import TeacherSection
@@ -73,14 +70,8 @@ class ClassifyTwin(Twin):
     ) -> RunConfig:
         """Random weights; a teacher whose answers are stored need not take the images."""
         image = None if config.distill.teacher_cache else self._image
-        teachers = [
-            one
-            if one.model in SELVES or (only_missing and one.weights)
-            else create_random_teacher(one, self._classes, folder / f"teacher{number}", image=image)
-            for number, one in enumerate(get_teacher_sections(config.distill))
-        ]
-        given = [one.model_dump() for one in teachers]
-        return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
+        create = partial(create_random_teacher, classes=self._classes, image=image)
+        return replace_each(config, folder, create, only_missing=only_missing)
 
     def replace_answers(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
@@ -224,21 +215,20 @@ def describe_twin_data(
 
 
 def create_random_teacher(
-    section: TeacherSection, classes: int, target: Path, *, image: tuple[int, int] | None = None
+    section: TeacherSection, target: Path, *, classes: int, image: tuple[int, int] | None = None
 ) -> TeacherSection:
     """The same teacher with random weights in a file; its transform as the run would choose it.
 
     Args:
-      classes: of the student; 0: student and teacher give features alone.
       target: a directory to make.
+      classes: of the student; 0: student and teacher give features alone.
       image: side and channels of what the student sees, which the teacher is tried on; none: the
         step does not ask the teacher, or has been tried already.
 
     Raises:
       UserError: its weights are not here and it has no name, or it does not take the images.
     """
-    is_here = is_shared(section.weights) or (bool(section.weights) and is_there(section.weights))
-    facts = open_weights(section.weights, "distill.teacher_weights").facts if is_here else {}
+    facts = read_facts(section)
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(
@@ -251,11 +241,8 @@ def create_random_teacher(
     if image is not None:
         shadow = build_model(name, built, key="distill.teacher", device="meta")
         _try_teacher(shadow, name, section.size or image[0], channels=image[1])
-    torch.manual_seed(0)
-    model = build_model(name, built, key="distill.teacher")
-    target.mkdir(parents=True)
-    write_weights(target / EXPORT_FILE, model.state_dict(), {"model": name})
-    given = {"model": name, "weights": str(target / EXPORT_FILE), "num_classes": own or None}
+    path = write_random(name, built, target, {})
+    given = {"model": name, "weights": str(path), "num_classes": own or None}
     return type(section)(**{**section.model_dump(), **given, "args": arguments})
 
 

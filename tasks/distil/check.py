@@ -26,7 +26,6 @@ from models.transforms import InputTransform
 from tasks.distil.feature_statistics import FeatureShapes, create_scalings, open_statistics
 from tasks.distil.grids import Grid
 from tasks.evaluation.probing import ProbedSet, check_probed_sets, check_score
-from tasks.facts import TaskFacts
 from tasks.images.dry_run import (
     ImageShapes,
     check_images,
@@ -36,6 +35,7 @@ from tasks.images.dry_run import (
 )
 from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sides, count_sides
+from tasks.protocol import TaskFacts
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import FEATURES, AnswerForm, Column
 from tasks.teachers.taught import TaughtCheck

@@ -22,7 +22,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from tasks.facts import TaskFacts
+    from tasks.protocol import TaskFacts
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
 

@@ -14,8 +14,8 @@ from losses.tasks.chunked import choose_chunk
 from losses.weighted import create_weighted_loss
 from models.table import list_taking, takes_argument
 from models.teachers.tokens import create_token_teachers
-from tasks.facts import TaskFacts
 from tasks.language.teaching import count_answers, find_token_shapes
+from tasks.protocol import TaskFacts
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm
 from tasks.teachers.dry_run import FeatureShapes, dry_run_layers, dry_run_losses

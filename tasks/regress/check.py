@@ -12,7 +12,7 @@ from big_vision.input.rows.arrays import VectorFacts, require_vectors
 from datasets import describe_dataset
 from losses.tasks.regression import GAUSSIAN, get_regression_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
-from tasks.facts import TaskFacts
+from tasks.protocol import TaskFacts
 from tasks.regress.teachers import (
     check_columns,
     check_model_name,

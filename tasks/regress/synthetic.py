@@ -11,13 +11,9 @@ import numpy as np
 
 from big_vision.input.rows.arrays import require_vectors
 from datasets import describe_dataset
-from models.factory import build_model
-from models.teachers.teacher import EMA, get_teacher_sections
 from tasks.protocol import Twin
+from tasks.teachers.made_up import read_facts, replace_each, write_random
 from utils.config.load import change
-from utils.storage.places import is_there
-from utils.weights.files import EXPORT_FILE, write_weights
-from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
     from utils.config.distill import TeacherSection
@@ -58,24 +54,16 @@ class RegressTwin(Twin):
         self, config: RunConfig, folder: Path, *, only_missing: bool = False
     ) -> RunConfig:
         """Random weights of the teachers' own shapes, or of what the section says."""
-        teachers = [
-            one
-            if one.model == EMA or (only_missing and one.weights)
-            else self._create_teacher(one, folder / f"teacher{number}")
-            for number, one in enumerate(get_teacher_sections(config.distill))
-        ]
-        given = [one.model_dump() for one in teachers]
-        return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
+        return replace_each(config, folder, self._create_teacher, only_missing=only_missing)
 
     def _create_teacher(self, section: TeacherSection, folder: Path) -> TeacherSection:
-        known = section.weights and is_there(section.weights)
-        facts = open_weights(section.weights, "distill.teacher_weights").facts if known else {}
-        name = section.model or facts.get("model", self._config.model.name)
-        arguments = {**facts.get("args", {}), **section.args}
-        sizes = {**self._sizes, "variance": facts.get("variance", False)}
-        model = build_model(name, {**arguments, **sizes}, key="distill.teacher")
-        folder.mkdir(parents=True)
-        facts = {"model": name, "args": arguments, "variance": sizes["variance"]}
-        write_weights(folder / EXPORT_FILE, model.state_dict(), facts)
+        known = read_facts(section)
+        name = section.model or known.get("model", self._config.model.name)
+        arguments = {**known.get("args", {}), **section.args}
+        variance = known.get("variance", False)
+        sizes = {**self._sizes, "variance": variance}
+        write_random(
+            name, {**arguments, **sizes}, folder, {"args": arguments, "variance": variance}
+        )
         changed = {"model": "", "weights": str(folder), "args": {}}
         return type(section).model_validate({**section.model_dump(), **changed})

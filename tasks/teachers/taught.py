@@ -7,8 +7,8 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from models.factory import create_model
-from tasks.flops import count_flops
 from tasks.protocol import RunTask, TaskCheck
+from tasks.teachers.flops import count_flops
 from tasks.teachers.teaching import (
     Teachers,
     describe_teaching,
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from datasets import Batch
     from models.teachers.teacher import FrozenModel
-    from tasks.facts import TaskFacts
-    from tasks.protocol import SumOver
+    from tasks.protocol import SumOver, TaskFacts
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
     from utils.metrics import Evaluation

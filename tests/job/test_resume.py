@@ -12,7 +12,7 @@ from datasets import DatasetFacts
 from job.resume import check_resume, describe_hardware, restore
 from job.spec import Job
 from store.record.runs import Run
-from tasks.facts import TaskFacts
+from tasks.protocol import TaskFacts
 from tests.support.tiny_parts import TinyConvNet, create_config, create_cpu_runtime, create_state
 from utils.checkpoint.files import CheckpointError
 from utils.checkpoint.find import find_checkpoint

@@ -14,8 +14,8 @@ from job.check import check
 from losses.tasks import chunked
 from models.factory import export_model
 from store.record.history import read_metrics
-from tasks.flops import count_flops
 from tasks.language.task import Language
+from tasks.teachers.flops import count_flops
 from tests.support.language import create_language_argv, create_task, write_texts, write_tokens
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.execution import RuntimeSection

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.factory import create_model
+from models.freezing import freeze
 from utils.errors import UserError
 from utils.log import get_logger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tasks.facts import TaskFacts
-    from tasks.protocol import Traceable
+    from tasks.protocol import TaskFacts, Traceable
     from utils.config.load import RunConfig
 
 _EXAMPLES = 2  # BatchNorm in training mode refuses a single value
@@ -27,9 +31,6 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[st
     Returns:
       `student` with its peer, `teachers` and `total`; none for a model that needs data to run.
     """
-    from models.factory import create_model
-    from models.freezing import freeze
-
     student = create_model(config.model, **facts.model_arguments, device="meta").train()
     freeze(student, config.optim.freeze)
     if hasattr(student, "set_distilled_training"):
@@ -50,9 +51,6 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[st
 
 def _count(task: Traceable, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
     """FLOPs per example of a model's forward pass, or of forward and backward pass."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
         outputs: Any = task.answer(model, inputs)
         if backward:
