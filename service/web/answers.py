@@ -13,8 +13,8 @@ from store.compare.answers import SameExamples
 from store.compare.differences import Difference
 from store.compare.divergence import Divergence
 from store.compare.sources import SourceDifference
-from store.compare.statistics import Summary
-from store.lineage.descendants import Kinship
+from store.compare.statistics import MeanInterval, Summary
+from store.lineage.descendants import Descendant, Kinship, KnownAncestor
 from store.quality.gates import GateFinding
 from store.quality.trends import Trend
 from utils.json_types import JsonObject, JsonValue
@@ -293,3 +293,21 @@ class JobEvent(BaseModel):
     job: str
     run: str
     state: str
+
+
+# Records of the store and of the queue that are answered as they are.
+RECORDS = (
+    AxisRow,
+    Descendant,
+    Difference,
+    Divergence,
+    GateRow,
+    JobView,
+    Kinship,
+    KnownAncestor,
+    MeanInterval,
+    SameExamples,
+    SourceDifference,
+    Summary,
+    TrendRow,
+)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import inspect
 import json
+import re
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
@@ -14,6 +16,7 @@ from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
 
+from service.web.answers import RECORDS
 from service.web.assets import AssetTable
 from service.web.events import EventHub
 from service.web.gate import SecurityGate
@@ -35,6 +38,9 @@ _ROUTES = (
     "pages",
     "job_pages",
 )
+# Of a docstring: what follows is told of its attributes, and of one or several of them.
+_SECTION = re.compile(r"\n+(?:Attributes|Args):\n")
+_FIELD = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
 
 
 class AsciiJSON(JSONResponse):
@@ -90,10 +96,24 @@ def _describe(app: FastAPI) -> JsonObject:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         parts = schema.setdefault("components", {})
         parts.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+        for record in RECORDS:
+            _describe_fields(parts["schemas"][record.__name__], record)
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
         schema["security"] = [{"token": []}]
         app.openapi_schema = schema
     return app.openapi_schema
+
+
+def _describe_fields(schema: JsonObject, record: type) -> None:
+    """Say of fields what docstrings do; an answer has all of them, with a default or without."""
+    schema["required"] = list(schema["properties"])
+    for one in record.__mro__[:-1]:
+        head, *rest = _SECTION.split(inspect.getdoc(one) or "", maxsplit=1)
+        schema["description"] = head if one is record else schema["description"]
+        for names, text in _FIELD.findall("".join(rest)):
+            for name in names.split(", "):
+                field = schema["properties"].get(name, {})
+                field.setdefault("description", " ".join(text.split()))
 
 
 def _name_operation(route: APIRoute) -> str:

@@ -59,7 +59,12 @@ class Delta:
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean and its 95 % interval (Student); ends and `sd` of one value are none."""
+    """A mean and its 95 % interval (Student).
+
+    Attributes:
+      low, high: ends of the interval; none: of one value alone.
+      sd: none likewise.
+    """
 
     mean: float
     low: float | None
