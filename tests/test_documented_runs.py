@@ -425,7 +425,7 @@ def test_a_regression_teaches_and_stands_in_its_table(workplace):
     (taught,) = (workplace.folder / "runs" / "friedman1_kd").iterdir()
     facts = read_facts(workplace, f"friedman1_kd/{taught.name}")
     assert facts["teachers"][0]["r2"] > 0 and facts["final"]["teacher_mse"] > 0
-    table = workplace.done["python -m proofs.regression_table"].output
+    table = workplace.done["python -m proofs.tables.regression_table"].output
     assert len([line for line in table.splitlines() if line.startswith("| linnerud |")]) == 5
 
 

@@ -19,7 +19,7 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import RandomResizedCrop
 
-from proofs.recipe_table import DOCUMENT, format_page, list_recipes, read_source
+from proofs.tables.recipe_table import DOCUMENT, format_page, list_recipes, read_source
 from tests.support.recipe_measures import MEASURES, Recipe, measure
 from tests.support.recipe_ops import complete_timm_policy
 from tests.test_configs import get_flags

@@ -71,7 +71,7 @@ def read_run(folder: Path) -> JsonObject:
     if "eval_top1" not in final:
         raise UserError(
             f"RUN {str(folder)!r} has no top-1, for it classifies nothing; students of text are "
-            "compared by python -m proofs.distil_table"
+            "compared by python -m proofs.tables.distil_table"
         )
     row = {
         "run": f"{folder.parent.name}/{folder.name}",

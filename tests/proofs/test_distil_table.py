@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.marked_tables import get_marks
-from proofs import distil_table
-from proofs.distil_table import TextOutcome, format_table
+from proofs.tables import distil_table
+from proofs.tables.distil_table import TextOutcome, format_table
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 import main
 from lab.marked_tables import get_marks
 from models.factory import build_model, export_model
-from proofs import labelfree_table
-from proofs.labelfree_table import ProbedRun, count_epochs, format_table
+from proofs.tables import labelfree_table
+from proofs.tables.labelfree_table import ProbedRun, count_epochs, format_table
 from store.record.history import read_metrics
 
 # Random weights of the true shapes, but for the images' size and channels.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from proofs import patches_table
-from proofs.patches_table import create_config, format_table, list_rows
+from proofs.tables import patches_table
+from proofs.tables.patches_table import create_config, format_table, list_rows
 from utils.config.load import load_config
 
 SMOKE = str(Path(__file__).resolve().parents[2] / "configs/smoke.yaml")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_diabetes
 
-from proofs import regression_table
+from proofs.tables import regression_table
 from utils.config.load import load_config
 
 

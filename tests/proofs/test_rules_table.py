@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lab.marked_tables import get_marks
-from proofs import rules_table
-from proofs.rules_table import (
+from proofs.tables import rules_table
+from proofs.tables.rules_table import (
     ATTENTION,
     ROWS,
     RuleOutcome,

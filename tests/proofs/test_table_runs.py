@@ -8,8 +8,14 @@ from types import ModuleType
 import pytest
 
 from lab.marked_tables import get_marks
-from proofs import distil_table, labelfree_table, patches_table, regression_table, rules_table
 from proofs.kd_table import __main__ as kd_table
+from proofs.tables import (
+    distil_table,
+    labelfree_table,
+    patches_table,
+    regression_table,
+    rules_table,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 RECALL = ["--config", str(ROOT / "configs/delta_recall.yaml")]

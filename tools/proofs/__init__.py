@@ -1,3 +1,6 @@
 """Old names of the programs in `proofs/`: `python -m tools.proofs.NAME`."""
 
-from proofs import __path__ as __path__
+import proofs
+import proofs.tables
+
+__path__ = [*proofs.__path__, *proofs.tables.__path__]

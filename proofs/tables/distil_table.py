@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from big_vision.input.text.windows import TokenFacts
 from datasets import create_source
 from lab.marked_tables import write_between
-from proofs.table_runs import check_table, create_table_parser, is_finished, start
+from proofs.tables.table_runs import check_table, create_table_parser, is_finished, start
 from store.record.runs import Run
 from utils.config.load import RunConfig, dump_config, load_config
 from utils.errors import UserError

@@ -1,6 +1,6 @@
 """Train one model with all patches for XLA, without any, and without each one; write the table.
 
-    python -m proofs.patches_table --config configs/digits_student.yaml
+    python -m proofs.tables.patches_table --config configs/digits_student.yaml
 
 Patches (`models/patches/table.py`) are to change how fast a step is, and no accuracy. A row for
 each patch that changes the model of the configuration. Where there is no TPU, `attention_kernel` is
@@ -21,7 +21,7 @@ from job.check import check
 from lab.marked_tables import write_between
 from models.factory import create_model
 from models.patches.table import PATCHES, apply_patches
-from proofs.table_runs import check_table, create_table_parser, is_finished, start
+from proofs.tables.table_runs import check_table, create_table_parser, is_finished, start
 from store.record.runs import Run
 from utils.config.load import RunConfig, change, dump_config, load_config
 from utils.errors import UserError

@@ -24,7 +24,7 @@ def create_table_parser(doc: str | None, name: str, config_help: str) -> argpars
     """
     parser = create_program_parser(
         doc,
-        prog=f"python -m proofs.{name}",
+        prog=f"python -m proofs.tables.{name}",
         epilog="All other flags are keys of the runs' configuration, as for main.py.",
     )
     parser.add_argument("--config", required=True, help=config_help)

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.marked_tables import write_between
-from proofs.table_runs import check_table, is_finished, start
+from proofs.tables.table_runs import check_table, is_finished, start
 from store.record.runs import Run
 from tools.evaluate.__main__ import main as evaluate
 from tools.feature_statistics import __main__ as feature_statistics
@@ -73,7 +73,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     """The program's own flags, and the rest, which are keys of every run."""
     parser = create_program_parser(
         __doc__,
-        prog=f"python -m proofs.{NAME}",
+        prog=f"python -m proofs.tables.{NAME}",
         epilog="All other flags are keys of the runs' configuration, as for main.py.",
     )
     add = parser.add_argument

@@ -1,6 +1,6 @@
 """Write docs/results.md from the section `source` of the recipes: published figures, differences.
 
-    python -m proofs.recipe_table
+    python -m proofs.tables.recipe_table
 
 `tests/test_recipe_sources.py` compares each value with the run that the YAML builds, and the page
 with what this program writes.
@@ -20,7 +20,7 @@ from utils.config.layers import merge_layers, read_layers
 from utils.config.source import SourceSection
 from utils.programs import run_program
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 DOCUMENT = "docs/results.md"
 FOLDERS = ("imagenet", "kd")
@@ -32,7 +32,7 @@ Each file below `configs/imagenet/` and `configs/kd/` holds in its section `sour
 publication states. A test builds the run and compares: keys of the configuration, learning rates,
 decay, stochastic depth block by block, the law of the crops, and the view of evaluation. What
 differs is listed here with its reason, and nothing else differs among what is stated. This page is
-written by `python -m proofs.recipe_table`.
+written by `python -m proofs.tables.recipe_table`.
 
 The figures are the publications' own. None of these recipes was run here. Names are keys of the
 configuration or properties of the built run ([recipes.md](recipes.md#recipes-as-data)).
@@ -50,7 +50,7 @@ _EVERYWHERE = """\
 
 def main(argv: list[str] | None = None) -> int:
     """Write the page; gives the exit code."""
-    program = "python -m proofs.recipe_table"
+    program = "python -m proofs.tables.recipe_table"
     argparse.ArgumentParser(prog=program, description=__doc__.partition("\n")[0]).parse_args(argv)
     return run_program(write_page)
 

@@ -1,7 +1,7 @@
 """The table of docs/regression.md: test r2 of this project's models beside scikit-learn's.
 
-    python -m proofs.regression_table
-    python -m proofs.regression_table --seeds 2 --tables diabetes
+    python -m proofs.tables.regression_table
+    python -m proofs.tables.regression_table --seeds 2 --tables diabetes
 
 For each seed the rows are split anew (`data.split_seed`), and every model learns from the same
 training rows and is judged on the same test rows. Ours are runs of main.py by the configurations
@@ -24,7 +24,7 @@ import numpy as np
 
 import main as program
 from datasets import create_source
-from proofs.table_runs import require_distinct
+from proofs.tables.table_runs import require_distinct
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, require_at_least, run_program
@@ -32,7 +32,7 @@ from utils.programs import create_program_parser, require_at_least, run_program
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Table -> our models by the names of their configurations.
 TABLES = {
     "diabetes": {"linear": "diabetes_linear", "mlp": "diabetes_mlp"},
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m proofs.regression_table")
+    parser = create_program_parser(__doc__, prog="python -m proofs.tables.regression_table")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 (5)")
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES),
                         help="which of them (all)")  # fmt: skip

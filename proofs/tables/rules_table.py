@@ -19,7 +19,7 @@ from job.check import check
 from lab.marked_tables import write_between
 from models.delta.layers.decoder import DECAYS
 from models.factory import create_model
-from proofs.table_runs import check_table, create_table_parser, is_finished, start
+from proofs.tables.table_runs import check_table, create_table_parser, is_finished, start
 from store.record.runs import Run
 from utils.config.load import RunConfig, change, dump_config, load_config
 from utils.errors import UserError

@@ -1,0 +1,1 @@
+"""Tables of the documents: each program trains, compares and writes its table."""
