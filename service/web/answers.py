@@ -279,22 +279,6 @@ class SweepAnswer(BaseModel):
     axes: dict[str, list[AxisRow]] = Field(description="each value of each axis, over the rest")
 
 
-class RunEvent(BaseModel):
-    """A run has moved on; curves are asked for, never sent."""
-
-    run: str
-    step: int | None
-    status: str | None
-
-
-class JobEvent(BaseModel):
-    """A job has moved on."""
-
-    job: str
-    run: str
-    state: str
-
-
 # Records of the store and of the queue that are answered as they are.
 RECORDS = (
     AxisRow,

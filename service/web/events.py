@@ -12,8 +12,9 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
+from pydantic import BaseModel
+
 from service.jobs.files import JobQueue, get_mark
-from service.web.answers import JobEvent, RunEvent
 from service.web.catalogue import RunCatalogue
 from utils.errors import UserError
 from utils.json_types import JsonValue
@@ -29,6 +30,22 @@ _MOST_WAITING = 64
 _LIFETIME_S = 900.0
 
 RunState = tuple[JsonValue, JsonValue]
+
+
+class RunEvent(BaseModel):
+    """A run has moved on; curves are asked for, never sent."""
+
+    run: str
+    step: int | None
+    status: str | None
+
+
+class JobEvent(BaseModel):
+    """A job has moved on."""
+
+    job: str
+    run: str
+    state: str
 
 
 @dataclass(frozen=True)

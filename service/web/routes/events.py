@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from service.web.answers import JobEvent, RunEvent
+from service.web.events import JobEvent, RunEvent
 from service.web.gate import EVENTS
 from service.web.problems import list_problems
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from service.jobs.files import JobQueue
-from service.web.answers import JobEvent, RunEvent
 from service.web.catalogue import RunCatalogue
-from service.web.events import EventHub, Missed
+from service.web.events import EventHub, JobEvent, Missed, RunEvent
 from store.record.history import write_lines
 from tests.service.web.apps import make_store
 from tests.support.stored_runs import make_lines, make_run
