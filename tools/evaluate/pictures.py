@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.evaluation.verdict import SetVerdict
+if TYPE_CHECKING:
+    from tasks.evaluation.verdict import SetVerdict
 
 # Up to so many classes the picture names them, and up to so many it counts in each field.
 _NAMED, _COUNTED = 60, 20

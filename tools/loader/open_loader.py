@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from big_vision.input.catalog import load_tfds_catalog
-from big_vision.input.images.image_files import TfdsSource
 from datasets import SOURCES, Loader, Role, create_loader
 from utils.config.data import DataSection
 from utils.errors import UserError
@@ -66,7 +65,7 @@ def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _is_tfds(arguments: argparse.Namespace) -> bool:
-    return SOURCES.get(arguments.source) is TfdsSource
+    return SOURCES.get(arguments.source) is SOURCES.get("tfds")
 
 
 def _get_buffer_gib(arguments: argparse.Namespace, values: JsonObject) -> float:
