@@ -76,7 +76,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     add_handlers(app)
     for name in _ROUTES:
         app.include_router(importlib.import_module(f"service.web.routes.{name}").router)
-    app.openapi = lambda: load_object("service.web.openapi:describe_app")(app)
+    app.openapi = lambda: load_object("service.web.routes.openapi:describe_app")(app)
     # Streams of events are left as they are; what is compressed already, too.
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
     app.add_middleware(SecurityGate, settings=settings, tokens=service.tokens, audit=service.audit)

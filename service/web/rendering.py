@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from service.web.assets import PLOTLY_SHEET, AssetTable
-from service.web.jinja import create_environment
 from service.web.views.frame import Frame
+from service.web.views.jinja import create_environment
 
 
 def create_page_environment(assets: AssetTable) -> Environment:

@@ -71,7 +71,7 @@ def _write(path: Path, template: str, **context: object) -> None:
     Raises:
       UserError: the disk refuses.
     """
-    from service.web.jinja import create_environment
+    from service.web.views.jinja import create_environment
 
     text = create_environment().get_template(template).render(**context)
     try:

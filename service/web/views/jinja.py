@@ -16,7 +16,7 @@ from store.quality.trends import describe_trend
 
 # Reports of a trend in its picture.
 _SPARK = 40
-TEMPLATES = Path(__file__).with_name("templates")
+TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 def create_environment() -> Environment:
