@@ -211,7 +211,7 @@ class Classify(ImageTask):
         found = [] if peer is None else [Companion(peer.train(), inputs, is_trained=True)]
         if config.distill.teacher_cache:
             return found
-        for one in self._create_shadows():
+        for one in self.create_shadows():
             size = one.transform.size
             if one.kept is not None:
                 one.kept.choose_first(examples, "meta")
@@ -326,7 +326,7 @@ class Classify(ImageTask):
         answers = teacher(to_pixels(batch.images))
         return count_agreement(self.predict(model, batch), answers, batch.mask)
 
-    def _create_shadows(self) -> list[Teacher]:
+    def create_shadows(self) -> list[Teacher]:
         """The teachers on the meta device."""
         return create_teachers(
             self.config.distill,
@@ -346,7 +346,7 @@ class Classify(ImageTask):
             return {}, {}
         config = self.config
         student = create_model(config.model, **self.facts.model_arguments, device="meta")
-        teachers = self._create_shadows()
+        teachers = self.create_shadows()
         if not is_known:
             live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
             check_images(config, student, list(live), shapes)

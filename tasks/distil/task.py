@@ -174,7 +174,7 @@ class Distil(ImageTask):
         """Make projectors and changes of grids for the images that the run really sees."""
         config, shape = self.config, self._images["train"].image_shape
         shadow = create_model(config.model, **self.facts.model_arguments, device="meta")
-        seen = look_at(shadow, self._create_shadows(), self.transform, shape)
+        seen = look_at(shadow, self.create_shadows(), self.transform, shape)
         check_shapes(self.losses, {role: one.image_shape for role, one in self._images.items()})
         check_sightings(config, self.losses, *seen)
         build_loss(self.losses, *seen)
@@ -222,7 +222,7 @@ class Distil(ImageTask):
         """Teachers like those in the step, each with images of its own size."""
         inputs = self.create_inputs(examples).to("meta")
         found = []
-        for one in self._create_shadows():
+        for one in self.create_shadows():
             size = one.transform.size
             own = inputs if size is None else inputs.new_empty(*inputs.shape[:2], size, size)
             found.append(Companion(one.model.float(), own))
@@ -315,7 +315,7 @@ class Distil(ImageTask):
         """Of the teachers alone."""
         return self.facts.teachers[: len(get_teacher_sections(self.config.distill))]
 
-    def _create_shadows(self) -> list[FeatureTeacher]:
+    def create_shadows(self) -> list[FeatureTeacher]:
         """The teachers on the meta device."""
         return create_feature_teachers(
             self.config.distill, student_transform=self.transform, device="meta"

@@ -24,7 +24,7 @@ from losses.weighted import create_weighted_loss
 from models.teachers.tokens import TokenTeacher, create_token_teachers
 from tasks.language.check import LanguageCheck, LanguageFacts
 from tasks.language.teaching import TokenTeaching, count_answers, create_place_weights
-from tasks.protocol import Companion, SumOver
+from tasks.protocol import SumOver
 from tasks.teachers.taught import CachedTask, Worth
 from utils.json_types import JsonMapping
 from utils.metrics import Evaluation
@@ -182,14 +182,9 @@ class Language(CachedTask):
         """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
 
-    def list_companions(self, examples: int) -> list[Companion]:
-        """Teachers like those in the step, with the student's tokens."""
-        distill, inputs = self.config.distill, self.create_inputs(examples).to("meta")
-        if distill.teacher_cache:
-            return []
-        shadows = create_token_teachers(distill, self.tokens, device="meta")
-        models = [*(one.model.float() for one in shadows), *self.create_selves()]
-        return [Companion(model, inputs) for model in models]
+    def create_shadows(self) -> list[TokenTeacher]:
+        """On the meta device, the teachers that have weights of their own."""
+        return create_token_teachers(self.config.distill, self.tokens, device="meta")
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """The logits of all tokens at once, which a step makes chunk by chunk."""

@@ -19,7 +19,7 @@ from losses.base import LossInputs, LossOutput
 from losses.tasks.regression import compute_gaussian_nll
 from models.mlp import Standardise
 from models.teachers.rows import RowTeacher
-from tasks.protocol import Companion, SumOver
+from tasks.protocol import SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
 from tasks.regress.teachers import average_predictions, create_row_teachers
 from tasks.teachers.taught import Taught, Worth
@@ -165,12 +165,9 @@ class Regress(Taught):
         """The predictions."""
         return model(inputs)
 
-    def list_companions(self, examples: int) -> list[Companion]:
-        """Teachers like those in the step, each with rows."""
-        inputs = self.create_inputs(examples).to("meta")
-        found = create_row_teachers(self.config.distill, self.facts.rows, device="meta")
-        models = [*(one.model for one in found), *self.create_selves()]
-        return [Companion(model, inputs) for model in models]
+    def create_shadows(self) -> list[RowTeacher]:
+        """On the meta device, the teachers that have weights of their own."""
+        return create_row_teachers(self.config.distill, self.facts.rows, device="meta")
 
     # Around the run.
 

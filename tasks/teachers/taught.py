@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from models.factory import create_model
-from tasks.protocol import RunTask, TaskCheck
+from tasks.protocol import Companion, RunTask, TaskCheck
 from tasks.teachers.flops import count_flops
 from tasks.teachers.teaching import (
     Teachers,
@@ -87,6 +87,18 @@ class Taught(RunTask):
             create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
             for _ in list_selves(self.config.distill)
         ]
+
+    def create_shadows(self) -> list[FrozenModel]:
+        """On the meta device, the teachers in the step that have weights of their own."""
+        raise NotImplementedError
+
+    def list_companions(self, examples: int) -> list[Companion]:
+        """Teachers like those in the step, with the student's inputs."""
+        if self.config.distill.teacher_cache:
+            return []
+        inputs = self.create_inputs(examples).to("meta")
+        models = [*(one.model.float() for one in self.create_shadows()), *self.create_selves()]
+        return [Companion(model, inputs) for model in models]
 
     def count_teacher(self, teacher: FrozenModel, batch: Batch) -> Tensor:
         """As `count`, of a teacher."""
