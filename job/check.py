@@ -19,6 +19,7 @@ from optim_factory import check_unfreeze, create_optimizer, create_schedule, sca
 from tasks import TASKS
 from tasks.protocol import ChecksMicroBatch, RunTask, TaskCheck
 from utils.config.checks import check_patience, check_profiled_steps
+from utils.config.keys import get_keys
 from utils.config.load import change
 from utils.config.metadata import check_devices
 from utils.errors import UserError
@@ -112,8 +113,9 @@ def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> N
 
 def _refuse_unread_keys(config: RunConfig, kind: type[RunTask]) -> None:
     """A key that only other tasks read must stand at its default: it would have no effect."""
-    others = set().union(*(_list_read(config, TASKS.get(name)) for name in TASKS))
-    for section, field in sorted(others - _list_read(config, kind)):
+    task = config.train.task
+    others = (k.name for k in get_keys().values() if k.tasks and task not in k.tasks)
+    for section, _, field in sorted(n.partition(".") for n in others if n not in kind.reads):
         owner = getattr(config, section)
         value, default = getattr(owner, field), _get_default(owner, field)
         if value != default:
@@ -121,16 +123,6 @@ def _refuse_unread_keys(config: RunConfig, kind: type[RunTask]) -> None:
                 f"{section}.{field} ({value!r}) means nothing to train.task="
                 f"{config.train.task}; leave it out"
             )
-
-
-def _list_read(config: RunConfig, kind: type[RunTask]) -> set[tuple[str, str]]:
-    """(section, key) of all that a task reads; a section alone stands for its keys."""
-    parts = [key.partition(".")[::2] for key in kind.reads]
-    return {
-        (section, field)
-        for section, name in parts
-        for field in ([name] if name else type(getattr(config, section)).model_fields)
-    }
 
 
 def _get_default(section: BaseModel, field: str) -> object:

@@ -185,7 +185,7 @@ class RunTask(Protocol):
       check: the class that looks at a configuration first.
       twin: "module:class" of a `Twin`, by which it is measured and compiled without its data;
         empty if it cannot be.
-      reads: keys and sections that this task honours and not every task does.
+      reads: keys that this task honours, of those that name other tasks as their readers.
       losses: modules that are trained beside the student.
     """
 

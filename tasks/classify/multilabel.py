@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from utils.config.sections import TrainSection
 
 _LOSSES = tuple(name for name in CLASS_LOSSES if name != "softmax")
-# Teachers answer by a softmax, and smoothing spreads one label over the classes.
-_NOT_READ = {"distill", "train.label_smoothing", "data.evals"}
 
 
 def create_set_loss(section: TrainSection, num_classes: int) -> ClassLoss:
@@ -78,7 +76,6 @@ class Multilabel(Classify):
     check = MultilabelCheck
     twin = "tasks.classify.multilabel:MultilabelTwin"
     create_loss = staticmethod(create_set_loss)
-    reads = (Classify.reads - _NOT_READ) | {"data.labels_file"}
 
     def __init__(
         self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]

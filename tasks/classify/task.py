@@ -70,12 +70,6 @@ class Classify(ImageTask):
     check = ClassifyCheck
     twin = "tasks.classify.synthetic:ClassifyTwin"
     create_loss = staticmethod(create_class_loss)
-    reads = ImageTask.reads | {
-        "distill", "data.strong_pp", "data.evals", "model.num_classes", "train.label_smoothing",
-        "train.task_loss", "train.task_loss_args",
-        "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
-        "model.head_init_scale", "model.head_init_bias", "model.norm_width", "model.norm_copies",
-    }  # fmt: skip
 
     def __init__(
         self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]

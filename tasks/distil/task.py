@@ -71,12 +71,6 @@ class Distil(ImageTask):
     score_name = "-loss"
     check = DistilCheck
     twin = "tasks.distil.synthetic:DistilTwin"
-    reads = ImageTask.reads | {
-        "distill.teacher", "distill.teacher_weights", "distill.teachers", "distill.loss",
-        "distill.losses", "distill.projector", "distill.projector_width",
-        "distill.standardise", "distill.statistics", "distill.teacher_cache", "distill.cache_end",
-        "distill.allow_weak_teacher", "distill.score", "data.evals",
-    }  # fmt: skip
 
     def __init__(
         self, config: RunConfig, facts: DistilFacts, loaders: Mapping[str, Loader]

@@ -38,12 +38,6 @@ class ImageTask(CachedTask):
     """
 
     unit = ("img", 1)
-    reads = frozenset({
-        "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
-        "data.random_erasing", "data.erasing_mode", "data.repeats", "model.image_size",
-        "train.mixup_alpha", "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob",
-        "train.mix_mode", "train.mix_off_epoch", "train.image_sizes",
-    })  # fmt: skip
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
         self.config, self.facts, self._loaders = config, facts, loaders

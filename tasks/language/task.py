@@ -51,12 +51,6 @@ class Language(CachedTask):
     hint = "its weights and its dtype"
     check = LanguageCheck
     twin = "tasks.language.synthetic:LanguageTwin"
-    reads = frozenset({
-        "distill.teacher", "distill.teacher_weights", "distill.teachers", "distill.ensemble",
-        "distill.teacher_cache", "distill.cache_end", "distill.loss", "distill.losses",
-        "distill.temperature", "distill.alpha", "distill.allow_weak_teacher",
-        "data.sequence_length", "train.z_loss", "train.logits_mib",
-    })  # fmt: skip
 
     def __init__(
         self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]

@@ -48,12 +48,6 @@ class Regress(Taught):
     score_name = "-mse"
     check = RegressCheck
     twin = "tasks.regress.synthetic:RegressTwin"
-    reads = frozenset({
-        "data.input_columns", "data.target_columns", "data.split_seed", "data.standardise",
-        "train.task_loss", "train.l2_penalty", "distill.teacher", "distill.teacher_weights",
-        "distill.teachers", "distill.ensemble", "distill.loss", "distill.alpha", "distill.losses",
-        "distill.group_size", "distill.allow_weak_teacher",
-    })  # fmt: skip
 
     def __init__(
         self, config: RunConfig, facts: RegressFacts, loaders: Mapping[str, Loader]

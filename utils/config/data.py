@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from utils.config.evals import EvalSection
-from utils.config.metadata import ConfigSection, about
+from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, about
 
 
 class DataSection(ConfigSection):
@@ -51,51 +51,61 @@ class DataSection(ConfigSection):
     evals: tuple[EvalSection, ...] = Field(
         (),
         description="further sets to judge on at evaluations, such as [{name: imagenet_v2}]",
-        **about(resume="free"),
+        **about(resume="free", tasks=("classify", "distil")),
     )
     train_pp: str = Field(
         "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
         description="preprocessing string of the training split",
-        **about(stream="train_pp"),
+        **about(stream="train_pp", tasks=IMAGE_TASKS),
     )
     eval_pp: str = Field(
         "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
         description="preprocessing string of evaluation",
+        **about(tasks=IMAGE_TASKS),
     )
     strong_pp: str = Field(
         "",
         description="preprocessing string of the training split's second, strongly augmented view "
         "(distill.views: weak_strong)",
+        **about(tasks=CLASS_TASKS),
     )
     image_key: str = Field(
         "image",
         description="the image among the examples' features; strings call it image",
-        **about(stream="image_key"),
+        **about(stream="image_key", tasks=IMAGE_TASKS),
     )
     label_key: str = Field(
         "label",
         description="the integer label among the examples' features; in a group: group/key; empty: "
         "labels are not read (train.task=distil)",
+        **about(tasks=IMAGE_TASKS),
     )
     labels_file: str = Field(
         "",
         description="below data.root of source=folder: a CSV with the columns file and labels, "
         "these separated by |; an example then has a set of classes",
+        **about(tasks=("multilabel",)),
     )
     input_columns: tuple[str, ...] = Field(
-        (), description="columns to predict from; none: `inputs`, or all that are no targets"
+        (),
+        description="columns to predict from; none: `inputs`, or all that are no targets",
+        **about(tasks=("regress",)),
     )
-    target_columns: tuple[str, ...] = Field((), description="columns to predict; none: `targets`")
+    target_columns: tuple[str, ...] = Field(
+        (), description="columns to predict; none: `targets`", **about(tasks=("regress",))
+    )
     split_seed: int = Field(
         0,
         ge=0,
         lt=1 << 32,
         description="seed of the permutation of a table's rows, which slices of splits are taken "
         "from",
+        **about(tasks=("regress",)),
     )
     standardise: Literal["both", "inputs", "targets", "none"] = Field(
         "both",
         description="columns that the model divides by the training split's spread, and shifts",
+        **about(tasks=("regress",)),
     )
     global_batch_size: int = Field(
         1024,
@@ -120,7 +130,7 @@ class DataSection(ConfigSection):
         ge=1,
         description="repeated augmentation: how often an example stands in a batch, each time "
         "augmented anew; an epoch is as long as ever and shows fewer of them",
-        **about(stream="repeats"),
+        **about(stream="repeats", tasks=IMAGE_TASKS),
     )
     shuffle_gib: float = Field(
         1.0,
@@ -132,6 +142,7 @@ class DataSection(ConfigSection):
         256,
         ge=2,
         description="tokens that a language model sees at once; a window holds one more",
+        **about(tasks=("language",)),
     )
     threads: int = Field(
         0,
@@ -161,10 +172,10 @@ class DataSection(ConfigSection):
         ge=0,
         le=1,
         description="probability of erasing a rectangle, on the device",
-        **about(stream="random_erasing"),
+        **about(stream="random_erasing", tasks=IMAGE_TASKS),
     )
     erasing_mode: Literal["const", "pixel"] = Field(
         "const",
         description="what fills an erased rectangle: const: the mean pixel, pixel: normal noise",
-        **about(stream="erasing_mode"),
+        **about(stream="erasing_mode", tasks=IMAGE_TASKS),
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from utils.config.metadata import ConfigSection, about
+from utils.config.metadata import TAUGHT_TASKS, ConfigSection, about
 
 
 class TeacherSection(ConfigSection):
@@ -90,98 +90,118 @@ class DistillSection(ConfigSection):
         "",
         description="model name of the only teacher; 'ema': the student's average (train.ema); "
         "'past': the student as it was when the last epoch ended",
-        **about(aliases=("teacher",)),
+        **about(aliases=("teacher",), tasks=TAUGHT_TASKS),
     )
     teacher_weights: str = Field(
         "",
         description="the teacher's .safetensors, .pth, run directory or checkpoint; empty: timm's "
         "hub",
-        **about(resume="free", aliases=("teacher_path",), is_place=True),
+        **about(resume="free", aliases=("teacher_path",), is_place=True, tasks=TAUGHT_TASKS),
     )
     teachers: tuple[TeacherSection, ...] = Field(
-        (), description="several teachers, or one with its own input transform, dtype or classes"
+        (),
+        description="several teachers, or one with its own input transform, dtype or classes",
+        **about(tasks=TAUGHT_TASKS),
     )
     peer: str = Field(
         "",
         description="model name of a second student, which is trained in the same steps: both "
         "teach each other; 'self': the student again, by other draws of its stochastic depth",
+        **about(tasks=("classify",)),
     )
-    peer_args: dict[str, Any] = Field(default_factory=dict, description="arguments of the peer")
+    peer_args: dict[str, Any] = Field(
+        default_factory=dict, description="arguments of the peer", **about(tasks=("classify",))
+    )
     ensemble: Literal["probs", "logits", "separate"] = Field(
-        "probs", description="several teachers: mean of probabilities or logits, or one by one"
+        "probs",
+        description="several teachers: mean of probabilities or logits, or one by one",
+        **about(tasks=("classify", "language", "regress")),
     )
     views: Literal["consistent", "independent", "weak_strong", "rotations"] = Field(
         "consistent",
         description="teachers see the student's crop, or another one of the image; weak_strong: "
         "both answer that crop and a second view, made by data.strong_pp; rotations: and its three "
         "turned copies",
+        **about(tasks=("classify",)),
     )
     teacher_cache: str = Field(
         "",
         description="directory of stored answers (python -m tools.cache write) to teach by",
-        **about(is_place=True),
+        **about(is_place=True, tasks=("classify", "distil", "language")),
     )
     cache_end: Literal["stop", "cycle"] = Field(
         "stop",
         description="epochs beyond those stored: refuse the run (unless the cache was written with "
         "--augmentations), or start over with them",
+        **about(tasks=("classify", "distil", "language")),
     )
     loss: str = Field(
         "",
         description="one registered loss name: short for a single term",
-        **about(aliases=("kd",)),
+        **about(aliases=("kd",), tasks=TAUGHT_TASKS),
     )
     temperature: float = Field(
         4.0,
         gt=0,
         description="temperature of terms whose args do not name one",
-        **about(aliases=("kd_temperature",)),
+        **about(aliases=("kd_temperature",), tasks=("classify", "language")),
     )
     alpha: float = Field(
         0.5,
         ge=0,
         le=1,
         description="share of distillation in the total loss",
-        **about(aliases=("kd_alpha",)),
+        **about(aliases=("kd_alpha",), tasks=("classify", "language", "regress")),
     )
     alpha_schedule: Literal["constant", "epochs"] = Field(
         "constant",
         description="epochs: alpha * (epoch + 1) / epochs of the run, and 0 in the first epoch",
+        **about(tasks=("classify",)),
     )
     losses: tuple[LossTerm, ...] = Field(
         (),
         description="several terms: name, args, layers, weight, weight_end, warmup_epochs, "
         "start_epoch",
+        **about(tasks=TAUGHT_TASKS),
     )
     projector: Literal["linear", "mlp", "none"] = Field(
         "linear",
         description="train.task=distil: what turns the student's features into as many as a "
         "teacher has; it is not exported",
+        **about(tasks=("classify", "distil")),
     )
     projector_width: int | None = Field(
-        None, ge=1, description="hidden units of projector=mlp; none: as many as the teacher has"
+        None,
+        ge=1,
+        description="hidden units of projector=mlp; none: as many as the teacher has",
+        **about(tasks=("classify", "distil")),
     )
     standardise: Literal["none", "channel", "phi_s"] = Field(
         "none",
         description="train.task=distil: bring teachers' features to one scale: each channel to "
         "variance 1, or a rotation and one factor (PHI-S)",
+        **about(tasks=("classify", "distil")),
     )
     statistics: str = Field(
         "",
         description="file of features' statistics (python -m tools.feature_statistics) to "
         "standardise by",
-        **about(resume="free", is_place=True),
+        **about(resume="free", is_place=True, tasks=("classify", "distil")),
     )
     score: str = Field(
         "",
         description="train.task=distil: the probe that decides what is best, as NAME/knn of a set "
         "of data.evals; none: the loss, negated",
+        **about(tasks=("classify", "distil")),
     )
     group_size: int = Field(
-        16, ge=1, description="consecutive examples that losses between examples work on"
+        16,
+        ge=1,
+        description="consecutive examples that losses between examples work on",
+        **about(tasks=("classify", "regress")),
     )
     allow_weak_teacher: bool = Field(
         False,
         description="go on although the teacher is no better than chance",
-        **about(resume="free", is_neutral=True),
+        **about(resume="free", is_neutral=True, tasks=TAUGHT_TASKS),
     )

@@ -23,6 +23,7 @@ class Key:
     resume: Resume
     stream: str
     devices: Devices | None
+    tasks: tuple[str, ...]
     aliases: tuple[str, ...]
     is_neutral: bool
 
@@ -83,7 +84,7 @@ def get_stream_values(config: RunConfig) -> JsonObject:
 def _read_key(name: str, owner: type[ConfigSection], field: FieldInfo) -> Key:
     said = read_about(field.json_schema_extra or {})
     resume = said.resume or owner.on_resume
-    return Key(name, resume, said.stream, said.devices, said.aliases, said.is_neutral)
+    return Key(name, resume, said.stream, said.devices, said.tasks, said.aliases, said.is_neutral)
 
 
 def _is_section(annotation: object) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.config import JsonDict
@@ -40,6 +40,12 @@ class Devices:
     value: str | None = None
 
 
+# Tasks that share keys.
+IMAGE_TASKS = ("classify", "distil", "multilabel")
+CLASS_TASKS = ("classify", "multilabel")
+TAUGHT_TASKS = ("classify", "distil", "language", "regress")
+
+
 @dataclass(frozen=True)
 class About:
     """What a field carries as `json_schema_extra`.
@@ -50,6 +56,7 @@ class About:
         the key stands in, because it decides which examples come when and how they look; empty: it
         decides nothing of them. Keys that share an entry make a list.
       devices: none: all of them.
+      tasks: of `train.task` that read the key; empty: all of them.
       aliases: short flags that people of this family of trainers know.
       is_place: it names a file or a directory, or a URL of one: who lets others submit runs says
         below which roots it may lie.
@@ -60,6 +67,7 @@ class About:
     resume: Resume | None = None
     stream: str = ""
     devices: Devices | None = None
+    tasks: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     is_place: bool = False
     is_neutral: bool = False
@@ -70,12 +78,10 @@ def about(
     resume: Resume | None = None,
     stream: str = "",
     devices: Devices | None = None,
-    aliases: tuple[str, ...] = (),
-    is_place: bool = False,
-    is_neutral: bool = False,
+    **more: Any,
 ) -> dict[str, JsonDict]:
     """The argument of pydantic's `Field` that holds an `About`, without what it leaves out."""
-    said = asdict(About(resume, stream, devices, aliases, is_place, is_neutral))
+    said = asdict(About(resume, stream, devices, **more))
     return {"json_schema_extra": {name: value for name, value in said.items() if value}}
 
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from utils.config.data import DataSection
 from utils.config.distill import DistillSection
 from utils.config.execution import ProfileSection, QuantileSection, RunSection, RuntimeSection
-from utils.config.metadata import ConfigSection, Devices, about
+from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, about
 from utils.config.source import SourceSection
 from utils.config.verdicts import MicroBatchVerdict, Parts, StepName
 
@@ -25,9 +25,14 @@ class ModelSection(ConfigSection):
         description="timm or own model name, or a shared model's (docs/finetuning.md)",
         **about(aliases=("model",)),
     )
-    num_classes: int | None = Field(None, ge=1, description="classes; none: the dataset's")
+    num_classes: int | None = Field(
+        None, ge=1, description="classes; none: the dataset's", **about(tasks=CLASS_TASKS)
+    )
     image_size: int | None = Field(
-        None, ge=1, description="input side in pixels, for models that are built for one size"
+        None,
+        ge=1,
+        description="input side in pixels, for models that are built for one size",
+        **about(tasks=IMAGE_TASKS),
     )
     pretrained: bool = Field(
         False,
@@ -64,10 +69,15 @@ class ModelSection(ConfigSection):
         True, description="divide kept branches by the share that is kept; false: big_vision's form"
     )
     head_init_scale: float | None = Field(
-        None, ge=0, description="factor of the classifier's first weights and bias"
+        None,
+        ge=0,
+        description="factor of the classifier's first weights and bias",
+        **about(tasks=CLASS_TASKS),
     )
     head_init_bias: float | None = Field(
-        None, description="the classifier's first bias, such as -log(classes) for task_loss=bce"
+        None,
+        description="the classifier's first bias, such as -log(classes) for task_loss=bce",
+        **about(tasks=CLASS_TASKS),
     )
     args: dict[str, Any] = Field(
         default_factory=dict, description="further keyword arguments of timm.create_model"
@@ -78,9 +88,13 @@ class ModelSection(ConfigSection):
         description="channels of the teacher's last maps, for the loss norm: the student's are "
         "widened to norm_copies times as many and narrowed again while it trains; an export has "
         "that merged",
+        **about(tasks=CLASS_TASKS),
     )
     norm_copies: int = Field(
-        8, ge=1, description="copies of the teacher's maps in model.norm_width"
+        8,
+        ge=1,
+        description="copies of the teacher's maps in model.norm_width",
+        **about(tasks=CLASS_TASKS),
     )
     lora: tuple[str, ...] = Field(
         (),
@@ -253,11 +267,13 @@ class TrainSection(ConfigSection):
         description="what is learnt from the targets (classify: softmax, bce, focal, asl, poly; "
         "multilabel: the same without softmax; regress: mse, mae, huber, gaussian_nll); empty: the "
         "task's first",
+        **about(tasks=("classify", "multilabel", "regress")),
     )
     task_loss_args: dict[str, float] = Field(
         default_factory=dict,
         description="numbers of task_loss=focal (gamma, alpha), asl (gamma_negative, "
         "gamma_positive, clip) and poly (epsilon, gamma, alpha)",
+        **about(tasks=CLASS_TASKS),
     )
     bce_threshold: float | None = Field(
         None,
@@ -265,19 +281,30 @@ class TrainSection(ConfigSection):
         lt=1,
         description="targets above it count as 1 and the others as 0, for task_loss=bce; none: "
         "as they are mixed",
+        **about(tasks=CLASS_TASKS),
     )
-    bce_sum: bool = Field(False, description="task_loss=bce sums over classes; else their mean")
+    bce_sum: bool = Field(
+        False,
+        description="task_loss=bce sums over classes; else their mean",
+        **about(tasks=CLASS_TASKS),
+    )
     bce_positive_weight: float = Field(
-        1.0, gt=0, description="factor of what the right classes add to task_loss=bce"
+        1.0,
+        gt=0,
+        description="factor of what the right classes add to task_loss=bce",
+        **about(tasks=CLASS_TASKS),
     )
     class_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        (), description="factors of the classes in the task loss, one for each; empty: all are 1"
+        (),
+        description="factors of the classes in the task loss, one for each; empty: all are 1",
+        **about(tasks=CLASS_TASKS),
     )
     l2_penalty: float = Field(
         0.0,
         ge=0,
         description="factor of the sum of squared weight matrices in the loss: ridge, whatever "
         "the optimizer",
+        **about(tasks=("regress",)),
     )
     epochs: int = Field(
         90,
@@ -375,57 +402,67 @@ class TrainSection(ConfigSection):
         **about(resume="warns"),
     )
     label_smoothing: float = Field(
-        0.0, ge=0, lt=1, description="mass spread over all classes", **about(aliases=("smoothing",))
+        0.0,
+        ge=0,
+        lt=1,
+        description="mass spread over all classes",
+        **about(aliases=("smoothing",), tasks=("classify",)),
     )
     mixup_alpha: float = Field(
         0.0,
         ge=0,
         description="Beta parameter of mixup; 0: off",
-        **about(stream="mixing", aliases=("mixup",)),
+        **about(stream="mixing", aliases=("mixup",), tasks=IMAGE_TASKS),
     )
     cutmix_alpha: float = Field(
         0.0,
         ge=0,
         description="Beta parameter of cutmix; 0: off",
-        **about(stream="mixing", aliases=("cutmix",)),
+        **about(stream="mixing", aliases=("cutmix",), tasks=IMAGE_TASKS),
     )
     mix_mode: Literal["pair", "element", "batch"] = Field(
         "pair",
         description="what shares a coefficient: the two of a pair, nobody, or the whole batch",
-        **about(stream="mix_mode"),
+        **about(stream="mix_mode", tasks=IMAGE_TASKS),
     )
     mix_off_epoch: float | None = Field(
         None,
         ge=0,
         description="epoch from which nothing is mixed any more; none: all are mixed",
-        **about(stream="mix_off_epoch"),
+        **about(stream="mix_off_epoch", tasks=IMAGE_TASKS),
     )
     image_sizes: dict[Annotated[float, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,
         description="epoch -> side that the student sees its training images at from then on; each "
         "side is a graph; empty: as they come",
+        **about(tasks=IMAGE_TASKS),
     )
     mix_prob: float = Field(
-        1.0, ge=0, le=1, description="share of pairs that are mixed", **about(stream="mixing")
+        1.0,
+        ge=0,
+        le=1,
+        description="share of pairs that are mixed",
+        **about(stream="mixing", tasks=IMAGE_TASKS),
     )
     cutmix_prob: float = Field(
         0.5,
         ge=0,
         le=1,
         description="share of cutmix among mixed pairs where both are on",
-        **about(stream="mixing"),
+        **about(stream="mixing", tasks=IMAGE_TASKS),
     )
     z_loss: float = Field(
         0.0,
         ge=0,
         description="weight of the next token's squared log-normaliser: keeps logits small",
+        **about(tasks=("language",)),
     )
     logits_mib: float = Field(
         256.0,
         gt=0,
         description="memory that one device's float32 logits of tokens may take, in MiB; the loss "
         "goes over the sequence in chunks that fit",
-        **about(resume="warns"),
+        **about(resume="warns", tasks=("language",)),
     )
     remat: bool = Field(
         False,
