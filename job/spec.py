@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tasks.protocol import TaskFacts
     from utils.checkpoint.files import Location
     from utils.config.load import RunConfig
-    from utils.config.sections import TrainSection
+    from utils.config.train import TrainSection
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from tasks.images.resizing import RESAMPLER, Resizing, resize_pixels
 from tests.support.child_runs import run_series
 from tests.support.tiny_parts import create_batch, create_config, create_cpu_runtime
 from utils.checkpoint.state import collect_state
-from utils.config.sections import TrainSection
+from utils.config.train import TrainSection
 
 # 12 pixels are 3 x 3 patches, 8 are 2 x 2.
 VIT = (

@@ -19,7 +19,7 @@ from tasks.images.mixing import BLEND, BOX, LAM, Mixing
 from tests.support.tiny_parts import TinyConvNet, create_config, create_cpu_runtime
 from utils.clipping import Clipping, clip_gradients
 from utils.config.load import load_config
-from utils.config.sections import TrainSection
+from utils.config.train import TrainSection
 from utils.ema import Averaging, create_averages, update_ema
 
 EXAMPLES, BATCH = 1024, 64

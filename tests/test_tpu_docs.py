@@ -88,7 +88,7 @@ def test_symptoms_point_to_what_shows_them(symptom):
 def test_keys_that_the_document_names_are_there():
     from utils.config.data import DataSection
     from utils.config.execution import RuntimeSection
-    from utils.config.sections import TrainSection
+    from utils.config.train import TrainSection
 
     fields = {"data": DataSection, "runtime": RuntimeSection, "train": TrainSection}
     named = set(re.findall(r"`(data|runtime|train)\.([a-z_0-9]+)", TEXT))

@@ -16,7 +16,7 @@ from losses.tasks.yes_or_no import SUMMED, YES_OR_NO, compute_bce
 from utils.errors import UserError, get_hint
 
 if TYPE_CHECKING:
-    from utils.config.sections import TrainSection
+    from utils.config.train import TrainSection
 
 SOFTMAX, BCE = "softmax", "bce"
 CLASS_LOSSES = (SOFTMAX, BCE, *YES_OR_NO)

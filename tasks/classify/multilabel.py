@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from losses.tasks.classes import ClassLoss
     from tasks.classify.check import ClassifyFacts
     from utils.config.load import RunConfig
-    from utils.config.sections import TrainSection
+    from utils.config.train import TrainSection
 
 _LOSSES = tuple(name for name in CLASS_LOSSES if name != "softmax")
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tasks.images.boxes import compute_inside
 
 if TYPE_CHECKING:
-    from utils.config.sections import TrainSection
+    from utils.config.train import TrainSection
 
 LAM, BLEND, BOX = "mix_lam", "mix_blend", "mix_box"
 

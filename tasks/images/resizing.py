@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from losses.weighted import WeightedLoss
     from models.teachers.teacher import Teacher
     from utils.config.load import RunConfig
-    from utils.config.sections import TrainSection
+    from utils.config.train import TrainSection
 
 # Travels with the numbers of a step: [side, H] weights; missing where images stay as they come.
 RESAMPLER = "image_resampler"

@@ -12,7 +12,7 @@ from losses.base import LossInputs
 from losses.tasks.classes import create_class_loss
 from losses.weighted import WeightedLoss
 from tasks.images.mixing import Mixing
-from utils.config.sections import TrainSection
+from utils.config.train import TrainSection
 
 CLASSES = 5
 WEIGHTS = (0.5, 2.0, 1.0, 0.0, 3.0)

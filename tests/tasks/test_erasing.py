@@ -13,7 +13,7 @@ from tasks.images.erasing import ERASE_BOX, ERASE_KEY, Erasing
 from tasks.images.mixing import LAM, Mixing
 from tests.support.child_runs import ROOT, get_command, get_environment, read_losses
 from tests.support.tiny_parts import create_argv
-from utils.config.sections import TrainSection
+from utils.config.train import TrainSection
 
 
 def test_boxes_depend_on_seed_and_step_alone():

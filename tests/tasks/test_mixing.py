@@ -14,7 +14,7 @@ from timm.data.mixup import cutmix_bbox_and_lam
 
 from tasks.images.mixing import BLEND, BOX, LAM, Mixing, cut_boxes
 from tests.support.tiny_parts import CLASSES, SIDE, create_batch
-from utils.config.sections import TrainSection
+from utils.config.train import TrainSection
 
 BOTH = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "seed": 5}
 KINDS = {
