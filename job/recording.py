@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fnmatch
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
 from job.metric_writer import MetricWriter
-from job.progress import Progress
 from job.recorder import LoopRecorder
-from store.record.catalogue import GRAD_NORM, TRAIN
+from store.record.catalogue import GRAD_NORM, LOSS, TRAIN
 from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
 from store.record.windows import SketchKeeper
+from utils.log import get_logger
 from utils.runtime.tracing import Tracer
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from store.record.hits import Hits
     from store.record.session import RunSession
     from utils.runtime.base import Runtime
+
+# Names and patterns of the catalogue that are shown, in this order.
+_SHOWN = ("loss/total", "loss/*", "lr", "grad_norm", "*_per_s")
 
 
 @dataclass(frozen=True)
@@ -127,3 +134,41 @@ class Recording:
             self._replica.job.run.update(**facts)
         self.keeper.go_back(state.step)
         self.recorder.note_rollback(state.step, began)
+
+
+class Progress:
+    """Shows log points and evaluations; silent when not enabled (other ranks)."""
+
+    def __init__(self, step: int, total_steps: int, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._total_steps = total_steps
+        self._bar = None
+        if enabled and sys.stderr.isatty():
+            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def show(self, step: int, scalars: dict[str, float]) -> None:
+        """A log point's numbers."""
+        if not self._enabled:
+            return
+        names = dict.fromkeys(name for one in _SHOWN for name in fnmatch.filter(scalars, one))
+        shown = ", ".join(f"{name.removeprefix(LOSS)} {scalars[name]:.4g}" for name in names)
+        if self._bar is None:
+            get_logger().info("step %d/%d: %s", step, self._total_steps, shown)
+            return
+        self._bar.update(step - self._bar.n)
+        self._bar.set_postfix_str(shown)
+
+    def tell(self, step: int, text: str) -> None:
+        """What an evaluation has found."""
+        if not self._enabled:
+            return
+        if self._bar is None:
+            get_logger().info("step %d: %s", step, text)
+            return
+        self._bar.update(step - self._bar.n)
+        self._bar.write(f"step {step}: {text}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._bar is not None:
+            self._bar.close()

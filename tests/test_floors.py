@@ -44,7 +44,6 @@ FLOORS = {
     "tasks": 4,
     # The life of a run is a straight line: each imports only those before it.
     "job.curves": 5.05,
-    "job.progress": 5.05,
     "job.metric_writer": 5.05,
     "job.spec": 5.1,
     "job.micro_batches": 5.15,

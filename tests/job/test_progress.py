@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from job.progress import Progress
+from job.recording import Progress
 
 LINE = {
     "loss/task": 2.0, "loss/kd": 0.5, "loss/kd_2": 0.25, "loss/total": 1.5, "grad_norm": 3.0,
