@@ -1,7 +1,7 @@
 """NORM's student: two linear layers widen and narrow its last maps while it trains.
 
 They act on each position alone and are followed by an average and a linear classifier, so an export
-has them as part of its classifier: `utils.weights.merge_adapters`.
+has them as part of its classifier: `utils.weights.adapters.merge_adapters`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What tasks share of distillation: teachers on the device, taps on layers, weights of terms.
 
 A task makes a `Teaching` beside its losses, calls `attach` once student and average are on the
-device, hands it the teachers that it has created in its own way (`models.open_teacher` gives what
-their weights tell), and asks it in each step. What is asked of a teacher, and what its answer is
-compared by, stays with the task.
+device, hands it the teachers that it has created in its own way
+(`models.teachers.teacher.open_teacher` gives what their weights tell), and asks it in each step.
+What is asked of a teacher, and what its answer is compared by, stays with the task.
 """
 
 from __future__ import annotations
