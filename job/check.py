@@ -23,13 +23,9 @@ from utils.config.keys import get_keys
 from utils.config.load import change
 from utils.config.metadata import check_devices
 from utils.errors import UserError
-from utils.runtime.choice import (
-    bakes_numbers,
-    choose_device,
-    count_planned_ranks,
-    find_planned_ranks,
-)
+from utils.runtime.choice import choose_device, count_planned_ranks, find_planned_ranks
 from utils.runtime.peaks import name_planned_chip
+from utils.runtime.start import get_start
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +67,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     task.dry_run(student)
     freeze(student, config.optim.freeze)
     create_optimizer(scale_lr(config), student, loss_modules=task.losses)
-    if bakes_numbers(device):
+    if get_start(device).bakes_numbers:
         check_unfreeze(config.optim)
     facts = task.find_facts()
     processes = find_planned_ranks(config.runtime, device)

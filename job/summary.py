@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from datasets import create_source
 from utils.checkpoint.files import CheckpointError
 from utils.checkpoint.find import read_best_step
-from utils.runtime.choice import describe_device, find_planned_ranks
+from utils.runtime.choice import find_planned_ranks
+from utils.runtime.start import get_start
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _describe_device(job: Job, devices: int | None) -> str:
     if devices is not None:
         what = "mesh device" if runtime.parallel == "spmd" else "rank"
         count = f"{devices} {what}{'' if devices == 1 else 's'}"
-    return f"device: {describe_device(name)}; {count}, {runtime.precision}"
+    return f"device: {get_start(name).describe()}; {count}, {runtime.precision}"
 
 
 def _describe_model(job: Job) -> str:

@@ -12,12 +12,13 @@ from bill.bundles.chip import get_chip_model
 from bill.bundles.counting import ProgramCost, count_listings, count_program
 from bill.hlo import get_hbm_bytes, list_instructions, read_module
 from bill.targets import Target, list_targets, parse_target
+from utils.config.devices import DEVICES
 from utils.errors import UserError, get_hint
 from utils.generations import GENERATIONS
 from utils.json_types import JsonObject
 
 # Where a lab takes times; elsewhere it compiles for a TPU and counts.
-HERE = ("cpu", "cuda", "xla")
+HERE = tuple(DEVICES)
 # What `--on` takes, for its help.
 PLACES = (
     f"{', '.join(HERE)}, or a TPU to compile for: {', '.join(GENERATIONS)}, or a slice of one, "

@@ -25,6 +25,7 @@ from job.stream import iterate_batches
 from store.record.environment import read_environment
 from tasks.classify.synthetic import create_random_teacher, name_examples, write_random_answers
 from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
+from utils.config.devices import DEVICES
 from utils.config.distill import TeacherSection
 from utils.config.load import load_config
 from utils.json_types import JsonObject
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = ProgramParser(
         prog="python -m proofs.benchmark_distill", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--device", choices=("cpu", "xla"), default="cpu")
+    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu")
     parser.add_argument("--student", default="vit_tiny_patch16_224")
     parser.add_argument("--teacher", default="vit_small_patch16_224")
     parser.add_argument("--image-size", type=int, default=96)

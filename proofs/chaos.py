@@ -45,6 +45,7 @@ from store.record.catalogue import GRAD_NORM
 from store.record.history import read_metrics
 from store.terminal import make_finite
 from utils.checkpoint.find import find_checkpoint
+from utils.config.devices import DEVICES
 from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, prepare_file, run_program
 from utils.storage.places import to_path
@@ -54,12 +55,22 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 
+
+def _list_forms(ranks: int) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]:
+    """List flags and environment of each device with so many ranks: cpu, cpu2, ..."""
+    return {
+        f"{name}{'' if ranks == 1 else ranks}": (
+            (f"--runtime.device={name}", f"--runtime.num_processes={ranks}"),
+            dict(device.on_cpu),
+        )
+        for name, device in DEVICES.items()
+    }
+
+
 # Name -> flags and environment.
 RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "cpu": (("--runtime.device=cpu",), {}),
-    "cpu2": (("--runtime.device=cpu", "--runtime.num_processes=2"), {}),
-    "xla": (("--runtime.device=xla",), {"PJRT_DEVICE": "CPU"}),
-    "xla2": (("--runtime.device=xla", "--runtime.num_processes=2"), {"PJRT_DEVICE": "CPU"}),
+    **_list_forms(1),
+    **_list_forms(2),
     "spmd4": (
         ("--runtime.device=xla", "--runtime.parallel=spmd"),
         {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
@@ -68,7 +79,6 @@ RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
         ("--runtime.device=xla", "--runtime.parallel=spmd", "--runtime.mesh_fsdp=4"),
         {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},
     ),
-    "cuda": (("--runtime.device=cuda", "--runtime.num_processes=1"), {}),
 }
 KINDS = ("kill", "term", "write", "rank")
 _EXPERIMENT = "chaos"

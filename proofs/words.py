@@ -61,7 +61,7 @@ _DECORATED_NOUNS = ("property", "cached_property", "computed_field", "overload",
 
 
 @dataclass(frozen=True)
-class Finding:
+class Wording:
     """One place that should be reworded.
 
     Attributes:
@@ -77,15 +77,15 @@ class Finding:
     excerpt: str
 
 
-def find_in_text(text: str, path: str, first_line: int = 1) -> Iterator[Finding]:
+def find_in_text(text: str, path: str, first_line: int = 1) -> Iterator[Wording]:
     """Find the idioms of a text whose first line has the given number."""
     for match in _IDIOM.finditer(text):
         line = first_line + text.count("\n", 0, match.start())
         excerpt = " ".join(text[max(0, match.start() - 45) : match.end() + 35].split())
-        yield Finding("idioms", path, line, excerpt)
+        yield Wording("idioms", path, line, excerpt)
 
 
-def find_in_source(source: str, path: str) -> Iterator[Finding]:
+def find_in_source(source: str, path: str) -> Iterator[Wording]:
     """Find the idioms, vague names and noun-like function docstrings of a Python file."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -93,20 +93,20 @@ def find_in_source(source: str, path: str) -> Iterator[Finding]:
                 yield from find_in_text(node.value, path, node.lineno)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             if node.id in VAGUE_NAMES:
-                yield Finding("vague names", path, node.lineno, node.id)
+                yield Wording("vague names", path, node.lineno, node.id)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = (ast.get_docstring(node) or "").partition("\n")[0]
             if first.split(" ")[0] in _NOT_VERBS and not _is_noun(node):
-                yield Finding("docstrings without a verb", path, node.lineno, first)
+                yield Wording("docstrings without a verb", path, node.lineno, first)
 
 
-def find_in_checkout(root: Path) -> list[Finding]:
+def find_in_checkout(root: Path) -> list[Wording]:
     """Find the wordings of a checkout's sources (tests left out) and documents."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.html", "*.sh"],
         cwd=root, capture_output=True, text=True, check=True,
     ).stdout.split()  # fmt: skip
-    findings: list[Finding] = []
+    findings: list[Wording] = []
     for path in listed:
         if path.startswith("tests/") or path == "proofs/words.py":
             continue

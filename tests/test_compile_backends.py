@@ -86,7 +86,7 @@ def test_inductor_without_a_cpp_compiler_names_what_to_install(backend, tmp_path
     section = RuntimeSection(device="cpu", compile=True, compile_backend=backend)
     monkeypatch.delenv("TORCH_INDUCTOR_INSTALL_GXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    for cxx, place in ((None, "there is no "), ("icpx", r"CXX \('icpx'\) is none")):
+    for cxx, place in ((None, "there is no "), ("icpx", r"CXX \('icpx'\) is not a program")):
         if cxx is None:
             monkeypatch.delenv("CXX", raising=False)
         else:

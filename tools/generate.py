@@ -36,12 +36,14 @@ from models.delta.kernels.operators import choose_kernels
 from models.factory import build_model
 from models.run_folder import find_run_folder, read_run_config
 from models.transformer import FixedCache, LayerCache
+from utils.config.devices import DEVICES
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import CommandLine, create_program_parser
-from utils.runtime.choice import choose_device, prepare_environment
+from utils.runtime.choice import choose_device
 from utils.runtime.launcher import create_runtime
+from utils.runtime.start import get_start
 from utils.storage.places import open_folder, to_path
 from utils.weights.hub import is_shared
 from utils.weights.load import load_weights
@@ -69,9 +71,7 @@ def create_parser() -> argparse.ArgumentParser:
         help="the fewest of the likeliest whose probabilities add up to P",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
-    parser.add_argument(
-        "--device", choices=("cpu", "xla", "cuda"), default="cpu", help="default cpu"
-    )
+    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu", help="default cpu")
     parser.add_argument("--data", default="", metavar="DIR", help="directory of tokenizer.json")
     return parser
 
@@ -220,7 +220,7 @@ def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
       UserError: there is no such device, or there are no such kernels.
     """
     section = RuntimeSection(device=arguments.device)
-    prepare_environment(choose_device(section))
+    get_start(choose_device(section)).prepare_environment()
     runtime = create_runtime(section)
     runtime.prepare(model)
     folder = find_run_folder(arguments.run)

@@ -49,10 +49,11 @@ from utils.json_types import JsonObject, make_finite
 from utils.log import setup_logging
 from utils.metrics import GraphBudgetError
 from utils.programs import run_program
-from utils.runtime.choice import choose_device, is_silent_rank, prepare_environment
+from utils.runtime.choice import choose_device, is_silent_rank
 from utils.runtime.launcher import launch
 from utils.runtime.processes.children import GroupError
 from utils.runtime.processes.ranks import ReplicaError
+from utils.runtime.start import get_start
 from utils.storage.json_files import write_json
 
 # A figure may be worse by so much where nothing else is said.
@@ -236,7 +237,7 @@ def measure_scaling(
 
 def _computes_on_host(config: RunConfig) -> bool:
     name = choose_device(config.runtime)
-    prepare_environment(name)
+    get_start(name).prepare_environment()
     return name == "cpu" or (name == "xla" and os.environ.get("PJRT_DEVICE") == "CPU")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from utils.config.devices import DEVICES
 from utils.errors import UserError
 
 ANY = "slot"
@@ -12,9 +13,6 @@ _SLOT = re.compile(r"(cpu|tpu|cuda)(?::(\d{1,3}))?")
 # A TPU VM of Google Cloud, which a job reaches by `train.tpu_vm`.
 TPU_VM = "tpu_vm"
 _TPU_VM = re.compile(rf"{TPU_VM}:[a-z][a-z0-9-]{{0,60}}@[a-z0-9-]{{1,40}}")
-# Slot's kind -> devices of a configuration that it serves.
-_SERVES = {"cpu": ("cpu", "xla", "auto"), "tpu": ("xla", "auto"), "cuda": ("cuda", "auto"),
-           TPU_VM: ("xla", "auto")}  # fmt: skip
 # Slot's kind -> variables that show a job its devices; {} stands for their numbers.
 _SETS = {
     "cpu": {"PJRT_DEVICE": "CPU", "CUDA_VISIBLE_DEVICES": ""},
@@ -72,9 +70,11 @@ def choose_slots(
     """
     busy = set(taken)
     kinds: dict[str, list[str]] = {}
+    known_kinds = {kind for row in DEVICES.values() for kind in row.slots}
     for name in slots:
-        if device in _SERVES.get(name.partition(":")[0], (device,)):
-            kinds.setdefault(name.partition(":")[0].rstrip("0123456789"), []).append(name)
+        slot = name.partition(":")[0]
+        if device == "auto" or slot not in known_kinds or slot in DEVICES[device].slots:
+            kinds.setdefault(slot.rstrip("0123456789"), []).append(name)
     enough = [names for names in kinds.values() if len(names) >= count]
     if not enough:
         return []

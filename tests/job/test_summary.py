@@ -46,7 +46,7 @@ def test_xla_says_what_it_stands_for(capsys, tmp_path, monkeypatch, pjrt, words)
     monkeypatch.delenv("PJRT_DEVICE")
     if pjrt:
         monkeypatch.setenv("PJRT_DEVICE", pjrt)
-    monkeypatch.setattr("utils.runtime.choice._has_tpu", lambda: pjrt == "TPU")
+    monkeypatch.setattr("utils.runtime.xla.start.has_tpu", lambda: pjrt == "TPU")
     assert check(capsys, tmp_path, device="xla")[0] == words
 
 

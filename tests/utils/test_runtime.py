@@ -317,7 +317,7 @@ def test_a_chip_finds_its_place_among_the_others(monkeypatch):
 def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
     told = []
     monkeypatch.setattr(
-        "utils.runtime.launcher.launch_processes", lambda *args: told.append(args) or 4
+        "utils.runtime.processes.children.launch_processes", lambda *args: told.append(args) or 4
     )
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     section = RuntimeSection(device="xla", num_processes=2, timeout_s=9)
@@ -347,25 +347,25 @@ def test_a_device_that_is_not_there_is_refused():
 
 def test_auto_takes_xla_where_it_is_installed(monkeypatch):
     assert choose_device(RuntimeSection(device="auto")) == "xla"
-    monkeypatch.setattr("utils.runtime.choice.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("utils.runtime.xla.start.importlib.util.find_spec", lambda name: None)
     assert choose_device(RuntimeSection(device="auto")) == "cpu"
     with pytest.raises(UserError, match="torch_xla is not installed"):
         choose_device(RuntimeSection(device="xla"))
 
 
 def test_the_environment_that_the_user_set_is_kept(monkeypatch):
-    from utils.runtime.choice import prepare_environment
+    from utils.runtime.start import get_start
 
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
-    prepare_environment("xla")
+    get_start("xla").prepare_environment()
     import os
 
     assert (os.environ["PJRT_DEVICE"], os.environ["TF_CPP_MIN_LOG_LEVEL"]) == ("TPU", "0")
     monkeypatch.delenv("PJRT_DEVICE")
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
-    prepare_environment("cpu")
+    get_start("cpu").prepare_environment()
     assert "PJRT_DEVICE" not in os.environ
     # Warnings of the compiler are none of the run's.
-    prepare_environment("xla")
+    get_start("xla").prepare_environment()
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"

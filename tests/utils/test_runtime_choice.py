@@ -10,13 +10,16 @@ from typing import get_args
 import pytest
 import torch
 
+from utils.config.devices import DEVICES
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
+from utils.registry import load_object
 from utils.runtime import choice as room
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
-from utils.runtime.launcher import _RUNTIMES
 from utils.runtime.processes.group import ProcessGroup
+from utils.runtime.start import get_start
+from utils.runtime.xla import start
 from utils.runtime.xla.runtime import XlaRuntime
 from utils.runtime.xla.spmd import get_mesh_shape
 
@@ -26,8 +29,8 @@ def bare_machine(monkeypatch):
     """No chip, no GPU, no word of other processes."""
     for name in ("PJRT_DEVICE", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(room, "_has_tpu", lambda: False)
-    monkeypatch.setattr(room, "_has_cuda", lambda: False)
+    monkeypatch.setattr(start, "has_tpu", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -36,17 +39,17 @@ def bare_machine(monkeypatch):
      (None, False, "on the CPU")],
 )  # fmt: skip
 def test_xla_is_said_to_be_a_tpu_where_it_will_be_one(pjrt, has_tpu, words, monkeypatch):
-    monkeypatch.setattr(room, "_has_tpu", lambda: has_tpu)
+    monkeypatch.setattr(start, "has_tpu", lambda: has_tpu)
     if pjrt is not None:
         monkeypatch.setenv("PJRT_DEVICE", pjrt)
-    assert words in room.describe_device("xla")
-    assert room.describe_device("cpu") == "cpu"
+    assert words in get_start("xla").describe()
+    assert get_start("cpu").describe() == "cpu"
 
 
 def test_a_gpu_is_used_where_there_is_one_and_refused_where_there_is_none(monkeypatch):
     with pytest.raises(UserError, match="sees no NVIDIA GPU"):
         room.choose_device(RuntimeSection(device="cuda"))
-    monkeypatch.setattr(room, "_has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert room.choose_device(RuntimeSection(device="cuda")) == "cuda"
 
 
@@ -87,11 +90,11 @@ def test_rank_zero_alone_speaks(rank, is_silent, monkeypatch):
 def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
     name, pjrt, has_tpu, found, monkeypatch
 ):
-    monkeypatch.setattr(room, "_has_tpu", lambda: has_tpu)
+    monkeypatch.setattr(start, "has_tpu", lambda: has_tpu)
     monkeypatch.setenv("PJRT_DEVICE", pjrt or "")
     if pjrt is None:
         monkeypatch.delenv("PJRT_DEVICE")
-    room.prepare_environment(name)
+    get_start(name).prepare_environment()
     assert os.environ.get("PJRT_DEVICE") == found
 
 
@@ -133,9 +136,9 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
     with pytest.raises(UserError, match="this host has 2; lower it"):
         CudaRuntime(RuntimeSection(device="cuda"))
     with pytest.raises(UserError, match=r"num_processes \(3\) exceeds the 2 GPUs"):
-        room.count_processes(RuntimeSection(device="cuda", num_processes=3), "cuda")
-    assert room.count_processes(RuntimeSection(device="cuda", num_processes=2), "cuda") == 2
-    assert room.count_processes(RuntimeSection(device="cuda"), "cuda") == 2
+        get_start("cuda").count_processes(RuntimeSection(num_processes=3))
+    assert get_start("cuda").count_processes(RuntimeSection(num_processes=2)) == 2
+    assert get_start("cuda").count_processes(RuntimeSection()) == 2
 
 
 def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeypatch):
@@ -156,5 +159,7 @@ def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeyp
 
 
 def test_every_device_that_may_be_asked_for_has_a_runtime():
-    asked = get_args(RuntimeSection.model_fields["device"].annotation)
-    assert set(asked) == {"auto", *_RUNTIMES}
+    choices = get_args(RuntimeSection.model_fields["device"].annotation)
+    assert choices == ("auto", *DEVICES)
+    for name, device in DEVICES.items():
+        assert load_object(device.runtime).name == get_start(name).name == name

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tools.answer_table import ENDINGS
 from tools.weights.flags import add_weights_flags
+from utils.config.devices import DEVICES
 from utils.programs import CommandLine, create_program_parser
 
 
@@ -31,7 +32,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--top-k", type=int, default=5, metavar="K", help="likeliest classes of a row (5)")
     add("--embed", action="store_true", help="add the features in front of the head")
     add("--batch-size", type=int, default=64, metavar="B", help="images at once (64)")
-    add("--device", default="auto", choices=("auto", "cpu", "cuda", "xla"), help="where (auto)")
+    add("--device", default="auto", choices=("auto", *DEVICES), help="where (auto)")
     add("--precision", default="fp32", choices=("fp32", "bf16"), help="of products (fp32)")
     return parser
 

@@ -6,15 +6,21 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from utils.config.devices import CompilerName, DeviceName, get_devices
 from utils.config.metadata import ConfigSection, Devices, Resume, about
 
-_NATIVE = Devices(("cpu", "cuda"), "XLA compiles and lays out by itself; leave it out")
-_NVIDIA = Devices(("cuda",), "it is a mode of NVIDIA GPUs; leave it out")
+_NATIVE = Devices(get_devices("native"), "XLA compiles and lays out by itself; leave it out")
+_NVIDIA = Devices(get_devices("tf32"), "it is a mode of NVIDIA GPUs; leave it out")
 _SCALED = Devices(
-    ("cpu", "cuda"), "its devices compute in bf16 with the range of fp32; use bf16", value="fp16"
+    get_devices("fp16"),
+    "its devices compute in bf16 with the range of fp32; use bf16",
+    value="fp16",
 )
-_XLA = Devices(("xla",), "it is a mode of TPUs; leave it out (NVIDIA GPUs have runtime.tf32)")
-_MESH = Devices(("xla",), "a mesh is of XLA's devices; use process", value="spmd")
+_PRODUCTS = Devices(
+    get_devices("matmul_precision"),
+    "it is a mode of TPUs; leave it out (NVIDIA GPUs have runtime.tf32)",
+)
+_MESH = Devices(get_devices("mesh"), "a mesh is of XLA's devices; use process", value="spmd")
 
 
 class RuntimeSection(ConfigSection):
@@ -22,7 +28,7 @@ class RuntimeSection(ConfigSection):
 
     on_resume: ClassVar[Resume] = "warns"
 
-    device: Literal["auto", "xla", "cpu", "cuda"] = Field(
+    device: DeviceName = Field(
         "auto",
         description="auto: XLA (a TPU if there is one, else the CPU) where torch_xla is installed, "
         "else cuda where PyTorch sees a GPU, else cpu",
@@ -81,7 +87,7 @@ class RuntimeSection(ConfigSection):
         False,
         description="torch.compile of student and teachers; xla compiles whole steps without it",
     )
-    compile_backend: Literal["auto", "inductor", "aot_eager", "eager", "openxla"] = Field(
+    compile_backend: CompilerName = Field(
         "auto",
         description="what runtime.compile compiles with; auto: openxla on xla, else inductor",
     )
@@ -97,7 +103,7 @@ class RuntimeSection(ConfigSection):
         "default",
         description="float32 products on a TPU: default, one pass of bf16; high, three of them; "
         "highest, six, as float32",
-        **about(devices=_XLA),
+        **about(devices=_PRODUCTS),
     )
     compile_cache: str = Field(
         "auto",

@@ -7,14 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from utils.config.data import DataSection
+from utils.config.devices import get_devices
 from utils.config.distill import DistillSection
 from utils.config.execution import ProfileSection, QuantileSection, RunSection, RuntimeSection
 from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, about
 from utils.config.source import SourceSection
 from utils.config.train import TrainSection
 
-_LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
-_KERNELS = Devices(("xla",), "Pallas kernels are XLA's; choose auto or xla", value="pallas")
+_LOOP = Devices(get_devices("loop"), "only its compiler loops over a graph; leave it out")
+_KERNELS = Devices(
+    get_devices("pallas"), "Pallas kernels are XLA's; choose auto or xla", value="pallas"
+)
 
 
 class ModelSection(ConfigSection):

@@ -6,11 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from utils.config.devices import get_devices
 from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, about
 from utils.config.verdicts import MicroBatchVerdict, Parts, StepName
 
-_LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
-_KERNELS = Devices(("xla",), "Pallas kernels are XLA's; choose auto or xla", value="pallas")
+_LOOP = Devices(get_devices("loop"), "only its compiler loops over a graph; leave it out")
+_KERNELS = Devices(
+    get_devices("pallas"), "Pallas kernels are XLA's; choose auto or xla", value="pallas"
+)
 
 
 class TrainSection(ConfigSection):

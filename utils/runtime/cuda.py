@@ -15,15 +15,45 @@ from utils.device_use import read_nvidia
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.base import B
-from utils.runtime.choice import get_planned_size
 from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.native import NativeRuntime
+from utils.runtime.start import DeviceStart, get_planned_size
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
 
 _FUSED = ("adam", "adamw", "sgd", "nesterov", "momentum")  # timm names of torch's own optimizers
+
+
+class CudaStart(DeviceStart):
+    """NVIDIA GPUs, one process for each."""
+
+    def is_available(self) -> bool:
+        return torch.cuda.is_available()
+
+    def check(self, section: RuntimeSection) -> None:
+        if not self.is_available():
+            raise UserError(
+                "runtime.device is 'cuda' but PyTorch sees no NVIDIA GPU here; use another device, "
+                "or a build of torch with CUDA on a machine that has one"
+            )
+        super().check(section)
+
+    def is_accelerator(self) -> bool:
+        return True
+
+    def decides_ranks(self, section: RuntimeSection) -> bool:
+        return get_planned_size() == 1 and section.num_processes is None
+
+    def count_processes(self, section: RuntimeSection) -> int:
+        available = torch.cuda.device_count()
+        if section.num_processes and section.num_processes > available:
+            raise UserError(
+                f"runtime.num_processes ({section.num_processes}) exceeds the {available} GPUs of "
+                "this host; lower it"
+            )
+        return section.num_processes or available
 
 
 class _CudaUpdates(Updates):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.generations import LAUNCHED, PCI_VENDOR, name_chip
-from utils.runtime.choice import has_chips
+from utils.runtime.start import get_start
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime
@@ -47,7 +47,7 @@ def name_chip_of(runtime: Runtime) -> str:
 
 def name_planned_chip(device: str) -> str:
     """The same before a device is touched, of the runtime with this name."""
-    return _cut(name_hardware("TPU")) if has_chips(device) else ""
+    return _cut(name_hardware("TPU")) if get_start(device).has_chips() else ""
 
 
 def _cut(hardware: str) -> str:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.runtime.choice import get_planned_size
+from utils.runtime.start import get_planned_size
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection

@@ -18,13 +18,13 @@ from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.programs import pause_collection
 from utils.runtime.base import DTYPES, Runtime, T, derive_seed
-from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
 from utils.runtime.processes.children import get_core_share
 from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.processes.ranks import Alone, Ranks
+from utils.runtime.start import get_planned_size
 from utils.runtime.updates import Updates
 from utils.runtime.xla.decay import LEAST_PRODUCT, raise_decays
 from utils.runtime.xla.muon import lower_muon
