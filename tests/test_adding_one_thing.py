@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CHANGING = ("losses", "tests", "docs")
+CHANGING = ("losses", "utils", "proofs", "tests", "docs")
 
 
 def copy_project(folder: Path) -> Path:
@@ -21,6 +22,8 @@ def copy_project(folder: Path) -> Path:
         if entry.name in CHANGING:
             skip = shutil.ignore_patterns("__pycache__", "*.h5")
             shutil.copytree(entry, copy / entry.name, ignore=skip)
+        elif entry.is_file():
+            shutil.copy2(entry, copy)  # a script that is a link finds the modules of its target
         elif not entry.name.startswith("."):
             (copy / entry.name).symlink_to(entry)
     return copy
@@ -127,4 +130,111 @@ def test_a_loss_is_its_file_its_row_its_reference_and_its_line_in_the_document(t
         "losses/logits/variation.py",
         "losses/table.py",
         "tests/losses/references.py",
+    ]
+
+
+# --- keys ---
+
+KEY = """    jitter: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share by which the learning rate of each run is moved",
+        **about(resume="warns", aliases=("lr_jitter",), tasks=("classify",)),
+    )
+"""
+EFFECT = """    ("optim.jitter", (), "--lr_jitter=0.5", "refused"),
+"""
+KEY_CHECKS = (
+    "tests/test_config_keys.py",
+    "tests/test_key_effects.py::test_every_key_has_a_row_or_the_name_of_its_test",
+    "tests/test_readme.py",
+)
+
+
+def test_a_key_is_its_field_its_line_on_the_page_and_what_it_changes(tmp_path):
+    copy = copy_project(tmp_path)
+    insert(copy / "utils/config/sections.py", "    base_lr: float | None = ", KEY)
+    insert(copy / "tests/support/key_effects.py", '    ("optim.lr_factors", ', EFFECT)
+    run(copy, "-m", "proofs.keys", "--write")
+    run(copy, "-m", "pytest", "-q", "-n0", "-k", "not documents", *KEY_CHECKS)
+    words = " ".join(run(copy, "main.py", "--help").split())
+    assert "rate of each run is moved (default: 0.0)" in words and "--lr_jitter" in words
+    assert list_changed(copy) == [
+        "docs/keys.md",
+        "tests/support/key_effects.py",
+        "utils/config/sections.py",
+    ]
+
+
+# --- devices ---
+
+DEVICE = '''"""The CPU under another name."""
+
+from __future__ import annotations
+
+from utils.runtime.cpu import CpuRuntime
+
+
+class SecondRuntime(CpuRuntime):
+    """The host's cores a second time."""
+
+    name = "second"
+'''
+ROW = """    "second": DeviceInfo(
+        runtime="utils.runtime.second:SecondRuntime",
+        start="utils.runtime.start:DeviceStart",
+        compilers=("eager",),
+        modes=("native",),
+    ),
+"""
+DEVICE_CHECKS = (
+    "tests/test_config_keys.py",
+    "tests/utils/test_runtime_choice.py::test_every_device_that_may_be_asked_for_has_a_runtime",
+    "tests/test_parity.py::test_every_device_has_a_form",
+)
+ASKS = """
+import json
+from proofs.chaos import RUNTIMES
+from service.jobs.slots import choose_slots
+from utils.config.execution import RuntimeSection
+from utils.errors import UserError
+from utils.runtime.choice import choose_device
+
+refused = []
+for keys in ({"precision": "fp16"}, {"compile": True, "compile_backend": "inductor"}):
+    try:
+        choose_device(RuntimeSection(device="second", **keys))
+    except UserError as error:
+        refused.append(str(error))
+slots = choose_slots("second", 1, ["cuda:0", "cpu:0"], [])
+print(json.dumps([refused, slots, RUNTIMES["second2"][0]]))
+"""
+
+
+def test_a_device_is_its_file_its_row_and_its_form_of_the_parity_test(tmp_path):
+    copy = copy_project(tmp_path)
+    (copy / "utils/runtime/second.py").write_text(DEVICE, encoding="utf-8")
+    insert(copy / "utils/config/devices.py", '    "cuda": DeviceInfo(', ROW)
+    insert(copy / "tests/test_parity.py", '    "xla x1": Form(', '    "second": Form("second"),\n')
+    run(copy, "-m", "proofs.keys", "--write")
+    run(copy, "-m", "pytest", "-q", "-n0", *DEVICE_CHECKS)
+    (precision, compiler), slots, flags = json.loads(run(copy, "-c", ASKS))
+    assert "runtime.precision ('fp16') works on cpu and cuda, not on 'second'" in precision
+    assert "('inductor') is not supported on 'second', which has eager" in compiler
+    assert slots == ["cpu:0"]
+    assert flags == ["--runtime.device=second", "--runtime.num_processes=2"]
+    for program in (("main.py",), ("-m", "tools.predict"), ("-m", "tools.generate")):
+        assert "second,cuda}" in run(copy, *program, "--help").replace("\n", "")
+    trained = run(
+        copy, "main.py", "--config=configs/smoke.yaml", "--runtime.device=second",
+        "--train.steps=1", f"--run.output_dir={tmp_path / 'runs'}",
+    )  # fmt: skip
+    (environment,) = (tmp_path / "runs").rglob("environment.json")
+    assert '"second"' in environment.read_text(encoding="utf-8"), trained
+    assert list_changed(copy) == [
+        "docs/keys.md",
+        "tests/test_parity.py",
+        "utils/config/devices.py",
+        "utils/runtime/second.py",
     ]

@@ -13,6 +13,7 @@ from store.record.history import read_metrics
 from store.record.hits import HITS_FILE, Hits, parse_hits
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
+from utils.config.devices import DEVICES
 
 STEPS = 20
 # 97 evaluation examples: no number of ranks or devices divides them.
@@ -176,6 +177,11 @@ def check_hits(found: dict[str, Hits], lines: list[dict]) -> None:
         assert one.examples == EXAMPLES
         assert 100.0 * one.count() * (1.0 / EXAMPLES) == top1[one.step]
     assert found["best"].count() == max(round(value * EXAMPLES / 100) for value in top1.values())
+
+
+def test_every_device_has_a_form():
+    """GPUs have theirs in tests/device, where there is one."""
+    assert {form.device for form in FORMS.values()} | {"cuda"} == set(DEVICES)
 
 
 @pytest.mark.parametrize("name", CASES)
