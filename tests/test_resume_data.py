@@ -67,7 +67,7 @@ def test_an_order_that_follows_the_root_does_not_change_within_an_epoch(tmp_path
     assert train(tmp_path / "runs", *again, "--data.root=memory://moved") == 2
     line = get_error(capsys)
     assert 'data.order: order was "exact", is "sharded"' in line
-    assert "examples of this epoch would come twice or never" in line
+    assert "examples of this epoch would be repeated or missing" in line
     # Moved to another disk it is the same data in the same order.
     (tmp_path / "moved").mkdir()
     (tmp_path / "records").rename(tmp_path / "moved" / "records")

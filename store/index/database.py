@@ -29,7 +29,7 @@ from store.index.kin import Family, Kin, unpack_ancestors
 from store.index.scan import create_scan
 from store.index.tables import define_tables
 from store.index.writer import IndexWriter
-from store.query.filters import check_keys, choose, parse_filter
+from store.query.filters import check_keys, parse_filter
 from store.query.record import FACTS
 from store.query.tags import TAG
 from store.record.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
@@ -143,11 +143,11 @@ class RunIndex:
           UserError: the filter breaks the rules, or no run has one of its keys.
         """
         wanted, order = parse_filter(text), self.read_order()
-        if not order or not wanted.get_keys():
+        if not order or not wanted.keys:
             return order
-        check_keys(wanted.get_keys(), self.read_keys())
-        columns = {key: self.read_column(key) for key in wanted.get_keys()}
-        return list(choose(wanted, order, columns))
+        check_keys(wanted.keys, self.read_keys())
+        columns = {key: self.read_column(key) for key in wanted.keys}
+        return [run for run in order if wanted.fits(lambda key, run=run: columns[key].get(run))]
 
     def read_order(self, limit: int | None = None) -> list[int]:
         """The numbers of runs, that which was begun last first."""

@@ -1,8 +1,8 @@
-"""The compiler's estimate of a step beside what a run measured, and how far the two are apart.
+"""The compiler's estimate of a step against the measured time, and how far the two are apart.
 
-A verdict fits a run where all that decides the step's program is equal: the generation of the chip,
-how many devices there are, the batch of each, and the configuration without what is data to the
-program or happens outside it.
+An estimate fits a run if everything that determines the step's program is equal: the generation of
+the chip, the number of devices, the batch of each, and the configuration without keys that are data
+to the program or act outside it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from utils.json_types import JsonMapping, JsonObject, JsonValue
 ESTIMATE, MEASURED = "estimate.step_s", "measured.step_s"
 KEYS = (ESTIMATE, MEASURED)
 Verdicts = dict[tuple[JsonValue, ...], JsonObject]
-# Whatever these say, the step's program is the same: places, seeds, lengths of the run, numbers
-# that the schedule hands over as data, the host's part, and the batch, which is held apart.
+# Keys that do not change the step's program: paths, seeds, lengths of the run, numbers that the
+# schedule passes as data, the host's part, and the batch, which is compared separately.
 _OUTSIDE = (
     "run.*", "profile.*", "quantile.*", "data.root", "data.*_split", "data.split_seed",
     "data.shuffle_gib", "data.order", "data.threads", "data.prefetch_batches", "data.return_id",
@@ -42,7 +42,7 @@ _OUTSIDE = (
     "runtime.graph_budget", "runtime.num_threads", "runtime.overlap", "runtime.channels_last",
     "runtime.tf32", "runtime.compile", "runtime.compile_backend",
 )  # fmt: skip
-# Keys younger than published verdicts -> the value with which a step is what it was before them.
+# Keys younger than published estimates -> the value that gives the step of before.
 _YOUNGER: dict[str, JsonValue] = {
     "model.drop_path_law": "model",
     "model.drop_path_rescale": True,
@@ -52,11 +52,7 @@ _YOUNGER: dict[str, JsonValue] = {
 
 @dataclass(frozen=True)
 class CalibratedRun:
-    """A run of which both are known.
-
-    Attributes:
-      ratio: measured over estimated.
-    """
+    """A run with both an estimate and a measurement."""
 
     run: str
     estimate_s: float
@@ -65,18 +61,17 @@ class CalibratedRun:
 
     @property
     def ratio(self) -> float:
-        """Measured over estimated: above 1 the estimate is too low."""
+        """Measured over estimated: above 1 if the estimate is too low."""
         return self.measured_s / self.estimate_s
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far measured times are from estimates, over all runs that have both.
+    """Ratios of measured over estimated times, over all runs that have both.
 
     Attributes:
-      median: ratio of measured and estimated.
       low, high: the smallest and the largest ratio.
-      spread: standard deviation of the ratio's logarithm; none: fewer than two runs.
+      spread: standard deviation of the ratio's logarithm; None of fewer than two runs.
     """
 
     n: int
@@ -87,27 +82,27 @@ class Calibration:
 
 
 def hash_step(config: JsonMapping) -> str:
-    """A hash of what of a configuration decides the program of a step."""
+    """Hash the part of a configuration that determines the program of a step."""
     kept = {
         key: value for key, value in flatten_run_config(config).items()
-        if not any(fnmatchcase(key, one) for one in _OUTSIDE)
+        if not any(fnmatchcase(key, pattern) for pattern in _OUTSIDE)
         and not (key in _YOUNGER and value == _YOUNGER[key])
     }  # fmt: skip
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def index_verdicts(reports: Iterable[JsonObject]) -> Verdicts:
-    """The newest verdict of each step that has a cost, by what must fit."""
-    found: Verdicts = {}
-    for one in sorted((r for r in reports if get_kind(r) == VERDICT), key=lambda r: r["made"]):
-        if one.get("configuration") and one.get("step_ms"):
-            chip, batch = one["target"].partition(":")[0], one["examples_per_chip"]
-            found[chip, one["chips"], batch, hash_step(one["configuration"])] = one
-    return found
+    """Return the newest estimate of each step, by all that must be equal."""
+    verdicts: Verdicts = {}
+    for report in sorted((r for r in reports if get_kind(r) == VERDICT), key=lambda r: r["made"]):
+        if report.get("configuration") and report.get("step_ms"):
+            chip, batch = report["target"].partition(":")[0], report["examples_per_chip"]
+            verdicts[chip, report["chips"], batch, hash_step(report["configuration"])] = report
+    return verdicts
 
 
 def find_verdict(record: RunRecord, verdicts: Verdicts) -> JsonObject | None:
-    """The verdict on a run's step; of one device's part where none is of all of them."""
+    """Find the estimate of a run's step, else that of one device's part; None if there is none."""
     if not verdicts or not record.attempts:
         return None
     hardware = read_hardware(record.facts, record.attempts[-1])
@@ -117,43 +112,41 @@ def find_verdict(record: RunRecord, verdicts: Verdicts) -> JsonObject | None:
         return None
     chip = str(hardware.get("chip") or hardware.get("hardware") or "").removeprefix("TPU ")
     step = hash_step(record.config)
-    for chips in (devices, 1):
-        if (one := verdicts.get((chip, chips, total // devices, step))) is not None:
-            return one
-    return None
+    keys = ((chip, chips, total // devices, step) for chips in (devices, 1))
+    return next((verdicts[key] for key in keys if key in verdicts), None)
 
 
 def measure_step(record: RunRecord) -> float | None:
-    """Seconds of a training step by the clock, without waits for input and checkpoints.
+    """Measure seconds of a training step, without waits for input and checkpoints.
 
-    The median over log points that follow each other within an attempt: a device works behind the
-    host's back, so what a single step took on the host says little.
+    The median over consecutive log points of an attempt: a device works asynchronously, so the time
+    of a single step on the host is not that of the device.
     """
-    lines = [one for one in record.lines if one["kind"] == TRAIN]
-    found = []
+    lines = [line for line in record.lines if line["kind"] == TRAIN]
+    times_s = []
     for old, new in itertools.pairwise(lines):
         steps = new["step"] - old["step"]
         times = (old.get("time_s"), new.get("time_s"))
         if old.get("attempt") != new.get("attempt") or steps < 1 or None in times:
             continue
         waits = sum(new.get(name) or 0.0 for name in ("input_wait_s", "checkpoint_held_s"))
-        found.append((times[1] - times[0] - waits) / steps)
-    seconds = statistics.median(found) if found else 0.0
+        times_s.append((times[1] - times[0] - waits) / steps)
+    seconds = statistics.median(times_s) if times_s else 0.0
     return seconds if seconds > 0 else None
 
 
 def tell_step(record: RunRecord, verdicts: Verdicts) -> dict[str, float | None]:
-    """What is estimated and what was measured, in seconds of a step; none: nobody knows."""
+    """Return the estimated and the measured seconds of a step; None if unknown."""
     verdict = find_verdict(record, verdicts)
     estimate = None if verdict is None else verdict["step_ms"]["estimate"] / 1000
     return {ESTIMATE: estimate, MEASURED: measure_step(record)}
 
 
 def calibrate(points: Sequence[CalibratedRun]) -> Calibration | None:
-    """The error over all points; none: there are none."""
+    """Summarise the ratios over all points; None without points."""
     if not points:
         return None
-    ratios = [one.ratio for one in points]
-    logs = [math.log(one) for one in ratios]
+    ratios = [point.ratio for point in points]
+    logs = [math.log(ratio) for ratio in ratios]
     spread = statistics.stdev(logs) if len(logs) > 1 else None
     return Calibration(len(ratios), statistics.median(ratios), min(ratios), max(ratios), spread)

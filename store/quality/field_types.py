@@ -1,8 +1,7 @@
-"""What readers take of a run's files: values of the kind that they should have, and nothing else.
+"""Checks of value types in a run's files, which may be edited, copied badly or of other programs.
 
-A run directory may have been edited, copied badly or written by another program. `run.json` decides
-what a run is, so there a wrong kind is damage; elsewhere such a value counts as unknown, and no
-reader needs a check of his own.
+`run.json` decides what a run is, so a wrong type is damage there; elsewhere such a value counts as
+unknown, and readers need no further checks.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _HEAD: dict[str, Callable[[object], bool]] = {
     "step": is_count, "attempt": is_count, "kind": lambda value: isinstance(value, str),
     "nonfinite": lambda value: isinstance(value, dict),
 }  # fmt: skip
-# A whole number beyond it is no float.
+# A larger whole number does not fit a float.
 _MOST = 1 << 1000
 _TEXT, _TIME, _COUNT, _TABLE = "a text", "a time", "a count", "an object"
 _FACTS = {
@@ -32,10 +31,7 @@ _KINDS: dict[str, Callable[[object], bool]] = {
 
 
 def find_wrong_fact(facts: JsonObject) -> str:
-    """What of a `run.json` has another kind than it should, in words; empty: nothing has.
-
-    A null says that nothing is known, as if it were not there.
-    """
+    """Return the first field of a `run.json` with a wrong type, in words; else "". Nulls fit."""
     for name, kind in _FACTS.items():
         value = facts.get(name)
         if value is not None and not _KINDS[kind](value):
@@ -44,42 +40,36 @@ def find_wrong_fact(facts: JsonObject) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a number that fits a float; nan and infinities do."""
-    if type(value) is int:
-        return -_MOST <= value <= _MOST
-    return type(value) is float
+    """Return whether a value is a number that fits a float; nan and infinities do."""
+    return -_MOST <= value <= _MOST if type(value) is int else type(value) is float
 
 
 def fit_line(line: JsonObject) -> JsonObject | None:
-    """A line of metrics with its numbers alone; none: it has no step or no kind."""
-    found = line
+    """Return a line of metrics with its numbers alone; None without a step or kind."""
     if not all(_fits_line(name, value) for name, value in line.items()):
-        found = {name: value for name, value in line.items() if _fits_line(name, value)}
-    return found if "step" in found and "kind" in found else None
+        line = {name: value for name, value in line.items() if _fits_line(name, value)}
+    return line if "step" in line and "kind" in line else None
 
 
 def fit_artifacts(value: JsonValue) -> list[JsonObject]:
-    """The entries of an `artifacts.json` that tell a path, a kind, a size and a checksum."""
-    found = value.get("artifacts") if isinstance(value, dict) else None
+    """Return the entries of an `artifacts.json` with a path, a kind, a size and a checksum."""
+    entries = value.get("artifacts") if isinstance(value, dict) else None
     return [
-        one for one in (found if isinstance(found, list) else [])
-        if isinstance(one, dict) and is_count(one.get("bytes"))
-        and all(isinstance(one.get(name), str) for name in ("path", "kind", "crc32c"))
+        entry for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict) and is_count(entry.get("bytes"))
+        and all(isinstance(entry.get(name), str) for name in ("path", "kind", "crc32c"))
     ]  # fmt: skip
 
 
 def fit_environment(value: JsonValue) -> JsonObject:
-    """An `environment.json` whose tables are tables, and of variables and versions of texts."""
+    """Return an `environment.json` without tables and texts of other types."""
     if not isinstance(value, dict):
         return {}
-    found = dict(value)
-    for name in ("accelerator", "packages", "variables", "source"):
-        if name in found and not isinstance(found[name], dict):
-            del found[name]
-    for name in ("packages", "variables"):
-        if name in found:
-            found[name] = {k: v for k, v in found[name].items() if isinstance(v, str)}
-    return found
+    tables = ("accelerator", "packages", "variables", "source")
+    fitted = {k: v for k, v in value.items() if k not in tables or isinstance(v, dict)}
+    for name in {"packages", "variables"} & fitted.keys():
+        fitted[name] = {k: v for k, v in fitted[name].items() if isinstance(v, str)}
+    return fitted
 
 
 def _fits_line(name: str, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Flags that several programs share; nothing is loaded for them."""
+"""Flags of programs that use gates; a module of its own so that --help loads nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_gate_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of every program that judges by gates."""
+    """Add the flags of gates."""
     add = parser.add_argument
     add("--gate", action="append", metavar="TEXT",
         help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more")  # fmt: skip

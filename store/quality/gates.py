@@ -1,8 +1,8 @@
 """Gates: how much worse a number may become, `metric[@aggregate]:max_pct:max_abs:severity[?]`.
 
 `eval.top1@best:-:0.3:blocker` lets the best top-1 fall by 0.3 points. A limit is a percentage of
-the base or a distance in the number's own unit; `-` is none. Worse by more than either one violates
-the gate. A number that is missing or not finite is a finding too, unless a `?` stands at the end.
+the base or a distance in the number's own unit; `-` is no limit. Exceeding either one violates the
+gate. A number that is missing or not finite violates it too, unless the gate ends with `?`.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _FORM = "write metric[@aggregate]:max_pct:max_abs:severity, with - for no limit"
 
 @dataclass(frozen=True)
 class Gate:
-    """What one number may do.
+    """The limits of one number.
 
     Attributes:
       metric: as filters name it.
       aggregate: of a run's history: last, best, mean, median, min, max or a percentile as p95.
-      max_pct, max_abs: by how much it may be worse; none: no such limit; one of them is given.
-      severity: blocker and major fail, minor is told.
-      is_optional: a number that is missing or not finite is no finding.
-      direction: which way is better; none: as the catalogue says.
+      max_pct, max_abs: by how much it may be worse; None: no such limit. One of them is set.
+      severity: blocker and major fail, minor is only reported.
+      is_optional: a number that is missing or not finite does not violate the gate.
+      direction: which way is better; None: as the catalogue says.
     """
 
     metric: str
@@ -57,22 +57,22 @@ class Gate:
     direction: Direction | None = None
 
     def __str__(self) -> str:
-        limits = ("-" if one is None else f"{one:g}" for one in (self.max_pct, self.max_abs))
+        limits = ("-" if x is None else f"{x:g}" for x in (self.max_pct, self.max_abs))
         text = f"{self.metric}@{self.aggregate}:{':'.join(limits)}:{self.severity}"
         return text + "?" * self.is_optional
 
 
 @dataclass(frozen=True)
 class GateFinding:
-    """What a gate says of two sides.
+    """Result of a gate on two sides.
 
     Attributes:
-      outcome: of the gate; undecided: the interval of the difference holds the limit.
+      outcome: undecided: the interval of the difference contains the limit.
       reason: in words, with the numbers.
-      worse, low, high: by how much the new side is worse, and the interval of that; none: unknown.
-      limit: the lower one of both limits, in the number's unit; none: there is none that holds.
+      worse, low, high: by how much the new side is worse, and the interval of that.
+      limit: the lower one of both limits, in the number's unit; None if no limit applies.
       base, new: means.
-      base_n, new_n: independent values that they are of: seeds, or blocks or reports.
+      base_n, new_n: number of independent values: seeds, blocks or reports.
     """
 
     gate: Gate
@@ -89,56 +89,51 @@ class GateFinding:
 
     @property
     def is_grave(self) -> bool:
-        """Whether it counts: minor ones are only told."""
+        """Whether it affects the exit code: minor findings are only reported."""
         return self.gate.severity != "minor"
 
 
 def parse_gate(text: str) -> Gate:
-    """The gate that a flag says.
-
-    Raises:
-      UserError: names what is wrong with it.
-    """
+    """Parse the gate of a flag; UserError if it is malformed."""
     parts = text.strip().rsplit(":", 3)
     if len(parts) != 4:
         raise UserError(f"gate {text!r} has no four parts; {_FORM}")
     name, max_pct, max_abs, severity = (part.strip() for part in parts)
     metric, at, aggregate = name.partition("@")
-    values: dict[str, JsonValue] = {
-        "metric": metric, "severity": severity.removesuffix("?"), "optional": severity[-1:] == "?",
-    }  # fmt: skip
+    values: dict[str, JsonValue] = {"metric": metric, "severity": severity.removesuffix("?"),
+                                    "optional": severity[-1:] == "?"}  # fmt: skip
     values |= {"aggregate": aggregate} if at else {}
-    for key, limit in (("max_pct", max_pct), ("max_abs", max_abs)):
-        if limit != "-":
-            values[key] = _read_limit(text, key, limit)
+    limits = {"max_pct": max_pct, "max_abs": max_abs}
+    values |= {k: _read_limit(text, k, limit) for k, limit in limits.items() if limit != "-"}
     return make_gate(values, text)
 
 
 def make_gate(values: Mapping[str, JsonValue], text: str) -> Gate:
-    """The gate that an entry of a YAML file says.
+    """Create a gate from the mapping of a YAML file; UserError if it is malformed.
 
     Args:
-      text: how it stands there, for errors.
-
-    Raises:
-      UserError: names what is wrong with it.
+      text: the gate in error messages.
     """
     for key in values:
         if key not in _KEYS:
-            raise UserError(f"gate {text!r} has no key {key!r}; {get_hint(str(key), _KEYS)}")
+            raise UserError(f"gate {text!r}: unknown key {key!r}; {get_hint(str(key), _KEYS)}")
     metric, aggregate = values.get("metric"), values.get("aggregate", "last")
     if not isinstance(metric, str) or not metric:
         raise UserError(f"gate {text!r} names no metric; {_FORM}")
-    if not _is_aggregate(aggregate):
+    if not isinstance(aggregate, str) or not (
+        aggregate in AGGREGATES or _PERCENTILE.fullmatch(aggregate)
+    ):
         raise UserError(
-            f"gate {text!r}: {aggregate!r} is no aggregate; use {', '.join(AGGREGATES)} or a "
+            f"gate {text!r}: unknown aggregate {aggregate!r}; use {', '.join(AGGREGATES)} or a "
             "percentile such as p95"
         )
     severity, direction = values.get("severity", "major"), values.get("direction")
     if severity not in SEVERITIES:
-        raise UserError(f"gate {text!r}: {severity!r} is no severity; use {', '.join(SEVERITIES)}")
+        raise UserError(
+            f"gate {text!r}: unknown severity {severity!r}; use {', '.join(SEVERITIES)}"
+        )
     if direction is not None and direction not in get_args(Direction):
-        raise UserError(f"gate {text!r}: direction {direction!r} is neither higher nor lower")
+        raise UserError(f"gate {text!r}: direction must be higher or lower, got {direction!r}")
     limits = {
         key: _read_limit(text, key, values[key])
         for key in ("max_pct", "max_abs")
@@ -148,19 +143,19 @@ def make_gate(values: Mapping[str, JsonValue], text: str) -> Gate:
         raise UserError(f"gate {text!r} has no limit, so nothing could violate it; {_FORM}")
     is_optional = values.get("optional", False)
     if not isinstance(is_optional, bool):
-        raise UserError(f"gate {text!r}: optional ({is_optional!r}) is neither true nor false")
+        raise UserError(f"gate {text!r}: optional must be true or false, got {is_optional!r}")
     return Gate(metric, aggregate, **limits, severity=severity, is_optional=is_optional,
                 direction=direction)  # fmt: skip
 
 
 def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_entry) -> Gate:
-    """The gate with the direction that it or a catalogue gives.
+    """Return the gate with its direction, its own or that of the catalogue.
 
     Args:
-      find: gives a number's entry of the catalogue.
+      find: returns a number's entry of the catalogue.
 
     Raises:
-      UserError: nobody says which way is better; it is never guessed from a name.
+      UserError: neither gives a direction; it is never guessed from a name.
     """
     if gate.direction is not None:
         return gate
@@ -177,13 +172,13 @@ def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_ent
 def judge_sides(
     gates: Sequence[Gate], base: Side, new: Side, *, unfinished: bool = False
 ) -> list[GateFinding]:
-    """Hold the runs of two sides against gates.
+    """Check the runs of two sides against gates.
 
     Args:
-      unfinished: runs that are not complete are judged, too.
+      unfinished: accept runs that are not complete.
 
     Raises:
-      UserError: one is not, a number that nobody knows, or one without a better direction.
+      UserError: an unfinished run, an unknown number, or one without a better direction.
     """
     if not unfinished:
         check_finished((base, new))
@@ -192,7 +187,7 @@ def judge_sides(
 
 
 def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
-    """Hold the runs of two sides against a gate whose direction is settled."""
+    """Check the runs of two sides against a gate whose direction is resolved."""
     samples, bad, counts = [], [], set()
     for side in (base, new):
         good = []
@@ -217,79 +212,77 @@ def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
 
 
 def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()) -> GateFinding:
-    """Hold two samples against a gate whose direction is settled.
+    """Check two samples against a gate whose direction is resolved.
 
     Args:
-      bad: what is missing or not finite, in words.
+      bad: descriptions of missing or non-finite values.
     """
     if bad or not base or not new:
         reason = "; ".join(bad[:3]) or "no numbers at all"
         return GateFinding(gate, "skipped" if gate.is_optional else "fail", reason)
     delta = compute_delta(base, new)
-    means = [summarise(list(one.values())).mean for one in (base, new)]
-    limit = _get_limit(gate, means[0])
+    means = [summarise(list(sample.values())).mean for sample in (base, new)]
+    limits = [] if gate.max_abs is None else [gate.max_abs]
+    if gate.max_pct is not None and means[0] != 0:
+        limits.append(abs(means[0]) * gate.max_pct / 100)
+    limit = min(limits, default=None)
     sign = 1.0 if gate.direction == "lower" else -1.0
-    ends = sorted(sign * one for one in (delta.low, delta.high) if one is not None)
-    low, high = ends if ends else (None, None)
+    ends = sorted(sign * end for end in (delta.low, delta.high) if end is not None)
+    low, high = ends or (None, None)
     finding = GateFinding(gate, "fail", "", sign * delta.value, low, high, limit, *means,
                           len(base), len(new))  # fmt: skip
     if limit is None:
-        return replace(finding, reason="a percentage of a base of zero says nothing; give max_abs")
+        return replace(finding, reason="max_pct needs a base other than zero; set max_abs")
     outcome = _decide(finding, len(base) + len(new), limit)
     return replace(finding, outcome=outcome, reason=_explain(finding, delta))
 
 
 def check_known(gates: Sequence[Gate], sides: Sequence[Side]) -> None:
-    """A number of the catalogue may be missing, which is a finding; what nobody knows is a typo.
+    """Refuse numbers that neither the catalogue nor a run contains: UserError names the nearest.
 
-    Raises:
-      UserError: names it, with the nearest known ones.
+    A number of the catalogue that no run has is a finding instead.
     """
-    known = {name for side in sides for one in side.records for name in one.values}
+    known = {name for side in sides for record in side.records for name in record.values}
     check_keys([g.metric for g in gates if find_entry(g.metric) is None], known, "--gate")
 
 
 def check_finished(sides: Sequence[Side]) -> None:
-    """Refuse runs whose numbers may still change, or never came to their end.
-
-    Raises:
-      UserError: names the first of them.
-    """
+    """Refuse runs that are not complete: their numbers may still change."""
     unfinished = [record for side in sides for record in side.records if not record.is_complete]
     if unfinished:
         first = unfinished[0]
         more = f" (and {len(unfinished) - 1} more)" if len(unfinished) > 1 else ""
         raise UserError(
             f"gate: {first.path}{more} is not complete: its status is "
-            f"{first.facts.get('status')}, {tell_writer(first)}; let it come to its end, or judge "
-            "what is there by --unfinished"
+            f"{first.facts.get('status')}, {tell_writer(first)}; wait until it is complete, or "
+            "accept its current numbers by --unfinished"
         )
 
 
 def get_code(findings: Sequence[GateFinding], undecided: str = "") -> int:
-    """The exit code of some findings: 0, 1 for a regression, 3 for undecided; minor ones are told.
+    """Return the exit code: 0, 1 for a regression, 3 for undecided; minor findings do not count.
 
     Args:
-      undecided: `fail` or `pass`: what takes the place of 3.
+      undecided: `fail` or `pass` instead of 3.
     """
-    grave = {one.outcome for one in findings if one.is_grave}
+    grave = {finding.outcome for finding in findings if finding.is_grave}
     if "fail" in grave or ("undecided" in grave and undecided == "fail"):
         return EXIT_FAILED
     return EXIT_UNDECIDED if "undecided" in grave and undecided != "pass" else 0
 
 
 def compute_aggregate(record: RunRecord, gate: Gate) -> tuple[float | None, int]:
-    """A run's number and how many lines it comes from; one that is not finite spoils them all."""
+    """Compute a run's number and how many lines it is of; a non-finite value is returned as is."""
     if gate.aggregate == "last":
         return record.values.get(gate.metric), 1
     kind, _, name = gate.metric.partition(".")
-    told = (get_finite_or_told(line).get(name) for line in record.lines if line["kind"] == kind)
-    values = [value for value in told if value is not None]
+    numbers = (get_finite_or_told(line).get(name) for line in record.lines if line["kind"] == kind)
+    values = [value for value in numbers if value is not None]
     return aggregate(gate, values), len(values)
 
 
 def aggregate(gate: Gate, values: Sequence[float]) -> float | None:
-    """One number for several as the gate wants it; one that is not finite spoils them all."""
+    """Aggregate values as the gate says; a non-finite value is returned as is."""
     spoilt = next((value for value in values if not math.isfinite(value)), None)
     if spoilt is not None or not values:
         return spoilt
@@ -297,7 +290,7 @@ def aggregate(gate: Gate, values: Sequence[float]) -> float | None:
                  "best": max if gate.direction == "higher" else min}  # fmt: skip
     if gate.aggregate in functions:
         return functions[gate.aggregate](values)
-    # The smallest value that so many percent do not exceed.
+    # The smallest value that at least this share of all values does not exceed.
     rank = math.ceil(float(gate.aggregate[1:]) / 100 * len(values))
     return sorted(values)[max(0, rank - 1)]
 
@@ -306,17 +299,10 @@ def _decide(finding: GateFinding, count: int, limit: float) -> Outcome:
     if count == 2:
         return "fail" if finding.worse > limit else "pass"
     if finding.low is None or finding.high is None:
-        return "undecided"  # one value against several: nobody knows how much chance there is
+        return "undecided"  # one value against several: their noise is unknown
     if finding.low > limit:
         return "fail"
     return "pass" if finding.high <= limit else "undecided"
-
-
-def _get_limit(gate: Gate, base: float) -> float | None:
-    limits = [] if gate.max_abs is None else [gate.max_abs]
-    if gate.max_pct is not None and base != 0:
-        limits.append(abs(base) * gate.max_pct / 100)
-    return min(limits, default=None)
 
 
 def _explain(finding: GateFinding, delta: Delta) -> str:
@@ -327,15 +313,11 @@ def _explain(finding: GateFinding, delta: Delta) -> str:
     return f"{text}; at most {finding.limit:.4g} is allowed"
 
 
-def _is_aggregate(text: JsonValue) -> bool:
-    return isinstance(text, str) and (text in AGGREGATES or bool(_PERCENTILE.fullmatch(text)))
-
-
 def _read_limit(text: str, key: str, value: JsonValue) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not 0 <= number < math.inf:
-        raise UserError(f"gate {text!r}: {key} ({value!r}) is no number from 0 up; {_FORM}")
+        raise UserError(f"gate {text!r}: {key} must be a number from 0 up, got {value!r}; {_FORM}")
     return number

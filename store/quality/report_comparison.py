@@ -1,4 +1,4 @@
-"""What programs that measure or compile have in common: an earlier report, gates, and a store."""
+"""Comparison with an earlier report, shared by programs that measure or compile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from store.quality.report_gates import (
     check_comparable,
     check_reports,
     make_default_gates,
-    settle_gates,
+    resolve_gates,
 )
 from store.quality.reports import read_figures, read_report
 from store.quality.trends import FOLDER, keep_report
@@ -23,60 +23,53 @@ from utils.storage.places import to_path
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
-    """`--compare`, the gates that it is judged by, and `--store`."""
+    """Add `--compare`, the flags of gates, and `--store`."""
     parser.add_argument(
         "--compare", type=Path, metavar="BASE.json",
-        help="hold it against this report: exit code 1 if worse, 3 if undecided",
+        help="compare with this report: exit code 1 if worse, 3 if undecided",
     )  # fmt: skip
     add_gate_flags(parser)
     parser.add_argument(
-        "--store", metavar="DIR", help="keep it below this run.output_dir, for `runs trend`"
+        "--store", metavar="DIR", help="save it below this run.output_dir, for `runs trend`"
     )
 
 
 def check_report_flags(options: argparse.Namespace, *, tolerance: str = "") -> None:
-    """Refuse flags that would be ignored, and gates with a fault, before time is spent.
+    """Refuse flags that would be ignored and malformed gates, before any measurement.
 
     Args:
-      tolerance: name of a flag that says how much worse figures may be where no gate does.
-
-    Raises:
-      UserError: names the flag.
+      tolerance: name of a flag with a default limit, which gates exclude.
     """
     gates, _ = read_gates(options)
     given = [f"--{name}" for name in ("gate", "gates", "direction", "undecided")
              if getattr(options, name)]  # fmt: skip
     if options.compare is None and given:
-        raise UserError(f"{given[0]} judges against an earlier report; give one by --compare")
+        raise UserError(f"{given[0]} needs an earlier report; give one by --compare")
     if gates and tolerance and getattr(options, tolerance.strip("-")) is not None:
-        raise UserError(f"{tolerance} is for runs without a --gate; drop it or the gates")
+        raise UserError(f"{tolerance} is not supported with gates; remove it or the gates")
     if options.store is not None:
         prepare_folder(to_path(options.store, "--store") / FOLDER, "--store")
 
 
 def read_base(options: argparse.Namespace) -> JsonObject | None:
-    """The earlier report, before time is spent on another one; none: it is not asked for.
-
-    Raises:
-      UserError: it is no report, or a gate asks for what no report has.
-    """
+    """Read the report of `--compare` and check the gates against it; None without the flag."""
     if options.compare is None:
         return None
     base = read_report(options.compare, "--compare")
-    settle_gates(read_gates(options)[0], read_figures(base))
+    resolve_gates(read_gates(options)[0], read_figures(base))
     return base
 
 
 def judge_report(
     options: argparse.Namespace, base: JsonObject | None, report: JsonObject, *, max_pct: float
 ) -> tuple[int, JsonObject | None]:
-    """Keep a report where that is asked for, and print how it stands against an earlier one.
+    """Save a report if `--store` is set, and print how it compares with an earlier one.
 
     Args:
-      max_pct: by how many percent a figure may be worse where no gate is given.
+      max_pct: limit in percent where no gate is given.
 
     Returns:
-      The exit code, and what the gates say, for programs; none: there is no earlier report.
+      The exit code, and the findings as JSON; None without an earlier report.
     """
     if options.store is not None:
         print(f"\nkept: {keep_report(to_path(options.store), report)}")

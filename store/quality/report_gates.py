@@ -1,4 +1,4 @@
-"""Holds a report against an earlier one: the figures go through the very gates of runs."""
+"""Checks a report against an earlier one with the gates of runs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,13 @@ from store.quality.reports import (
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonMapping, JsonObject
 
-# What may be worse by a share where nobody says otherwise; graphs may not grow at all.
+# Default limit as a percentage; graphs may not grow at all.
 DEFAULT_PCT = 100 * COMPILER_NOISE
 _SHARES = ("peak_host_gib", "peak_device_gib", "engine_over_bare")
-Reading = Mapping[str, float | None]
 
 
 def make_default_gates(reports: Sequence[JsonObject], max_pct: float) -> list[Gate]:
-    """What is judged where no gate is given: each of these figures that a report has.
-
-    Args:
-      max_pct: by how many percent a figure may be worse.
-    """
+    """Return gates on the standard figures of reports, each of which may be `max_pct` % worse."""
     known = {
         name.rpartition(" x ")[2]
         for report in reports
@@ -46,33 +41,30 @@ def make_default_gates(reports: Sequence[JsonObject], max_pct: float) -> list[Ga
 
 
 def check_reports(gates: Sequence[Gate], base: JsonObject, new: JsonObject) -> list[GateFinding]:
-    """What each gate says of two reports of the same thing.
+    """Check two reports of the same thing against gates.
 
-    A figure that has repeated blocks is judged by all of them, so that it may be undecided, unless
-    the gate asks for an aggregate. One that a report lacks is a finding.
+    A figure with repeated blocks is compared by all of them, so it may be undecided, unless the
+    gate has an aggregate. A figure that one report lacks is a finding.
 
     Raises:
-      UserError: the two are of different things, or a gate asks for what no report has.
+      UserError: the reports are not comparable, or no report has a gate's figure.
     """
     check_comparable(base, new)
     figures = [read_figures(report) for report in (base, new)]
     names = list(dict.fromkeys([*figures[1], *figures[0]]))
-    found = []
-    for gate in settle_gates(gates, names):
+    findings = []
+    for gate in resolve_gates(gates, names):
         wanted = [name for name in names if gate.metric in (name, name.rpartition(" x ")[2])]
         for name in wanted or [gate.metric]:
-            found.append(_check(replace(gate, metric=name), (base, new), figures))
-    return found
+            findings.append(_check(replace(gate, metric=name), (base, new), figures))
+    return findings
 
 
-def settle_gates(gates: Sequence[Gate], names: Iterable[str]) -> list[Gate]:
-    """The gates with their directions.
+def resolve_gates(gates: Sequence[Gate], names: Iterable[str]) -> list[Gate]:
+    """Return the gates with their directions.
 
     Args:
-      names: figures that some report has.
-
-    Raises:
-      UserError: a gate on what no report has, or without a direction.
+      names: figures of the reports; a gate on another one is a UserError.
     """
     known = {short for name in names for short in (name, name.rpartition(" x ")[2])}
     for gate in gates:
@@ -90,45 +82,37 @@ def check_settings(
     Args:
       config: of the new measurement, by sections.
       source: its `--input`.
-      counts: its numbers of processes; none: not known yet.
-
-    Raises:
-      UserError: names the first setting in which they differ.
+      counts: its numbers of processes; empty: not known yet.
     """
     if get_kind(base) != BENCHMARK:
         raise UserError(
-            f"--compare: that is a {get_kind(base)}, this one will be a {BENCHMARK}; give a --json "
-            "file of this program"
+            f"--compare: that report is a {get_kind(base)}, this one will be a {BENCHMARK}; give a "
+            "--json file of this program"
         )
-    measured = {one["processes"] for one in base["results"]}
+    measured = {result["processes"] for result in base["results"]}
     if counts and not measured & set(counts):
         _refuse_counts(measured, counts)
-    now = get_settings(config, source)
     before = get_settings(base["config"], base["settings"]["input"])
-    _refuse_different(before, now)
+    _refuse_different(before, get_settings(config, source))
 
 
 def check_comparable(base: JsonObject, new: JsonObject) -> None:
-    """Refuse two reports of different things.
-
-    Raises:
-      UserError: names the first condition in which they differ.
-    """
+    """Refuse reports of different things: UserError names the first condition that differs."""
     if get_kind(base) != get_kind(new):
         raise UserError(
-            f"--compare: that is a {get_kind(base)}, this one is a {get_kind(new)}; give a --json "
-            "file of this program"
+            f"--compare: that report is a {get_kind(base)}, this one is a {get_kind(new)}; give a "
+            "--json file of this program"
         )
     before, now = get_conditions(base), get_conditions(new)
     if get_kind(new) == BENCHMARK:
-        counts = [{one["processes"] for one in report["results"]} for report in (base, new)]
+        counts = [{row["processes"] for row in report["results"]} for report in (base, new)]
         if not counts[0] & counts[1]:
             _refuse_counts(*counts)
-        # What one of them alone has measured is a finding of its figures.
+        # Figures that only one report has are findings, not refusals.
         alone = tuple(f"{count} x " for count in counts[0] ^ counts[1])
         before, now = (
-            {key: value for key, value in one.items() if not key.startswith(alone)}
-            for one in (before, now)
+            {key: value for key, value in conditions.items() if not key.startswith(alone)}
+            for conditions in (before, now)
         )
     _refuse_different(before, now)
 
@@ -136,7 +120,7 @@ def check_comparable(base: JsonObject, new: JsonObject) -> None:
 def _refuse_counts(before: Collection[int], now: Collection[int]) -> None:
     raise UserError(
         f"--compare: that report has {sorted(before)} processes, this one has {sorted(now)}; "
-        "measure the same"
+        "measure the same numbers"
     )
 
 
@@ -146,27 +130,28 @@ def _refuse_different(before: JsonMapping, now: JsonMapping) -> None:
         key = different[0]
         raise UserError(
             f"--compare: {key} is {now.get(key)!r} now and was {before.get(key)!r} "
-            f"({len(different)} differ); reports compare only where all that is equal"
+            f"({len(different)} differ); compare reports of the same settings"
         )
 
 
-def _check(gate: Gate, reports: Sequence[JsonObject], figures: Sequence[Reading]) -> GateFinding:
+def _check(
+    gate: Gate, reports: Sequence[JsonObject], figures: Sequence[Mapping[str, float | None]]
+) -> GateFinding:
     samples, bad = [], []
     words = ("the earlier report", "this report")
-    for word, report, told in zip(words, reports, figures, strict=True):
-        value = told.get(gate.metric)
+    for word, report, values in zip(words, reports, figures, strict=True):
+        value = values.get(gate.metric)
         if value is None:
             bad.append(f"{word} has no {gate.metric}")
             samples.append({})
             continue
-        blocks = read_blocks(report, gate.metric)
+        blocks = read_blocks(report, gate.metric) or [value]
         if gate.aggregate != "last":
-            blocks = [aggregate(gate, blocks or [value])]
-        # Blocks of two reports have nothing in common that could pair them.
-        samples.append({(word, place): one for place, one in enumerate(blocks or [value])})
-    found = check_samples(gate, samples[0], samples[1], bad)
-    if found.base_n + found.new_n > 2:
-        # The report itself tells their median.
-        words = f"{found.reason}; means of {found.base_n} and {found.new_n} blocks"
-        return replace(found, reason=words)
-    return found
+            blocks = [aggregate(gate, blocks)]
+        # Blocks of different reports are not paired: their keys differ.
+        samples.append({(word, index): block for index, block in enumerate(blocks)})
+    finding = check_samples(gate, samples[0], samples[1], bad)
+    if finding.base_n + finding.new_n > 2:  # the report itself shows their median
+        words = f"{finding.reason}; means of {finding.base_n} and {finding.new_n} blocks"
+        return replace(finding, reason=words)
+    return finding

@@ -1,8 +1,7 @@
-"""Reports of `tools.benchmark` and `lab.delta` and verdicts of `tools.compile_for_tpu`: their
-figures, and what must be equal for two of them to be comparable.
+"""Reports of `tools.benchmark` and `lab.delta` and estimates of `tools.compile_for_tpu`: their
+figures, and what must be equal to compare two of them.
 
-Versions of the software are no part of that: whether a newer compiler makes a step slower is what
-is asked.
+Versions of the software may differ: whether a newer compiler makes a step slower is the question.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from store.quality.field_types import is_number
 from store.query.config_text import flatten_run_config
 from store.record.catalogue import Catalogue, Metric
 from utils.errors import UserError
@@ -21,19 +21,18 @@ from utils.json_types import JsonObject, JsonValue
 
 Kind = Literal["benchmark", "verdict", "lab"]
 BENCHMARK, VERDICT, LAB = "benchmark", "verdict", "lab"
-# Where a run writes, and which of several measurements of one report it was.
+# Where a run writes, and which of several measurements of a report it was.
 _FREE_KEYS = ("run.", "runtime.num_processes")
 _SHARED = ("hardware", "devices", "global_batch_size", "unit")
 _STEP = ("target", "chips", "examples_per_chip")
-_REPEATS = "_repeats"
-# Of the lab of delta rules: what all rows share, what tells one from another, and its figures.
+# Of the lab of delta rules: settings that all rows share, the name of a row, and its figures.
 _LAB_SETTINGS = ("on", "width", "chunk", "solver", "loop", "precision")
 _LAB_ROW = "{variant} {form} {mode} {key_heads}/{value_heads} {batch}x{tokens}"
 _LAB_COSTS = {
     "mcycles_with_dma": "bundles_mcycles", "mcycles_estimate": "estimated_mcycles",
     "hbm_bytes": "hbm_bytes", "peak_bytes": "peak_bytes",
 }  # fmt: skip
-# Figures of a verdict; how long it was compiled tells of the host.
+# Figures of an estimate; its compile time depends on the host.
 _ESTIMATES = (
     "estimated_mcycles", "bundles_mcycles", "hbm_bytes", "collective_bytes", "max_batch_per_chip",
 )  # fmt: skip
@@ -57,16 +56,12 @@ FIGURES = Catalogue(
     Metric("max_batch_per_chip", "", "higher", "deterministic", "largest batch that fits"),
     Metric("faults", "", "lower", "deterministic", "known faults found in a program"),
 )  # fmt: skip
-# What flips on small edits of a program, as a share: less than this is no difference.
+# Small edits of a program change figures by this share: less is no difference.
 COMPILER_NOISE = 0.05
 
 
 def read_report(path: Path, flag: str) -> JsonObject:
-    """A report or verdict from a file.
-
-    Raises:
-      UserError: it is not there, or neither of the two; names the flag.
-    """
+    """Read a report or estimate from a file; UserError, which names the flag, if it is neither."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -88,11 +83,7 @@ def read_report(path: Path, flag: str) -> JsonObject:
 
 
 def get_kind(report: JsonObject) -> Kind:
-    """Which of the two it is.
-
-    Raises:
-      ValueError: neither, or of a form that nobody reads.
-    """
+    """Return the kind of a report; ValueError if it is none of them or of an unknown version."""
     if not isinstance(report, dict):
         raise ValueError("it holds no object")
     # Reports of benchmarks called it "schema" before their third form.
@@ -109,82 +100,76 @@ def get_kind(report: JsonObject) -> Kind:
 
 
 def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
-    """All that two reports must have in common to be compared, by the names that users know.
+    """Return all that two reports must have in common to be compared.
 
-    Figures of different numbers of processes stand apart: `2 x hardware`.
+    Keys contain the number of processes: `2 x hardware`.
     """
-    if get_kind(report) == VERDICT:
+    kind = get_kind(report)
+    if kind == VERDICT:
         return {name: report[name] for name in _STEP}
-    if get_kind(report) == LAB:
+    if kind == LAB:
         shared = {f"--{name}": report["settings"][name] for name in _LAB_SETTINGS}
         return {**shared, "rows": [_LAB_ROW.format(**row) for row in report["rows"]]}
-    found = get_settings(report["config"], report["settings"]["input"])
-    for one in report["results"]:
-        found |= {f"{one['processes']} x {name}": one.get(name) for name in _SHARED}
-    return found
+    conditions = get_settings(report["config"], report["settings"]["input"])
+    for row in report["results"]:
+        conditions |= {f"{row['processes']} x {name}": row.get(name) for name in _SHARED}
+    return conditions
 
 
 def read_config(report: JsonObject) -> dict[str, JsonValue]:
-    """Dotted key -> value of the configuration that was measured or compiled; empty: not told.
-
-    Of the lab its flags.
-    """
+    """Return dotted key -> value of the configuration, or the lab's flags; {} if unknown."""
     if get_kind(report) == LAB:
         return dict(report["settings"])
-    told = report.get("configuration" if get_kind(report) == VERDICT else "config")
-    return flatten_run_config(told) if isinstance(told, dict) else {}
+    config = report.get("configuration" if get_kind(report) == VERDICT else "config")
+    return flatten_run_config(config) if isinstance(config, dict) else {}
 
 
 def get_settings(config: JsonObject, source: str) -> dict[str, JsonValue]:
-    """Conditions of a benchmark that are known before anything is measured.
+    """Return the conditions of a benchmark that are known before anything is measured.
 
     Args:
-      config: the configuration, by sections.
+      config: by sections.
       source: `--input`.
     """
-    flat = flatten_run_config(config)
-    found = {key: value for key, value in flat.items() if not key.startswith(_FREE_KEYS)}
-    return {**found, "--input": source}
+    return {**_drop_free_keys(flatten_run_config(config)), "--input": source}
 
 
 def get_identity(report: JsonObject) -> str:
-    """A hash of all that reports of one series have in common.
+    """Hash all that the reports of one series have in common.
 
-    Of a verdict that is more than `--compare` asks for: its whole configuration, and the shapes.
+    For an estimate that is more than `--compare` needs: its whole configuration, and the shapes.
 
     Raises:
-      UserError: it does not tell.
+      UserError: an estimate does not contain its configuration.
     """
-    if get_kind(report) == VERDICT:
-        told = report.get("configuration")
-        if not told:
+    kind = get_kind(report)
+    if kind == VERDICT:
+        if not (compiled := report.get("configuration")):
             raise UserError(
-                "this verdict does not say its configuration (schema_version "
+                "this verdict does not contain its configuration (schema_version "
                 f"{report['schema_version']}); compile it again"
             )
         results: JsonValue = {name: report[name] for name in (*_STEP, "unit", "example")}
-        config, source = flatten_run_config(told), VERDICT
-    elif get_kind(report) == LAB:
+        config, source = flatten_run_config(compiled), VERDICT
+    elif kind == LAB:
         config, source, results = {}, LAB, get_conditions(report)
     else:
-        results = [
-            {name: one.get(name) for name in ("processes", *_SHARED)} for one in report["results"]
-        ]
+        names = ("processes", *_SHARED)
+        results = [{name: row.get(name) for name in names} for row in report["results"]]
         config, source = flatten_run_config(report["config"]), report["settings"]["input"]
-    kept = {key: value for key, value in config.items() if not key.startswith(_FREE_KEYS)}
-    text = json.dumps([kept, source, results], sort_keys=True)
+    text = json.dumps([_drop_free_keys(config), source, results], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def name_report(report: JsonObject) -> str:
-    """`<time>-<commit>`: later ones come later in the order of names."""
+    """Return `<time>-<commit>`, which sorts by time."""
     if get_kind(report) == VERDICT:
         return f"{report['made'].replace(' ', 'T')}-{report.get('git_commit') or 'unknown'}"
     return f"{report['created']}-{report['environment']['git_commit'] or 'unknown'}"
 
 
 def describe_report(report: JsonObject) -> str:
-    """What was measured or compiled, in a few words."""
+    """Describe what was measured or compiled, in a few words."""
     if get_kind(report) == VERDICT:
         return f"{report['model']} for {report['target']}, {report['examples_per_chip']} a device"
     if get_kind(report) == LAB:
@@ -192,69 +177,67 @@ def describe_report(report: JsonObject) -> str:
         return f"lab of delta rules on {report['settings']['on']}: {rules}"
     first = report["results"][0]
     model = report["config"].get("model", {}).get("name", "?")
-    # Few devices have a name of their own; all are of a kind.
+    # Few devices have a name of their own; all are of one type.
     hardware = first.get("hardware") or report["environment"].get("device") or "unnamed hardware"
     return f"{model} on {hardware}, batch {first.get('global_batch_size')}"
 
 
 def get_versions(report: JsonObject) -> dict[str, str]:
-    """The versions of what it was made with."""
+    """Return the versions of the packages that made a report."""
     if get_kind(report) == VERDICT:
         return report.get("versions", {})
     return report["environment"].get("packages", {})
 
 
 def read_figures(report: JsonObject) -> dict[str, float | None]:
-    """Figure -> value; none: it was not measured, or is not finite.
+    """Return figure -> value; None if it was not measured, or is not finite.
 
-    Those of a benchmark have the number of processes in front: `2 x img_per_s`; those of the lab
-    their row: `gdn xla forward 16/32 1x8192 x bundles_mcycles`.
+    Names contain the number of processes, `2 x img_per_s`, or the lab's row:
+    `gdn xla forward 16/32 1x8192 x bundles_mcycles`.
     """
     if get_kind(report) == VERDICT:
-        told = {name: report.get(name) for name in _ESTIMATES}
-        told["peak_bytes"] = report["memory"]["peak_bytes"]
-        told["faults"] = len(report.get("faults") or ())
-        return _pick(told, "")
-    found: dict[str, float | None] = {}
+        values = {name: report.get(name) for name in _ESTIMATES}
+        values["peak_bytes"] = report["memory"]["peak_bytes"]
+        values["faults"] = len(report.get("faults") or ())
+        return _pick_figures(values, "")
+    figures: dict[str, float | None] = {}
     if get_kind(report) == LAB:
         for row in report["rows"]:
-            found |= _pick(_list_costs(row), f"{_LAB_ROW.format(**row)} x ")
-        return found
-    for one in report["results"]:
-        found |= _pick(one, f"{one['processes']} x ")
-    return found
-
-
-def _list_costs(row: JsonObject) -> JsonObject:
-    """What a row of the lab was measured or counted by; milliseconds of cycles are derived."""
-    if row.get("kind") == "measured":
-        return {"ms": row["ms"]}
-    return {name: row.get(told) for told, name in _LAB_COSTS.items()}
+            values = {name: row.get(key) for key, name in _LAB_COSTS.items()}
+            if row.get("kind") == "measured":  # a measured row's cycles are derived from its time
+                values = {"ms": row["ms"]}
+            figures |= _pick_figures(values, f"{_LAB_ROW.format(**row)} x ")
+        return figures
+    for row in report["results"]:
+        figures |= _pick_figures(row, f"{row['processes']} x ")
+    return figures
 
 
 def read_blocks(report: JsonObject, figure: str) -> list[float]:
-    """What a figure is the median of; empty: it is a single number."""
+    """Return the values of which a figure is the median; empty if it is a single number."""
     processes, _, name = figure.rpartition(" x ")
-    results = report.get("results", ())
-    one = next((one for one in results if str(one["processes"]) == processes), {})
-    told = one.get(f"{name}{_REPEATS}")
-    return [float(value) for value in told] if isinstance(told, list) and len(told) > 1 else []
+    rows = report.get("results", ())
+    values = next((row for row in rows if str(row["processes"]) == processes), {})
+    blocks = values.get(f"{name}_repeats")
+    return [float(block) for block in blocks] if isinstance(blocks, list) and blocks[1:] else []
 
 
 def find_figure(name: str) -> Metric | None:
-    """The catalogue's entry of a figure, with the number of processes or without."""
+    """Find the catalogue's entry of a figure, with the number of processes or without."""
     return FIGURES.find(name.rpartition(" x ")[2])
 
 
-def _pick(values: Mapping[str, JsonValue], prefix: str) -> dict[str, float | None]:
-    return {
-        f"{prefix}{name}": _to_number(value)
+def _drop_free_keys(config: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    return {key: value for key, value in config.items() if not key.startswith(_FREE_KEYS)}
+
+
+def _pick_figures(values: Mapping[str, JsonValue], prefix: str) -> dict[str, float | None]:
+    figures = {
+        name: value
         for name, value in values.items()
         if FIGURES.find(name) is not None and not isinstance(value, list | dict)
     }
-
-
-def _to_number(value: JsonValue) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
+    return {
+        f"{prefix}{name}": float(value) if is_number(value) and math.isfinite(value) else None
+        for name, value in figures.items()
+    }

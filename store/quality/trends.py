@@ -1,14 +1,15 @@
-"""Benchmark reports and compiler's verdicts kept side by side, and whether the newest are worse.
+"""Benchmark reports and compiler's estimates over time, and whether the newest are worse.
 
-One lies at `<store>/benchmarks/<identity>/<time>-<commit>-<hash>.json`; by this hash of its text
-two of one second stand side by side, and equal ones once. The identity is a hash of all that must
-be equal for figures to be comparable (`store.quality.reports`); versions of the software are not.
+A report lies at `<store>/benchmarks/<identity>/<time>-<commit>-<hash>.json`. The identity is a hash
+of all that must be equal for figures to be comparable (`store.quality.reports`), which versions of
+the software are not. The last hash is that of its text: equal reports are kept once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -22,7 +23,7 @@ from typing import Literal
 from store.formatting import format_value
 from store.quality.calibration import Verdicts, index_verdicts
 from store.quality.gates import Gate, GateFinding, check_samples
-from store.quality.report_gates import settle_gates
+from store.quality.report_gates import resolve_gates
 from store.quality.reports import (
     BENCHMARK,
     COMPILER_NOISE,
@@ -43,16 +44,16 @@ from utils.storage.places import is_remote, to_path
 FOLDER = "benchmarks"
 Verdict = Literal["too few", "steady", "worse", "much worse", "better", "missing"]
 BAD = ("worse", "much worse", "missing")
-# So many reports before the newest ones are what they are held against.
+# The newest reports are compared with this many before them, and at least with the fewest.
 WINDOW, NEWEST, FEWEST = 20, 3, 5
-# A little below one in twenty: what single outliers add has room there.
+# A little below one in twenty, to leave room for alarms by single outliers.
 ALARM = 0.048
-# How much each of the newest three counts, the oldest first, and by how many standard deviations
-# the newest must itself be off: chosen by simulation (proofs.benchmark_trends) for the most
-# slow-downs found at the first three reports.
+# Weights of the newest three, the oldest first, and the number of standard deviations by which the
+# newest itself must be off: chosen by simulation (proofs.benchmark_trends) to find the most
+# slow-downs within the first three reports.
 _WEIGHTS = (0.5, 0.75, 1.0)
 _OFF = 0.5
-# A single report that is so many robust standard deviations off needs no company.
+# A single report that is this many robust standard deviations off raises an alarm alone.
 _SUDDEN = 8.0
 # From the median absolute deviation to the standard deviation of a normal distribution.
 _TO_SD = 1.4826
@@ -63,14 +64,13 @@ class Trend:
     """One figure over all reports of an identity.
 
     Attributes:
-      subject: what was measured or compiled.
-      figure: its name, a benchmark's with the number of processes in front.
-      values: the oldest first; those that a report lacks are left out.
-      reports: how many there are, with and without the figure.
-      median: of the reports that the newest are held against.
-      worse: by which share of the median the newest ones are worse, in the mean.
-      p: of newest values as bad as these by chance, where nothing has changed.
-      versions: what the newest report was made with and the one before the newest three was not.
+      figure: its name, with the number of processes in front for a benchmark.
+      values: the oldest first; reports without the figure are left out.
+      reports: their number, with and without the figure.
+      median: of the reports that the newest are compared with.
+      worse: mean change of the newest as a share of the median, positive if worse.
+      p: probability of newest values as bad as these if nothing has changed.
+      versions: packages whose versions differ from those before the newest three.
     """
 
     identity: str
@@ -88,32 +88,28 @@ class Trend:
 TREND_COLUMNS = ("figure", "reports>", "median>", "newest>", "worse by>", "verdict")
 
 
-def describe_trend(one: Trend) -> tuple[str, ...]:
-    """A figure in cells of `TREND_COLUMNS`, without its verdict; of too few reports no median."""
-    is_known = math.isfinite(one.median)
+def describe_trend(trend: Trend) -> tuple[str, ...]:
+    """Format a figure as cells of `TREND_COLUMNS` without its verdict; no median of too few."""
+    is_known = math.isfinite(trend.median)
     return (
-        one.figure,
-        str(len(one.values)),
-        format_value(one.median) if is_known else "-",
-        format_value(one.values[-1]),
-        f"{one.worse:+.1%}" if is_known else "-",
+        trend.figure,
+        str(len(trend.values)),
+        format_value(trend.median) if is_known else "-",
+        format_value(trend.values[-1]),
+        f"{trend.worse:+.1%}" if is_known else "-",
     )
 
 
 def group_trends(trends: Sequence[Trend]) -> list[list[Trend]]:
-    """Trends of one identity together."""
+    """Group trends by identity."""
     groups: dict[str, list[Trend]] = {}
-    for one in trends:
-        groups.setdefault(one.identity, []).append(one)
+    for trend in trends:
+        groups.setdefault(trend.identity, []).append(trend)
     return list(groups.values())
 
 
 def place_report(store: Path, report: JsonObject) -> Path:
-    """Where a report goes: beside those of the same identity.
-
-    Raises:
-      UserError: it is no report.
-    """
+    """Return the path of a report in a store; UserError if it is no report."""
     try:
         name, identity = name_report(report), get_identity(report)
         read_figures(report)
@@ -124,16 +120,11 @@ def place_report(store: Path, report: JsonObject) -> Path:
             f"no report of tools.benchmark, tools.compile_for_tpu or lab.delta ({error}); "
             "give a --json file of theirs"
         ) from error
-    stem = re.sub(r"[^0-9A-Za-z.-]", "", name)
-    return store / FOLDER / identity / f"{stem}-{_hash(report)}.json"
+    return store / FOLDER / identity / f"{re.sub(r'[^0-9A-Za-z.-]', '', name)}-{_hash(report)}.json"
 
 
 def keep_report(store: Path, report: JsonObject) -> Path:
-    """Put a report there; gives its place.
-
-    Raises:
-      UserError: it is no report, or it cannot be written.
-    """
+    """Save a report in a store and return its path; UserError if that is not possible."""
     path = place_report(store, report)
     digest = _hash(report)
     # Names of earlier programs had no hash.
@@ -146,85 +137,88 @@ def keep_report(store: Path, report: JsonObject) -> Path:
         write_json(path, report)
     except OSError as error:
         raise UserError(
-            f"--store {str(store)!r} cannot be written: {error.strerror}; mend its rights"
+            f"--store {str(store)!r} cannot be written: {error.strerror}; change its permissions"
         ) from error
     return path
 
 
 def read_reports(store: Path) -> dict[str, list[JsonObject]]:
-    """Identity -> its reports, the oldest first; one that is damaged is named and left out."""
-    found: dict[str, list[JsonObject]] = {}
+    """Read identity -> its reports, the oldest first; damaged ones are logged and left out."""
+    reports: dict[str, list[JsonObject]] = {}
     for path in sorted((store / FOLDER).glob("*/*.json")):
         try:
-            found.setdefault(path.parent.name, []).append(_read(path))
+            report = _read(path)
         except UserError as error:
             get_logger().warning("left out: %s", error)
-    return {identity: reports for identity, reports in found.items() if reports}
+        else:
+            reports.setdefault(path.parent.name, []).append(report)
+    return reports
 
 
 def read_verdicts(store: str) -> Verdicts:
-    """The compiler's verdicts of a store; a bucket holds none.
-
-    Raises:
-      UserError: a report is damaged.
-    """
+    """Read the compiler's estimates of a store; empty for a bucket, which contains none."""
     if is_remote(store):
         return {}
-    return index_verdicts(one for many in read_reports(to_path(store)).values() for one in many)
+    return index_verdicts(itertools.chain(*read_reports(to_path(store)).values()))
 
 
 def check_reports(store: Path) -> tuple[int, dict[Path, str]]:
-    """How many reports are kept there, and what is wrong with those that are damaged."""
-    found = {}
+    """Return the number of reports and, by path, the faults of damaged ones."""
+    faults = {}
     paths = sorted((store / FOLDER).glob("*/*.json"))
     for path in paths:
         try:
             _read(path)
         except UserError as error:
-            found[path] = str(error).removeprefix(f"{path} ")
-    return len(paths), found
+            faults[path] = str(error).removeprefix(f"{path} ")
+    return len(paths), faults
 
 
 def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
-    """What has become of each figure of one identity.
-
-    A figure that earlier reports had and the newest one lacks is missing, which is bad.
-    """
+    """Evaluate each figure of one identity; one that only earlier reports have is "missing"."""
     tables = [read_figures(report) for report in reports]
     names = dict.fromkeys(
         name for table in tables for name, value in table.items() if value is not None
     )
-    versions = _compare_versions(reports)
+    before, now = (
+        get_versions(reports[max(0, len(reports) - NEWEST - 1)]),
+        get_versions(reports[-1]),
+    )
+    versions = tuple(
+        f"{name} {before.get(name, 'none')} to {now.get(name, 'none')}"
+        for name in sorted(before.keys() | now)
+        if before.get(name) != now.get(name)
+    )
     subject, kind = describe_report(reports[-1]), get_kind(reports[-1])
-    found = []
+    trends = []
     for name in names:
         values = [table[name] for table in tables if table.get(name) is not None]
         least = 0.0 if kind == BENCHMARK else COMPILER_NOISE
         median, worse, p, verdict = judge(name, values, least=least)
         if tables[-1].get(name) is None:
             verdict = "missing"
-        found.append(
+        trends.append(
             Trend(identity, subject, name, tuple(values), len(reports), median, worse, p, verdict,
                   versions)
         )  # fmt: skip
-    return found
+    return trends
 
 
 def judge(
     figure: str, values: Sequence[float], *, least: float = 0.0
 ) -> tuple[float, float, float, Verdict]:
-    """Whether the newest three values are worse than the twenty before them.
+    """Test whether the newest three values are worse than the twenty before them.
 
-    By the exact distribution of a weighted sum over all orders of these values, which holds for
-    noise of any form: where nothing has changed, at most one report in twenty raises an alarm. One
-    value that is eight robust standard deviations off raises it at once.
+    The exact distribution of a weighted sum over all orders of these values holds for noise of any
+    form: without a change, at most one report in twenty raises an alarm. One value that is eight
+    robust standard deviations off raises it at once.
 
     Args:
       values: the oldest first.
-      least: share of the median below which a change means nothing.
+      least: share of the median below which a change is ignored.
 
     Returns:
-      Median of the twenty, share by which the newest are worse in the mean, p, verdict.
+      Median of the twenty, mean change of the newest as a share of it, p, verdict.
     """
     entry = find_figure(figure)
     sign = 1.0 if entry is not None and entry.direction == "lower" else -1.0
@@ -235,10 +229,10 @@ def judge(
     worse = sign * (statistics.fmean(newest) - median)
     gap, floor = sign * (newest[-1] - median), max(least, 1e-9) * abs(median)
     p, less = (
-        compute_p([way * sign * one for one in base], [way * sign * one for one in newest])
+        compute_p([way * sign * v for v in base], [way * sign * v for v in newest])
         for way in (1, -1)
     )
-    spread = _TO_SD * statistics.median(abs(one - median) for one in base)
+    spread = _TO_SD * statistics.median(abs(value - median) for value in base)
     verdict: Verdict = "steady"
     if gap > floor and gap > _SUDDEN * max(spread, 1e-3 * abs(median)):
         verdict = "much worse"
@@ -250,74 +244,56 @@ def judge(
 
 
 def compute_p(base: Sequence[float], newest: Sequence[float]) -> float:
-    """How often values in a random order would end as high as these do.
+    """Compute how often values in a random order would end as high as these do.
 
-    Exact, over every choice of the last three. What counts is the sum of the last three with
-    weights, and that the last one is itself above the mean: so one outlier raises one alarm, not
-    three. Source: Pitman 1937, Supplement to the Journal of the Royal Statistical Society 4.
+    Exact, over every choice of the last three. Compared is their weighted sum, if the last one is
+    itself above the mean: so one outlier raises one alarm, not three. Source: Pitman 1937,
+    Supplement to the Journal of the Royal Statistical Society 4.
     """
     together = [*base, *newest]
     mean, spread = statistics.fmean(together), statistics.pstdev(together)
     if spread == 0.0:
         return 1.0
-    scores = [(one - mean) / spread for one in together]
+    scores = [(value - mean) / spread for value in together]
     first, second, last = scores[-3:]
     if last <= _OFF:
         return 1.0
     w1, w2, w3 = _WEIGHTS
-    found = w1 * first + w2 * second + w3 * last - 1e-9
-    high = sum(w1 * a + w2 * b + w3 * c >= found for c, a, b in permutations(scores, 3) if c > _OFF)
+    least = w1 * first + w2 * second + w3 * last - 1e-9
+    high = sum(w1 * a + w2 * b + w3 * c >= least for c, a, b in permutations(scores, 3) if c > _OFF)
     return high / math.perm(len(scores), 3)
 
 
 def gate_newest(gates: Sequence[Gate], reports: Sequence[JsonObject]) -> list[GateFinding]:
-    """Hold the newest three reports of one identity against the twenty before them, by gates.
-
-    Raises:
-      UserError: a gate on a figure that no report has.
-    """
+    """Check the newest three reports of one identity against the twenty before them by gates."""
     tables = [read_figures(report) for report in reports[-WINDOW - NEWEST :]]
     names = {name for table in tables for name in table}
-    found = []
-    for gate in settle_gates(gates, names):
+    findings = []
+    for gate in resolve_gates(gates, names):
         wanted = sorted(n for n in names if gate.metric in (n, n.rpartition(" x ")[2]))
-        found += [_gate(gate, name, tables) for name in wanted]
-    return found
+        findings += [_gate(replace(gate, metric=name), tables) for name in wanted]
+    return findings
 
 
-def _gate(gate: Gate, name: str, tables: Sequence[dict[str, float | None]]) -> GateFinding:
+def _gate(gate: Gate, tables: Sequence[dict[str, float | None]]) -> GateFinding:
     base, newest = (
-        {
-            (word, place): table[name]
-            for place, table in enumerate(part)
-            if table.get(name) is not None
-        }
+        {(word, i): t[gate.metric] for i, t in enumerate(part) if t.get(gate.metric) is not None}
         for word, part in (("base", tables[:-NEWEST]), ("new", tables[-NEWEST:]))
     )
-    bad = [] if tables[-1].get(name) is not None else [f"the newest report has no {name}"]
-    if not bad and len(base) < FEWEST:
+    if tables[-1].get(gate.metric) is None:
+        return check_samples(gate, base, newest, [f"the newest report has no {gate.metric}"])
+    if len(base) < FEWEST:
         reason = f"{FEWEST} reports before the newest {NEWEST} are needed, {len(base)} have it"
-        return GateFinding(replace(gate, metric=name), "undecided", reason)
-    return check_samples(replace(gate, metric=name), base, newest, bad)
+        return GateFinding(gate, "undecided", reason)
+    return check_samples(gate, base, newest)
 
 
-def _compare_versions(reports: Sequence[JsonObject]) -> tuple[str, ...]:
-    before = get_versions(reports[max(0, len(reports) - NEWEST - 1)])
-    now = get_versions(reports[-1])
-    return tuple(
-        f"{name} {before.get(name, 'none')} to {now.get(name, 'none')}"
-        for name in sorted(before.keys() | now)
-        if before.get(name) != now.get(name)
-    )
-
-
-# The content's hash in a report's name; names of earlier programs had none.
+# The content's hash in a report's name; earlier programs wrote none.
 _DIGEST = re.compile(r"-([0-9a-f]{8})\.json$")
 
 
 def _hash(report: JsonObject) -> str:
-    text = json.dumps(report, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(report, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _read(path: Path) -> JsonObject:
@@ -328,5 +304,5 @@ def _read(path: Path) -> JsonObject:
         raise UserError(f"{path} is no report of a benchmark or compiler; move it away") from error
     digest = _DIGEST.search(path.name)
     if digest and digest[1] != _hash(report):
-        raise UserError(f"{path} has another content than its name says; move it away")
+        raise UserError(f"{path} does not match the hash in its name; move it away")
     return report

@@ -10,13 +10,13 @@ from fnmatch import fnmatchcase
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 
-# Key -> what its own field says of another value in a continuation: free, warns, between_epochs or
-# refused. A key without a rule is refused.
+# Key -> rule for another value in a continuation: free, warns, between_epochs or refused. A key
+# without a rule is refused.
 Rules = Mapping[str, str]
 
 
 def flatten(config: JsonMapping) -> JsonObject:
-    """`section.key` -> value of a dumped configuration."""
+    """Return `section.key` -> value of a dumped configuration."""
     return {
         f"{section}.{key}": value
         for section, values in config.items()
@@ -26,15 +26,16 @@ def flatten(config: JsonMapping) -> JsonObject:
 
 
 def hash_config(config: JsonMapping, rules: Rules) -> str:
-    """A hash of what must not change between start and continuation."""
-    fixed = {key: value for key, value in flatten(config).items() if _is_refused(key, rules)}
+    """Hash the keys that must not change between start and continuation."""
+    flat = flatten(config).items()
+    fixed = {key: value for key, value in flat if rules.get(key, "refused") == "refused"}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[JsonValue, JsonValue]]:
-    """Keys whose values differ, with both values; a key that one side does not know is left out.
+    """Return the keys whose values differ, with both values; keys of one side alone are left out.
 
-    A newer program knows more keys than the one that began the run, in the sections of a list, too.
+    A newer program has more keys than the one that started the run, in sections of a list too.
     """
     old, new = flatten(then), flatten(json.loads(json.dumps(now)))
     shared = sorted(old.keys() & new.keys())
@@ -43,9 +44,9 @@ def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[JsonVal
 
 def _differ(old: JsonValue, new: JsonValue) -> bool:
     sections = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
-    if sections and all(isinstance(one, Mapping) for one in (*old, *new)):
+    if sections and all(isinstance(item, Mapping) for item in (*old, *new)):
         pairs = zip(old, new, strict=True)
-        return any(one[key] != two[key] for one, two in pairs for key in one.keys() & two.keys())
+        return any(a[key] != b[key] for a, b in pairs for key in a.keys() & b.keys())
     return old != new
 
 
@@ -55,10 +56,8 @@ def check_changes(
     """Refuse a continuation whose configuration would make it another run.
 
     Args:
-      then: the configuration that the checkpoint was written under, as a dictionary.
-      now: this run's.
+      then: the dumped configuration of the checkpoint; `now`: that of this run.
       allowed: further keys that may change, by name or pattern.
-      rules: of all keys.
 
     Returns:
       A line for each change that is allowed and may change bits.
@@ -67,7 +66,7 @@ def check_changes(
       UserError: other keys have changed; all of them are named with both values.
     """
     changes = find_changes(then, now)
-    fixed = {key: both for key, both in changes.items() if _is_refused(key, rules)}
+    fixed = {key: both for key, both in changes.items() if rules.get(key, "refused") == "refused"}
     refused = {key: both for key, both in fixed.items() if not _matches(key, allowed)}
     if refused:
         words = "; ".join(f"{k} was {_show(a)}, is {_show(b)}" for k, (a, b) in refused.items())
@@ -91,51 +90,45 @@ def check_stream(
     *,
     mid_epoch: bool,
 ) -> list[str]:
-    """Refuse a continuation that would show other examples than the run's epoch has left.
+    """Refuse a continuation that would use other examples than the rest of the run's epoch.
 
     Args:
-      then: `describe_stream` when the checkpoint was written.
-      now: the same of this run.
+      then: `describe_stream` when the checkpoint was written; `now`: the same of this run.
       allowed: keys that may change, by name or pattern.
-      rules: of all keys; those that may change between epochs stand in the description by their
-        last word.
+      rules: keys that may change between epochs are in the description by their last word.
       mid_epoch: whether part of an epoch has been consumed.
 
     Returns:
-      A line for each change that is no reason to stop.
+      A line for each change that is allowed.
 
     Raises:
-      UserError: other examples, or in mid-epoch another order of them.
+      UserError: other examples, or another order of them within an epoch.
     """
     old, new = then["dataset"], now["dataset"]
     rows = [("data.name", "version", old[2], new[2], True)]
     rows += [("data.train_split", "examples", old[-1], new[-1], True)]
-    # The order is the one that was found: data.order may say auto.
+    # The order in the description is the actual one: data.order may be auto.
     keys = ["data.order", *(key for key, rule in rules.items() if rule == "between_epochs")]
     names = [(key, key.rpartition(".")[2]) for key in keys]
     rows += [(key, name, then[name], now[name], mid_epoch) for key, name in names if name in then]
     lines = []
     for key, name, old, new, refused in rows:
-        # Where the order itself has changed its window says nothing.
+        # If the order itself has changed, its window is irrelevant.
         if old == new or (name == "shuffle_gib" and then["order"] != now["order"]):
             continue
         words = f"{key}: {name} was {_show(old)}, is {_show(new)}"
         if refused and not _matches(key, allowed):
-            reason = "another permutation would go on under this run's name"
+            reason = "the run would continue with another permutation"
             if mid_epoch:
-                reason = "examples of this epoch would come twice or never"
+                reason = "examples of this epoch would be repeated or missing"
             raise UserError(
                 f"run.resume: {words} since the checkpoint was written, so {reason}; resume with "
                 f"the first data and value, or allow it by --run.allow_changes='[\"{key}\"]'"
             )
         lines.append(words)
     if not lines and then["dataset_files"] != now["dataset_files"]:
-        lines.append("data.train_split: the files are not those of the run's start")
+        lines.append("data.train_split: the files differ from those at the run's start")
     return lines
-
-
-def _is_refused(key: str, rules: Rules) -> bool:
-    return rules.get(key, "refused") == "refused"
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:

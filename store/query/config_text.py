@@ -1,7 +1,7 @@
 """Reads resolved configurations in bulk: ten thousand of them have few different entries.
 
-`config_resolved.yaml` is written by one dumper, so its entries can be cut apart as text and each
-different one parsed once. Whatever looks otherwise is parsed as a whole.
+`config_resolved.yaml` is written by one dumper, so its entries can be split as text and each
+different one parsed once. Text of another form is parsed as a whole.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import yaml
 
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 
-# The fast parser where PyYAML was built with it.
+# The fast parser if PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Beside its own errors: a day that no month has, a table in tables without end.
+# YAML's own errors, and those of impossible dates and endless nesting.
 _FAULTS = (yaml.YAMLError, ValueError, ArithmeticError, RecursionError)
 _BETWEEN = re.compile(r"\n(?=\S)")
 _SECTION = re.compile(r"(\w+):")
 _ENTRY = re.compile(r"  \w+:(?: .*)?")
 _CONTINUED = re.compile(r"   .*|  -(?: .*)?|\s*")
-
-# The section that says where a recipe is published.
+# The section with the source of a published recipe.
 PUBLISHED = "source"
 # Dotted key -> JSON text of the value.
 Pairs = tuple[tuple[str, str], ...]
 
 
 def parse_config(text: str) -> JsonObject:
-    """The sections of a resolved configuration; empty if it is none."""
+    """Parse the sections of a resolved configuration; empty if the text is none."""
     try:
         values = yaml.load(text, Loader=_LOADER)
     except _FAULTS:
@@ -40,44 +39,42 @@ def parse_config(text: str) -> JsonObject:
 
 
 def flatten_config(config: JsonObject, prefix: str = "") -> dict[str, JsonValue]:
-    """`model.args.depth` -> value; lists and empty mappings are values."""
-    found: dict[str, JsonValue] = {}
+    """Return `model.args.depth` -> value; lists and empty mappings are values."""
+    flat: dict[str, JsonValue] = {}
     for key, value in config.items():
-        name = f"{prefix}{key}"
         if isinstance(value, dict) and value:
-            found |= flatten_config(value, f"{name}.")
+            flat |= flatten_config(value, f"{prefix}{key}.")
         else:
-            found[name] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def flatten_run_config(config: JsonMapping) -> dict[str, JsonValue]:
-    """`flatten_config` of a run, without where its recipe is published, which decides nothing."""
+    """Flatten a run's configuration without the source of its recipe, which affects nothing."""
     return flatten_config({key: value for key, value in config.items() if key != PUBLISHED})
 
 
 def read_sections(text: str) -> dict[str, Pairs]:
-    """Section -> dotted keys with the JSON text of their values, as `flatten_config` names them."""
+    """Return section -> dotted keys and the JSON text of their values, as in `flatten_config`."""
     try:
-        chunks = _BETWEEN.split(text.removesuffix("\n"))
-        found = [_parse_section(chunk) for chunk in chunks]
+        parsed = [_parse_section(chunk) for chunk in _BETWEEN.split(text.removesuffix("\n"))]
     except _FAULTS:
-        found = [None]  # an anchor of another section, for one
-    sections = dict(one for one in found if one is not None)
-    if len(sections) == len(found):
+        parsed = [None]  # an anchor of another section, for example
+    sections = dict(section for section in parsed if section is not None)
+    if len(sections) == len(parsed):
         return sections
     try:
         return {
             str(name): tuple(_dump(flatten_config({str(name): values})))
             for name, values in parse_config(text).items()
         }
-    except (*_FAULTS, TypeError):  # a table that holds itself, or keys that have no order
+    except (*_FAULTS, TypeError):  # a mapping that contains itself, or keys without an order
         return {}
 
 
 @lru_cache(maxsize=1 << 16)
 def _parse_section(text: str) -> tuple[str, Pairs] | None:
-    """A section's name and pairs; none: the text has another form than the dumper's."""
+    """Parse a section's name and pairs; None if the text is not the dumper's."""
     head, *lines = text.split("\n")
     match = _SECTION.fullmatch(head)
     entries: list[list[str]] = []

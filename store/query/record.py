@@ -1,4 +1,4 @@
-"""`RunRecord`: what a run directory says, of version 1 or 2, on a disk or a bucket.
+"""`RunRecord` reads a run directory of version 1 or 2, on a disk or a bucket.
 
 Reading never waits for the run's program and changes nothing.
 """
@@ -45,12 +45,10 @@ from utils.storage.places import join_place, open_folder
 # Newer run directories are for newer programs.
 NEWEST_SCHEMA = 2
 TEST = "test"
-# How the last numbers of a run's end were named: `eval_top1` is `eval.top1`.
-_SPLITS = (EVAL, TEST)
-# How far from its end a history is searched for its newest lines.
+# A history is searched for its newest lines from this far before its end.
 _TAIL_BYTES = 1 << 13
 _TAIL_MOST = 1 << 20
-# What `run.json` says of a run itself, as a filter names it.
+# Fields of `run.json`, as filters name them.
 FACTS = (
     "path", "experiment", "name", "id", "status", "started", "ended", "attempts",
     "final_up_to_step", "schema_version", "host", "device", "git_commit",
@@ -60,45 +58,44 @@ Values = dict[str, float]
 
 
 class RunRecord:
-    """One run directory; each file is read when it is first asked for.
+    """One run directory; each file is read at its first use.
 
     Attributes:
-      folder: where it lies.
       facts: `run.json`.
 
     Raises:
       UserError: no run is there, or its `run.json` is damaged or of a newer program.
     """
 
-    def __init__(self, place: str | Path | Folder) -> None:
-        self.folder = open_folder(place)
+    def __init__(self, path_or_url: str | Path | Folder) -> None:
+        self.folder = open_folder(path_or_url)
         text = self.folder.read_texts([RUN_FILE]).get(RUN_FILE)
         if text is None:
-            raise UserError(f"{self.folder} holds no {RUN_FILE}; give the directory of a run")
+            raise UserError(f"{self.folder} contains no {RUN_FILE}; give the directory of a run")
         self.facts = parse_facts(text, f"{self.folder}/{RUN_FILE}")
 
     @property
     def path(self) -> str:
-        """`experiment/name`: how a person names it."""
+        """`experiment/name`, the run's name for users."""
         return f"{self.folder.parent.name}/{self.folder.name}"
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run has ended successfully."""
         return self.facts.get("status") == "complete"
 
     @cached_property
     def config(self) -> JsonObject:
         """Dotted key -> value of the resolved configuration; empty without one."""
         try:
-            told = make_plain(parse_config(self._read(CONFIG_FILE)))
-        except RecursionError:  # a table that holds itself
+            config = make_plain(parse_config(self._read(CONFIG_FILE)))
+        except RecursionError:  # a mapping that contains itself
             return {}
-        return flatten_run_config(mend_text(told))
+        return flatten_run_config(mend_text(config))
 
     @property
     def checkpoints(self) -> Folder:
-        """Where its checkpoints lie, whether or not any are there."""
+        """The folder of its checkpoints, which need not exist."""
         root = self.config.get("run.checkpoint_root")
         if isinstance(root, str) and root:
             return open_folder(join_place(root, self.folder.parent.name, self.folder.name))
@@ -106,37 +103,37 @@ class RunRecord:
 
     @cached_property
     def attempts(self) -> list[JsonObject]:
-        """Each program that has worked on it, with how it ended."""
+        """Each program that has worked on the run, with its end."""
         return merge_attempts(self._read(ATTEMPTS_FILE))
 
     @cached_property
     def artifacts(self) -> list[JsonObject]:
-        """Files that it has left behind, with their checksums; none before its end."""
+        """Files that the run has left, with their checksums; empty before its end."""
         return fit_artifacts(self._read_json(ARTIFACTS_FILE))
 
     @cached_property
     def spans(self) -> list[Span]:
-        """Where its time went; none of runs of earlier programs."""
+        """Where its time went; empty for runs of earlier programs."""
         return parse_spans(self._read(SPANS_FILE))
 
     @cached_property
     def sketches(self) -> RunSketches | None:
-        """Quantiles that it has kept; none of runs of earlier programs."""
+        """Quantiles of its numbers; None for runs of earlier programs."""
         return parse_sketches(self._read(SKETCHES_FILE))
 
     @cached_property
     def hits(self) -> dict[str, Hits]:
-        """Which examples its evaluations named rightly; empty: not kept, or torn."""
+        """Which examples its evaluations classified correctly; empty if not kept, or torn."""
         return parse_hits(self._read_bytes(HITS_FILE)) or {}
 
     @cached_property
     def environment(self) -> JsonObject:
-        """Where it has worked, at length; empty of runs of earlier programs."""
+        """Details of the machine and packages; empty for runs of earlier programs."""
         return fit_environment(self._read_json(ENVIRONMENT_FILE))
 
     @cached_property
     def patch(self) -> str:
-        """What its source had beside the commit; empty: nothing, or it is not kept, or torn."""
+        """The source's changes beside the commit; empty without changes, or if not kept or torn."""
         content = self._read_bytes(DIFF_FILE)
         with contextlib.suppress(UserError):
             return unpack_diff(content) if content else ""
@@ -144,12 +141,12 @@ class RunRecord:
 
     @cached_property
     def tags(self) -> list[str]:
-        """Words that people have given it."""
+        """Tags that users have given it."""
         return parse_tags(self._read(TAGS_FILE))
 
     @cached_property
     def note(self) -> str:
-        """What a person has written of it; empty if nobody has."""
+        """Note of a user; empty without one."""
         return parse_note(self._read(TAGS_FILE))
 
     @cached_property
@@ -163,7 +160,7 @@ class RunRecord:
 
     @cached_property
     def values(self) -> Values:
-        """Its newest numbers by name, as filters know them: `eval.top1`, `train.loss/total`."""
+        """Its newest numbers as filters name them: `eval.top1`, `train.loss/total`."""
         return {**get_last_values(self.lines), **get_final_values(self.facts)}
 
     def _read_bytes(self, name: str) -> bytes:
@@ -181,18 +178,17 @@ class RunRecord:
 
 
 def parse_facts(text: str, file: str) -> JsonObject:
-    """What a `run.json` says.
+    """Parse a `run.json`.
 
     Raises:
-      UserError: it is torn, of a newer program, or a fact has another kind than it should; names
-        the file and the reason.
+      UserError: it is torn, of a newer program, or a field has a wrong type.
     """
     try:
         facts = load_json(text)
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
-        raise UserError(f"{file} is damaged; mend it, or move the run away")
+        raise UserError(f"{file} is damaged; repair it, or move the run away")
     version = facts.get("schema_version", 1)
     if type(version) is not int or version > NEWEST_SCHEMA:
         raise UserError(
@@ -200,74 +196,72 @@ def parse_facts(text: str, file: str) -> JsonObject:
             "use a newer one"
         )
     if wrong := find_wrong_fact(facts):
-        raise UserError(f"{file} is damaged: {wrong}; mend it, or move the run away")
+        raise UserError(f"{file} is damaged: {wrong}; repair it, or move the run away")
     return facts
 
 
 def read_history(text: str) -> list[Line]:
-    """The whole lines of a metrics file in today's form."""
-    found = (
-        fit_line(modernise(line)) for line in parse_lines(text) if type(line.get("step")) is int
-    )
-    return [line for line in found if line is not None]
+    """Parse the whole lines of a metrics file into today's form."""
+    lines = (modernise(line) for line in parse_lines(text) if type(line.get("step")) is int)
+    return [line for line in map(fit_line, lines) if line is not None]
 
 
 def describe(facts: JsonObject, path: str) -> dict[str, JsonValue]:
-    """The facts of a run by the names of `FACTS`, without its path; those unknown are none.
+    """Return the fields of a run by the names of `FACTS`, without its path; None if unknown.
 
     Args:
-      path: `experiment/name` of its directory, by which it is found: `run.json` keeps the names
-        that it was begun under, which a run that was moved or renamed has no more.
+      path: `experiment/name` of its directory; `run.json` contains the names at its start, which
+        do not change if the run is moved or renamed.
     """
     environment = facts.get("environment")
     environment = environment if isinstance(environment, dict) else {}
-    found = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}
-    found["experiment"], _, found["name"] = path.rpartition("/")
-    found["schema_version"] = facts.get("schema_version", 1)
+    fitted = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}
+    fitted["experiment"], _, fitted["name"] = path.rpartition("/")
+    fitted["schema_version"] = facts.get("schema_version", 1)
     for name in ("host", "device", "git_commit"):
-        found[name] = _fit(name, environment.get(name))
-    return found
+        fitted[name] = _fit(name, environment.get(name))
+    return fitted
 
 
 def get_final_values(facts: JsonObject) -> Values:
-    """The numbers of a run's end: `eval.top1`, `test.top1`, `parameters`."""
-    final, told = facts.get("final"), facts.get("nonfinite")
-    told = told if isinstance(told, dict) else {}
-    found: Values = {}
+    """Return the numbers of a run's end: `eval.top1`, `test.top1`, `parameters`."""
+    final, words = facts.get("final"), facts.get("nonfinite")
+    words = words if isinstance(words, dict) else {}
+    values: Values = {}
     for name, value in (final if isinstance(final, dict) else {}).items():
         split, _, rest = name.partition("_")
-        key = f"{split}.{rest}" if split in _SPLITS and rest else name
-        number = _to_number(value, told.get(f"final.{name}"))
+        key = f"{split}.{rest}" if split in (EVAL, TEST) and rest else name  # eval_top1: eval.top1
+        number = _to_number(value, words.get(f"final.{name}"))
         if number is not None:
-            found[key] = number
-    return found
+            values[key] = number
+    return values
 
 
 def get_last_values(lines: list[Line]) -> Values:
-    """The numbers of the newest line of each kind: `train.lr`, `eval.top1`; and the last `step`."""
-    found: Values = {}
+    """Return the newest numbers of each kind, `train.lr`, `eval.top1`, and the last `step`."""
+    values: Values = {}
     for kind in (TRAIN, EVAL):
-        line = next((one for one in reversed(lines) if one["kind"] == kind), None)
+        line = next((line for line in reversed(lines) if line["kind"] == kind), None)
         if line is not None:
             # An evaluation's line repeats numbers of the loop.
-            told = get_finite_or_told(line)
-            wanted = told if kind == TRAIN else told.keys() & get_learnt(line).keys()
-            found |= {f"{kind}.{name}": told[name] for name in wanted}
+            numbers = get_finite_or_told(line)
+            wanted = numbers if kind == TRAIN else numbers.keys() & get_learnt(line).keys()
+            values |= {f"{kind}.{name}": numbers[name] for name in wanted}
     if lines:
-        found["step"] = float(lines[-1]["step"])
-    return found
+        values["step"] = float(lines[-1]["step"])
+    return values
 
 
 def get_finite_or_told(line: Line) -> Values:
-    """A line's numbers; those that were not finite as what they were."""
-    told = line.get("nonfinite")
-    told = told if isinstance(told, dict) else {}
-    pairs = ((name, _to_number(v, told.get(name))) for name, v in get_numbers(line).items())
+    """Return a line's numbers, with nan and infinities restored."""
+    words = line.get("nonfinite")
+    words = words if isinstance(words, dict) else {}
+    pairs = ((name, _to_number(v, words.get(name))) for name, v in get_numbers(line).items())
     return {name: number for name, number in pairs if number is not None}
 
 
 def read_tail(path: Path) -> list[Line]:
-    """The newest lines of a metrics file, one of each kind among them if there is one."""
+    """Read the newest lines of a metrics file, at least one of each kind if possible."""
     try:
         with path.open("rb") as file:
             size, count = file.seek(0, 2), _TAIL_BYTES
@@ -275,9 +269,9 @@ def read_tail(path: Path) -> list[Line]:
                 file.seek(max(0, size - count))
                 text = file.read(count).decode("utf-8", errors="replace")
                 if size > count:
-                    text = text.partition("\n")[2]  # the first line began before
+                    text = text.partition("\n")[2]  # a line's end
                 lines = read_history(text)
-                if count >= min(size, _TAIL_MOST) or len({one["kind"] for one in lines}) == 2:
+                if count >= min(size, _TAIL_MOST) or len({line["kind"] for line in lines}) == 2:
                     return lines
                 count *= 8
     except OSError:
@@ -285,17 +279,14 @@ def read_tail(path: Path) -> list[Line]:
 
 
 def _fit(name: str, value: JsonValue) -> JsonValue:
-    """A fact as everybody reads it; one of another kind counts as unknown."""
+    """Return a field of the right type; None otherwise."""
     if name in _NUMBERS:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if is_number and math.isfinite(value) else None
+        return value if is_number(value) and math.isfinite(value) else None
     return value if isinstance(value, str) else None
 
 
-def _to_number(value: object, told: object) -> float | None:
-    """A number of a line: null with its word is nan or an infinity, null alone is nan."""
-    if value is not None and not is_number(value):
-        return None
-    if value is not None:
-        return float(value)
-    return float(told) if told in ("nan", "inf", "-inf") else math.nan
+def _to_number(value: object, word: object) -> float | None:
+    """Return a line's number: null with a word is nan or an infinity, null alone is nan."""
+    if value is None:
+        return float(word) if word in ("nan", "inf", "-inf") else math.nan
+    return float(value) if is_number(value) else None

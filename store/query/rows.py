@@ -1,4 +1,4 @@
-"""Rows of a run as text: its numbers and its attempts, at a terminal and on a page alike."""
+"""Rows of a run as text, for terminal and pages: its numbers and its attempts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from store.record.catalogue import find_entry
 
 
 class NumberRow(NamedTuple):
-    """A number with its unit and the way that is better; both are empty where nobody says."""
+    """A number with its unit and its better direction; both are empty if unknown."""
 
     name: str
     value: str
@@ -21,12 +21,7 @@ class NumberRow(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """A program that has worked on a run; what it does not tell is empty.
-
-    Attributes:
-      began: seconds since 1970.
-      status: how it ended, or that it runs.
-    """
+    """A program that has worked on a run, from `began` (seconds since 1970); unknown texts: ""."""
 
     number: int
     began: float | None
@@ -38,7 +33,7 @@ class AttemptRow(NamedTuple):
 
 
 def list_numbers(values: Mapping[str, float]) -> Iterator[NumberRow]:
-    """Numbers by name."""
+    """Yield numbers by name."""
     for name, value in sorted(values.items()):
         entry = find_entry(name)
         better = entry.direction if entry and entry.direction != "none" else ""
@@ -46,18 +41,12 @@ def list_numbers(values: Mapping[str, float]) -> Iterator[NumberRow]:
 
 
 def list_attempt_rows(record: RunRecord) -> Iterator[AttemptRow]:
-    """Each program that has worked on a run, the first one first."""
-    times = {one.number: one for one in list_attempts(record)}
-    for one in record.attempts:
-        time, worked = times.get(one["attempt"]), ""
+    """Yield each program that has worked on a run, the first one first."""
+    times = {attempt.number: attempt for attempt in list_attempts(record)}
+    for line in record.attempts:
+        time, worked = times.get(line["attempt"]), ""
         if time is not None:
             worked = format_least(time.ended - time.began, is_least=not time.is_whole)
-        yield AttemptRow(
-            one["attempt"],
-            one.get("began"),
-            worked,
-            describe_steps(record, one),
-            name_end(record, one),
-            str(one.get("reason") or ""),
-            str(one.get("host") or ""),
-        )
+        steps, status = describe_steps(record, line), name_end(record, line)
+        reason, host = (str(line.get(name) or "") for name in ("reason", "host"))
+        yield AttemptRow(line["attempt"], line.get("began"), worked, steps, status, reason, host)

@@ -1,4 +1,4 @@
-"""Runs of a store as people name them: one, several, or all that fit a filter."""
+"""Finds runs of a store by name or filter."""
 
 from __future__ import annotations
 
@@ -10,51 +10,39 @@ from store.index.database import RunIndex
 from store.query.filters import parse_filter
 from store.query.record import RunRecord
 from utils.errors import UserError, get_near_names
-from utils.json_types import JsonMapping, JsonValue
+from utils.json_types import JsonMapping
 from utils.storage.places import join_place
 
-# What only a filter holds.
+# Characters that only a filter contains.
 _OPERATORS = set("=<>~")
 
 
 class RunSelector:
-    """Finds runs in an index; a name is never taken for a path.
-
-    Args:
-      index: in step with its store.
-    """
+    """Finds runs in an index, which must be up to date; a name is never a path."""
 
     def __init__(self, index: RunIndex) -> None:
         self._index = index
         self._rows: list[JsonMapping] | None = None
 
     def find_paths(self, names: Iterable[str]) -> list[str]:
-        """`experiment/name` of runs by that, their name, their id or its beginning.
-
-        Raises:
-          UserError: there is no such run, or a name fits several.
-        """
+        """Return `experiment/name` of runs by that, their name, their id or its beginning."""
         return [choose_run(name, self._read_rows()) for name in names]
 
     def select_paths(self, text: str) -> list[str]:
-        """Runs that fit a filter, that which was begun last first; damaged ones are left out."""
+        """Return `experiment/name` of runs that fit, newest first; damaged ones are left out."""
         rows = self._index.read_runs(self._index.select(text))
         return [row["path"] for row in rows if not row["fault"]]
 
     def find_faulty(self) -> list[str]:
-        """Damaged runs: no filter can say of them that they do not fit."""
+        """Return damaged runs, which no filter can exclude."""
         return [path for path, _ in self._index.read_faults().values()]
 
     def open(self, paths: Iterable[str]) -> list[RunRecord]:
-        """Runs by `experiment/name`."""
+        """Open runs by `experiment/name`."""
         return [RunRecord(join_place(self._index.store, *path.split("/"))) for path in paths]
 
     def read_side(self, text: str) -> Side:
-        """A side of a comparison: RUN, several with commas between, or NAME:FILTER.
-
-        Raises:
-          UserError: no such run, or a filter that no run fits.
-        """
+        """Read a side of a comparison: RUN, several with commas between, or NAME:FILTER."""
         name, condition = split_side(text)
         if not condition:
             return Side(name, tuple(self.open(self.find_paths(text.split(",")))))
@@ -72,24 +60,19 @@ class RunSelector:
 
 
 def explain_no_fit(index: RunIndex, text: str) -> str:
-    """Return that no run fits a filter, and the values that its keys have in the store."""
-    told = []
-    for key in sorted(parse_filter(text).get_keys()):
-        values = {_show(one) for value in index.read_column(key).values() for one in _list(value)}
-        told.append(f"{key} is {name_few(sorted(values), most=5) or 'nowhere set'}")
-    return f"no run fits; here {'; '.join(told)}"
-
-
-def _list(value: JsonValue) -> list[JsonValue]:
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _show(value: JsonValue) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """Return that no run fits a filter, and the values of its keys in the store."""
+    words = []
+    for key in sorted(parse_filter(text).keys):
+        texts = set()
+        for value in index.read_column(key).values():
+            items = value if isinstance(value, list) else [] if value is None else [value]
+            texts |= {f"{item:g}" if isinstance(item, float) else str(item) for item in items}
+        words.append(f"{key} is {name_few(sorted(texts), most=5) or 'nowhere set'}")
+    return f"no run fits; here {'; '.join(words)}"
 
 
 def split_side(text: str) -> tuple[str, str]:
-    """The name of a side and its filter; without one the filter is empty."""
+    """Return the name of a side and its filter, which is empty for names of runs."""
     if not set(text) & _OPERATORS:
         return text, ""
     name, colon, condition = text.partition(":")
@@ -99,29 +82,26 @@ def split_side(text: str) -> tuple[str, str]:
 
 
 def choose_run(name: str, rows: Sequence[JsonMapping]) -> str:
-    """The path of the run that a person means, of rows with `path` and `id`.
+    """Return the path of the run with a name; UserError if there is none, or several.
 
-    Raises:
-      UserError: there is none, or several.
+    Args:
+      rows: with `path` and `id`.
     """
     text = name.rstrip("/")
-    exact = [row["path"] for row in rows if text in (row["path"], row["id"])]
-    named = exact or [row["path"] for row in rows if row["path"].rpartition("/")[2] == text]
-    found = named or [row["path"] for row in rows if len(text) > 3 and _begins(row, text)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    paths = [row["path"] for row in rows if text in (row["path"], row["id"])]
+    paths = paths or [row["path"] for row in rows if row["path"].rpartition("/")[2] == text]
+    if not paths and len(text) > 3:
+        paths = [row["path"] for row in rows if (row["id"] or "").startswith(text)]
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
         raise UserError(
-            f"RUN {name!r} fits {len(found)} runs: {', '.join(sorted(found)[:4])}"
-            f"{', ...' if len(found) > 4 else ''}; give one of them in full"
+            f"RUN {name!r} fits {len(paths)} runs: {', '.join(sorted(paths)[:4])}"
+            f"{', ...' if len(paths) > 4 else ''}; give one of them in full"
         )
     names = {row["path"].rpartition("/")[2] for row in rows if "/" not in text}
     near = get_near_names(text, names or {row["path"] for row in rows})
-    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else (
-        "`python -m tools.runs list` shows what is there"
-    )  # fmt: skip
+    hint = "`python -m tools.runs list` lists all runs"
+    if near:
+        hint = f"did you mean {' or '.join(map(repr, near))}?"
     raise UserError(f"RUN {name!r} is neither a run directory nor a run of the store; {hint}")
-
-
-def _begins(row: JsonMapping, text: str) -> bool:
-    return (row["id"] or "").startswith(text)

@@ -1,4 +1,4 @@
-"""A run's whole time as slices and counters on tracks, small enough to be looked at."""
+"""A run's whole time as slices and counters on tracks, small enough for a viewer."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from store.record.catalogue import LOSS, METRICS, TRAIN
 from store.record.spans import INPUT, STEP, WINDOW, Span
 from utils.json_types import JsonObject
 
-# What a viewer takes at ease: beyond it windows are joined, short steps left out, and of a
-# counter's points the least and the most of each stretch are kept.
+# Limits of viewers: beyond them windows are joined, short steps left out, and the smallest and
+# largest of several points kept.
 _MOST_WINDOWS, _MOST_STEPS, _MOST_POINTS = 20_000, 40_000, 5_000
-# Names of tracks; the others are called as their spans.
+# Names of tracks that differ from those of their spans.
 _TRACKS = {INPUT: "input wait", "checkpoint_held": "checkpoint held",
            "checkpoint_write": "checkpoint write"}  # fmt: skip
 _COUNTERS = (LOSS + "total", "graphs", "host_reads", "host_rss_gib")
@@ -32,12 +32,7 @@ Track = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Slice:
-    """A stretch of time on a track.
-
-    Attributes:
-      track: names from the outermost on.
-      began: seconds since 1970, as `ended`.
-    """
+    """A slice of time, `began` to `ended` in seconds since 1970, on a track of nested names."""
 
     track: Track
     name: str
@@ -48,7 +43,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class Counter:
-    """A number over time: (seconds since 1970, value); what was not finite is left out."""
+    """A number over time: points of (seconds since 1970, finite value)."""
 
     name: str
     unit: str
@@ -57,7 +52,7 @@ class Counter:
 
 @dataclass(frozen=True)
 class Trace:
-    """All that there is to draw of a run."""
+    """All slices and counters of a run."""
 
     name: str
     slices: list[Slice]
@@ -65,71 +60,70 @@ class Trace:
 
 
 def make_trace(record: RunRecord) -> Trace:
-    """Attempts and the time between them, spans, and the numbers of log lines."""
+    """Create the trace of a run: attempts, pauses, spans, and the numbers of log lines."""
     attempts = list_attempts(record)
-    slices = [_make_attempt(one, record) for one in attempts]
-    slices += [Slice(("run",), "down", *one) for one in list_downs(attempts)]
+    slices = [_make_attempt(attempt, record) for attempt in attempts]
+    slices += [Slice(("run",), "down", *pause) for pause in list_downs(attempts)]
     windows = make_windows(record, attempts)
-    for span in (*_join(windows), *_choose(record.spans)):
-        slices.append(_make_slice(span))
-    return Trace(record.path, _part(slices), _make_counters(record, windows))
+    slices += [_make_slice(span) for span in (*_join(windows), *_choose(record.spans))]
+    return Trace(record.path, _cut_overlaps(slices), _make_counters(record, windows))
 
 
-def _part(slices: Sequence[Slice]) -> list[Slice]:
-    """Slices of a track one after the other: a viewer takes those that overlap for nested ones."""
-    found: list[Slice] = []
+def _cut_overlaps(slices: Sequence[Slice]) -> list[Slice]:
+    """End slices where the next one of their track begins: viewers nest those that overlap."""
+    cut: list[Slice] = []
     last: dict[Track, int] = {}
-    for one in sorted(slices, key=lambda one: one.began):
-        place = last.get(one.track)
-        if place is not None and found[place].ended > one.began:
-            found[place] = replace(found[place], ended=one.began)
-        last[one.track] = len(found)
-        found.append(one)
-    return found
+    for item in sorted(slices, key=lambda item: item.began):
+        index = last.get(item.track)
+        if index is not None and cut[index].ended > item.began:
+            cut[index] = replace(cut[index], ended=item.began)
+        last[item.track] = len(cut)
+        cut.append(item)
+    return cut
 
 
-def _make_attempt(one: AttemptTime, record: RunRecord) -> Slice:
-    told = next((line for line in record.attempts if line.get("attempt") == one.number), {})
-    status = name_end(record, told) if told else str(record.facts.get("status", ""))
-    facts = {"from_step": one.from_step, "status": status}
-    facts |= {name: told[name] for name in ("to_step", "host") if name in told}
-    return Slice(("run",), f"attempt {one.number}", one.began, one.ended, facts)
+def _make_attempt(attempt: AttemptTime, record: RunRecord) -> Slice:
+    line = next((line for line in record.attempts if line.get("attempt") == attempt.number), {})
+    status = name_end(record, line) if line else str(record.facts.get("status", ""))
+    facts = {"from_step": attempt.from_step, "status": status}
+    facts |= {name: line[name] for name in ("to_step", "host") if name in line}
+    return Slice(("run",), f"attempt {attempt.number}", attempt.began, attempt.ended, facts)
 
 
 def _make_slice(span: Span) -> Slice:
-    kind = _TRACKS.get(span.name, span.name)
+    name = _TRACKS.get(span.name, span.name)
     facts: JsonObject = {"step": span.step}
     if span.count:
         facts["count"] = span.count
     if span.name == WINDOW:
         facts |= {"step_s": round(span.step_s, 6), "input_wait_s": round(span.input_wait_s, 6)}
-    track = (f"attempt {span.attempt}", f"rank {span.rank}", kind)
-    return Slice(track, kind, span.began, span.ended, facts)
+    track = (f"attempt {span.attempt}", f"rank {span.rank}", name)
+    return Slice(track, name, span.began, span.ended, facts)
 
 
 def _join(windows: Sequence[Span]) -> list[Span]:
-    """Neighbouring windows of an attempt as one, until there are few enough."""
+    """Join neighbouring windows of an attempt until there are few enough."""
     size = math.ceil(len(windows) / _MOST_WINDOWS)
     if size < 2:
         return list(windows)
-    found: list[Span] = []
+    joined: list[Span] = []
     members = 0
-    for one in windows:
-        last = found[-1] if found else None
-        if last is None or members == size or last.attempt != one.attempt:
-            found.append(one)
+    for new in windows:
+        last = joined[-1] if joined else None
+        if last is None or members == size or last.attempt != new.attempt:
+            joined.append(new)
             members = 1
             continue
-        found[-1] = Span(
-            WINDOW, one.step, last.began, one.ended - last.began, one.rank, one.attempt,
-            last.count + one.count, last.step_s + one.step_s, last.input_wait_s + one.input_wait_s,
+        joined[-1] = Span(
+            WINDOW, new.step, last.began, new.ended - last.began, new.rank, new.attempt,
+            last.count + new.count, last.step_s + new.step_s, last.input_wait_s + new.input_wait_s,
         )  # fmt: skip
         members += 1
-    return found
+    return joined
 
 
 def _choose(spans: Sequence[Span]) -> list[Span]:
-    """All rare spans, and of single steps the longest ones."""
+    """Return all rare spans, and the longest of single steps."""
     rare = [span for span in spans if span.name not in (WINDOW, STEP, INPUT)]
     steps = [span for span in spans if span.name in (STEP, INPUT)]
     if len(steps) > _MOST_STEPS:
@@ -138,7 +132,7 @@ def _choose(spans: Sequence[Span]) -> list[Span]:
 
 
 def _make_counters(record: RunRecord, windows: Sequence[Span]) -> list[Counter]:
-    """Numbers of training's lines, at the time of the window that ends with their step."""
+    """Return numbers of training's lines, at the end of the window that ends with their step."""
     times = {(span.attempt, span.step): span.ended for span in windows}
     points: dict[str, list[tuple[float, float]]] = {}
     for line in record.lines:
@@ -148,22 +142,17 @@ def _make_counters(record: RunRecord, windows: Sequence[Span]) -> list[Counter]:
         for name, value in get_finite_or_told(line).items():
             if (name in _COUNTERS or name.endswith("_per_s")) and math.isfinite(value):
                 points.setdefault(name, []).append((time, value))
-    return [Counter(name, _get_unit(name), thin(found)) for name, found in sorted(points.items())]
+    units = {name: metric.unit for name in points if (metric := METRICS.find(name))}
+    return [Counter(name, units.get(name, ""), thin(points[name])) for name in sorted(points)]
 
 
 def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most 5,000 points: the least and the most of each stretch, so that no spike is lost."""
+    """Return at most 5,000 points: the extremes of each chunk, so that no spike is lost."""
     if len(points) <= _MOST_POINTS:
         return points
     size = math.ceil(2 * len(points) / _MOST_POINTS)
-    found = []
+    kept = []
     for start in range(0, len(points), size):
-        stretch = points[start : start + size]
-        ends = {min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])}
-        found += sorted(ends)
-    return found
-
-
-def _get_unit(name: str) -> str:
-    metric = METRICS.find(name)
-    return metric.unit if metric else ""
+        chunk = points[start : start + size]
+        kept += sorted({min(chunk, key=lambda p: p[1]), max(chunk, key=lambda p: p[1])})
+    return kept

@@ -252,7 +252,7 @@ def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, caps
         (["--limit", "abc"], "argument --limit: invalid float value: 'abc'; see"),
         (["--limit", "-1"], r"--limit \(-1.0\) must be above 0"),
         (["--gate", "36"], "gate '36' has no four parts"),
-        (["--gate", "peak_bytes:1:-:major"], "--gate judges against an earlier report"),
+        (["--gate", "peak_bytes:1:-:major"], "--gate needs an earlier report"),
         (["--store", "/proc/nowhere"], r"--store \('/proc/nowhere/benchmarks'\) cannot be made"),
     ],
 )

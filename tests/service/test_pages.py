@@ -151,7 +151,7 @@ def test_a_run_that_is_not_there_is_404_as_a_page_or_as_a_problem(client):
     answer = client.get("/runs/digits/nobody", headers={"accept": "text/html,*/*"})
     assert answer.status_code == 404
     assert "<h1>Not Found</h1>" in answer.text
-    assert "holds no run.json" in answer.text
+    assert "contains no run.json" in answer.text
     answer = client.get("/runs/digits/nobody")
     assert answer.headers["content-type"] == "application/problem+json"
     wrong = client.get("/?page=0", headers={"accept": "text/html"})

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from store.query.filters import check_keys, choose, parse_filter
+from store.query.filters import check_keys, parse_filter
 from utils.errors import UserError
 
 RUN = {
@@ -58,11 +58,13 @@ def test_a_typo_names_the_nearest_key():
     for text, near in (("train.seed=1 and evl.top1>3", "eval.top1"), ("lr>1", "optim.lr"),
                        ("optm.l>1", "optim.lr")):  # fmt: skip
         with pytest.raises(UserError, match=f"did you mean '{near}'"):
-            check_keys(parse_filter(text).get_keys(), known)
-    check_keys(parse_filter("eval.top1>3").get_keys(), known)
+            check_keys(parse_filter(text).keys, known)
+    check_keys(parse_filter("eval.top1>3").keys, known)
 
 
 def test_runs_that_lack_a_key_are_told_apart_in_columns():
     wanted = parse_filter("a>1 or b=x")
-    assert wanted.get_keys() == {"a", "b"}
-    assert list(choose(wanted, [3, 1, 2], {"a": {1: 2.0, 2: 0.5}, "b": {3: "x"}})) == [3, 1]
+    assert wanted.keys == {"a", "b"}
+    columns = {"a": {1: 2.0, 2: 0.5}, "b": {3: "x"}}
+    fitting = [r for r in (3, 1, 2) if wanted.fits(lambda key, r=r: columns[key].get(r))]
+    assert fitting == [3, 1]

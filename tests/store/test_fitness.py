@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from store.index.database import RunIndex
-from store.quality.completeness import find_unfit
-from store.quality.validation import check_run
+from store.quality.validation import check_run, find_damaged_files
 from store.query.record import RunRecord
 from store.query.tags import TAGS_FILE, change_tags
 from store.record.summary import SUMMARY_FILE
@@ -79,13 +78,13 @@ def test_a_gate_refuses_and_others_warn_of_what_does_not_fit(store, tmp_path, ca
 @pytest.mark.parametrize("file", ["run.json", "metrics.jsonl", "config_resolved.yaml"])
 def test_each_file_that_is_read_is_held_against_the_record(store, file):
     run = store / "digits" / "bad"
-    assert list(find_unfit(RunRecord(run))) == []
+    assert list(find_damaged_files(RunRecord(run))) == []
     flip(run / file, b"ep" if file != "run.json" else b"attempts")
-    assert [name for name, _ in find_unfit(RunRecord(run))] == [file]
+    assert [name for name, _ in find_damaged_files(RunRecord(run))] == [file]
     (run / SUMMARY_FILE).write_text("{}")
-    assert [name for name, _ in find_unfit(RunRecord(run))] == [SUMMARY_FILE]
+    assert [name for name, _ in find_damaged_files(RunRecord(run))] == [SUMMARY_FILE]
     (run / SUMMARY_FILE).unlink()
-    assert [name for name, _ in find_unfit(RunRecord(run))] == [SUMMARY_FILE]
+    assert [name for name, _ in find_damaged_files(RunRecord(run))] == [SUMMARY_FILE]
 
 
 @pytest.mark.parametrize("word", [b"digits", b"data:"])

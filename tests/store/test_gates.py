@@ -147,9 +147,9 @@ def test_copies_of_a_seed_do_not_make_a_gate_sure(tmp_path):
 @pytest.mark.parametrize(
     ("text", "word"),
     [("eval.top1", "four parts"), ("eval.top1:-:-:major", "no limit"), (":1:-:major", "no metric"),
-     ("eval.top1:x:-:major", "no number"), ("eval.top1:-1:-:major", "from 0 up"),
-     ("eval.top1:nan:-:major", "from 0 up"), ("eval.top1:1:-:grave", "is no severity"),
-     ("eval.top1@mode:1:-:major", "is no aggregate"), ("eval.top1@p100:1:-:minor", "aggregate")],
+     ("eval.top1:x:-:major", "from 0 up"), ("eval.top1:-1:-:major", "from 0 up"),
+     ("eval.top1:nan:-:major", "from 0 up"), ("eval.top1:1:-:grave", "unknown severity"),
+     ("eval.top1@mode:1:-:major", "unknown aggregate"), ("eval.top1@p100:1:-:minor", "aggregate")],
 )  # fmt: skip
 def test_a_gate_with_a_fault_is_refused_in_one_line(text, word):
     with pytest.raises(UserError) as caught:
@@ -160,9 +160,9 @@ def test_a_gate_with_a_fault_is_refused_in_one_line(text, word):
 @pytest.mark.parametrize(
     ("values", "word"),
     [({"metric": "a", "max_pc": 1}, "did you mean 'max_pct'"), ({"metric": 3}, "no metric"),
-     ({"metric": "a", "max_abs": True}, "no number"), ({"metric": "a"}, "no limit"),
-     ({"metric": "a", "max_abs": 1, "optional": "x"}, "neither true"),
-     ({"metric": "a", "max_abs": 1, "direction": "up"}, "neither higher")],
+     ({"metric": "a", "max_abs": True}, "from 0 up"), ({"metric": "a"}, "no limit"),
+     ({"metric": "a", "max_abs": 1, "optional": "x"}, "true or false"),
+     ({"metric": "a", "max_abs": 1, "direction": "up"}, "higher or lower")],
 )  # fmt: skip
 def test_an_entry_of_a_file_with_a_fault_is_refused(values, word):
     with pytest.raises(UserError) as caught:

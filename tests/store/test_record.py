@@ -50,7 +50,7 @@ def test_a_run_of_version_1_and_one_of_the_first_names_are_read_as_they_are(tmp_
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [(None, "holds no run.json"), ('{"status": ', "is damaged"), ("[]", "is damaged"),
+    [(None, "contains no run.json"), ('{"status": ', "is damaged"), ("[]", "is damaged"),
      ('{"schema_version": 3}', "use a newer one"), ('{"schema_version": "x"}', "newer one")],
 )  # fmt: skip
 def test_what_is_no_run_is_refused_by_name(tmp_path, text, word):

@@ -105,7 +105,7 @@ def test_a_kill_between_run_json_and_summary_is_told_and_mended(tmp_path, monkey
     assert json.loads((path / "run.json").read_text())["status"] == "complete"
     faults = check_run(open_folder(path))
     assert [(one.grade, one.file) for one in faults] == [("damage", SUMMARY_FILE)]
-    assert "go on with the run" in faults[0].text
+    assert "resume the run" in faults[0].text
     from store.record.runs import RunStore
 
     run = RunStore(str(tmp_path / "runs"), "digits").get("done")

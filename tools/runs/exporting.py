@@ -6,7 +6,7 @@ import argparse
 
 from store.export import export_runs
 from store.formatting import name_few
-from store.quality.completeness import READ_FILES, find_unfit
+from store.quality.validation import READ_FILES, find_damaged_files
 from store.query.record import RunRecord
 from store.query.selection import RunSelector
 from store.record.spans import SPANS_FILE
@@ -71,7 +71,7 @@ def _find_whole(options: argparse.Namespace) -> tuple[list[RunRecord], dict[str,
         except UserError as error:
             bad[str(place)] = str(error).partition(";")[0]
             continue
-        faults = [f"{file} {text}" for file, text in find_unfit(record, _EXPORTED)]
+        faults = [f"{file} {text}" for file, text in find_damaged_files(record, _EXPORTED)]
         if faults:
             bad[record.path] = "; ".join(faults)
         else:

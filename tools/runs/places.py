@@ -86,10 +86,13 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
 
 def find_damage(records: Iterable[RunRecord]) -> list[str]:
     """What is read of complete runs and is not as they left it, in words."""
-    from store.quality.completeness import find_unfit  # pydantic, which a list must not wait for
+    # Imported here because a list must not wait for pydantic.
+    from store.quality.validation import find_damaged_files
 
     told = (
-        f"{record.path}/{file} {text}" for record in records for file, text in find_unfit(record)
+        f"{record.path}/{file} {text}"
+        for record in records
+        for file, text in find_damaged_files(record)
     )
     return list(dict.fromkeys(told))
 

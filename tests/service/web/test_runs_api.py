@@ -56,7 +56,7 @@ def test_a_run_tells_its_teachers_with_their_numbers_then_and_its_students(tmp_p
 
 @pytest.mark.parametrize(
     ("path", "status", "words"),
-    [("/api/v1/runs/digits/none", 404, "holds no run.json"),
+    [("/api/v1/runs/digits/none", 404, "contains no run.json"),
      ("/api/v1/runs/digits/.hidden", 422, "name"),
      ("/api/v1/runs?filter=a%3D", 422, "filter"),
      ("/api/v1/runs?sort=nothing", 422, "nothing"),

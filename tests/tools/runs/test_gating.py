@@ -80,7 +80,7 @@ def test_gates_stand_in_a_file(ask, tmp_path, seeds):
     [([], "nothing to hold"), (["--gate", "eval.top1"], "four parts"),
      (["--gate", "eval.tpo1:1:-:major"], "did you mean 'eval.top1'"),
      (["--gate", "train.lr:1:-:major"], "no better direction"),
-     (["--gate", "eval.top1:1:-:major", "--direction", "x"], "--direction 'x'"),
+     (["--gate", "eval.top1:1:-:major", "--direction", "x"], "got 'x'"),
      (["--gates", "/nowhere.yaml"], "cannot be read"), (["--undecided", "x"], "invalid choice")],
 )  # fmt: skip
 def test_wrong_use_is_one_line_and_code_2(ask, flags, word):
@@ -91,9 +91,10 @@ def test_wrong_use_is_one_line_and_code_2(ask, flags, word):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("gates: 3", "holds no list"), ("- a", "holds no list"), ("gates: [3]", "neither a text"),
-     ("gates: []\nmore: 1", "holds no list"), ("gates: [", "cannot be read"),
-     ("gates: []\nundecided: maybe", "neither fail nor pass"), ("gates: []", "nothing to hold")],
+    [("gates: 3", "must contain a list"), ("- a", "must contain a list"),
+     ("gates: [3]", "must be a text"), ("gates: []\nmore: 1", "must contain a list"),
+     ("gates: [", "cannot be read"),
+     ("gates: []\nundecided: maybe", "must be fail or pass"), ("gates: []", "contains no gate")],
 )  # fmt: skip
 def test_a_file_with_a_fault_is_refused(ask, tmp_path, text, word):
     path = tmp_path / "gates.yaml"
