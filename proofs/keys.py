@@ -16,10 +16,10 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from utils.config.data import EvalSection
 from utils.config.distill import LossTerm, TeacherSection
-from utils.config.evals import EvalSection
 from utils.config.keys import get_resume_rules
-from utils.config.metadata import ConfigSection, read_about
+from utils.config.metadata import ConfigSection, read_key_info
 from utils.config.sections import RunConfig
 from utils.programs import create_program_parser, run_program
 
@@ -42,7 +42,8 @@ Written by `python -m proofs.keys --write` from the fields in `utils/config/`; a
 - **only**: devices and tasks that support the key, or its value; empty: all.
 - **notes**: short flags; *path*: a file or directory, or a URL of one; *neutral*: no value of it
   changes what is learnt or measured; *stream*: it decides which examples come when and how they
-  look, so that a cache of teachers depends on it.
+  look, so that a cache of teachers depends on it; *needs*, *excludes*: keys that must or cannot be
+  set together with it.
 """
 
 
@@ -73,16 +74,18 @@ def format_page() -> str:
 
 def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str]) -> Iterator[str]:
     for name, field in section.model_fields.items():
-        about = read_about(field.json_schema_extra or {})
+        info = read_key_info(field.json_schema_extra)
         key = f"{prefix}.{name}"
         only = []
-        if about.devices:
-            value = f"`{about.devices.value}`: " if about.devices.value else ""
-            only.append(value + ", ".join(about.devices.names))
-        only += [", ".join(about.tasks)] if about.tasks else []
-        notes = [f"`--{flag}`" for flag in about.aliases]
-        notes += ["path"] * about.is_place + ["neutral"] * about.is_neutral
-        notes += [f"stream: {about.stream}"] if about.stream else []
+        if info.devices:
+            value = f"`{info.devices.value}`: " if info.devices.value else ""
+            only.append(value + ", ".join(info.devices.names))
+        only += [", ".join(info.tasks)] if info.tasks else []
+        notes = [f"`--{flag}`" for flag in info.aliases]
+        notes += ["path"] * info.is_path + ["neutral"] * (not info.affects_results)
+        notes += [f"stream: {info.stream}"] if info.stream else []
+        notes += [f"needs {' or '.join(info.needs)}"] if info.needs else []
+        notes += [f"excludes {' and '.join(info.excludes)}"] if info.excludes else []
         cells = (
             f"`{key}`", _format_type(field.annotation), _format_default(field),
             field.description or "", rules.get(key, "").replace("_", " "),

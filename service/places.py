@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from utils.config.load import RunConfig
-from utils.config.metadata import ConfigSection, read_about
+from utils.config.metadata import ConfigSection, read_key_info
 from utils.errors import UserError
 from utils.json_types import JsonValue
 from utils.storage.places import is_remote, to_path
@@ -94,7 +94,7 @@ def _iterate(section: ConfigSection, prefix: str) -> Iterator[tuple[str, JsonVal
                 inner = f"{key}.{number}." if isinstance(value, tuple) else f"{key}."
                 yield from _iterate(one, inner)
         else:
-            yield key, value, read_about(field.json_schema_extra or {}).is_place
+            yield key, value, read_key_info(field.json_schema_extra).is_path
 
 
 def _check_place(key: str, value: str, roots: Sequence[str], base: Path) -> None:

@@ -135,12 +135,14 @@ def test_a_loss_is_its_file_its_row_its_reference_and_its_line_in_the_document(t
 
 # --- keys ---
 
-KEY = """    jitter: float = Field(
+KEY = """    jitter: float = key(
         0.0,
+        "share by which the learning rate of each run is moved",
         ge=0,
         le=1,
-        description="share by which the learning rate of each run is moved",
-        **about(resume="warns", aliases=("lr_jitter",), tasks=("classify",)),
+        resume="warns",
+        aliases=("lr_jitter",),
+        tasks=("classify",),
     )
 """
 EFFECT = """    ("optim.jitter", (), "--lr_jitter=0.5", "refused"),

@@ -14,7 +14,7 @@ from typing import get_args
 from proofs.keys import ELEMENTS, PAGE, format_page
 from utils.config.keys import get_keys, iterate_keys
 from utils.config.load import RunConfig
-from utils.config.metadata import About, read_about
+from utils.config.metadata import KeyInfo, read_key_info
 
 ROOT = Path(__file__).resolve().parents[1]
 # Keys that are named like a path and are none.
@@ -92,8 +92,8 @@ def test_keys_of_list_elements_say_nothing_of_their_own():
     """A list is one key: what it says holds for all that stands in it."""
     for section in ELEMENTS.values():
         for name, field in section.model_fields.items():
-            said = read_about(field.json_schema_extra or {})
-            assert replace(said, is_place=False) == About(), name
+            info = read_key_info(field.json_schema_extra)
+            assert replace(info, is_path=False, needs=()) == KeyInfo(), name
 
 
 def test_a_key_that_is_named_like_a_path_says_so():
@@ -102,23 +102,21 @@ def test_a_key_that_is_named_like_a_path_says_so():
     words = ("path", "directory", "file", "root", "cache", "weights")
     for prefix, section in (*sections.items(), *ELEMENTS.items()):
         for name, field in section.model_fields.items():
-            is_place = read_about(field.json_schema_extra or {}).is_place
+            is_place = read_key_info(field.json_schema_extra).is_path
             if any(word in name for word in words) and not is_place:
                 assert f"{prefix}.{name}" in NO_PLACES.split(), "a path? say so: about(is_place)"
 
 
 # A key that says all that a key can say of itself, and is named nowhere but in its section.
 PLANTED = """
-    hue: float = Field(
+    hue: float = key(
         0.0,
+        "share of examples in shifted colours",
         ge=0,
-        description="share of examples in shifted colours",
-        **about(
-            resume="between_epochs",
-            stream="hue",
-            devices=Devices(("xla",), "others shift no colours; leave it out"),
-            aliases=("hue_shift",),
-        ),
+        resume="between_epochs",
+        stream="hue",
+        devices=Devices(("xla",), "others shift no colours; leave it out"),
+        aliases=("hue_shift",),
     )
 """
 PROGRAM = """
@@ -169,10 +167,10 @@ def test_a_new_key_is_honoured_everywhere_by_what_its_field_says(tmp_path):
     _link(ROOT / "utils", tmp_path / "utils", but="config")
     _link(ROOT / "utils" / "config", tmp_path / "utils" / "config", but="data.py")
     head, name, tail = (
-        (ROOT / "utils/config/data.py").read_text().partition('"""What the model sees."""\n')
+        (ROOT / "utils/config/data.py").read_text().partition('"""The data of a run."""\n')
     )
     assert name
-    head = head.replace("ConfigSection, about", "ConfigSection, Devices, about")
+    head = head.replace("ConfigSection, key", "ConfigSection, Devices, key")
     (tmp_path / "utils/config/data.py").write_text(head + name + PLANTED + tail)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,

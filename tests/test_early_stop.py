@@ -94,7 +94,7 @@ def test_a_patience_is_one_more_than_that_of_timms_scheduler(patience):
 
 def test_the_flag_of_timm_is_answered_by_the_key_and_the_difference(tmp_path, capsys):
     assert main.main(create_argv(tmp_path, "--patience-epochs=4")) == 2
-    assert "here it is --optim.plateau_patience=N+1 (timm's N" in capsys.readouterr().err
+    assert "use --optim.plateau_patience=N+1 (timm's N" in capsys.readouterr().err
 
 
 def test_evaluations_of_the_warm_up_cut_nothing():
@@ -226,10 +226,10 @@ def test_two_ranks_end_after_the_same_step(tmp_path):
 
 
 REFUSED = [
-    (("--train.early_stop_patience=3", "--epochs=3"), "can end no run with 3 evaluations"),
+    (("--train.early_stop_patience=3", "--epochs=3"), "must be less than the run's 3 evaluations"),
     (("--train.early_stop_patience=1", "--epochs=2", "--train.eval_every_epochs=9"),
-     "can end no run with 1 evaluation, the first"),
-    (("--train.early_stop_min_delta=0.1",), "has no effect without train.early_stop_patience"),
+     "must be less than the run's 1 evaluation to"),
+    (("--train.early_stop_min_delta=0.1",), "(0.1) needs train.early_stop_patience; set it"),
     (("--train.early_stop_patience=-1",), "it must be at least 0"),
     (("--train.early_stop_min_delta=nan", "--train.early_stop_patience=1"), "a finite number"),
 ]  # fmt: skip

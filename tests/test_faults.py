@@ -275,7 +275,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_why(
 
     monkeypatch.setattr(files, "save_file", full)
     assert run(tmp_path) == 1
-    assert "No space left on device; earlier ones stand" in get_error(capsys)
+    assert "No space left on device; earlier ones remain" in get_error(capsys)
     folder = tmp_path / "tiny" / "a"
     assert Run(folder).read()["status"] == "failed"
     assert list_steps(folder) == [2, 4]

@@ -14,7 +14,7 @@ from models.factory import create_model, export_model
 from tests.support.key_effects import ELSEWHERE, describe, list_rows, load
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from tests.test_config_keys import get_wanted
-from utils.config.aliases import ALIASES
+from utils.config.command_line import ALIASES
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.compile_cache import prepare_cache

@@ -299,9 +299,9 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
         ({"keep_tokens": 0.5, "size": 12, "args": {**TEACHER, "dynamic_img_size": True}},
          "for which the teacher is made, and it sees 12 x 12; set img_size in its args"),
         ({"keep_tokens": 0.5, "model": "ema", "flags": ["--train.ema=true"]},
-         "args means nothing to the teacher 'ema'"),
+         "args is not supported with the teacher 'ema'"),
         ({"keep_tokens": 1.5}, "keep_tokens"),
-        ({"size": "student"}, "has no effect without train.image_sizes"),
+        ({"size": "student"}, "needs train.image_sizes; set it"),
     ],
 )  # fmt: skip
 def test_what_a_teacher_cannot_see_is_refused_in_one_line(

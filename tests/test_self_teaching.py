@@ -210,18 +210,19 @@ def test_a_peer_sees_what_the_student_sees_and_is_tried_at_that_side(digits_root
     ("flags", "words"),
     [
         (["--distill.peer=self", "--kd=kd"], "needs model.drop_path_rate"),
-        (["--distill.peer=resnet18"], "no loss to teach by"),
+        (["--distill.peer=resnet18"], "is set but no distillation loss"),
         (["--distill.peer=resnet1", "--kd=kd"], "resnet1"),
         (["--distill.peer=resnet18", "--kd=kd"], "set img_size, in_chans or dynamic_img_size in"),
-        (["--distill.peer=resnet18", "--kd=kd", "--distill.teacher=past"], "is given, too"),
+        (["--distill.peer=resnet18", "--kd=kd", "--distill.teacher=past"],
+         "and distill.teacher exclude each other"),
         (["--distill.peer=resnet18",
           "--distill.losses=[{name: ctkd, args: {curriculum_steps: 4}}]"],
          "ctkd keeps parameters"),
         ([*METHODS["peer"], "--model.args.dynamic_img_size=true",
           "--data.eval_pp=decode(channels=1)|resize(12)|value_range(-1, 1)"],
          "does not take images of 12 x 12 x 1, as the student sees them"),
-        (["--distill.peer_args={depth: 1}"], "name it by distill.peer"),
-        (["--distill.alpha_schedule=epochs"], "has no effect without a loss"),
+        (["--distill.peer_args={depth: 1}"], "needs distill.peer; set it"),
+        (["--distill.alpha_schedule=epochs"], "needs distill.loss or distill.losses"),
     ],
 )  # fmt: skip
 def test_what_students_cannot_teach_each_other_by_is_refused(digits_root, tmp_path, flags, words):

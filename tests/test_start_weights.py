@@ -84,8 +84,8 @@ def test_an_archive_teaches_and_a_resnet_of_bit_is_read(tmp_path):
 
 WRONG_ARCHIVES = [
     ({"x": np.zeros(2)}, "did not find a supported JAX/Flax parameter layout"),
-    (b"PK\x03\x04 cut", "is no archive of NumPy"),
-    (b"nothing", "is no archive of NumPy"),
+    (b"PK\x03\x04 cut", "is not a NumPy archive"),
+    (b"nothing", "is not a NumPy archive"),
 ]
 
 
@@ -106,8 +106,8 @@ def test_an_archive_of_another_depth_width_or_kind_is_refused(tmp_path, capsys):
     deep = "--model.args=" + json.dumps({**VIT_ARGS, "depth": 2})
     assert "encoderblock_1" in get_error(tmp_path, capsys, f"--model.weights={place}", deep)
     wide = "--model.args=" + json.dumps({**VIT_ARGS, "embed_dim": 32})
-    assert "says" in get_error(tmp_path, capsys, f"--model.weights={place}", wide)
-    with pytest.raises(UserError, match="no reader of JAX archives for ResNet"):
+    assert "fails:" in get_error(tmp_path, capsys, f"--model.weights={place}", wide)
+    with pytest.raises(UserError, match="cannot read JAX archives of ResNet"):
         load_weights(timm.create_model("resnet18"), open_weights(str(place), "model.weights"))
     np.save(tmp_path / "one.npy", np.zeros(3))
     error = get_error(tmp_path, capsys, f"--model.weights={tmp_path / 'one.npy'}")
@@ -161,7 +161,7 @@ def test_positions_patches_and_channels_of_another_size_are_resampled(tmp_path, 
     found = run(tmp_path, "a", f"--init-from={tmp_path / 'large.safetensors'}")
     told = capsys.readouterr().err
     assert "pos_embed is resampled from (1, 17, 16) to (1, 5, 16)" in told
-    assert "patch_embed.proj.weight is turned from 3 input channels to 1" in told
+    assert "patch_embed.proj.weight is converted from 3 input channels to 1" in told
     wanted = create_vit()
     timm.models.load_checkpoint(
         wanted, str(tmp_path / "large.safetensors"), strict=False,
@@ -190,7 +190,7 @@ def test_what_does_not_fit_is_named_by_patterns(tmp_path, capsys):
     start = f"--init-from={tmp_path / 'a.safetensors'}"
     rules = {"backbone.encoder.layers.*": "blocks.*", "backbone.*": "*"}
     renamed = "--run.init_rename=" + json.dumps(rules)
-    assert "name what may keep its start by run.init_skip" in get_error(tmp_path, capsys, start)
+    assert "skip tensors by run.init_skip" in get_error(tmp_path, capsys, start)
     assert "1 unexpected: teacher.temperature" in get_error(tmp_path, capsys, start, renamed)
     skipped = '--run.init_skip=["teacher.*","blocks.0.mlp.*"]'
     found = run(tmp_path, "a", start, renamed, skipped)

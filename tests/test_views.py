@@ -143,7 +143,7 @@ def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, teacher_ru
         (["--data.strong_pp=decod(channels=1)|value_range(-1, 1)"], "data.strong_pp: "),
         (["--data.strong_pp=decode(channels=1)|resize(8)|randaug(2, 10)|value_range(-1, 1)"],
          "data.strong_pp cannot run randaug(2, 10)"),
-        (["--distill.teacher_cache=somewhere"], "'weak_strong' contradicts"),
+        (["--distill.teacher_cache=somewhere"], "and distill.views exclude each other"),
     ],
 )  # fmt: skip
 def test_views_that_do_not_fit_are_refused_in_one_line(

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from utils.config.layers import merge_layers, read_layers
-from utils.config.source import SourceSection
+from utils.config.sections import SourceSection
 from utils.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]

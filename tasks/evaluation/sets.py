@@ -15,8 +15,7 @@ from big_vision.input.splits_check import warn_of_left_out
 from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source
 from tasks.evaluation.corrupted import CORRUPTIONS, SEVERITIES
-from utils.config.data import DataSection
-from utils.config.evals import EvalSection
+from utils.config.data import DataSection, EvalSection
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.storage.places import open_folder

@@ -13,7 +13,7 @@ from datasets import describe_dataset
 from tasks.evaluation.sets import ModelClasses, look_at, plan_sets
 from tests.support.input_data import create_section, use_private_cache
 from tests.support.shard_sets import get_digits, write_tar
-from utils.config.evals import EvalSection
+from utils.config.data import EvalSection
 
 FOLDER = {"source": "folder", "name": "", "eval_split": "val", "global_batch_size": 2}
 

@@ -23,4 +23,4 @@ def test_evaluations_in_steps_win_over_epochs_and_go_on_after_a_resume(tmp_path,
     patience = ("--train.early_stop_patience=3", "--train.eval_every_steps=4", "--train.steps=12")
     capsys.readouterr()
     assert main.main(create_argv(tmp_path, *patience, "--check")) == 2
-    assert "can end no run with 3 evaluations" in capsys.readouterr().err
+    assert "must be less than the run's 3 evaluations" in capsys.readouterr().err

@@ -130,7 +130,7 @@ ALL_VARIANTS = [*((a, b, c, f"model.layers.{d}") for a, b, c, d in VARIANTS), *O
 @pytest.mark.parametrize(("name", "there", "here", "pattern"), ALL_VARIANTS)
 def test_another_variant_is_one_line_with_both_values(name, there, here, pattern, tmp_path):
     path, whole = write(tmp_path / "there", name, **there), ARGUMENTS.get(name)(**there)
-    for key, way in ((START, f"by run.init_skip, as {pattern}"), (STUDENT, "start by run.init_")):
+    for key, way in ((START, f"by run.init_skip: {pattern}"), (STUDENT, "or use run.init_")):
         with pytest.raises(UserError) as caught:
             load(path, name, key, **{**there, **here})
         text = str(caught.value)
@@ -187,7 +187,7 @@ def test_a_teacher_that_is_told_otherwise_is_refused(tmp_path, capsys):
     assert run(tmp_path, "qwen3", DENSE, *flags) == 2
     error = capsys.readouterr().err
     assert "distill.teachers args.rope_base is 1000000.0 there and 1000.0 here" in error
-    assert "leave it out there" in error and error.count("\n") == 1
+    assert "remove it there" in error and error.count("\n") == 1
 
 
 def test_an_evaluation_of_another_variant_is_refused(tmp_path, capsys):
@@ -236,7 +236,7 @@ def test_a_backend_that_is_not_installed_is_no_reason_to_refuse_weights(tmp_path
     weights.facts["args"] |= {"backend": "flashinfer", "of_a_later_version": 3}
     load_weights(build("qwen3_5", **HYBRID), weights)
     weights.facts["args"] |= {"rope_base": "wide"}
-    with pytest.raises(UserError, match=r"^run\.init_from .* tells arguments that qwen3_5 does"):
+    with pytest.raises(UserError, match=r"^run\.init_from .* has arguments that qwen3_5 does"):
         load_weights(build("qwen3_5", **HYBRID), weights)
 
 
@@ -279,7 +279,7 @@ def test_norms_multiply_as_they_did_where_they_came_from(source, name, dtype, tm
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
     for mine, its in pairs:
         torch.testing.assert_close(its(x), mine.float()(x), rtol=0, atol=1e-6)
-    assert ("5 norms are turned from" in caplog.text) == (source != name)
+    assert ("5 norms are converted from" in caplog.text) == (source != name)
 
 
 def test_norms_behind_a_rule_stay_as_they_are(tmp_path):

@@ -251,7 +251,7 @@ def swap(flags) -> str:
 
 
 def test_keys_of_standardising_mean_nothing_to_another_task(tmp_path):
-    with pytest.raises(UserError, match=r"distill.standardise \('phi_s'\) means nothing to"):
+    with pytest.raises(UserError, match=r"distill.standardise \('phi_s'\) needs train.task=distil"):
         create_config(tmp_path, "--distill.standardise=phi_s")
 
 

@@ -109,7 +109,7 @@ def test_least_squares_with_a_chosen_penalty_reads_what_is_there():
         ({"distill": {"score": "late/knn"}}, "leave its every out"),
         ({"data": {"evals": [{**SETS[0], "bank": "nowhere"}]}}, "data.evals 'few'"),
         ({"data": {"evals": [{**SETS[0], "class_map": "a.json"}]}}, "means nothing to features"),
-        ({"train": {"task": "classify"}}, "has bank ('train[:120]'), which means nothing to"),
+        ({"train": {"task": "classify"}}, "evals[0].bank ('train[:120]') needs train.task=distil"),
     ],
 )
 def test_probes_that_tell_nothing_are_refused(digits_root, teacher_run, tmp_path, changes, words):

@@ -208,7 +208,7 @@ def age_the_format(path: Path) -> str:
 
 def empty_the_table(path: Path) -> str:
     (path / "state.json").write_text('{"schema_version": 2, "tensors": [], "parts": 3}')
-    return "lacks a field or holds it in another form"
+    return "lacks a field or has a wrong type"
 
 
 DAMAGES = (

@@ -129,7 +129,7 @@ def test_a_checkpoint_is_announced_when_it_stands_whole_and_one_that_failed_neve
     save(manager, 2)
     assert seen == [(1, 1), (2, 2)]
     manager.submit(3, lambda: ({"model": {"weight": "no tensor"}}, get_facts(3)), best=False)
-    with pytest.raises(CheckpointError, match=r"could be written.*earlier ones stand: mend"):
+    with pytest.raises(CheckpointError, match=r"could be written.*earlier ones remain: repair"):
         manager.wait()
     assert len(seen) == 2
 
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_announced_when_it_stands_whole_and_one_that_failed_neve
 def test_nothing_is_said_to_stand_where_the_first_one_fails(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.submit(1, lambda: ({"model": {"weight": "no tensor"}}, get_facts(1)), best=False)
-    with pytest.raises(CheckpointError, match=r"there is no earlier one: mend .* start again$"):
+    with pytest.raises(CheckpointError, match=r"there is no earlier one: repair .* start again$"):
         manager.wait()
 
 
@@ -169,7 +169,7 @@ def test_an_error_of_the_writing_thread_reaches_the_loop(tmp_path, monkeypatch, 
         "check": manager.check,
         "wait": manager.wait,
     }
-    with pytest.raises(CheckpointError, match=r"No space left on device; earlier ones stand"):
+    with pytest.raises(CheckpointError, match=r"No space left on device; earlier ones remain"):
         ways[how]()
     assert manager.list_steps() == [1]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_00000001"]
@@ -278,7 +278,7 @@ def test_nothing_is_dropped_while_the_best_step_is_not_known(tmp_path, caplog, m
             patch.setattr("utils.checkpoint.manager.write_checkpoint", _write_plainly)
         save(manager, 3)
     assert manager.list_steps() == [1, 3]
-    assert "the best one is not known" in caplog.text
+    assert "the best one is unknown" in caplog.text
     (tmp_path / BEST_FILE).write_text(best)
     save(manager, 4)
     assert manager.list_steps() == [1, 4]
@@ -326,7 +326,7 @@ def test_lost_permission_is_told_and_harms_nothing(tmp_path):
     command = [sys.executable, "-c", _SAVE_AS_NOBODY, str(tmp_path / "checkpoints")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 7, done.stderr
-    assert "Permission denied; earlier ones stand" in done.stdout
+    assert "Permission denied; earlier ones remain" in done.stdout
     assert read_step(find_checkpoint(tmp_path / "checkpoints")) == 1
 
 
@@ -353,7 +353,7 @@ def test_a_disk_that_takes_no_more_is_told_and_harms_nothing(tmp_path):
     command = [sys.executable, "-c", _SAVE_ON_A_FULL_DISK, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 7, done.stdout + done.stderr
-    assert "earlier ones stand" in done.stdout
+    assert "earlier ones remain" in done.stdout
     assert read_step(find_checkpoint(tmp_path)) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"step_00000001"}
 

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from tests.test_floors import list_sources
-from utils.config.aliases import ALIASES, OF_TIMM
+from utils.config.command_line import ALIASES, OF_TIMM
 from utils.config.keys import iterate_keys
 from utils.config.load import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
@@ -165,11 +165,11 @@ def test_a_dumped_configuration_reads_back_equal(tmp_path):
 REFUSED = [
     (("--train.epoch=3",), r"unknown flag --train.epoch; did you mean --train.epochs"),
     (("--optim.momentun=3",), r"unknown flag --optim.momentun; did you mean --optim.momentum"),
-    (("--opt-betas=0.9",), r"unknown flag --opt-betas; here it is --optim.betas$"),
-    (("--sched=cosine",), r"unknown flag --sched; here it is --optim.schedule$"),
+    (("--opt-betas=0.9",), r"unknown flag --opt-betas; use --optim.betas$"),
+    (("--sched=cosine",), r"unknown flag --sched; use --optim.schedule$"),
     (("--epoch=3",), r"unknown flag --epoch; did you mean --epochs"),
     (("--qqq=3",), r"unknown flag --qqq; see python main.py --help"),
-    (("train.epochs=3",), r"'train.epochs=3' belongs to no flag; write --KEY VALUE"),
+    (("train.epochs=3",), r"'train.epochs=3' follows no flag; write --KEY VALUE"),
     (("--epochs=many",), r"train.epochs \('many'\): give a whole number"),
     (("--epochs=0",), r"train.epochs \('?0'?\): it must be at least 1"),
     (("--lr=-1",), r"optim.lr \('?-1'?\): it must be greater than 0"),
@@ -178,20 +178,20 @@ REFUSED = [
     (("--runtime.timeout_s=inf",), r"runtime.timeout_s \('?inf'?\)"),
     (("--runtime.timeout_s=1e9",), r"runtime.timeout_s \('?1e9'?\): it must be at most"),
     (("--runtime.device=gpu",), r"runtime.device \('gpu'\): choose 'auto'"),
-    (("--kd=kd",), r"distill.loss is given but distill.teacher is empty"),
+    (("--kd=kd",), r"distill.loss is set but distill.teacher is empty"),
     (
         ("--kd=kd", '--distill.teachers=[{"model": "resnet10t", "num_classes": 0}]'),
-        r"num_classes \(0\) is a teacher that answers by features alone",
+        r"num_classes \(0\) is a teacher without a classifier",
     ),
-    (("--teacher=resnet18",), r"distill.teacher \('resnet18'\) has no loss to teach by"),
+    (("--teacher=resnet18",), r"distill.teacher is set but no distillation loss; set distill.loss"),
     (("--kd=kd", "--teacher=resnet18", '--distill.losses=[{"name": "kd"}]'),
-     r"distill.loss \('kd'\) and distill.losses are both given"),
+     r"distill.loss \('kd'\) and distill.losses exclude each other; keep"),
     (("--lr=1e-3", "--min_lr=1e-2"), r"optim.min_lr \(0.01\) exceeds optim.lr \(0.001\)"),
     (("--epochs=3", "--warmup_epochs=4"), r"optim.warmup_epochs \(4\) exceeds train.epochs \(3\)"),
     (("--train.steps=20", "--optim.warmup_steps=99"),
      r"optim.warmup_steps \(99\) exceeds the run's 20 steps; lower it or raise train.epochs"),
-    (("--optim.schedule=step",), r"optim.decay_epochs is empty"),
-    (("--eval",), r"run.eval_only needs weights"),
+    (("--optim.schedule=step",), r"optim.schedule=step needs optim.decay_epochs"),
+    (("--eval",), r"run.eval_only \(True\) needs run.resume or model.weights; set it or rem"),
     (("--config=nowhere.yaml",), r"--config nowhere.yaml: No such file"),
     (("--config=a.yaml", "--config", "b.yaml"), r"--config is given twice"),
     (("--seed=99999999999999999999",), r"train.seed .*it must be less than 4294967296"),
@@ -206,7 +206,7 @@ REFUSED = [
     (("--model.args={num_classes: 3}",), r"model.args.num_classes \(3\) would be overridden by "),
     (("--model.args={img_size: 32}", "--model.image_size=8"), r"overridden by model.image_size"),
     (("--model.args={drop_path_rate: 0.1}", "--drop_path=0.2"), r"by model.drop_path_rate"),
-    (("--model.args=depth",), r"--model.args \('depth'\) is no mapping; write '\{name: value\}'"),
+    (("--model.args=depth",), r"--model.args \('depth'\) is not a mapping; write '\{name: "),
     (("--kd=kd", "--distill.teachers=[{model: a, args: {num_classes: 3}}]"),
      r"distill.teachers args.num_classes \(3\) would be overridden"),
     (("--warmup-epoch=3",), r"unknown flag --warmup-epoch; did you mean --warmup_epochs"),
@@ -226,7 +226,7 @@ FILES = [
     ("optim: {learning_rate: 1}", r"unknown key optim.learning_rate; "),
     ("optin: {lr: 1}", r"unknown key optin; did you mean 'optim'\?$"),
     ("trian: {epochs: 3}", r"unknown key trian; did you mean 'train'\?$"),
-    ("optim:\n\tlr: 1", r"^--config \S*a.yaml is not valid YAML: line 2 holds a tab, [^<]*s$"),
+    ("optim:\n\tlr: 1", r"^--config \S*a.yaml is not valid YAML: line 2 is indented by a t[^<]*s$"),
     ("optim: {lr: 0,003}", r"^optim has the number 3 for a key; decimals are written with a point"),
     ("optim: {betas: [0.9, 0.99], lr: '0,003'}", r"optim.lr .*give a number; decimals are written"),
     ("model: {drop_path: 0.1}", r"unknown key model.drop_path; did you mean .*drop_path_rate"),
@@ -235,11 +235,11 @@ FILES = [
     ("optim: {lr: 1", r"YAML: expected ',' or '}', but got '<stream end>' in line 1, column 14 "),
     ("distill: {teacher: a, losses: [{weight: 2}]}", r"distill.losses.0.name is missing"),
     ("optim: {lr: 1}\ntrain: {epochs: 1}\noptim: {name: sgd}",
-     r"a.yaml: optim stands in line 1 and again in line 3; keep one of them"),
+     r"a.yaml: optim is set in line 1 and again in line 3; keep one of them"),
     ("optim:\n  lr: 1\n  momentum: 0\n  lr: 2",
-     r"optim.lr stands in line 2 and again in line 4"),
+     r"optim.lr is set in line 2 and again in line 4"),
     ("distill:\n  losses:\n  - {name: kd, args: {a: 1, a: 2}}",
-     r"distill.losses.0.args.a stands in line 3"),
+     r"distill.losses.0.args.a is set in line 3"),
     ("optim.lr: 0.1", r"unknown key optim.lr; write it as optim: \{lr: VALUE\}"),
     ("distill: {teachers: [{lable_map: x}]}",
      r"unknown key distill.teachers.0.lable_map; did you mean 'label_map'"),
@@ -338,7 +338,7 @@ def test_an_optional_key_is_set_back_to_none(tmp_path, word, form):
 
 
 def test_the_help_tells_how_a_key_is_set_to_none(help_run):
-    assert "none, null, ~ or nothing (--a.b=) sets a key" in help_run.stdout
+    assert "none, null, ~ or nothing (--a.b=) sets an optional key" in help_run.stdout
 
 
 def test_an_empty_word_stays_one():
@@ -385,5 +385,5 @@ def test_a_changed_configuration_is_checked_again():
     assert changed.optim == config.optim
     with pytest.raises(UserError, match=r"train.epochs \(0\): it must be at least 1"):
         change(config, train={"epochs": 0})
-    with pytest.raises(UserError, match=r"distill.loss is given but"):
+    with pytest.raises(UserError, match=r"distill.loss is set but"):
         change(config, distill={"loss": "kd"})

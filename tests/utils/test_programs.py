@@ -99,7 +99,7 @@ def test_a_url_is_no_path(capsys):
     assert parser.parse_args(["do", "--out", "file:///tmp/x"]).out == Path("/tmp/x")
     with pytest.raises(SystemExit, match="2"):
         parser.parse_args(["do", "--out", "gs://bucket/x"])
-    told = "error: argument --out: 'gs://bucket/x' is a URL, but a local path is needed here"
+    told = "error: argument --out: 'gs://bucket/x' is a URL, but a local path is needed; use a path"
     assert capsys.readouterr().err.startswith(told)
 
 

@@ -61,7 +61,7 @@ def test_a_compiled_models_safetensors_has_its_plain_names(tmp_path):
 
 def test_a_file_without_tensors_is_told_by_its_keys(tmp_path):
     torch.save({"epoch": 3, "weights": {"a": {"b": 1}}}, tmp_path / "a.pth")
-    words = "it holds no tensors; its keys are 'epoch', 'weights'; give tensors by name, alone or"
+    words = "it holds no tensors; its keys are 'epoch', 'weights'; save tensors by name, alone or"
     with pytest.raises(UserError, match=words):
         open_weights(str(tmp_path / "a.pth"), KEY).read_tensors()
 

@@ -103,7 +103,7 @@ def test_a_misfit_is_refused_in_one_line(run, caplog, device):
         load_weights(model.to(device), open_start(run))
     text = str(caught.value)
     assert "2 different: head.weight (10, 4) float32 instead of (7, 4) float32, head.bias" in text
-    assert "name what may keep its start by run.init_skip" in text
+    assert "skip tensors by run.init_skip" in text
     assert not caplog.records and "\n" not in text
     if device == "cpu":
         found = model.state_dict()

@@ -15,8 +15,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.programs import prepare_folder
 from utils.storage.json_files import write_json
-from utils.weights.language_files import FILE, split
-from utils.weights.language_hub import describe_language
+from utils.weights.language import FILE, describe_language, split
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,5 +1,5 @@
-"""Checkpoints: plain CPU tensors and JSON, whole or not there.
+"""Checkpoints: plain CPU tensors and JSON, whole or absent.
 
-`files` writes and reads one checkpoint, `manager` those of a run, `find` tells which one a path
-means, `state` turns a train state into tensors and facts and back, `fit` compares tensors by name.
+`files` writes and reads one checkpoint, `manager` those of a run, `find` resolves a path to one,
+`state` converts a train state to tensors and facts and back, `fit` compares tensors by name.
 """

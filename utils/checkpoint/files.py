@@ -1,8 +1,8 @@
-"""One checkpoint: a folder `step_00001000/` of plain CPU tensors and JSON, whole or not there.
+"""One checkpoint: a folder `step_00001000/` of plain CPU tensors and JSON, whole or absent.
 
-One .safetensors file for each part (model, ema, optimizer, extra); `state.json`, which lists every
-tensor with shape, dtype and checksum; and `COMMITTED`, which holds the checksum of `state.json` and
-is written last, after everything has been read back and verified.
+It holds a .safetensors file for each part (model, ema, optimizer, extra), `state.json` with shape,
+dtype and checksum of every tensor, and `COMMITTED` with the checksum of `state.json`, which is
+written last, after everything was read back and verified.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from utils.storage.folder import COMMIT_FILE, Folder
 from utils.storage.local import LocalFolder, give_usual_mode
 from utils.storage.places import open_folder
 
-# 1: without COMMITTED, configuration and data position; still read.
+# Version 1 has no COMMITTED, configuration and data position; it can still be read.
 _SCHEMA_VERSION = 2
 _READABLE = (1, 2)
 STATE_FILE = "state.json"
@@ -33,14 +33,14 @@ Location = str | Path
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is broken or cannot be written; the text names the file and what is wrong."""
+    """A checkpoint is broken or cannot be written; the text names the file and the fault."""
 
 
 def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None:
-    """Write a checkpoint under a temporary name, read it back, and let it appear whole.
+    """Write a checkpoint under a temporary name, read it back, and publish it whole.
 
     Raises:
-      CheckpointError: what was read back is not what was written.
+      CheckpointError: other bytes were read back than were written.
       OSError: the disk or the store refuses.
     """
     described = {
@@ -63,7 +63,7 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None
         state = _read_state(written)
         _check_files(written, state)
         if state["tensors"] != described:
-            raise CheckpointError(f"{written}: {STATE_FILE} reads back otherwise than written")
+            raise CheckpointError(f"{written}: {STATE_FILE} reads back different")
         for part in parts:
             with written.open_local(_get_file(part)) as path:
                 _check_part(written, part, _load(written, path, "mmap"), state["tensors"])
@@ -73,25 +73,24 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None
 
 
 def load_checkpoint(location: Location | Folder) -> tuple[Tensors, JsonObject]:
-    """Tensors by part and name, and facts, of a checkpoint, every tensor checked against its table.
+    """Load tensors by part and name, and facts; every tensor is checked against the table.
 
     Raises:
-      CheckpointError: a file is missing or unreadable, or a tensor is not what the table says.
+      CheckpointError: a file is missing or unreadable, or a tensor differs from the table.
     """
     folder = open_folder(location)
     facts = inspect_checkpoint(folder)
-    parts: Tensors = {}
-    for part in facts["parts"]:
-        parts[part] = _read_part(folder, part, facts["tensors"], "pread")
+    table = facts["tensors"]
+    parts = {part: _read_part(folder, part, table, "pread") for part in facts["parts"]}
     _check_names(folder, parts, facts)
     return parts, facts
 
 
 def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
-    """The tensors of one part of a checkpoint, each checked against the table.
+    """Load the tensors of one part, each checked against the table.
 
     Raises:
-      CheckpointError: a file is missing or unreadable, or a tensor is not what the table says.
+      CheckpointError: a file is missing or unreadable, or a tensor differs from the table.
     """
     folder = open_folder(location)
     table = inspect_checkpoint(folder)["tensors"]
@@ -103,11 +102,7 @@ def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
 
 
 def verify_checkpoint(location: Location | Folder) -> JsonObject:
-    """Facts of a checkpoint after every tensor has been checked, one file at a time.
-
-    Raises:
-      CheckpointError: it is not whole.
-    """
+    """Check every tensor, one file at a time, and return the facts; a CheckpointError if broken."""
     folder = open_folder(location)
     facts = inspect_checkpoint(folder)
     names: dict[str, Iterable[str]] = {}
@@ -118,11 +113,7 @@ def verify_checkpoint(location: Location | Folder) -> JsonObject:
 
 
 def inspect_checkpoint(location: Location | Folder) -> JsonObject:
-    """Facts of a checkpoint after all checks that need no tensor: marker, table, file sizes.
-
-    Raises:
-      CheckpointError: it is not whole.
-    """
+    """Check marker, table and file sizes, and return the facts; a CheckpointError if broken."""
     folder = open_folder(location)
     facts = _read_state(folder)
     _check_marker(folder, facts)
@@ -131,7 +122,7 @@ def inspect_checkpoint(location: Location | Folder) -> JsonObject:
 
 
 def describe_tensor(tensor: Tensor) -> Entry:
-    """[shape, dtype, SHA-256 of the bytes, shortened]."""
+    """Return shape, dtype and the first 16 digits of the SHA-256 of the bytes."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(data).hexdigest()[:16]
     return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), digest]
@@ -146,25 +137,25 @@ def _hash_text(text: str) -> str:
 
 
 def _read_state(folder: Folder) -> JsonObject:
-    """The facts of state.json, of a form that the rest may rely on."""
+    """Read state.json and check its form."""
     try:
         facts = json.loads(folder.read_text(STATE_FILE))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: {STATE_FILE}: {_explain(error)}") from error
     if not isinstance(facts, dict):
-        raise CheckpointError(f"{folder}: {STATE_FILE} holds no table")
+        raise CheckpointError(f"{folder}: {STATE_FILE} is not a JSON object")
     if _get_version(facts) not in _READABLE:
         raise CheckpointError(
             f"{folder}: schema_version {_get_version(facts)}, this program reads "
             f"{' and '.join(map(str, _READABLE))}"
         )
     if not _has_form(facts):
-        raise CheckpointError(f"{folder}: {STATE_FILE} lacks a field or holds it in another form")
+        raise CheckpointError(f"{folder}: {STATE_FILE} lacks a field or has a wrong type")
     return facts
 
 
 def _get_version(facts: JsonMapping) -> JsonValue:
-    """Its schema_version, which earlier programs called format_version."""
+    """Return schema_version, or format_version of earlier programs."""
     return facts.get("schema_version", facts.get("format_version"))
 
 
@@ -194,11 +185,11 @@ def _check_marker(folder: Folder, facts: JsonMapping) -> None:
 def _check_files(folder: Folder, facts: JsonMapping) -> None:
     for name, size in facts.get("files", {}).items():
         try:
-            found = folder.get_size(name)
+            written = folder.get_size(name)
         except OSError as error:
             raise CheckpointError(f"{folder}: {name}: {_explain(error)}") from error
-        if found != size:
-            raise CheckpointError(f"{folder}: {name} is incomplete: {found} of {size} bytes")
+        if written != size:
+            raise CheckpointError(f"{folder}: {name} is incomplete: {written} of {size} bytes")
 
 
 def _read_part(folder: Folder, part: str, table: Table, backend: str) -> dict[str, Tensor]:
@@ -212,7 +203,7 @@ def _read_part(folder: Folder, part: str, table: Table, backend: str) -> dict[st
 
 
 def _load(folder: Folder, path: Path, backend: str) -> dict[str, Tensor]:
-    """Tensors of a file; `mmap` leaves the reading, and other threads free, to who uses them."""
+    """Load the tensors of a file; `mmap` reads on use and leaves other threads free."""
     try:
         return load_file(path, backend=backend)
     except (SafetensorError, ValueError) as error:
@@ -229,8 +220,8 @@ def _check_part(folder: Folder, part: str, tensors: Mapping[str, Tensor], table:
 
 
 def _check_names(folder: Folder, parts: Mapping[str, Iterable[str]], facts: JsonMapping) -> None:
-    found = {f"{part}/{name}" for part, tensors in parts.items() for name in tensors}
-    if found != set(facts["tensors"]):
+    names = {f"{part}/{name}" for part, tensors in parts.items() for name in tensors}
+    if names != set(facts["tensors"]):
         raise CheckpointError(f"{folder}: tensors differ from the table of {STATE_FILE}")
 
 

@@ -1,4 +1,4 @@
-"""Finds the checkpoint that a path means: the newest whole one; broken ones are passed over."""
+"""Finds the checkpoint behind a path: the newest whole one; broken ones are skipped."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _STEP = re.compile(r"step_(\d{8})")
 
 
 def get_folder_name(step: int) -> str:
-    """`step_00001000`."""
+    """Return the folder name of a step, such as `step_00001000`."""
     return f"step_{step:08d}"
 
 
 def list_steps(folder: Folder) -> list[int]:
-    """Steps whose folders stand there, ascending: whole on a disk, perhaps not on a store."""
+    """Return the steps of folders, ascending: whole on a disk, perhaps not on a store."""
     return sorted(int(m[1]) for m in map(_STEP.fullmatch, folder.list_names()) if m)
 
 
 def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
-    """The checkpoint behind a path: itself, or the newest one of a run or `checkpoints/`.
+    """Find the checkpoint behind a path: itself, or the newest of a run or `checkpoints/`.
 
     Args:
       verify: read every tensor; False leaves that to `load_newest`.
@@ -53,7 +53,7 @@ def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
         else:
             return _get_location(folder)
     raise UserError(
-        f"run.resume ({str(location)!r}): no whole checkpoint there; give a run's directory or a "
+        f"run.resume ({str(location)!r}): no whole checkpoint there; use a run's directory or a "
         "step_... directory"
     )
 
@@ -61,13 +61,10 @@ def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
 def load_newest(
     location: Location, *, fall_back: bool = True
 ) -> tuple[Location, Tensors, JsonObject]:
-    """A checkpoint or, if a tensor of it is broken, the newest older one beside it.
-
-    Args:
-      fall_back: whether an older one will do.
+    """Load a checkpoint or, if it is broken and `fall_back` is set, the newest whole older one.
 
     Raises:
-      CheckpointError: none of them is whole; the text is that of the first.
+      CheckpointError: none is whole; the text is that of the first.
     """
     first = open_folder(location)
     failure: CheckpointError | None = None
@@ -84,12 +81,12 @@ def load_newest(
 
 
 def has_checkpoints(location: Location) -> bool:
-    """Whether any finished checkpoint, broken or not, stands below a run or `checkpoints/`."""
+    """Return whether a run or `checkpoints/` has any finished checkpoint, broken or not."""
     return next(iterate_checkpoints(location), None) is not None
 
 
 def iterate_checkpoints(location: Location) -> Iterator[Folder]:
-    """The checkpoint that a path names, or those of a run or `checkpoints/`, newest first."""
+    """Yield the checkpoint of a path, or those of a run or `checkpoints/`, newest first."""
     folder = open_folder(location)
     if STATE_FILE in folder.list_names() or _STEP.fullmatch(folder.name):
         yield folder
@@ -99,11 +96,7 @@ def iterate_checkpoints(location: Location) -> Iterator[Folder]:
 
 
 def read_best_step(folder: Folder) -> int | None:
-    """The step of the best checkpoint; none if none has been named yet.
-
-    Raises:
-      CheckpointError: it has been named, but cannot be read.
-    """
+    """Read the step of the best checkpoint; None without best.json, an error if it is broken."""
     try:
         step = json.loads(folder.read_text("best.json"))["step"]
     except FileNotFoundError:
@@ -111,12 +104,12 @@ def read_best_step(folder: Folder) -> int | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{folder}/best.json cannot be read: {error}") from error
     if not isinstance(step, int):
-        raise CheckpointError(f"{folder}/best.json names no step")
+        raise CheckpointError(f"{folder}/best.json has no step")
     return step
 
 
 def _iterate_folder(folder: Folder) -> Iterator[Folder]:
-    """Checkpoints of one folder, newest first; one that was being replaced counts."""
+    """Yield the checkpoints of a folder, newest first, including one that was being replaced."""
     names = set(folder.list_names())
     steps = {name: int(m[1]) for name in names if (m := _STEP.fullmatch(name))}
     for name in names:
@@ -129,7 +122,6 @@ def _iterate_folder(folder: Folder) -> Iterator[Folder]:
 
 
 def _iterate_older(first: Folder) -> Iterator[Folder]:
-    """What stands beside a checkpoint and is older."""
     match = _STEP.search(first.name)
     if match is None:
         return

@@ -1,4 +1,4 @@
-"""`CheckpointManager`: writes the checkpoints of one run beside the loop, and drops old ones."""
+"""`CheckpointManager`: writes the checkpoints of one run in a thread, and deletes old ones."""
 
 from __future__ import annotations
 
@@ -22,29 +22,25 @@ BEST_FILE = "best.json"
 
 @dataclass
 class _Write:
-    """One checkpoint that is being written.
-
-    Args:
-      before: called before the checkpoint appears: what it relies on is then on the disk.
-    """
+    """One checkpoint that is being written."""
 
     step: int
     parts: Tensors
     facts: JsonMapping
     best: bool
-    before: Callable[[], None] | None
+    before: Callable[[], None] | None  # writes files that the checkpoint relies on
 
 
 class CheckpointManager:
     """Saves the checkpoints of one run in a thread, one at a time.
 
     An error of the thread is raised, with its cause, by the next call of `save`, `check`, `wait`
-    or `submit`. Nothing is announced or deleted before the new checkpoint was read back.
+    or `submit`. Nothing is announced or deleted until the new checkpoint was read back.
 
     Args:
       location: `checkpoints/` of the run, a path or a URL.
       keep: newest checkpoints to keep beside the best one.
-      keep_every: multiples of this step are kept too; none: they are not.
+      keep_every: multiples of this step are kept too, if set.
     """
 
     def __init__(
@@ -52,7 +48,7 @@ class CheckpointManager:
     ) -> None:
         self.folder = open_folder(location)
         self.keep, self.keep_every = keep, keep_every
-        # Called with the step of a checkpoint that stands whole, by the thread that wrote it.
+        # Called by the writing thread with the step of a whole checkpoint.
         self.announce: Callable[[int], None] = lambda step: None
         self.written_s = self.written_cpu_s = 0.0  # of the last write: wall and thread's own
         self._blocked_s = 0.0
@@ -63,7 +59,7 @@ class CheckpointManager:
         self._whole: set[int] = set()
 
     def save(self, step: int, parts: Tensors, facts: JsonMapping, *, best: bool) -> Folder:
-        """Write, read back and verify, and wait for it. Gives the checkpoint's folder."""
+        """Write, read back and verify a checkpoint; return its folder."""
         self.submit(step, lambda: (parts, facts), best=best)
         self.wait()
         return self.folder.child(get_folder_name(step))
@@ -76,11 +72,11 @@ class CheckpointManager:
         best: bool,
         before: Callable[[], None] | None = None,
     ) -> None:
-        """Take a state to the host and have it written; waits for an earlier write to end.
+        """Copy a state to the host and write it in the thread, after an earlier write.
 
         Args:
-          collect: host copies that nothing else changes, and facts. Not called where this step's
-            checkpoint has been written or is being written: then it may only become the best one.
+          collect: returns host copies that nothing else changes, and facts. Not called if this
+            step's checkpoint is written or being written: then only `best` counts.
           before: called by the thread before the checkpoint appears.
         """
         if not self.needs(step):
@@ -94,13 +90,13 @@ class CheckpointManager:
             self._thread.start()
 
     def needs(self, step: int) -> bool:
-        """Whether `submit` would collect this step."""
+        """Return whether `submit` would collect this step."""
         with self._lock:
             is_coming = self._write is not None and self._write.step == step
             return step not in self._whole and not is_coming
 
     def note(self, step: int, *, best: bool) -> None:
-        """A step that needs no new write may become the best one; `check` raises what fails."""
+        """Mark a written step as the best, if it is; `check` raises an error of this."""
         with self._lock:
             if self._write is not None and self._write.step == step:
                 self._write.best |= best
@@ -116,19 +112,15 @@ class CheckpointManager:
                 self._error = self._error or error
 
     def check(self) -> None:
-        """Raise what the writing thread has met.
-
-        Raises:
-          CheckpointError: a checkpoint could not be written; those before it stand.
-        """
+        """Raise a CheckpointError of the writing thread; earlier checkpoints remain."""
         error, self._error = self._error, None
         if isinstance(error, CheckpointError):
             raise error
         if error is not None:
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             ways_out = (
-                "earlier ones stand: mend the storage and continue with --resume auto",
-                "there is no earlier one: mend the storage and start again",
+                "earlier ones remain: repair the storage and continue with --resume auto",
+                "there is no earlier one: repair the storage and start again",
             )
             raise CheckpointError(
                 f"no checkpoint could be written to {self.folder}: {reason}; "
@@ -136,14 +128,14 @@ class CheckpointManager:
             ) from error
 
     def _has_none(self) -> bool:
-        """Whether no checkpoint is there; a folder that cannot be listed may hold some."""
+        """Return whether there is no checkpoint; False if the folder cannot be listed."""
         try:
             return not self._whole and not list_steps(self.folder)
         except OSError:
             return False
 
     def wait(self, limit_s: float | None = None) -> bool:
-        """Wait until nothing is being written; whether that is so. Raises as `check` does."""
+        """Wait for the current write; return whether it has ended. Raises as `check` does."""
         if self._thread is not None:
             with self._blocking():
                 self._thread.join(limit_s)
@@ -154,27 +146,29 @@ class CheckpointManager:
         return True
 
     def pop_blocked_s(self) -> float:
-        """Seconds for which the loop was blocked since the last call."""
+        """Return the seconds for which the loop was blocked since the last call."""
         blocked, self._blocked_s = self._blocked_s, 0.0
         return blocked
 
     def list_steps(self) -> list[int]:
-        """Steps of the checkpoints that have appeared, ascending."""
-        steps = list_steps(self.folder)
-        if isinstance(self.folder, LocalFolder):
-            return steps
-        return [step for step in steps if COMMIT_FILE in self._get_folder(step).list_names()]
+        """Return the steps of whole checkpoints, ascending."""
+        is_local = isinstance(self.folder, LocalFolder)
+        return [
+            step
+            for step in list_steps(self.folder)
+            if is_local or COMMIT_FILE in self._get_folder(step).list_names()
+        ]
 
     def mark_verified(self, step: int) -> None:
-        """Say that this step's checkpoint was read and is what the state would be written as."""
+        """Record that this step's checkpoint was read and equals the state."""
         self._whole.add(step)
 
     def hide_later_than(self, step: int) -> None:
-        """Take later checkpoints out of sight: the run goes on from `step` another way."""
-        self._whole = {one for one in self._whole if one <= step}
+        """Hide later checkpoints, because the run continues from `step` differently."""
+        self._whole = {whole for whole in self._whole if whole <= step}
         with contextlib.suppress(CheckpointError):
             if (read_best_step(self.folder) or 0) > step:
-                self.folder.remove_file(BEST_FILE)  # it names what goes out of sight
+                self.folder.remove_file(BEST_FILE)
         for later in self.list_steps():
             if later > step:
                 get_logger().warning("%s is set aside", self._get_folder(later))
@@ -182,7 +176,6 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def _blocking(self) -> Iterator[None]:
-        """Around what the loop waits for."""
         began = time.perf_counter()
         try:
             yield
@@ -190,7 +183,6 @@ class CheckpointManager:
             self._blocked_s += time.perf_counter() - began
 
     def _run(self) -> None:
-        """The thread: one write, then the old ones go."""
         write = self._write
         assert write is not None
         began, began_cpu = time.perf_counter(), time.thread_time()
@@ -224,11 +216,11 @@ class CheckpointManager:
         self.folder.write_text(BEST_FILE, json.dumps({"schema_version": 2, "step": step}))
 
     def _prune(self, newest: int) -> None:
-        """Delete what is neither new, best nor a multiple; `newest` was just read back whole."""
+        """Delete checkpoints except new, best and multiples; `newest` was just verified."""
         try:
             best = read_best_step(self.folder)
         except CheckpointError as error:
-            get_logger().warning("no checkpoint is dropped, the best one is not known: %s", error)
+            get_logger().warning("no checkpoint is deleted, the best one is unknown: %s", error)
             return
         steps = self.list_steps()
         kept = {newest, best, *steps[-self.keep :]}

@@ -1,4 +1,4 @@
-"""A train state as plain host tensors and facts, and back."""
+"""Converts a train state to plain host tensors and facts, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.json_types import JsonMapping, JsonObject
 
 
 class TrainStateLike(Protocol):
-    """What a checkpoint holds of a run; `engine.TrainState`, which stands above this room."""
+    """The state in a checkpoint; `engine.TrainState`, which this room must not import."""
 
     model: nn.Module
     loss_modules: nn.Module
@@ -34,7 +34,7 @@ class TrainStateLike(Protocol):
 def collect_state(
     state: TrainStateLike, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> tuple[Tensors, JsonObject]:
-    """Tensors by part and name, and facts, of a train state, as host tensors.
+    """Return host tensors by part and name, and facts, of a train state.
 
     Args:
       fetch_all: dict of device tensors -> dict of host tensors, in one read.
@@ -62,28 +62,35 @@ def collect_state(
 
 
 @torch.no_grad()
-def copy_tensors(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Host tensors into those of a state, by name and in place."""
+def copy_tensors(own: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
+    """Copy host tensors into those of a state, by name and in place."""
     for name, value in own.items():
-        # Of numbers, XLA holds one for all that are equal and writes 0 and 1 into the program; an
-        # element of a vector is data of its own, as it will be after the next step.
-        source = found[name].reshape(1).to(value.device)[0] if value.ndim == 0 else found[name]
-        value.copy_(source)
+        # XLA shares one scalar among equal ones and compiles 0 and 1 as constants; an element of
+        # a vector is separate data, as it will be after the next step.
+        host = source[name]
+        host = host.reshape(1).to(value.device)[0] if value.ndim == 0 else host
+        value.copy_(host)
 
 
 def restore_state(
     state: TrainStateLike, parts: Tensors, facts: JsonMapping, location: Location
 ) -> None:
-    """Copy a checkpoint into a train state in place: all of it or nothing.
+    """Copy a checkpoint into a train state in place, all or nothing.
 
     Raises:
-      UserError: the checkpoint is of another model, optimizer or EMA setting; names what differs.
+      UserError: the checkpoint is of another model, optimizer or EMA setting.
     """
     modules = {"model": state.model, "extra": state.loss_modules, **state.averages}
     own: Tensors = {part: module.state_dict() for part, module in modules.items()}
     own |= {part: {} for part in parts if part.startswith("ema") and part not in own}
     own["optimizer"], _ = _flatten_optimizer(state)
-    _check_fit(own, parts, location)
+    diffs = {part: compare_tensors(own[part], parts.get(part, {})) for part in own}
+    if wrong := {part: diff for part, diff in diffs.items() if len(diff)}:
+        faults = "; ".join(f"{part}: {diff.summary()}" for part, diff in wrong.items())
+        raise UserError(
+            f"checkpoint {location} does not fit this run's {' and '.join(wrong)}: {faults}; "
+            "resume with the configuration that wrote it"
+        )
     for part, tensors in own.items():
         copy_tensors(tensors, parts.get(part, {}))
     _restore_scalars(state, facts["optimizer"])
@@ -95,34 +102,19 @@ def restore_state(
     state.skipped_steps = tuple(facts.get("skipped_steps", ()))
 
 
-def _check_fit(own: Tensors, found: Tensors, location: Location) -> None:
-    diffs = {part: compare_tensors(own[part], found.get(part, {})) for part in own}
-    wrong = {part: diff for part, diff in diffs.items() if len(diff)}
-    if not wrong:
-        return
-    faults = "; ".join(f"{part}: {diff.summary()}" for part, diff in wrong.items())
-    raise UserError(
-        f"checkpoint {location} does not fit this run's {' and '.join(wrong)}: {faults}; resume "
-        "with the configuration that wrote it"
-    )
-
-
 def _names_of(state: TrainStateLike) -> dict[nn.Parameter, str]:
     names = {p: name for name, p in state.model.named_parameters()}
     return names | {p: f"extra.{name}" for name, p in state.loss_modules.named_parameters()}
 
 
-def _file_orders_of(state: TrainStateLike) -> dict[str, tuple[int, ...]]:
-    """Axes of the parameters that lie in another order on the device than in a file."""
-    modules = [*state.model.named_modules(), *state.loss_modules.named_modules(prefix="extra")]
-    return {f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")}
-
-
 def _flatten_optimizer(state: TrainStateLike) -> tuple[dict[str, Tensor], JsonObject]:
-    """An optimizer's state as tensors by name, and its plain numbers."""
+    """Return an optimizer's state as tensors by name, and its plain numbers."""
     tensors: dict[str, Tensor] = {}
     scalars: JsonObject = {}
-    names, orders = _names_of(state), _file_orders_of(state)
+    names = _names_of(state)
+    modules = [*state.model.named_modules(), *state.loss_modules.named_modules(prefix="extra")]
+    # Axes of parameters that are stored in another order on the device than in a file.
+    orders = {f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")}
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():
             name = f"{names[parameter]}|{key}"

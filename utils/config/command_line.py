@@ -1,4 +1,4 @@
-"""Turns what people write on a command line into what the configuration's parser wants."""
+"""Rewrites the words of a command line into those of the configuration's parser."""
 
 from __future__ import annotations
 
@@ -8,36 +8,80 @@ from typing import NoReturn, get_args, get_origin
 
 import yaml
 
-from utils.config.aliases import ALIASES, OF_TIMM
 from utils.config.explain import get_near_keys
-from utils.config.keys import iterate_keys
+from utils.config.keys import get_keys, iterate_keys
 from utils.config.sections import RunConfig
 from utils.errors import UserError
 
-# What means none for an optional key, and for a list or mapping its default.
+# Key -> its short flags, from its field.
+ALIASES: dict[str, list[str]] = {
+    name: list(key.aliases) for name, key in get_keys().items() if key.aliases
+}
+# Flags of timm's trainer without a short flag of the same name and values -> what to use instead.
+OF_TIMM: dict[str, str] = {
+    "amp": "runtime.precision=bf16",
+    "aug_repeats": "data.repeats",
+    "batch": "data.global_batch_size",
+    "bce_loss": "train.task_loss=bce",
+    "bce_pos_weight": "train.bce_positive_weight",
+    "bce_sum": "train.bce_sum",
+    "bce_target_thresh": "train.bce_threshold",
+    "channels_last": "runtime.channels_last",
+    "checkpoint_hist": "train.keep_checkpoints",
+    "class_weight": "train.class_weights",
+    "clip_mode": "optim.max_grad_ratio",
+    "cooldown_epochs": "optim.cooldown_fraction",
+    "cutmix_minmax": "train.cutmix_alpha",
+    "grad_accum_steps": "train.accumulate_steps",
+    "grad_checkpointing": "train.remat",
+    "head_init_bias": "model.head_init_bias",
+    "head_init_scale": "model.head_init_scale",
+    "initial_checkpoint": "model.weights",
+    "kd_model_name": "distill.teacher",
+    "log_interval": "train.log_every_steps",
+    "lr_base": "optim.base_lr",
+    "lr_base_scale": "optim.lr_scaling",
+    "lr_base_size": "optim.base_batch_size",
+    "mixup_mode": "train.mix_mode",
+    "mixup_off_epoch": "train.mix_off_epoch",
+    "momentum": "optim.momentum",
+    "opt_betas": "optim.betas",
+    "opt_eps": "optim.eps",
+    "opt_kwargs": "optim.args",
+    "output": "run.output_dir",
+    "patience_epochs": "optim.plateau_patience=N+1 (timm's N cuts one evaluation later)",
+    "repeated_aug": "data.repeats",
+    "remode": "data.erasing_mode",
+    "reprob": "data.random_erasing",
+    "sched": "optim.schedule",
+    "torchcompile": "runtime.compile",
+    "train_split": "data.train_split",
+    "val_split": "data.eval_split",
+    "validation_batch_size": "data.eval_batch_size",
+    "workers": "data.threads",
+}
+# Words for None of an optional key, and for the default of a list or mapping.
 _NONE_WORDS = ("none", "null", "~", "")
-# The parser's own word for it.
-_NONE = "None"
-# What is given beside keys.
+# Flags that are not keys.
 _ONCE = ("config", "preset")
 _SWITCHES = ("print-config",)
 _KEY_OF = {alias: key for key, aliases in ALIASES.items() for alias in aliases}
 
 
 def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Flags as the parser wants them, and the lists and mappings that are set to none.
+    """Return the flags as the parser reads them, and the lists and mappings that are reset.
 
     `--weight-decay` is `--weight_decay`, `--model.args.depth=2` is `--model.args={depth: 2}`, a
     bare switch is `=true`, a list or mapping in YAML becomes JSON.
 
     Raises:
-      UserError: --config or --preset twice, or what is no list or mapping.
+      UserError: --config or --preset is repeated, or a value is not a list or mapping.
     """
     out: list[str] = []
     reset: list[str] = []
     for name, value in _pair(argv):
         if name in _ONCE and any(word.startswith(f"--{name}=") for word in out):
-            raise UserError(f"--{name} is given twice; keep one, and give single keys as flags")
+            raise UserError(f"--{name} is given twice; keep one, and set single keys by flags")
         key, inner = _find_key(name)
         if value is None:
             out.append(f"--{name}=true" if _get_type(key) is bool else f"--{name}")
@@ -48,7 +92,7 @@ def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
             reset.append(key)
             out = [word for word in out if not word.startswith(f"--{key}=")]
         elif is_none and type(None) in kinds:
-            out.append(f"--{key}={_NONE}")
+            out.append(f"--{key}=None")
         elif inner:
             out.append(f"--{key}={json.dumps({inner: yaml.safe_load(value)})}")
         else:
@@ -57,16 +101,12 @@ def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def refuse_unknown_flag(token: str) -> NoReturn:
-    """Say which flag was meant.
-
-    Raises:
-      UserError: always.
-    """
+    """Raise a `UserError` that names the most similar flag."""
     name = token.partition("=")[0].removeprefix("--")
     if not token.startswith("--"):
-        raise UserError(f"command line: {token!r} belongs to no flag; write --KEY VALUE")
+        raise UserError(f"command line: {token!r} follows no flag; write --KEY VALUE")
     if name.replace("-", "_") in OF_TIMM:
-        raise UserError(f"unknown flag --{name}; here it is --{OF_TIMM[name.replace('-', '_')]}")
+        raise UserError(f"unknown flag --{name}; use --{OF_TIMM[name.replace('-', '_')]}")
     hint = get_near_keys(name.replace("-", "_"), [*iterate_keys(), *_ONCE, *_SWITCHES, *_KEY_OF])
     if hint.startswith("did you mean"):
         hint = hint.replace("'", "").replace("mean ", "mean --").replace(" or ", " or --")
@@ -74,13 +114,13 @@ def refuse_unknown_flag(token: str) -> NoReturn:
 
 
 def get_kinds(key: str) -> set[object]:
-    """Its types without their arguments: `tuple[int, ...] | None` is tuple and NoneType."""
-    kind = _get_type(key)
-    return {get_origin(one) or one for one in (kind, *get_args(kind))} - {None}
+    """Return a key's types without arguments: `tuple[int, ...] | None` is tuple and NoneType."""
+    annotation = _get_type(key)
+    return {get_origin(kind) or kind for kind in (annotation, *get_args(annotation))} - {None}
 
 
 def _pair(argv: Sequence[str]) -> list[tuple[str, str | None]]:
-    """Flag names with their values; a value that belongs to no flag is refused."""
+    """Pair flags with their values; a value without a flag is refused."""
     pairs: list[tuple[str, str | None]] = []
     is_open = False
     for token in argv:
@@ -98,7 +138,7 @@ def _pair(argv: Sequence[str]) -> list[tuple[str, str | None]]:
 
 
 def _find_key(name: str) -> tuple[str, str]:
-    """The key that a flag stands for, and a name inside its mapping; empty for none."""
+    """Return the key of a flag, or "", and the name inside its mapping, or ""."""
     for spelling in (name, name.replace("-", "_")):
         key = "model.name" if spelling == "model" else _KEY_OF.get(spelling, spelling)
         if _get_type(key) is not None or key in _ONCE:
@@ -110,7 +150,7 @@ def _find_key(name: str) -> tuple[str, str]:
 
 
 def _get_type(key: str) -> object:
-    """The annotation of `section.key`; none for an unknown one."""
+    """Return the annotation of `section.key`, or None if it is unknown."""
     section, _, name = key.partition(".")
     owner = RunConfig.model_fields.get(section)
     field = owner.annotation.model_fields.get(name) if owner else None
@@ -118,7 +158,7 @@ def _get_type(key: str) -> object:
 
 
 def _to_json(key: str, kinds: set[object], value: str) -> str:
-    """A list or mapping may be written as in the YAML file, a mapping also as name=value."""
+    """Convert a list or mapping from YAML, and a mapping from name=value, to JSON."""
     if not kinds & {dict, list, tuple}:
         return value
     try:
@@ -130,8 +170,9 @@ def _to_json(key: str, kinds: set[object], value: str) -> str:
     except (yaml.YAMLError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--{key} ({value!r}) is no list or mapping: {reason}; write [a, b] or {{name: value}}"
+            f"--{key} ({value!r}) is not a list or mapping: {reason}; write [a, b] or "
+            "{name: value}"
         ) from error
     if dict in kinds:
-        raise UserError(f"--{key} ({value!r}) is no mapping; write '{{name: value}}'")
+        raise UserError(f"--{key} ({value!r}) is not a mapping; write '{{name: value}}'")
     return value

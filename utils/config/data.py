@@ -1,181 +1,209 @@
-"""`DataSection`: what a run reads, and how its batches come about."""
+"""`DataSection`: what a run reads, and how its batches are made."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, key
 
-from utils.config.evals import EvalSection
-from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, about
+
+class EvalSection(ConfigSection):
+    """A further evaluation set of images; defaults are those of `data` or of a known set."""
+
+    name: str = key(
+        ...,
+        "name in metrics; imagenet_v2, imagenet_real, imagenet_a, imagenet_r, imagenet_sketch and "
+        "imagenet_c are known and need no more",
+        pattern=r"^[\w.-]+$",
+    )
+    dataset: str = key("", "as data.name")
+    source: str = key("", "as data.source")
+    root: str = key("", "as data.root", is_path=True)
+    split: str = key("", "as data.eval_split")
+    bank: str = key(
+        "",
+        "train.task=distil: split of labelled examples for probes; none: as data.train_split",
+        needs=("train.task=distil",),
+    )
+    pp: str = key("", "as data.eval_pp; each further image size costs graphs")
+    label_key: str = key("", "as data.label_key; with a list of labels, each counts as correct")
+    classes: Literal["auto", "named", "present", "all"] = key(
+        "auto",
+        "classes to choose from: named by the set, present in it, or all of the model's; auto: as "
+        "usual for a known set, else named",
+    )
+    class_map: str = key(
+        "",
+        "JSON list: the model's class for each class of the set, or -1 to leave its examples out; "
+        "none: by the classes' names",
+        is_path=True,
+    )
+    every: int = key(1, "evaluate at every Nth evaluation of the run, and at the last one", ge=1)
 
 
 class DataSection(ConfigSection):
-    """What the model sees."""
+    """The data of a run."""
 
-    source: str = Field(
+    source: str = key(
         "tfds",
-        description="tfds dataset, folder of class folders, webdataset: tars, hf: Arrow of "
-        "datasets, a fixed synthetic pattern; arrays: table of numbers; tokens: tokenised text; "
-        "sequences: made-up tokens",
-        **about(stream="dataset"),
+        "tfds dataset, folder of class folders, webdataset: tars, hf: Arrow of datasets, "
+        "synthetic: a fixed pattern; arrays: table of numbers; tokens: tokenised text; sequences: "
+        "synthetic tokens",
+        stream="dataset",
     )
-    name: str = Field(
+    name: str = key(
         "",
-        description="TFDS dataset name, `name`, `name/config` or `name:version`",
-        **about(stream="dataset", aliases=("data_set",)),
+        "TFDS dataset name, `name`, `name/config` or `name:version`",
+        stream="dataset",
+        aliases=("data_set",),
     )
-    root: str = Field(
+    root: str = key(
         "",
-        description="directory that holds the dataset (tfds data_dir)",
-        **about(resume="free", aliases=("data_path", "tfds_data_dir"), is_place=True),
+        "directory of the dataset (tfds data_dir)",
+        resume="free",
+        aliases=("data_path", "tfds_data_dir"),
+        is_path=True,
     )
-    allow_download: bool = Field(
+    allow_download: bool = key(
         False,
-        description="have TFDS fetch a dataset that is not below root; else nothing is fetched",
-        **about(resume="free", is_neutral=True),
+        "let TFDS download a dataset that is not below root",
+        resume="free",
+        affects_results=False,
+        needs=("data.source=tfds",),
     )
-    train_split: str = Field(
+    train_split: str = key(
         "train",
-        description="split to train on, TFDS slicing allowed",
-        **about(stream="dataset", aliases=("tfds_train_split",)),
+        "split to train on, TFDS slicing allowed",
+        stream="dataset",
+        aliases=("tfds_train_split",),
     )
-    eval_split: str = Field(
-        "validation",
-        description="split to evaluate on during the run",
-        **about(aliases=("tfds_eval_split",)),
+    eval_split: str = key(
+        "validation", "split to evaluate on during the run", aliases=("tfds_eval_split",)
     )
-    test_split: str = Field(
-        "", description="split to evaluate once at the end; empty: none", **about(resume="free")
-    )
-    evals: tuple[EvalSection, ...] = Field(
+    test_split: str = key("", "split to evaluate once at the end; empty: none", resume="free")
+    evals: tuple[EvalSection, ...] = key(
         (),
-        description="further sets to judge on at evaluations, such as [{name: imagenet_v2}]",
-        **about(resume="free", tasks=("classify", "distil")),
+        "further sets to evaluate on, such as [{name: imagenet_v2}]",
+        resume="free",
+        tasks=("classify", "distil"),
     )
-    train_pp: str = Field(
+    train_pp: str = key(
         "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
-        description="preprocessing string of the training split",
-        **about(stream="train_pp", tasks=IMAGE_TASKS),
+        "preprocessing string of the training split",
+        stream="train_pp",
+        tasks=IMAGE_TASKS,
     )
-    eval_pp: str = Field(
+    eval_pp: str = key(
         "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
-        description="preprocessing string of evaluation",
-        **about(tasks=IMAGE_TASKS),
+        "preprocessing string of evaluation",
+        tasks=IMAGE_TASKS,
     )
-    strong_pp: str = Field(
+    strong_pp: str = key(
         "",
-        description="preprocessing string of the training split's second, strongly augmented view "
-        "(distill.views: weak_strong)",
-        **about(tasks=CLASS_TASKS),
+        "preprocessing string of the strongly augmented second view (distill.views: weak_strong)",
+        tasks=CLASS_TASKS,
+        needs=("distill.views=weak_strong",),
     )
-    image_key: str = Field(
+    image_key: str = key(
         "image",
-        description="the image among the examples' features; strings call it image",
-        **about(stream="image_key", tasks=IMAGE_TASKS),
+        "image feature of the examples; preprocessing strings call it image",
+        stream="image_key",
+        tasks=IMAGE_TASKS,
     )
-    label_key: str = Field(
+    label_key: str = key(
         "label",
-        description="the integer label among the examples' features; in a group: group/key; empty: "
-        "labels are not read (train.task=distil)",
-        **about(tasks=IMAGE_TASKS),
+        "integer label feature of the examples; in a group: group/key; empty: no labels "
+        "(train.task=distil)",
+        tasks=IMAGE_TASKS,
     )
-    labels_file: str = Field(
+    labels_file: str = key(
         "",
-        description="below data.root of source=folder: a CSV with the columns file and labels, "
-        "these separated by |; an example then has a set of classes",
-        **about(tasks=("multilabel",)),
+        "source=folder: CSV below data.root with the columns file and labels, separated by |, for "
+        "examples with several classes",
+        tasks=("multilabel",),
     )
-    input_columns: tuple[str, ...] = Field(
-        (),
-        description="columns to predict from; none: `inputs`, or all that are no targets",
-        **about(tasks=("regress",)),
+    input_columns: tuple[str, ...] = key(
+        (), "columns to predict from; none: `inputs`, or all but the targets", tasks=("regress",)
     )
-    target_columns: tuple[str, ...] = Field(
-        (), description="columns to predict; none: `targets`", **about(tasks=("regress",))
+    target_columns: tuple[str, ...] = key(
+        (), "columns to predict; none: `targets`", tasks=("regress",)
     )
-    split_seed: int = Field(
+    split_seed: int = key(
         0,
+        "seed of the permutation of a table's rows that splits are slices of",
         ge=0,
         lt=1 << 32,
-        description="seed of the permutation of a table's rows, which slices of splits are taken "
-        "from",
-        **about(tasks=("regress",)),
+        tasks=("regress",),
     )
-    standardise: Literal["both", "inputs", "targets", "none"] = Field(
+    standardise: Literal["both", "inputs", "targets", "none"] = key(
         "both",
-        description="columns that the model divides by the training split's spread, and shifts",
-        **about(tasks=("regress",)),
+        "columns shifted and scaled by the training split's mean and spread",
+        tasks=("regress",),
     )
-    global_batch_size: int = Field(
+    global_batch_size: int = key(
         1024,
+        "examples of one optimizer step, over all ranks and micro-batches",
         ge=1,
-        description="examples of one optimizer step, over all ranks and micro-batches",
-        **about(stream="global_batch_size", aliases=("batch_size", "batch-size")),
+        stream="global_batch_size",
+        aliases=("batch_size", "batch-size"),
     )
-    eval_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="examples of one global evaluation batch; none: global_batch_size",
-        **about(resume="free"),
+    eval_batch_size: int | None = key(
+        None, "examples of a global evaluation batch; none: global_batch_size", ge=1, resume="free"
     )
-    order: Literal["auto", "exact", "sharded"] = Field(
+    order: Literal["auto", "exact", "sharded"] = key(
         "auto",
-        description="exact: one seeded permutation by random access; sharded: files dealt to "
-        "input processes and a shuffle buffer; auto: exact for local roots",
-        **about(stream="order"),
+        "exact: one seeded permutation by random access; sharded: files dealt to input processes "
+        "and a shuffle buffer; auto: exact for local roots",
+        stream="order",
     )
-    repeats: int = Field(
+    repeats: int = key(
         1,
+        "repeated augmentation: copies of an example in a batch, each augmented anew; epochs keep "
+        "their length and show fewer examples",
         ge=1,
-        description="repeated augmentation: how often an example stands in a batch, each time "
-        "augmented anew; an epoch is as long as ever and shows fewer of them",
-        **about(stream="repeats", tasks=IMAGE_TASKS),
+        stream="repeats",
+        tasks=IMAGE_TASKS,
     )
-    shuffle_gib: float = Field(
+    shuffle_gib: float = key(
         1.0,
+        "memory of the shuffle buffer of order=sharded, in GiB",
         gt=0,
-        description="memory bound of the shuffle buffer of order=sharded, in GiB",
-        **about(resume="between_epochs", stream="shuffle_gib"),
+        resume="between_epochs",
+        stream="shuffle_gib",
     )
-    sequence_length: int = Field(
+    sequence_length: int = key(
         256,
+        "tokens that a language model sees at once; a window holds one more",
         ge=2,
-        description="tokens that a language model sees at once; a window holds one more",
-        **about(tasks=("language",)),
+        tasks=("language",),
     )
-    threads: int = Field(
+    threads: int = key(
         0,
+        "threads of the input pipeline; 0: the process's cores",
         ge=0,
-        description="threads of the input pipeline; 0: as many as the process has cores",
-        **about(resume="free", is_neutral=True),
+        resume="free",
+        affects_results=False,
     )
-    prefetch_batches: int = Field(
-        2,
-        ge=1,
-        description="batches prepared ahead of the loop",
-        **about(resume="free", is_neutral=True),
+    prefetch_batches: int = key(
+        2, "batches prepared ahead of the loop", ge=1, resume="free", affects_results=False
     )
-    return_id: bool = Field(
-        False,
-        description="carry the example's TFDS id along in Batch.ids",
-        **about(resume="free", is_neutral=True),
+    return_id: bool = key(
+        False, "keep the example's TFDS id in Batch.ids", resume="free", affects_results=False
     )
-    skip_corrupt: int = Field(
-        0,
-        ge=0,
-        description="unreadable records to skip and count before the run stops",
-        **about(resume="free"),
+    skip_corrupt: int = key(
+        0, "unreadable records to skip and count before the run stops", ge=0, resume="free"
     )
-    random_erasing: float = Field(
+    random_erasing: float = key(
         0.0,
+        "probability of erasing a rectangle, on the device",
         ge=0,
         le=1,
-        description="probability of erasing a rectangle, on the device",
-        **about(stream="random_erasing", tasks=IMAGE_TASKS),
+        stream="random_erasing",
+        tasks=IMAGE_TASKS,
     )
-    erasing_mode: Literal["const", "pixel"] = Field(
+    erasing_mode: Literal["const", "pixel"] = key(
         "const",
-        description="what fills an erased rectangle: const: the mean pixel, pixel: normal noise",
-        **about(stream="erasing_mode", tasks=IMAGE_TASKS),
+        "fills an erased rectangle with: const: the mean pixel, pixel: normal noise",
+        stream="erasing_mode",
+        tasks=IMAGE_TASKS,
     )

@@ -6,202 +6,219 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from utils.config.metadata import TAUGHT_TASKS, ConfigSection, about
+from utils.config.metadata import TAUGHT_TASKS, ConfigSection, key
 
 
 class TeacherSection(ConfigSection):
     """One teacher."""
 
-    model: str = Field(
+    model: str = key(
         "",
-        description="model name; 'ema', 'past': the student's average or last epoch; empty: as "
-        "weights tell",
+        "model name; 'ema', 'past': the student's average or last epoch; empty: as in the weights",
     )
-    weights: str = Field(
-        "",
-        description=".safetensors, .pth, run directory or checkpoint; empty: timm's hub",
-        **about(is_place=True),
+    weights: str = key(
+        "", ".safetensors, .pth, run directory or checkpoint; empty: timm's hub", is_path=True
     )
-    args: dict[str, Any] = Field(default_factory=dict, description="model arguments")
-    weight: float = Field(1.0, gt=0, description="share in an ensemble, relative to the others")
-    num_classes: int | None = Field(
+    args: dict[str, Any] = key({}, "model arguments")
+    weight: float = key(1.0, "weight in an ensemble, relative to the others", gt=0)
+    num_classes: int | None = key(
         None,
+        "classes of its logits; none: as in its weights, or the student's; 0: no classifier "
+        "(train.task=distil)",
         ge=0,
-        description="classes it answers; none: as its weights tell, or the student's; 0 "
-        "(train.task=distil): it has no classifier",
     )
-    label_map: str = Field(
+    label_map: str = key(
         "",
-        description="JSON list: for each class of the student, the teacher's class; by_name: the "
-        "class of the same name",
-        **about(is_place=True),
+        "JSON list: the teacher's class for each class of the student; by_name: the class of the "
+        "same name",
+        is_path=True,
     )
-    size: Annotated[int, Field(ge=1)] | Literal["student"] | None = Field(
+    size: Annotated[int, Field(ge=1)] | Literal["student"] | None = key(
         None,
-        description="side in pixels it sees; none: the crop as it is; student: the side that "
-        "train.image_sizes has the student see",
+        "side of its input in pixels; none: the crop as it is; student: the student's side "
+        "(train.image_sizes)",
     )
-    keep_tokens: float | None = Field(
+    keep_tokens: float | None = key(
         None,
+        "share of patches that a vision transformer gets, by the attention of the student's class "
+        "token; none: all",
         gt=0,
         lt=1,
-        description="share of its patches that a vision transformer sees: those that the student's "
-        "class token attends to most; none: all",
     )
-    mean: tuple[float, ...] | None = Field(
-        None, description="its pixel mean on the 0..255 scale; none: as its weights tell"
+    mean: tuple[float, ...] | None = key(
+        None, "its pixel mean on the 0..255 scale; none: as in its weights"
     )
-    std: tuple[float, ...] | None = Field(
-        None, description="its pixel std on the 0..255 scale; none: as its weights tell"
+    std: tuple[float, ...] | None = key(
+        None, "its pixel std on the 0..255 scale; none: as in its weights"
     )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="type of its weights")
+    dtype: Literal["fp32", "bf16"] = key("fp32", "type of its weights")
 
 
 class LossTerm(ConfigSection):
     """One distillation term of the weighted sum."""
 
-    name: str = Field(description="registered loss name")
-    args: dict[str, Any] = Field(default_factory=dict, description="arguments of the loss")
-    layers: dict[str, str] | None = Field(
-        None, description="student layer: teacher layer, by module path (feature losses)"
+    name: str = key(..., "registered loss name")
+    args: dict[str, Any] = key({}, "arguments of the loss")
+    layers: dict[str, str] | None = key(
+        None, "student layer: teacher layer, by module path (feature losses)"
     )
-    of: Literal["pooled", "patches"] = Field(
-        "pooled", description="train.task=distil: which features are compared"
+    of: Literal["pooled", "patches"] = key(
+        "pooled", "train.task=distil: features to compare", needs=("train.task=distil",)
     )
-    teacher: int | str | None = Field(
+    teacher: int | str | None = key(
         None,
-        description="train.task=distil: the teacher by number, from 0, or by its model's name; "
-        "none: a term for each",
+        "train.task=distil: the teacher by number, from 0, or model name; none: a term for each",
+        needs=("train.task=distil",),
     )
-    weight: float = Field(1.0, ge=0, description="factor of the term")
-    weight_end: float | None = Field(
-        None, ge=0, description="factor at the end of the run, by a cosine; none: constant"
+    weight: float = key(1.0, "factor of the term", ge=0)
+    weight_end: float | None = key(
+        None, "factor at the end of the run, by a cosine; none: constant", ge=0
     )
-    warmup_epochs: float = Field(0.0, ge=0, description="epochs of a linear rise from 0")
-    start_epoch: float = Field(
-        0.0, ge=0, description="epoch before which the term counts nothing; the rise begins then"
-    )
+    warmup_epochs: float = key(0.0, "epochs of a linear rise from 0", ge=0)
+    start_epoch: float = key(0.0, "epoch at which the term, or its linear rise, begins", ge=0)
 
 
 class DistillSection(ConfigSection):
     """Distillation: total = (1 - alpha) * task loss + alpha * sum of weighted terms."""
 
-    teacher: str = Field(
+    teacher: str = key(
         "",
-        description="model name of the only teacher; 'ema': the student's average (train.ema); "
-        "'past': the student as it was when the last epoch ended",
-        **about(aliases=("teacher",), tasks=TAUGHT_TASKS),
+        "model name of the only teacher; 'ema': the student's average (train.ema); 'past': the "
+        "student at the end of the last epoch",
+        aliases=("teacher",),
+        tasks=TAUGHT_TASKS,
+        excludes=("distill.teachers",),
     )
-    teacher_weights: str = Field(
+    teacher_weights: str = key(
         "",
-        description="the teacher's .safetensors, .pth, run directory or checkpoint; empty: timm's "
-        "hub",
-        **about(resume="free", aliases=("teacher_path",), is_place=True, tasks=TAUGHT_TASKS),
+        "the teacher's .safetensors, .pth, run directory or checkpoint; empty: timm's hub",
+        resume="free",
+        aliases=("teacher_path",),
+        is_path=True,
+        tasks=TAUGHT_TASKS,
+        excludes=("distill.teachers",),
     )
-    teachers: tuple[TeacherSection, ...] = Field(
+    teachers: tuple[TeacherSection, ...] = key(
         (),
-        description="several teachers, or one with its own input transform, dtype or classes",
-        **about(tasks=TAUGHT_TASKS),
+        "several teachers, or one with its own input transform, dtype or classes",
+        tasks=TAUGHT_TASKS,
     )
-    peer: str = Field(
+    peer: str = key(
         "",
-        description="model name of a second student, which is trained in the same steps: both "
-        "teach each other; 'self': the student again, by other draws of its stochastic depth",
-        **about(tasks=("classify",)),
+        "model name of a second student; both train and teach each other; 'self': the student "
+        "again, with other draws of stochastic depth",
+        tasks=("classify",),
+        excludes=(
+            "distill.teacher",
+            "distill.teacher_weights",
+            "distill.teachers",
+            "distill.teacher_cache",
+            "distill.views",
+        ),
     )
-    peer_args: dict[str, Any] = Field(
-        default_factory=dict, description="arguments of the peer", **about(tasks=("classify",))
+    peer_args: dict[str, Any] = key(
+        {}, "arguments of the peer", tasks=("classify",), needs=("distill.peer",)
     )
-    ensemble: Literal["probs", "logits", "separate"] = Field(
+    ensemble: Literal["probs", "logits", "separate"] = key(
         "probs",
-        description="several teachers: mean of probabilities or logits, or one by one",
-        **about(tasks=("classify", "language", "regress")),
+        "several teachers: mean of probabilities or logits, or one by one",
+        tasks=("classify", "language", "regress"),
     )
-    views: Literal["consistent", "independent", "weak_strong", "rotations"] = Field(
+    views: Literal["consistent", "independent", "weak_strong", "rotations"] = key(
         "consistent",
-        description="teachers see the student's crop, or another one of the image; weak_strong: "
-        "both answer that crop and a second view, made by data.strong_pp; rotations: and its three "
-        "turned copies",
-        **about(tasks=("classify",)),
+        "teachers see the student's crop, or an independent one; weak_strong: both see that crop "
+        "and a second view by data.strong_pp; rotations: and its three rotated copies",
+        tasks=("classify",),
     )
-    teacher_cache: str = Field(
+    teacher_cache: str = key(
         "",
-        description="directory of stored answers (python -m tools.cache write) to teach by",
-        **about(is_place=True, tasks=("classify", "distil", "language")),
+        "directory of cached logits to learn from (python -m tools.cache write)",
+        is_path=True,
+        tasks=("classify", "distil", "language"),
+        excludes=("distill.views",),
     )
-    cache_end: Literal["stop", "cycle"] = Field(
+    cache_end: Literal["stop", "cycle"] = key(
         "stop",
-        description="epochs beyond those stored: refuse the run (unless the cache was written with "
-        "--augmentations), or start over with them",
-        **about(tasks=("classify", "distil", "language")),
+        "after the stored epochs: refuse the run (unless the cache was written with "
+        "--augmentations), or repeat them",
+        tasks=("classify", "distil", "language"),
     )
-    loss: str = Field(
+    loss: str = key(
         "",
-        description="one registered loss name: short for a single term",
-        **about(aliases=("kd",), tasks=TAUGHT_TASKS),
+        "registered loss name: short for a single term",
+        aliases=("kd",),
+        tasks=TAUGHT_TASKS,
+        excludes=("distill.losses",),
     )
-    temperature: float = Field(
+    temperature: float = key(
         4.0,
+        "temperature of terms whose args have none",
         gt=0,
-        description="temperature of terms whose args do not name one",
-        **about(aliases=("kd_temperature",), tasks=("classify", "language")),
+        aliases=("kd_temperature",),
+        tasks=("classify", "language"),
     )
-    alpha: float = Field(
+    alpha: float = key(
         0.5,
+        "share of distillation in the total loss",
         ge=0,
         le=1,
-        description="share of distillation in the total loss",
-        **about(aliases=("kd_alpha",), tasks=("classify", "language", "regress")),
+        aliases=("kd_alpha",),
+        tasks=("classify", "language", "regress"),
     )
-    alpha_schedule: Literal["constant", "epochs"] = Field(
+    alpha_schedule: Literal["constant", "epochs"] = key(
         "constant",
-        description="epochs: alpha * (epoch + 1) / epochs of the run, and 0 in the first epoch",
-        **about(tasks=("classify",)),
+        "epochs: alpha * (epoch + 1) / epochs of the run, and 0 in the first epoch",
+        tasks=("classify",),
+        needs=("distill.loss", "distill.losses"),
     )
-    losses: tuple[LossTerm, ...] = Field(
+    losses: tuple[LossTerm, ...] = key(
         (),
-        description="several terms: name, args, layers, weight, weight_end, warmup_epochs, "
-        "start_epoch",
-        **about(tasks=TAUGHT_TASKS),
+        "several terms: name, args, layers, weight, weight_end, warmup_epochs, start_epoch",
+        tasks=TAUGHT_TASKS,
     )
-    projector: Literal["linear", "mlp", "none"] = Field(
+    projector: Literal["linear", "mlp", "none"] = key(
         "linear",
-        description="train.task=distil: what turns the student's features into as many as a "
-        "teacher has; it is not exported",
-        **about(tasks=("classify", "distil")),
+        "train.task=distil: maps the student's features to the teacher's width; not exported",
+        tasks=("classify", "distil"),
     )
-    projector_width: int | None = Field(
+    projector_width: int | None = key(
         None,
+        "hidden units of projector=mlp; none: the teacher's width",
         ge=1,
-        description="hidden units of projector=mlp; none: as many as the teacher has",
-        **about(tasks=("classify", "distil")),
+        tasks=("classify", "distil"),
+        needs=("distill.projector=mlp",),
     )
-    standardise: Literal["none", "channel", "phi_s"] = Field(
+    standardise: Literal["none", "channel", "phi_s"] = key(
         "none",
-        description="train.task=distil: bring teachers' features to one scale: each channel to "
-        "variance 1, or a rotation and one factor (PHI-S)",
-        **about(tasks=("classify", "distil")),
+        "train.task=distil: scale of teachers' features: each channel to variance 1, or a "
+        "rotation and one factor (PHI-S)",
+        tasks=("classify", "distil"),
+        needs=("train.task=distil",),
     )
-    statistics: str = Field(
+    statistics: str = key(
         "",
-        description="file of features' statistics (python -m tools.feature_statistics) to "
-        "standardise by",
-        **about(resume="free", is_place=True, tasks=("classify", "distil")),
+        "file of feature statistics to standardise by (python -m tools.feature_statistics)",
+        resume="free",
+        is_path=True,
+        tasks=("classify", "distil"),
+        needs=("train.task=distil",),
     )
-    score: str = Field(
+    score: str = key(
         "",
-        description="train.task=distil: the probe that decides what is best, as NAME/knn of a set "
-        "of data.evals; none: the loss, negated",
-        **about(tasks=("classify", "distil")),
+        "train.task=distil: probe that selects the best, as NAME/knn of a set of data.evals; "
+        "none: the negated loss",
+        tasks=("classify", "distil"),
     )
-    group_size: int = Field(
+    group_size: int = key(
         16,
+        "consecutive examples that losses between examples work on",
         ge=1,
-        description="consecutive examples that losses between examples work on",
-        **about(tasks=("classify", "regress")),
+        tasks=("classify", "regress"),
     )
-    allow_weak_teacher: bool = Field(
+    allow_weak_teacher: bool = key(
         False,
-        description="go on although the teacher is no better than chance",
-        **about(resume="free", is_neutral=True, tasks=TAUGHT_TASKS),
+        "continue with a teacher that is no better than chance",
+        resume="free",
+        affects_results=False,
+        tasks=TAUGHT_TASKS,
     )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
-
 from utils.config.devices import CompilerName, DeviceName, get_devices
-from utils.config.metadata import ConfigSection, Devices, Resume, about
+from utils.config.metadata import ConfigSection, Devices, Resume, key
 
 _NATIVE = Devices(get_devices("native"), "XLA compiles and lays out by itself; leave it out")
 _NVIDIA = Devices(get_devices("tf32"), "it is a mode of NVIDIA GPUs; leave it out")
@@ -28,105 +26,94 @@ class RuntimeSection(ConfigSection):
 
     on_resume: ClassVar[Resume] = "warns"
 
-    device: DeviceName = Field(
+    device: DeviceName = key(
         "auto",
-        description="auto: XLA (a TPU if there is one, else the CPU) where torch_xla is installed, "
-        "else cuda where PyTorch sees a GPU, else cpu",
+        "auto: xla (a TPU, else the CPU) if torch_xla is installed, else cuda if PyTorch finds a "
+        "GPU, else cpu",
     )
-    parallel: Literal["process", "spmd"] = Field(
+    parallel: Literal["process", "spmd"] = key(
         "process",
-        description="process: a process for each device; spmd: a process for each host and one "
-        "mesh over all devices",
-        **about(devices=_MESH),
+        "process: a process for each device; spmd: a process for each host and one mesh over all "
+        "devices",
+        devices=_MESH,
     )
-    num_processes: int | None = Field(
+    num_processes: int | None = key(
         None,
+        "processes that main.py starts on this host; none: as torchrun sets, one for each GPU on "
+        "cuda, else one",
         ge=1,
-        description="processes that main.py starts on this host; none: as torchrun says, one for "
-        "each GPU on cuda, else one",
+        excludes=("runtime.cpu_processes",),
     )
-    cpu_processes: int | None = Field(
+    cpu_processes: int | None = key(
+        None, "the same if the run is on the CPU; chips and GPUs have a process each", ge=1
+    )
+    mesh_data: int | None = key(
         None,
+        "mesh devices along the batch; none: all that mesh_fsdp leaves",
         ge=1,
-        description="the same where it runs on the CPU alone; a TPU's chips and GPUs have a "
-        "process each",
+        needs=("runtime.parallel=spmd",),
     )
-    mesh_data: int | None = Field(
-        None, ge=1, description="mesh devices along the batch; none: all that mesh_fsdp leaves"
-    )
-    mesh_fsdp: int = Field(
-        1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
-    )
-    mesh_context: int = Field(
+    mesh_fsdp: int = key(
         1,
+        "mesh devices that each parameter is sharded over (spmd)",
         ge=1,
-        description="mesh devices that each sequence of tokens is dealt to (context parallelism)",
+        needs=("runtime.parallel=spmd",),
     )
-    timeout_s: float = Field(
+    mesh_context: int = key(
+        1,
+        "mesh devices that each token sequence is split over (context parallelism)",
+        ge=1,
+        needs=("runtime.parallel=spmd",),
+    )
+    timeout_s: float = key(
         600.0,
+        "seconds after which a silent rank ends the whole group",
         gt=0,
         le=1e7,
-        description="seconds after which a silent rank ends the whole group",
-        **about(is_neutral=True),
+        affects_results=False,
     )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
+    precision: Literal["fp32", "bf16", "fp16"] = key(
         "fp32",
-        description="compute type of matmuls under autocast; weights stay float32; fp16 scales "
-        "the loss",
-        **about(devices=_SCALED),
+        "compute type of matmuls under autocast; weights stay float32; fp16 scales the loss",
+        devices=_SCALED,
     )
-    reduce_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="type in which gradients are summed over devices"
+    reduce_dtype: Literal["fp32", "bf16"] = key(
+        "fp32", "type in which gradients are summed over devices"
     )
-    overlap: bool | None = Field(
-        None,
-        description="sum gradients while the backward pass runs (DDP); none: on cuda",
-        **about(devices=_NATIVE),
+    overlap: bool | None = key(
+        None, "sum gradients during the backward pass (DDP); none: on cuda", devices=_NATIVE
     )
-    compile: bool = Field(
-        False,
-        description="torch.compile of student and teachers; xla compiles whole steps without it",
+    compile: bool = key(
+        False, "torch.compile of student and teachers; xla compiles whole steps without it"
     )
-    compile_backend: CompilerName = Field(
-        "auto",
-        description="what runtime.compile compiles with; auto: openxla on xla, else inductor",
+    compile_backend: CompilerName = key(
+        "auto", "backend of runtime.compile; auto: openxla on xla, else inductor"
     )
-    channels_last: bool = Field(
-        False, description="weights in channels-last layout", **about(devices=_NATIVE)
-    )
-    tf32: bool = Field(
-        False,
-        description="let float32 matmuls and convolutions use TF32",
-        **about(devices=_NVIDIA),
-    )
-    matmul_precision: Literal["default", "high", "highest"] = Field(
+    channels_last: bool = key(False, "weights in channels-last layout", devices=_NATIVE)
+    tf32: bool = key(False, "allow TF32 in float32 matmuls and convolutions", devices=_NVIDIA)
+    matmul_precision: Literal["default", "high", "highest"] = key(
         "default",
-        description="float32 products on a TPU: default, one pass of bf16; high, three of them; "
-        "highest, six, as float32",
-        **about(devices=_PRODUCTS),
+        "float32 products on a TPU: default: one bf16 pass, high: three, highest: six, as float32",
+        devices=_PRODUCTS,
     )
-    compile_cache: str = Field(
+    compile_cache: str = key(
         "auto",
-        description="directory of compiled XLA graphs, one below it for each rank; auto: "
-        "~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
-        **about(is_place=True, is_neutral=True),
+        "directory of compiled XLA graphs, one below it for each rank; auto: ~/.cache/xla_graphs "
+        "on a TPU, none elsewhere; empty: none",
+        is_path=True,
+        affects_results=False,
     )
-    compile_cache_gib: float = Field(
+    compile_cache_gib: float = key(
         10.0,
+        "size of a rank's compile cache above which old graphs are deleted",
         gt=0,
-        description="size of a rank's compile cache above which old graphs are dropped",
-        **about(is_neutral=True),
+        affects_results=False,
     )
-    graph_budget: int = Field(
-        8,
-        ge=1,
-        description="XLA graphs that the run may compile before it is stopped",
-        **about(is_neutral=True),
+    graph_budget: int = key(
+        8, "XLA graphs that the run may compile before it is stopped", ge=1, affects_results=False
     )
-    num_threads: int = Field(
-        0,
-        ge=0,
-        description="threads of PyTorch's CPU maths in each process; 0: the cores, shared out",
+    num_threads: int = key(
+        0, "threads of PyTorch's CPU maths in each process; 0: an equal share of the cores", ge=0
     )
 
 
@@ -135,11 +122,11 @@ class ProfileSection(ConfigSection):
 
     on_resume: ClassVar[Resume] = "free"
 
-    steps: str = Field(
+    steps: str = key(
         "",
+        "first-last step to trace, as 20-25; empty: none",
         pattern=r"^(\d+-\d+)?$",
-        description="first-last step to trace, as 20-25; empty: none",
-        **about(is_neutral=True),
+        affects_results=False,
     )
 
 
@@ -148,13 +135,12 @@ class QuantileSection(ConfigSection):
 
     on_resume: ClassVar[Resume] = "free"
 
-    epsilon: float = Field(
+    epsilon: float = key(
         0.01,
+        "relative error of the quantiles in sketches.json; a new value on resume restarts them",
         ge=0.0005,
         le=0.05,
-        description="relative error of the quantiles in sketches.json; another one on resume "
-        "begins them anew",
-        **about(is_neutral=True),
+        affects_results=False,
     )
 
 
@@ -163,69 +149,69 @@ class RunSection(ConfigSection):
 
     on_resume: ClassVar[Resume] = "free"
 
-    output_dir: str = Field(
+    output_dir: str = key(
         "runs",
-        description="root of the run store, a directory or a URL such as gs://bucket/runs",
-        **about(aliases=("output_dir",), is_place=True, is_neutral=True),
+        "root of the run store: a directory, or a URL such as gs://bucket/runs",
+        aliases=("output_dir",),
+        is_path=True,
+        affects_results=False,
     )
-    cache_dir: str = Field(
+    cache_dir: str = key(
         "",
-        description="where a run on a bucket is written first; empty: trainer/runs in the user's "
-        "cache",
-        **about(is_place=True, is_neutral=True),
+        "local copy of a run on a bucket; empty: trainer/runs in the user's cache",
+        is_path=True,
+        affects_results=False,
     )
-    experiment: str = Field(
+    experiment: str = key(
+        "", "directory below output_dir; empty: the config's file name", affects_results=False
+    )
+    run_id: str = key(
         "",
-        description="directory below it; empty: the config's file name",
-        **about(is_neutral=True),
+        "directory below the experiment; empty: time, seed and six digits",
+        affects_results=False,
     )
-    run_id: str = Field(
+    resume: str = key(
         "",
-        description="directory below that; empty: time, seed and six digits",
-        **about(is_neutral=True),
+        "auto: continue the experiment's newest run; or a run or checkpoint",
+        aliases=("resume",),
+        is_path=True,
+        affects_results=False,
     )
-    resume: str = Field(
+    allow_changes: tuple[str, ...] = key(
+        (), "keys or patterns (optim.*) that may differ from the resumed run's"
+    )
+    init_from: str = key(
         "",
-        description="auto: continue the newest run of the experiment; or a run or checkpoint",
-        **about(aliases=("resume",), is_place=True, is_neutral=True),
+        "start a new run from weights: .safetensors, .pth, .npz of JAX, run directory, checkpoint "
+        "or shared model",
+        aliases=("init_from", "init-from"),
+        is_path=True,
     )
-    allow_changes: tuple[str, ...] = Field(
-        (), description="keys, or patterns as optim.*, that may differ from the resumed run's"
+    init_skip: tuple[str, ...] = key(
+        (), "tensors of init_from that are not loaded, as names or patterns: head.*"
     )
-    init_from: str = Field(
+    init_rename: dict[str, str] = key(
+        {}, "name or pattern in init_from -> the model's: encoder.* -> blocks.*"
+    )
+    checkpoint_root: str = key(
         "",
-        description="start a new run from the weights in a .safetensors, a .pth, an .npz of JAX, a "
-        "run's directory or a checkpoint, or a shared model",
-        **about(aliases=("init_from", "init-from"), is_place=True),
+        "directory or URL such as gs://bucket/runs for checkpoints; empty: the run's directory",
+        is_path=True,
+        affects_results=False,
     )
-    init_skip: tuple[str, ...] = Field(
-        (),
-        description="tensors that keep their start whatever init_from holds, as names or patterns: "
-        "head.*",
-    )
-    init_rename: dict[str, str] = Field(
-        default_factory=dict,
-        description="name or pattern in init_from -> the model's: encoder.* -> blocks.*",
-    )
-    checkpoint_root: str = Field(
-        "",
-        description="directory or URL such as gs://bucket/runs that checkpoints go below; empty: "
-        "the run's directory",
-        **about(is_place=True, is_neutral=True),
-    )
-    eval_only: bool = Field(
+    eval_only: bool = key(
         False,
-        description="evaluate a checkpoint (resume or model.weights)",
-        **about(aliases=("eval",)),
+        "evaluate a checkpoint (resume or model.weights)",
+        aliases=("eval",),
+        needs=("run.resume", "model.weights"),
     )
-    check_only: bool = Field(
+    check_only: bool = key(
         False,
-        description="make all checks that need no device, say what would run, and end",
-        **about(aliases=("check",), is_neutral=True),
+        "run all checks that need no device, print what would run, and exit",
+        aliases=("check",),
+        affects_results=False,
     )
-    overwrite: bool = Field(
-        False, description="replace a run that has the same run_id", **about(is_neutral=True)
-    )
-    tensorboard: bool = Field(
-        True, description="write TensorBoard events beside metrics.jsonl", **about(is_neutral=True)
+    overwrite: bool = key(False, "replace a run with the same run_id", affects_results=False)
+    tensorboard: bool = key(
+        True, "write TensorBoard events beside metrics.jsonl", affects_results=False
     )

@@ -1,4 +1,4 @@
-"""The configuration in plain words: what is wrong with it, and what a key says of itself."""
+"""Texts about the configuration: its errors, and the help of a key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.errors import get_hint, get_near_names
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-# pydantic's kinds of error -> the rule; its own numbers and choices are filled in.
+# Error type of pydantic -> rule; pydantic's numbers and choices are filled in.
 _RULES = {
     "bool_parsing": "give true or false",
     "bool_type": "give true or false",
@@ -33,21 +33,21 @@ _RULES = {
     "list_type": "write a list, as [a, b]",
     "literal_error": "choose {expected}",
     "model_type": "write keys and values, as {{name: value}}",
-    "string_type": "give a word; put a number or true and false in quotes",
+    "string_type": "give a word; quote numbers, true and false",
     "tuple_type": "write a list, as [a, b]",
 }
 _COMMA = re.compile(r"-?\d+,\d+")
 _POINT = "decimals are written with a point, as 0.003, and not with a comma"
-# Rules of single keys that say more than the kind of error does.
+# Rules of single keys that are more precise than the error type's.
 _OWN_RULES = {"profile.steps": "write FIRST-LAST, as 20-25"}
 
 
 def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
-    """The first problem of a validation in one line, and its place."""
+    """Return the first error of a validation in one line, and its location."""
     problems = error.errors()
-    # A misspelled key explains the one that is missing.
-    telling = [one for one in problems if one["type"] in ("extra_forbidden", "invalid_key")]
-    problem = (telling or problems)[0]
+    # A misspelled key explains a missing one.
+    misspelled = [item for item in problems if item["type"] in ("extra_forbidden", "invalid_key")]
+    problem = (misspelled or problems)[0]
     place = problem["loc"]
     key = ".".join(str(part) for part in place)
     if problem["type"] == "extra_forbidden":
@@ -56,7 +56,7 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
         section = ".".join(str(part) for part in place[:-1])
         return f"{section} has the number {place[-1]} for a key; {_POINT}", place
     if problem["type"] == "missing":
-        return f"{key} is missing; give it a value", place
+        return f"{key} is missing; set it", place
     rule = _OWN_RULES.get(key) or _get_rule(problem)
     if _COMMA.fullmatch(str(problem["input"])):
         rule = f"{rule}; {_POINT}"
@@ -65,7 +65,7 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
 
 
 def describe_key(key: Key) -> str:
-    """What the help adds to a key's meaning, in brackets; empty where nothing is special."""
+    """Return further rules of a key in brackets, for the help; empty if there are none."""
     parts = []
     if key.resume != "refused":
         parts.append("resume: " + key.resume.replace("_", " "))
@@ -76,7 +76,7 @@ def describe_key(key: Key) -> str:
 
 
 def get_near_keys(name: str, known: Iterable[str]) -> str:
-    """A hint by the whole key or, where that finds nothing, by its last word."""
+    """Return a hint by similarity with the whole key, else with its last word."""
     known = list(known)
     hint = get_hint(name, known)
     if hint.startswith("did you mean"):
@@ -93,7 +93,7 @@ def get_near_keys(name: str, known: Iterable[str]) -> str:
 
 
 def _hint_key(place: tuple[str | int, ...], value: object) -> str:
-    """The nearest right key of where the wrong one stands, or section if its value is a mapping."""
+    """Suggest a known key in place of an unknown one; a section if its value is a mapping."""
     key = ".".join(str(part) for part in place)
     if len(place) == 1 and key in set(iterate_keys()):
         section, _, name = key.partition(".")
@@ -115,5 +115,5 @@ def _get_rule(problem: ErrorDetails) -> str:
 
 
 def _shorten(value: object) -> object:
-    """1 for 1.0."""
+    """Return 1 for 1.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

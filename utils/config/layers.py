@@ -1,17 +1,20 @@
-"""Where values come from: files that extend each other, a preset, and the command line on top.
+"""Layers of values: files that extend each other, a preset, and the command line.
 
-Later layers win: what a file extends, the file itself, the preset, the flags. A mapping's entries
-join those below it, a list takes the place of the one below, and null drops either.
+Later layers win: extended files, the file itself, the preset, the flags. A mapping's entries are
+merged into those below, a list replaces the one below, and null removes either.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from utils.config.command_line import get_kinds
+from utils.config.sections import RunConfig
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
@@ -19,113 +22,132 @@ from utils.json_types import JsonObject, JsonValue
 EXTENDS = "extends"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
+_COLUMN = 44  # of the origins behind the values
 PRESETS = Path(__file__).resolve().parents[2] / "configs" / "presets"
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What one origin says, section by section.
+    """The values of one origin, section by section."""
 
-    Args:
-      origin: a file as it was reached, `preset NAME` or `command line`.
-    """
-
-    origin: str
+    origin: str  # path of a file, `preset NAME` or `command line`
     values: JsonObject
 
 
 def read_layers(config: str | None, preset: str | None) -> list[Layer]:
-    """The layers of `--config` and `--preset`, the strongest last.
+    """Read the layers of `--config` and `--preset`, the strongest last.
 
     Raises:
-      UserError: a file or preset that is not there or no YAML, or files that extend in a circle.
+      UserError: a file or preset does not exist or is not YAML, or files extend each other.
     """
     layers = [] if config is None else _read_file(config, "--config", ())
     return layers if preset is None else [*layers, *_read_preset(preset)]
 
 
 def merge_layers(layers: Iterable[Layer]) -> JsonObject:
-    """The values of all layers together."""
+    """Merge the values of all layers."""
     merged: JsonObject = {}
     for layer in layers:
         for section, values in layer.values.items():
-            below = merged.get(section)
             if isinstance(values, dict):
-                merged[section] = _lay(below if isinstance(below, dict) else {}, values, section)
+                below = merged.get(section)
+                below = below if isinstance(below, dict) else {}
+                merged[section] = _merge_section(below, values, section)
             else:
                 merged[section] = values
     return merged
 
 
-def find_origin(layers: Sequence[Layer], place: Sequence[str | int]) -> str:
-    """The strongest layer that says something at a place such as ("model", "args", "depth")."""
+def find_origin(layers: Sequence[Layer], path: Sequence[str | int]) -> str:
+    """Return the strongest layer with a value at a path such as ("model", "args", "depth")."""
     for layer in reversed(layers):
-        if _holds(layer.values, place):
+        if _holds(layer.values, path):
             return layer.origin
     return DEFAULT
 
 
+def format_origins(config: RunConfig, layers: Sequence[Layer]) -> str:
+    """Format a configuration as YAML that `--config` reads back; each line ends with its origin.
+
+    Entries of a mapping have a line each, because they may come from several layers.
+    """
+    return "".join(f"{line}\n" for line in _format(config.model_dump(mode="json"), layers, ()))
+
+
 def list_presets() -> list[str]:
-    """Names that `--preset` takes."""
+    """Return the names of presets."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def _read_preset(name: str) -> list[Layer]:
     if name not in list_presets():
         hint = get_hint(name, list_presets())
-        raise UserError(f"--preset ({name!r}) is no file of configs/presets; {hint}")
+        raise UserError(f"unknown --preset {name!r}; {hint}")
     *below, own = _read_file(str(PRESETS / f"{name}.yaml"), "--preset", ())
     return [*below, Layer(f"preset {name}", own.values)]
 
 
 def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:
-    """A file's layer behind those of the files that it extends.
+    """Read the layers of the files that a file extends, and its own.
 
     Args:
-      reason: what asked for the file: the beginning of each refusal.
+      reason: flag or key that names the file: the beginning of each error.
       above: files that extend each other down to this one.
     """
-    known = [os.path.realpath(one) for one in above]
+    known = [os.path.realpath(file) for file in above]
     if os.path.realpath(path) in known:
         circle = " -> ".join([*above[known.index(os.path.realpath(path)) :], path])
-        raise UserError(f"{EXTENDS} goes in a circle: {circle}; take one of them out")
+        raise UserError(f"{EXTENDS} goes in a circle: {circle}; remove one of them")
     values = read_yaml(path, reason)
     layers: list[Layer] = []
-    for name in _get_bases(values.pop(EXTENDS, []), path, reason):
+    named = values.pop(EXTENDS, [])
+    bases = [named] if isinstance(named, str) else named
+    if not isinstance(bases, list) or not all(name and isinstance(name, str) for name in bases):
+        raise UserError(
+            f"{reason} {path}: {EXTENDS} ({named!r}) must name files; write {EXTENDS}: base.yaml "
+            f"or {EXTENDS}: [a.yaml, b.yaml]"
+        )
+    for name in bases:
         base = os.path.normpath(Path(path).parent / name)
         layers += _read_file(base, f"{EXTENDS} in {path}:", (*above, path))
     return [*layers, Layer(path, values)]
 
 
-def _get_bases(named: JsonValue, path: str, reason: str) -> list[str]:
-    bases = [named] if isinstance(named, str) else named
-    if not isinstance(bases, list) or not all(one and isinstance(one, str) for one in bases):
-        raise UserError(
-            f"{reason} {path}: {EXTENDS} ({named!r}) names no files; write {EXTENDS}: base.yaml or "
-            f"{EXTENDS}: [a.yaml, b.yaml]"
-        )
-    return bases
-
-
-def _lay(below: JsonObject, values: JsonObject, section: str) -> JsonObject:
-    laid = dict(below)
+def _merge_section(below: JsonObject, values: JsonObject, section: str) -> JsonObject:
+    merged = dict(below)
     for key, value in values.items():
         if value is None and get_kinds(f"{section}.{key}") & {dict, list, tuple}:
-            laid.pop(key, None)
+            merged.pop(key, None)
         else:
-            laid[key] = _join(laid.get(key), value)
-    return laid
+            merged[key] = _merge(merged.get(key), value)
+    return merged
 
 
-def _join(below: JsonValue, value: JsonValue) -> JsonValue:
+def _merge(below: JsonValue, value: JsonValue) -> JsonValue:
     if not (isinstance(below, dict) and isinstance(value, dict)):
         return value
-    return {**below, **{name: _join(below.get(name), inner) for name, inner in value.items()}}
+    return {**below, **{name: _merge(below.get(name), inner) for name, inner in value.items()}}
 
 
-def _holds(values: JsonValue, place: Sequence[str | int]) -> bool:
-    for part in place:
+def _holds(values: JsonValue, path: Sequence[str | int]) -> bool:
+    for part in path:
         if not isinstance(values, dict) or part not in values:
             return False
         values = values[part]
     return True
+
+
+def _format(values: JsonObject, layers: Sequence[Layer], path: tuple[str, ...]) -> Iterator[str]:
+    for name, value in values.items():
+        here = (*path, name)
+        head = "  " * len(path) + f"{_write(name)}:"
+        if isinstance(value, dict) and value:
+            yield head
+            yield from _format(value, layers, here)
+        else:
+            yield f"{head} {_write(value)}".ljust(_COLUMN) + f"  # {find_origin(layers, here)}"
+
+
+def _write(value: JsonValue) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return text.removesuffix("\n").removesuffix("...").removesuffix("\n")

@@ -12,16 +12,10 @@ from typing import NoReturn
 
 import yaml
 from pydantic import ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
-from utils.config.aliases import ALIASES
 from utils.config.checks import check_config
-from utils.config.command_line import refuse_unknown_flag, spell_out
+from utils.config.command_line import ALIASES, refuse_unknown_flag, spell_out
 from utils.config.explain import describe_key, explain
 from utils.config.keys import get_keys
 from utils.config.layers import (
@@ -29,25 +23,25 @@ from utils.config.layers import (
     DEFAULT,
     Layer,
     find_origin,
+    format_origins,
     list_presets,
     merge_layers,
     read_layers,
 )
 from utils.config.sections import RunConfig
-from utils.config.show import show_origins
 from utils.errors import UserError
-from utils.json_types import JsonMapping, JsonObject, JsonValue
+from utils.json_types import JsonMapping, JsonObject
 
 _EPILOG = """\
-Every key may stand in the YAML file of --config and on the command line (--a.b=v or --a.b v).
-What is stronger wins: defaults < what the file extends < the file < --preset < the command line;
---print-config shows all values and where each is from. --batch_size is the global batch of one
-optimizer step, --update_freq splits it into micro-batches; --kd, --kd_alpha and --kd_temperature
-fill one distillation term. none, null, ~ or nothing (--a.b=) sets a key that may be none back to
-it, and a list or mapping to its default; a mapping's entries join those of the file,
---model.args.depth=2 gives a single one.
-Brackets tell what else holds for a key. On --resume another value is refused, unless it says
-resume: free, resume: warns (it goes on, but bits may differ) or resume: between epochs.
+Set keys in the YAML file of --config or on the command line (--a.b=v or --a.b v). Precedence:
+defaults < files that the file extends < the file < --preset < the command line; --print-config
+prints all values with their origin. --batch_size is the global batch of one optimizer step,
+--update_freq splits it into micro-batches; --kd, --kd_alpha and --kd_temperature define one
+distillation term. none, null, ~ or nothing (--a.b=) sets an optional key to none, and a list or
+mapping to its default; a mapping's entries are merged into those of the file,
+--model.args.depth=2 sets a single one.
+Brackets hold further rules of a key. On --resume another value is refused, except with
+resume: free, resume: warns (allowed, but bits may differ) or resume: between epochs.
 """
 
 
@@ -64,50 +58,47 @@ class _Settings(RunConfig, BaseSettings):
 
 
 class _ConfigParser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest right flag."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"command line: {message}; see python main.py --help")
 
 
 def load_config(argv: Sequence[str]) -> RunConfig:
-    """The configuration of `--config FILE` and `--preset NAME`, overridden by the other flags.
+    """Return the configuration of `--config FILE` and `--preset NAME` and the other flags.
 
-    Prints the help and exits for `--help`, and so with the values for `--print-config`.
+    `--help` and `--print-config` print and exit.
 
     Raises:
       UserError: unknown key, wrong type, value out of range, or keys that contradict each other.
     """
     if not argv:
         raise UserError(
-            "nothing to run; give --config configs/NAME.yaml, --help lists all keys, and README.md "
+            "nothing to run; use --config configs/NAME.yaml, --help lists all keys, and README.md "
             "begins with two commands that work without data"
         )
     words, reset = spell_out(argv)
     namespace, rest = create_parser().parse_known_args(words)
     if rest:
         refuse_unknown_flag(rest[0])
-    config, layers = _combine(
-        namespace.config,
-        namespace.preset,
-        [
-            *(_make_layer(key, None, COMMAND_LINE) for key in reset),
-            Layer(COMMAND_LINE, _read_flags(namespace)),
-        ],
-    )
+    above = []
+    for key in reset:
+        section, _, name = key.partition(".")
+        above.append(Layer(COMMAND_LINE, {section: {name: None}}))
+    above.append(Layer(COMMAND_LINE, _read_flags(namespace)))
+    config, layers = _combine(namespace.config, namespace.preset, above)
     if namespace.print_config:
-        sys.stdout.write(show_origins(config, layers))
+        sys.stdout.write(format_origins(config, layers))
         raise SystemExit(0)
     return config
 
 
 def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfig:
-    """The configuration of a file with other values on top, as `load_config` reads flags.
+    """Return the configuration of a YAML file with other values on top, as flags are.
 
     Args:
-      config: a YAML file.
-      overrides: dotted key (`model.args.depth`) -> value; a mapping's entries join those below.
-      origin: what says the overrides, for errors.
+      overrides: dotted key (`model.args.depth`) -> value; entries of a mapping are merged.
+      origin: source of the overrides, for errors.
 
     Raises:
       UserError: as in `load_config`.
@@ -116,20 +107,20 @@ def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfi
     for key, value in overrides.items():
         *above, last = key.split(".")
         if not above or not all((*above, last)):
-            raise UserError(f"{origin}: {key!r} is no key; write section.key, such as optim.lr")
+            raise UserError(f"{origin}: {key!r} is not a key; write section.key, such as optim.lr")
         inner = values
         for name in above:
             inner = inner.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise UserError(f"{origin}: {key} and {name} are both given; leave one of them out")
+                raise UserError(f"{origin}: {key} and {name} are both given; remove one of them")
         if last in inner:
-            raise UserError(f"{origin}: {key} is given twice; leave one of them out")
+            raise UserError(f"{origin}: {key} is given twice; remove one of them")
         inner[last] = deepcopy(value)
     return _combine(config, None, [Layer(origin, values)])[0]
 
 
 def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
-    """The configuration with other values, checked again: `change(config, run={"resume": ""})`.
+    """Return the configuration with other values, checked: `change(config, run={"resume": ""})`.
 
     Raises:
       UserError: as in `load_config`.
@@ -141,7 +132,7 @@ def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The parser behind `python main.py --help`: one flag for each key."""
+    """Create the parser of `python main.py --help`, with one flag for each key."""
     parser = _ConfigParser(
         prog="python main.py",
         description="Train and distil models on TPUs, GPUs and CPUs.",
@@ -154,8 +145,11 @@ def create_parser() -> argparse.ArgumentParser:
     add("--config", metavar="FILE", default=None, help="YAML file of the run")
     presets = ", ".join(list_presets())
     add("--preset", metavar="NAME", default=None, help=f"on top of the file: {presets}")
-    what = "print the resolved YAML with the origin of each key, and end"
-    add("--print-config", "--print_config", action="store_true", help=what)
+    add(
+        *("--print-config", "--print_config"),
+        action="store_true",
+        help="print the resolved YAML with the origin of each key, and exit",
+    )
     CliSettingsSource(_Settings, root_parser=parser, formatter_class=parser.formatter_class)
     for action in parser._actions:
         action.help = _describe(action)
@@ -163,26 +157,24 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def dump_config(config: RunConfig) -> str:
-    """The configuration as YAML that `load_config` reads back to an equal one."""
+    """Format the configuration as YAML that `load_config` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def _combine(
     config: str | None, preset: str | None, above: Sequence[Layer]
 ) -> tuple[RunConfig, list[Layer]]:
-    """The checked configuration of a file, a preset and the layers above them, and all layers."""
     layers = [*read_layers(config, preset), *above]
-    found = _validate(merge_layers(layers), layers)
-    if not found.run.experiment:
-        name, origin = _choose_experiment(config, preset, found)
-        layers.append(_make_layer("run.experiment", name, origin))
-        found = _validate(merge_layers(layers), layers)
-    check_config(found)
-    return found, layers
+    combined = _validate(merge_layers(layers), layers)
+    if not combined.run.experiment:
+        name, origin = _choose_experiment(config, preset, combined)
+        layers.append(Layer(origin, {"run": {"experiment": name}}))
+        combined = _validate(merge_layers(layers), layers)
+    check_config(combined)
+    return combined, layers
 
 
 def _read_flags(namespace: argparse.Namespace) -> JsonObject:
-    """The keys that the command line sets."""
     source = CliSettingsSource(
         _Settings, root_parser=_ConfigParser(prog="python main.py", add_help=False)
     )
@@ -196,30 +188,25 @@ def _read_flags(namespace: argparse.Namespace) -> JsonObject:
 
 
 def _choose_experiment(path: str | None, preset: str | None, config: RunConfig) -> tuple[str, str]:
-    """The config's file name, or the model's, and where it is from.
+    """Return the config's file name, or the model's, and its origin.
 
-    A preset's runs stand apart: `--resume auto` must not go on from a quick test.
+    A preset's runs are separate: `--resume auto` must not continue a quick test.
     """
     name, origin = config.model.name, "model.name"
     if path is not None:
         name, origin = Path(path).stem, "the config's file name"
         if not re.fullmatch(r"[\w-][\w.-]*", name):
             raise UserError(
-                f"run.experiment: the config's file name ({name!r}) is no directory name; rename "
-                "the file, or set --run.experiment"
+                f"run.experiment: the config's file name ({name!r}) is not a directory name; "
+                "rename the file, or set --run.experiment"
             )
     if preset is None:
         return name, origin
     return f"{name}_{preset}", f"{origin} and the preset"
 
 
-def _make_layer(key: str, value: JsonValue, origin: str) -> Layer:
-    section, _, name = key.partition(".")
-    return Layer(origin, {section: {name: value}})
-
-
 def _describe(action: argparse.Action) -> str | None:
-    """The help text of a flag; `--model` is a section too, so its alias is told here."""
+    """Return the help of a flag; `--model` is a section too, so its alias is added here."""
     name = next((word[2:] for word in action.option_strings if word[2:] in get_keys()), None)
     if name is None:
         return action.help
@@ -228,7 +215,7 @@ def _describe(action: argparse.Action) -> str | None:
 
 
 def _validate(values: JsonObject, layers: Sequence[Layer] = ()) -> RunConfig:
-    """The configuration; with several files, the refusal of a value names its own."""
+    """Validate values; with several files, an error names the file of its value."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

@@ -1,19 +1,18 @@
-"""Lets a key say more than type, default and meaning: `Field(..., **about(...))`."""
+"""Declares keys: type, default and meaning, and all rules about them that need no other code."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
 
 from utils.errors import UserError
 
-# What a changed value means to a run that goes on from a checkpoint. free: nothing; warns: it is
-# reported, because bits may differ; between_epochs: free at an epoch's border, refused within an
-# epoch that it would show other examples of; refused: it would be another run.
+# What a changed value does to a run that continues from a checkpoint. free: nothing; warns: it is
+# reported, because bits may differ; between_epochs: allowed at the end of an epoch, refused within
+# an epoch whose examples it would change; refused: it would be another run.
 Resume = Literal["free", "warns", "between_epochs", "refused"]
 
 
@@ -21,18 +20,18 @@ class ConfigSection(BaseModel):
     """A frozen group of keys; unknown keys and infinite numbers are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    # What holds for each key of the section that does not say its own.
+    # `KeyInfo.resume` of the keys of the section that do not set it.
     on_resume: ClassVar[Resume] = "refused"
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that a key, or one value of it, works on.
+    """The devices that support a key, or one value of it.
 
     Attributes:
       names: as in `runtime.device`.
-      why: the reason and the way out, the end of the sentence that refuses the key elsewhere.
-      value: the value that needs them; none: any but the default.
+      why: the reason and the way out, the end of the error elsewhere.
+      value: the value that needs them; None: any but the default.
     """
 
     names: tuple[str, ...]
@@ -47,21 +46,24 @@ TAUGHT_TASKS = ("classify", "distil", "language", "regress")
 
 
 @dataclass(frozen=True)
-class About:
-    """What a field carries as `json_schema_extra`.
+class KeyInfo:
+    """Rules of a key beyond type and range; a field carries them as `json_schema_extra`.
 
     Attributes:
-      resume: none: as its section says, `ConfigSection.on_resume`.
-      stream: the entry of the stream's description (`job.spec.describe_stream`) that
-        the key stands in, because it decides which examples come when and how they look; empty: it
-        decides nothing of them. Keys that share an entry make a list.
-      devices: none: all of them.
-      tasks: of `train.task` that read the key; empty: all of them.
-      aliases: short flags that people of this family of trainers know.
-      is_place: it names a file or a directory, or a URL of one: who lets others submit runs says
-        below which roots it may lie.
-      is_neutral: it says where, when or how loudly, so that no other value of it can change what is
-        learnt or measured: runs that differ in such keys alone are one configuration.
+      resume: None: `ConfigSection.on_resume` of its section.
+      stream: entry of the stream's description (`job.spec.describe_stream`) that holds the key,
+        because it decides which examples come when and how they look; empty if it decides neither.
+        Keys that share an entry make a list.
+      devices: None: all of them.
+      tasks: names of `train.task` that read the key; empty: all of them.
+      aliases: short flags, known from similar trainers.
+      needs: if the key is not at its default, one of these must hold: `section.key` (it is not at
+        its default) or `section.key=value`.
+      excludes: keys that cannot be set together with this one.
+      is_path: it names a file or a directory, or its URL: a service for submitted runs limits the
+        roots that it may lie below.
+      affects_results: False for keys (paths, logging, limits of time) that cannot change what is
+        learnt or measured: runs that differ in such keys alone have the same configuration.
     """
 
     resume: Resume | None = None
@@ -69,50 +71,50 @@ class About:
     devices: Devices | None = None
     tasks: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
-    is_place: bool = False
-    is_neutral: bool = False
+    needs: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    is_path: bool = False
+    affects_results: bool = True
 
 
-def about(
-    *,
-    resume: Resume | None = None,
-    stream: str = "",
-    devices: Devices | None = None,
-    **more: Any,
-) -> dict[str, JsonDict]:
-    """The argument of pydantic's `Field` that holds an `About`, without what it leaves out."""
-    said = asdict(About(resume, stream, devices, **more))
-    return {"json_schema_extra": {name: value for name, value in said.items() if value}}
+def key(default: Any, description: str, **rules: Any) -> Any:
+    """Declare a key of a `ConfigSection`.
+
+    Args:
+      default: `...` if the key must be set.
+      description: its meaning, unit and special values, for help and documents.
+      rules: attributes of `KeyInfo`, and constraints of pydantic's `Field`.
+    """
+    names = {field.name for field in fields(KeyInfo)}
+    info = asdict(KeyInfo(**{name: rules.pop(name) for name in names & rules.keys()}))
+    extra = {name: value for name, value in info.items() if value != getattr(KeyInfo, name)}
+    return Field(default, description=description, json_schema_extra=extra, **rules)
 
 
-def read_about(extra: JsonDict) -> About:
-    """The `About` of a field's `json_schema_extra`."""
-    values = dict(extra)
+def read_key_info(extra: JsonDict | None) -> KeyInfo:
+    """Return the `KeyInfo` in the `json_schema_extra` of a field."""
+    values = dict(extra or {})
     devices = values.pop("devices", None)
-    return About(**values, devices=Devices(**devices) if devices else None)
+    return KeyInfo(**values, devices=Devices(**devices) if devices else None)
 
 
 def check_devices(device: str, **sections: ConfigSection) -> None:
-    """Refuse keys that a device cannot honour, instead of ignoring them.
+    """Refuse keys that a device does not support, instead of ignoring them.
 
     Args:
       device: a name of `runtime.device`, not auto.
-      sections: of the configuration, by name.
+      sections: sections of the configuration, by name.
 
     Raises:
       UserError: the first such key.
     """
     for prefix, section in sections.items():
         for name, field in type(section).model_fields.items():
-            devices = read_about(field.json_schema_extra or {}).devices
-            value = getattr(section, name)
-            if devices is None or device in devices.names or not _needs(devices, field, value):
+            devices, value = read_key_info(field.json_schema_extra).devices, getattr(section, name)
+            if devices is None or device in devices.names:
                 continue
-            raise UserError(
-                f"{prefix}.{name} ({value!r}) works on {' and '.join(devices.names)}, not on "
-                f"{device!r}: {devices.why}"
-            )
-
-
-def _needs(devices: Devices, field: FieldInfo, value: object) -> bool:
-    return value != field.default if devices.value is None else value == devices.value
+            if value == devices.value if devices.value else value != field.default:
+                raise UserError(
+                    f"{prefix}.{name} ({value!r}) works on {' and '.join(devices.names)}, not on "
+                    f"{device!r}: {devices.why}"
+                )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from utils.config.data import DataSection
 from utils.config.devices import get_devices
 from utils.config.distill import DistillSection
 from utils.config.execution import ProfileSection, QuantileSection, RunSection, RuntimeSection
-from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, about
-from utils.config.source import SourceSection
+from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, Resume, key
 from utils.config.train import TrainSection
 
-_LOOP = Devices(get_devices("loop"), "only its compiler loops over a graph; leave it out")
+_CYCLED = ("optim.schedule=cosine", "optim.schedule=linear", "optim.schedule=polynomial")
 _KERNELS = Devices(
     get_devices("pallas"), "Pallas kernels are XLA's; choose auto or xla", value="pallas"
 )
@@ -23,114 +23,88 @@ _KERNELS = Devices(
 class ModelSection(ConfigSection):
     """The student: the model that is trained and exported."""
 
-    name: str = Field(
+    name: str = key(
         "vit_small_patch16_224",
-        description="timm or own model name, or a shared model's (docs/finetuning.md)",
-        **about(aliases=("model",)),
+        "name of a timm, own or shared model (docs/finetuning.md)",
+        aliases=("model",),
     )
-    num_classes: int | None = Field(
-        None, ge=1, description="classes; none: the dataset's", **about(tasks=CLASS_TASKS)
+    num_classes: int | None = key(
+        None, "classes; none: those of the dataset", ge=1, tasks=CLASS_TASKS
     )
-    image_size: int | None = Field(
-        None,
-        ge=1,
-        description="input side in pixels, for models that are built for one size",
-        **about(tasks=IMAGE_TASKS),
+    image_size: int | None = key(
+        None, "input side in pixels, for models of one fixed size", ge=1, tasks=IMAGE_TASKS
     )
-    pretrained: bool = Field(
+    pretrained: bool = key(
         False,
-        description="start from the weights of timm's hub (needs a network) or of a shared model",
-        **about(resume="free"),
+        "start from the weights of timm's hub (needs a network) or of a shared model",
+        resume="free",
     )
-    weights: str = Field(
+    weights: str = key(
         "",
-        description="start from the weights in a .safetensors, a .pth, an .npz of JAX, a run's "
-        "directory or a checkpoint, or a shared model; all but the head must fit",
-        **about(resume="free", is_place=True),
+        "initial weights: .safetensors, .pth, .npz of JAX, run directory, checkpoint or shared "
+        "model; all but the head must fit",
+        resume="free",
+        is_path=True,
     )
-    reset_head: Literal["auto", "always", "never", "by_name"] = Field(
+    reset_head: Literal["auto", "always", "never", "by_name"] = key(
         "auto",
-        description="let the head start anew: auto: where the weights have other classes, by "
-        "their number or their names; never: they are refused then; by_name: the same, but the "
-        "same classes in another order are mapped by name",
-        **about(resume="free"),
+        "initialise the head anew: auto: if the classes of the weights differ in number or names; "
+        "never: refuse them then; by_name: as never, but map the same classes in another order",
+        resume="free",
     )
-    drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")
-    drop_path_rate: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="stochastic depth rate, last block",
-        **about(aliases=("drop_path",)),
+    drop_rate: float = key(0.0, "dropout rate of the classifier head", ge=0, lt=1)
+    drop_path_rate: float = key(
+        0.0, "stochastic depth rate, last block", ge=0, lt=1, aliases=("drop_path",)
     )
-    drop_path_law: Literal["model", "linear", "constant"] = Field(
-        "model",
-        description="rates of the blocks: as timm's model has them, linear from 0 in the first, or "
-        "the same in all",
+    drop_path_law: Literal["model", "linear", "constant"] = key(
+        "model", "rates of the blocks: as in timm's model, linear from 0, or constant"
     )
-    drop_path_rescale: bool = Field(
-        True, description="divide kept branches by the share that is kept; false: big_vision's form"
+    drop_path_rescale: bool = key(
+        True, "divide kept branches by the share that is kept; false: as big_vision"
     )
-    head_init_scale: float | None = Field(
+    head_init_scale: float | None = key(
+        None, "factor of the classifier's initial weights and bias", ge=0, tasks=CLASS_TASKS
+    )
+    head_init_bias: float | None = key(
         None,
-        ge=0,
-        description="factor of the classifier's first weights and bias",
-        **about(tasks=CLASS_TASKS),
+        "initial bias of the classifier, such as -log(classes) for task_loss=bce",
+        tasks=CLASS_TASKS,
     )
-    head_init_bias: float | None = Field(
+    args: dict[str, Any] = key({}, "further keyword arguments of timm.create_model")
+    norm_width: int | None = key(
         None,
-        description="the classifier's first bias, such as -log(classes) for task_loss=bce",
-        **about(tasks=CLASS_TASKS),
-    )
-    args: dict[str, Any] = Field(
-        default_factory=dict, description="further keyword arguments of timm.create_model"
-    )
-    norm_width: int | None = Field(
-        None,
+        "channels of the teacher's last feature maps, for the loss norm: training widens the "
+        "student's to norm_copies times as many and narrows them again; an export has both merged",
         ge=1,
-        description="channels of the teacher's last maps, for the loss norm: the student's are "
-        "widened to norm_copies times as many and narrowed again while it trains; an export has "
-        "that merged",
-        **about(tasks=CLASS_TASKS),
+        tasks=CLASS_TASKS,
     )
-    norm_copies: int = Field(
-        8,
-        ge=1,
-        description="copies of the teacher's maps in model.norm_width",
-        **about(tasks=CLASS_TASKS),
+    norm_copies: int = key(
+        8, "copies of the teacher's maps in model.norm_width", ge=1, tasks=CLASS_TASKS
     )
-    lora: tuple[str, ...] = Field(
+    lora: tuple[str, ...] = key(
         (),
-        description="linear layers that learn by low-rank adapters, by patterns of their names, as "
-        "blocks.*.attn.qkv; all else but the head is frozen, and an export has them merged",
+        "linear layers trained by low-rank adapters, as name patterns: blocks.*.attn.qkv; "
+        "everything else but the head is frozen, and an export has the adapters merged",
     )
-    lora_rank: int = Field(8, ge=1, description="rank of the adapters of model.lora")
-    lora_alpha: float = Field(
-        16.0, gt=0, description="what adapters learn is scaled by lora_alpha / lora_rank"
-    )
-    xla_patches: bool = Field(
-        True, description="rewrite layers for the TPU compiler on XLA; same weights"
-    )
-    skip_patches: list[str] = Field(
-        default_factory=list,
-        description="patches to leave out, named in docs/tpu_compiler.md",
-    )
-    attention_kernel: Literal["auto", "on", "off"] = Field(
+    lora_rank: int = key(8, "rank of the adapters of model.lora", ge=1)
+    lora_alpha: float = key(16.0, "adapter outputs are scaled by lora_alpha / lora_rank", gt=0)
+    xla_patches: bool = key(True, "rewrite layers for the TPU compiler on XLA; same weights")
+    skip_patches: list[str] = key([], "names of patches to leave out (docs/tpu_compiler.md)")
+    attention_kernel: Literal["auto", "on", "off"] = key(
         "auto",
-        description="attention of timm's vision transformers by a Pallas kernel on XLA; auto: on a "
-        "TPU where that costs fewer cycles (docs/tpu_compiler.md)",
+        "attention of timm's vision transformers by a Pallas kernel on XLA; auto: on a TPU where "
+        "it costs fewer cycles (docs/tpu_compiler.md)",
     )
-    kernels: Literal["auto", "xla", "pallas"] = Field(
+    kernels: Literal["auto", "xla", "pallas"] = key(
         "auto",
-        description="what computes a delta rule, and attention of qwen models: XLA's form or "
-        "Pallas kernels; auto: what costs a TPU fewer cycles for the shapes that a layer meets "
-        "(docs/delta.md)",
-        **about(devices=_KERNELS),
+        "computes delta rules and the attention of qwen models: XLA or Pallas kernels; auto: "
+        "whichever costs a TPU fewer cycles for a layer's shapes (docs/delta.md)",
+        devices=_KERNELS,
     )
 
     @property
     def known_sizes(self) -> dict[str, int]:
-        """What these keys say of the data: `num_classes` and `image_size`, where they are set."""
+        """`num_classes` and `image_size`, if they are set."""
         sizes = {"num_classes": self.num_classes, "image_size": self.image_size}
         return {name: size for name, size in sizes.items() if size is not None}
 
@@ -138,127 +112,152 @@ class ModelSection(ConfigSection):
 class OptimSection(ConfigSection):
     """Optimizer and schedules; the schedule moves once per optimizer step."""
 
-    name: str = Field("adamw", description="timm optimizer name", **about(aliases=("opt",)))
-    lr: float = Field(1e-3, gt=0, description="peak learning rate", **about(aliases=("lr",)))
-    base_lr: float | None = Field(
+    name: str = key("adamw", "timm optimizer name", aliases=("opt",))
+    lr: float = key(1e-3, "peak learning rate", gt=0, aliases=("lr",))
+    base_lr: float | None = key(
         None,
+        "peak learning rate for base_batch_size examples, scaled to the run's batch; replaces "
+        "optim.lr",
         gt=0,
-        description="peak learning rate of a batch of base_batch_size, in place of optim.lr: it is "
-        "scaled to the run's batch",
     )
-    base_batch_size: int = Field(256, ge=1, description="examples of the batch that base_lr is for")
-    lr_scaling: Literal["auto", "linear", "sqrt"] = Field(
-        "auto",
-        description="how base_lr follows the batch; auto: sqrt for ada* and lamb, else linear",
+    base_batch_size: int = key(256, "batch size that base_lr is for", ge=1)
+    lr_scaling: Literal["auto", "linear", "sqrt"] = key(
+        "auto", "how base_lr scales with the batch; auto: sqrt for ada* and lamb, else linear"
     )
-    min_lr: float = Field(
-        1e-5,
-        ge=0,
-        description="learning rate that the last step leads up to",
-        **about(aliases=("min_lr",)),
+    min_lr: float = key(1e-5, "learning rate at the last step", ge=0, aliases=("min_lr",))
+    warmup_lr: float = key(1e-6, "learning rate at step 0 of the warm-up", ge=0)
+    warmup_epochs: float = key(
+        0.0, "length of the linear warm-up in epochs", ge=0, aliases=("warmup_epochs",)
     )
-    warmup_lr: float = Field(1e-6, ge=0, description="learning rate at step 0 of the warm-up")
-    warmup_epochs: float = Field(
-        0.0,
-        ge=0,
-        description="length of the linear warm-up in epochs",
-        **about(aliases=("warmup_epochs",)),
-    )
-    warmup_steps: int | None = Field(None, ge=0, description="the same in steps; wins over epochs")
-    warmup_inside: bool = Field(
+    warmup_steps: int | None = key(None, "the same in steps; overrides epochs", ge=0)
+    warmup_inside: bool = key(
         False,
-        description="the shape runs over the whole run and the warm-up replaces its beginning, as "
-        "timm does by default; false: it starts after the warm-up",
+        "the warm-up replaces the beginning of the schedule, as in timm; false: it comes before it",
     )
-    schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = (
-        Field(
-            "cosine",
-            description="shape after the warm-up; wsd: warmup-stable-decay; plateau: cut where the "
-            "score no longer rises",
-        )
+    schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = key(
+        "cosine",
+        "shape after the warm-up; wsd: warmup-stable-decay; plateau: cut when the score stops "
+        "rising",
     )
-    decay_rate: float = Field(
-        0.1, gt=0, le=1, description="factor of each step of schedule=step, each cut of plateau"
+    decay_rate: float = key(
+        0.1, "factor of each step of schedule=step, and of each cut of plateau", gt=0, le=1
     )
-    decay_epochs: tuple[float, ...] = Field((), description="epochs at which schedule=step decays")
-    power: float = Field(2.0, gt=0, description="exponent of schedule=polynomial")
-    plateau_patience: int = Field(
-        5, ge=1, description="evaluations in a row without a better score that lead to a cut"
+    decay_epochs: tuple[float, ...] = key((), "epochs at which schedule=step decays")
+    power: float = key(2.0, "exponent of schedule=polynomial", gt=0)
+    plateau_patience: int = key(
+        5,
+        "evaluations in a row without a better score before a cut",
+        ge=1,
+        needs=("optim.schedule=plateau",),
     )
-    plateau_min_delta: float = Field(
-        0.0, ge=0, description="by how much a score must exceed the best one to count as better"
-    )
-    cycles: int = Field(
-        1, ge=1, description="how often cosine, linear and polynomial begin anew after the warm-up"
-    )
-    cycle_decay: float = Field(
-        1.0, gt=0, le=1, description="peak learning rate of a cycle over that of the one before"
-    )
-    cycle_length_factor: float = Field(
-        1.0, gt=0, description="length of a cycle over that of the one before"
-    )
-    cooldown_fraction: float = Field(
-        0.2, gt=0, le=1, description="share of the run, at its end, in which schedule=wsd decays"
-    )
-    weight_decay: float = Field(
-        0.05,
+    plateau_min_delta: float = key(
+        0.0,
+        "smallest rise of the score that counts as better",
         ge=0,
-        description="decoupled weight decay of matrices",
-        **about(aliases=("weight_decay",)),
+        needs=("optim.schedule=plateau",),
     )
-    weight_decay_end: float | None = Field(
-        None,
-        ge=0,
-        description="weight decay that the last step leads up to, by a cosine; none: constant",
-    )
-    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd-like optimizers")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
-        None, description="Adam-like betas; none: default"
-    )
-    eps: float | None = Field(None, gt=0, description="denominator epsilon; none: default")
-    layer_decay: float | None = Field(
-        None,
+    cycles: int = key(1, "cycles of schedule=cosine, linear or polynomial", ge=1, needs=_CYCLED)
+    cycle_decay: float = key(
+        1.0,
+        "peak learning rate of a cycle relative to the previous one",
         gt=0,
         le=1,
-        description="learning-rate factor from each layer to the one below",
-        **about(aliases=("layer_decay",)),
+        needs=("optim.cycles",),
     )
-    freeze: tuple[str, ...] = Field(
-        (),
-        description="parameters that are not trained, as names or patterns: blocks.*",
+    cycle_length_factor: float = key(
+        1.0, "length of a cycle relative to the previous one", gt=0, needs=("optim.cycles",)
     )
-    unfreeze: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict,
-        description="name or pattern -> epochs after which those parameters begin to move; their "
-        "gradients and state are kept from the start, so that the graph stays one",
+    cooldown_fraction: float = key(
+        0.2, "final share of the run in which schedule=wsd decays", gt=0, le=1
     )
-    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        default_factory=dict,
-        description="name or pattern -> factor of the learning rate; the first that matches counts",
+    weight_decay: float = key(
+        0.05, "decoupled weight decay of matrices", ge=0, aliases=("weight_decay",)
     )
-    decay_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
-        default_factory=dict,
-        description="name or pattern -> factor of the weight decay, of what decays; the first that "
-        "matches counts",
+    weight_decay_end: float | None = key(
+        None, "weight decay at the last step, by a cosine; none: constant", ge=0
     )
-    max_grad_norm: float | None = Field(
+    momentum: float = key(0.9, "momentum of sgd-like optimizers", ge=0, lt=1)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = key(
+        None, "Adam-like betas; none: default"
+    )
+    eps: float | None = key(None, "denominator epsilon; none: default", gt=0)
+    layer_decay: float | None = key(
         None,
+        "learning-rate factor from each layer to the one below",
         gt=0,
-        description="global gradient norm to clip to, after the mean over ranks",
-        **about(aliases=("clip_grad",)),
+        le=1,
+        aliases=("layer_decay",),
     )
-    max_grad_value: float | None = Field(
+    freeze: tuple[str, ...] = key(
+        (), "parameters that are not trained, as names or patterns: blocks.*"
+    )
+    unfreeze: dict[str, Annotated[float, Field(gt=0)]] = key(
+        {},
+        "name or pattern -> epochs until those parameters are updated; their gradients and state "
+        "exist from the start, so the graph stays the same",
+    )
+    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = key(
+        {}, "name or pattern -> factor of the learning rate; the first match counts"
+    )
+    decay_factors: dict[str, Annotated[float, Field(ge=0)]] = key(
+        {}, "name or pattern -> factor of the weight decay, if any; the first match counts"
+    )
+    max_grad_norm: float | None = key(
         None,
+        "global gradient norm to clip to, after the mean over ranks",
         gt=0,
-        description="size of each number of the gradients to clip to, in place of a norm",
+        aliases=("clip_grad",),
+        excludes=("optim.max_grad_value", "optim.max_grad_ratio"),
     )
-    max_grad_ratio: float | None = Field(
+    max_grad_value: float | None = key(
         None,
+        "absolute value to clip each gradient element to, instead of a norm",
         gt=0,
-        description="adaptive gradient clipping: norm of each unit's gradient to clip to, as a "
-        "share of its weights' norm; the classifier is left alone",
+        excludes=("optim.max_grad_ratio",),
     )
-    args: dict[str, Any] = Field(default_factory=dict, description="further optimizer arguments")
+    max_grad_ratio: float | None = key(
+        None,
+        "adaptive clipping: gradient norm of each unit relative to its weights' norm; skips the "
+        "classifier",
+        gt=0,
+    )
+    args: dict[str, Any] = key({}, "further optimizer arguments")
+
+
+class SourceSection(ConfigSection):
+    """Publication that the recipe follows, as data for tests and documents; a run ignores it."""
+
+    on_resume: ClassVar[Resume] = "free"
+
+    paper: str = key("", "arXiv identifier or title", affects_results=False)
+    code: str = key(
+        "", "public repository and file, as owner/name: train.py", affects_results=False
+    )
+    commit: str = key(
+        "", "commit of that repository that the recipe follows", affects_results=False
+    )
+    published: str = key(
+        "", "published result and its conditions; empty: none", affects_results=False
+    )
+    values: dict[str, Any] = key(
+        {},
+        "values in the source, by dotted key or by a property of the built run (docs/recipes.md)",
+        affects_results=False,
+    )
+    differs: dict[str, str] = key(
+        {}, "name in values -> reason for another value here", affects_results=False
+    )
+
+    @model_validator(mode="after")
+    def _check_differs(self) -> SourceSection:
+        unknown = sorted(self.differs.keys() - self.values.keys())
+        if unknown:
+            raise PydanticCustomError(
+                "differs",
+                "{name} is missing in source.values; add the source's value there",
+                {"name": unknown[0]},
+            )
+        return self
 
 
 class RunConfig(ConfigSection):

@@ -4,261 +4,250 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from utils.config.devices import get_devices
-from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, about
-from utils.config.verdicts import MicroBatchVerdict, Parts, StepName
+from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, key
+from utils.generations import LAUNCHED
 
 _LOOP = Devices(get_devices("loop"), "only its compiler loops over a graph; leave it out")
-_KERNELS = Devices(
-    get_devices("pallas"), "Pallas kernels are XLA's; choose auto or xla", value="pallas"
-)
+
+
+# A chip and the examples that a step gives it, such as `v5e:128`.
+_CHIPS = "|".join(chip.name for chip in LAUNCHED)
+StepName = Annotated[str, Field(pattern=rf"^({_CHIPS}):[1-9]\d*$")]
+
+
+def _check_micro_batches(value: object) -> object:
+    is_number = isinstance(value, int | str) and str(value).isdecimal()
+    if value != "auto" and not (is_number and int(value) >= 1):
+        raise PydanticCustomError("parts", "it must be a whole number of at least 1, or auto")
+    return value
+
+
+MicroBatches = Annotated[int | Literal["auto"], BeforeValidator(_check_micro_batches)]
+
+
+class MicroBatchVerdict(ConfigSection):
+    """The cheapest split of one step on one chip, by `tools.compile_for_tpu --micro-batches`."""
+
+    parts: int = key(..., "micro-batches of the least cost", ge=1)
+    step: str = key(..., "hash of the configuration keys that decide the step's program")
+    graph: str = key(..., "hash of the compiled program")
 
 
 class TrainSection(ConfigSection):
     """The loop."""
 
-    task: str = Field("classify", description="what is learnt: a name in tasks/")
-    task_loss: str = Field(
+    task: str = key("classify", "what is learnt: a name in tasks/")
+    task_loss: str = key(
         "",
-        description="what is learnt from the targets (classify: softmax, bce, focal, asl, poly; "
-        "multilabel: the same without softmax; regress: mse, mae, huber, gaussian_nll); empty: the "
-        "task's first",
-        **about(tasks=("classify", "multilabel", "regress")),
+        "loss on the targets (classify: softmax, bce, focal, asl, poly; multilabel: the same "
+        "without softmax; regress: mse, mae, huber, gaussian_nll); empty: the task's first",
+        tasks=("classify", "multilabel", "regress"),
     )
-    task_loss_args: dict[str, float] = Field(
-        default_factory=dict,
-        description="numbers of task_loss=focal (gamma, alpha), asl (gamma_negative, "
-        "gamma_positive, clip) and poly (epsilon, gamma, alpha)",
-        **about(tasks=CLASS_TASKS),
+    task_loss_args: dict[str, float] = key(
+        {},
+        "numbers of task_loss=focal (gamma, alpha), asl (gamma_negative, gamma_positive, clip) "
+        "and poly (epsilon, gamma, alpha)",
+        tasks=CLASS_TASKS,
     )
-    bce_threshold: float | None = Field(
+    bce_threshold: float | None = key(
         None,
+        "task_loss=bce: targets above it become 1, others 0; none: targets as mixed",
         ge=0,
         lt=1,
-        description="targets above it count as 1 and the others as 0, for task_loss=bce; none: "
-        "as they are mixed",
-        **about(tasks=CLASS_TASKS),
+        tasks=CLASS_TASKS,
     )
-    bce_sum: bool = Field(
-        False,
-        description="task_loss=bce sums over classes; else their mean",
-        **about(tasks=CLASS_TASKS),
+    bce_sum: bool = key(
+        False, "task_loss=bce: sum over classes instead of their mean", tasks=CLASS_TASKS
     )
-    bce_positive_weight: float = Field(
-        1.0,
-        gt=0,
-        description="factor of what the right classes add to task_loss=bce",
-        **about(tasks=CLASS_TASKS),
+    bce_positive_weight: float = key(
+        1.0, "task_loss=bce: weight of the positive classes", gt=0, tasks=CLASS_TASKS
     )
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
-        (),
-        description="factors of the classes in the task loss, one for each; empty: all are 1",
-        **about(tasks=CLASS_TASKS),
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = key(
+        (), "weights of the classes in the task loss, one for each; empty: all 1", tasks=CLASS_TASKS
     )
-    l2_penalty: float = Field(
+    l2_penalty: float = key(
         0.0,
+        "factor of the sum of squared weight matrices in the loss (ridge)",
         ge=0,
-        description="factor of the sum of squared weight matrices in the loss: ridge, whatever "
-        "the optimizer",
-        **about(tasks=("regress",)),
+        tasks=("regress",),
     )
-    epochs: int = Field(
-        90,
-        ge=1,
-        description="passes over the training split",
-        **about(resume="warns", aliases=("epochs",)),
+    epochs: int = key(
+        90, "passes over the training split", ge=1, resume="warns", aliases=("epochs",)
     )
-    steps: int | None = Field(
-        None, ge=1, description="optimizer steps; wins over epochs", **about(resume="warns")
-    )
-    accumulate_steps: Parts = Field(
+    steps: int | None = key(None, "optimizer steps; overrides epochs", ge=1, resume="warns")
+    accumulate_steps: MicroBatches = key(
         1,
-        description="micro-batches that one optimizer step is split into; auto: as train.verdicts "
-        "says for the chip, 1 on what is no TPU",
-        **about(aliases=("update_freq",)),
+        "micro-batches of one optimizer step; auto: from train.verdicts for the chip, 1 elsewhere",
+        aliases=("update_freq",),
     )
-    verdicts: dict[StepName, MicroBatchVerdict] = Field(
-        default_factory=dict,
-        description="the TPU compiler's cheapest split of a step by chip and its examples, such as "
-        "v5e:128; tools.compile_for_tpu --micro-batches --write writes it",
-        **about(resume="warns"),
+    verdicts: dict[StepName, MicroBatchVerdict] = key(
+        {},
+        "cheapest split of a step by chip and its examples (v5e:128), as compiled; written by "
+        "tools.compile_for_tpu --micro-batches --write",
+        resume="warns",
     )
-    seed: int = Field(
+    seed: int = key(
         0,
+        "seed of weights, order, augmentation and dropout",
         ge=0,
         lt=1 << 32,
-        description="seed of weights, order, augmentation and dropout",
-        **about(stream="seed", aliases=("seed",)),
+        stream="seed",
+        aliases=("seed",),
     )
-    log_every_steps: int = Field(
-        50,
-        ge=1,
-        description="steps between two lines of metrics.jsonl",
-        **about(resume="free", is_neutral=True),
+    log_every_steps: int = key(
+        50, "steps between two lines of metrics.jsonl", ge=1, resume="free", affects_results=False
     )
-    eval_every_epochs: float = Field(
-        1.0, gt=0, description="epochs between evaluations", **about(resume="free")
+    eval_every_epochs: float = key(1.0, "epochs between evaluations", gt=0, resume="free")
+    eval_every_steps: int | None = key(
+        None, "the same in steps; overrides epochs", ge=1, resume="free"
     )
-    eval_every_steps: int | None = Field(
-        None, ge=1, description="the same in steps; wins over epochs", **about(resume="free")
+    checkpoint_every_epochs: float = key(
+        1.0, "epochs between checkpoints", gt=0, resume="free", affects_results=False
     )
-    checkpoint_every_epochs: float = Field(
-        1.0, gt=0, description="epochs between checkpoints", **about(resume="free", is_neutral=True)
+    checkpoint_every_steps: int | None = key(
+        None, "the same in steps; overrides epochs", ge=1, resume="free", affects_results=False
     )
-    checkpoint_every_steps: int | None = Field(
+    keep_checkpoints: int = key(
+        2, "newest checkpoints to keep, beside best", ge=1, resume="free", affects_results=False
+    )
+    keep_every_steps: int | None = key(
         None,
+        "also keep checkpoints at multiples of this step",
         ge=1,
-        description="the same in steps; wins over epochs",
-        **about(resume="free", is_neutral=True),
+        resume="free",
+        affects_results=False,
     )
-    keep_checkpoints: int = Field(
-        2,
-        ge=1,
-        description="newest checkpoints to keep, beside best",
-        **about(resume="free", is_neutral=True),
-    )
-    keep_every_steps: int | None = Field(
-        None,
-        ge=1,
-        description="keep the checkpoints at multiples of this step for good, too",
-        **about(resume="free", is_neutral=True),
-    )
-    on_nonfinite: Literal["stop", "rollback"] = Field(
+    on_nonfinite: Literal["stop", "rollback"] = key(
         "stop",
-        description="a loss or gradient that is not finite: end the run, or go back to the last "
-        "checkpoint and skip that batch",
-        **about(resume="free"),
+        "a loss or gradient that is not finite: end the run, or go back to the last checkpoint "
+        "and skip that batch",
+        resume="free",
     )
-    max_rollbacks: int = Field(
-        3, ge=1, description="batches to skip before the run ends", **about(resume="free")
-    )
-    stall_timeout_s: float = Field(
+    max_rollbacks: int = key(3, "batches to skip before the run ends", ge=1, resume="free")
+    stall_timeout_s: float = key(
         1800.0,
+        "seconds without a step until all stacks are printed and the run ends; 0: never",
         ge=0,
-        description="seconds without a step after which all stacks are printed and the run ends; "
-        "0: never",
-        **about(resume="free", is_neutral=True),
+        resume="free",
+        affects_results=False,
     )
-    early_stop_patience: int = Field(
+    early_stop_patience: int = key(
         0,
+        "evaluations in a row without a better score until the run ends; 0: never",
         ge=0,
-        description="evaluations in a row without a better score after which the run ends; "
-        "0: it never ends early",
-        **about(resume="warns"),
+        resume="warns",
     )
-    early_stop_min_delta: float = Field(
+    early_stop_min_delta: float = key(
         0.0,
+        "smallest rise of the score that counts as better",
         ge=0,
-        description="by how much a score must exceed the one before it to count as better",
-        **about(resume="warns"),
+        resume="warns",
+        needs=("train.early_stop_patience",),
     )
-    deterministic: bool = Field(
-        False,
-        description="choose operations that give the same bits each time, at a cost",
-        **about(resume="warns"),
+    deterministic: bool = key(
+        False, "use operations with reproducible bits, at a cost", resume="warns"
     )
-    label_smoothing: float = Field(
+    label_smoothing: float = key(
+        0.0, "mass spread over all classes", ge=0, lt=1, aliases=("smoothing",), tasks=("classify",)
+    )
+    mixup_alpha: float = key(
         0.0,
+        "Beta parameter of mixup; 0: off",
         ge=0,
-        lt=1,
-        description="mass spread over all classes",
-        **about(aliases=("smoothing",), tasks=("classify",)),
+        stream="mixing",
+        aliases=("mixup",),
+        tasks=IMAGE_TASKS,
     )
-    mixup_alpha: float = Field(
+    cutmix_alpha: float = key(
         0.0,
+        "Beta parameter of cutmix; 0: off",
         ge=0,
-        description="Beta parameter of mixup; 0: off",
-        **about(stream="mixing", aliases=("mixup",), tasks=IMAGE_TASKS),
+        stream="mixing",
+        aliases=("cutmix",),
+        tasks=IMAGE_TASKS,
     )
-    cutmix_alpha: float = Field(
-        0.0,
-        ge=0,
-        description="Beta parameter of cutmix; 0: off",
-        **about(stream="mixing", aliases=("cutmix",), tasks=IMAGE_TASKS),
-    )
-    mix_mode: Literal["pair", "element", "batch"] = Field(
+    mix_mode: Literal["pair", "element", "batch"] = key(
         "pair",
-        description="what shares a coefficient: the two of a pair, nobody, or the whole batch",
-        **about(stream="mix_mode", tasks=IMAGE_TASKS),
+        "unit that shares a coefficient: a pair, one example, or the whole batch",
+        stream="mix_mode",
+        tasks=IMAGE_TASKS,
     )
-    mix_off_epoch: float | None = Field(
+    mix_off_epoch: float | None = key(
         None,
+        "epoch at which mixing ends; none: never",
         ge=0,
-        description="epoch from which nothing is mixed any more; none: all are mixed",
-        **about(stream="mix_off_epoch", tasks=IMAGE_TASKS),
+        stream="mix_off_epoch",
+        tasks=IMAGE_TASKS,
+        needs=("train.mixup_alpha", "train.cutmix_alpha"),
     )
-    image_sizes: dict[Annotated[float, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field(
-        default_factory=dict,
-        description="epoch -> side that the student sees its training images at from then on; each "
-        "side is a graph; empty: as they come",
-        **about(tasks=IMAGE_TASKS),
+    image_sizes: dict[Annotated[float, Field(ge=0)], Annotated[int, Field(ge=1)]] = key(
+        {},
+        "epoch -> side of the student's training images from then on, a graph for each side; "
+        "empty: unchanged",
+        tasks=IMAGE_TASKS,
+        excludes=("train.scan_layers",),
     )
-    mix_prob: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="share of pairs that are mixed",
-        **about(stream="mixing", tasks=IMAGE_TASKS),
+    mix_prob: float = key(
+        1.0, "share of pairs that are mixed", ge=0, le=1, stream="mixing", tasks=IMAGE_TASKS
     )
-    cutmix_prob: float = Field(
+    cutmix_prob: float = key(
         0.5,
+        "share of cutmix among mixed pairs if both are on",
         ge=0,
         le=1,
-        description="share of cutmix among mixed pairs where both are on",
-        **about(stream="mixing", tasks=IMAGE_TASKS),
+        stream="mixing",
+        tasks=IMAGE_TASKS,
     )
-    z_loss: float = Field(
+    z_loss: float = key(
         0.0,
+        "weight of the squared log-normaliser of the next token: keeps logits small",
         ge=0,
-        description="weight of the next token's squared log-normaliser: keeps logits small",
-        **about(tasks=("language",)),
+        tasks=("language",),
     )
-    logits_mib: float = Field(
+    logits_mib: float = key(
         256.0,
+        "memory for one device's float32 logits of tokens, in MiB; the loss splits the sequence "
+        "into chunks that fit",
         gt=0,
-        description="memory that one device's float32 logits of tokens may take, in MiB; the loss "
-        "goes over the sequence in chunks that fit",
-        **about(resume="warns", tasks=("language",)),
+        resume="warns",
+        tasks=("language",),
     )
-    remat: bool = Field(
+    remat: bool = key(
         False,
-        description="recompute each block in the backward pass instead of storing it",
-        **about(resume="warns"),
+        "recompute each block in the backward pass instead of storing it",
+        resume="warns",
+        excludes=("train.scan_layers",),
     )
-    scan_layers: bool = Field(
+    scan_layers: bool = key(
         False,
-        description="compile the equal blocks of a ViT once and loop over them",
-        **about(resume="warns", devices=_LOOP),
+        "compile the equal blocks of a ViT once and loop over them",
+        resume="warns",
+        devices=_LOOP,
     )
-    sync_batchnorm: bool = Field(
-        False, description="BatchNorm statistics over all ranks; spmd has them always"
-    )
-    ema: bool = Field(
-        False,
-        description="keep an average of the weights and evaluate it",
-        **about(aliases=("model_ema",)),
-    )
-    ema_decay: float = Field(
+    sync_batchnorm: bool = key(False, "BatchNorm statistics over all ranks; always on with spmd")
+    ema: bool = key(False, "keep an average of the weights and evaluate it", aliases=("model_ema",))
+    ema_decay: float = key(
         0.9998,
+        "decay of the average per step, approached as (1 + step) / (10 + step)",
         gt=0,
         lt=1,
-        description="decay of the average per step; it rises to it as (1 + step) / (10 + step)",
-        **about(aliases=("model_ema_decay",)),
+        aliases=("model_ema_decay",),
     )
-    ema_start_epoch: float = Field(
+    ema_start_epoch: float = key(
         0.0,
+        "epoch at which averaging begins; until then the average is the weights",
         ge=0,
-        description="epochs in which averages are the weights themselves; the rise begins then",
+        needs=("train.ema",),
     )
-    ema_more: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
-        (),
-        description="decays of further averages, each evaluated beside the first one, which is "
-        "exported",
+    ema_more: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = key(
+        (), "decays of further averages, evaluated but not exported", needs=("train.ema",)
     )
 
     @property
     def known_parts(self) -> int:
-        """Micro-batches of a step; 1 where the chip decides and is not known yet."""
+        """Micro-batches of a step; 1 if the chip decides and is not known yet."""
         return 1 if self.accumulate_steps == "auto" else self.accumulate_steps

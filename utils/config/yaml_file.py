@@ -1,4 +1,4 @@
-"""Reads a YAML file of keys, more strictly than YAML asks for."""
+"""Reads a YAML file of keys, more strictly than YAML requires."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from utils.json_types import JsonObject
 
 
 def read_yaml(path: str, reason: str) -> JsonObject:
-    """The sections of a file.
+    """Read the sections of a file.
 
     Args:
-      reason: what asked for it, such as --config: the beginning of each refusal.
+      reason: the flag or key that names it, such as --config: the beginning of each error.
 
     Raises:
-      UserError: it cannot be read, is no YAML or not UTF-8, or says a key twice.
+      UserError: it cannot be read, is not YAML or not UTF-8, or repeats a key.
     """
     text = _read_text(path, reason)
     try:
@@ -36,14 +36,13 @@ def read_yaml(path: str, reason: str) -> JsonObject:
 
 
 def _describe_problem(error: yaml.YAMLError, text: str) -> str:
-    """Return what is wrong with YAML in one line, with the line of the file."""
     mark = getattr(error, "problem_mark", None)
     if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
         return " ".join(str(error).split())
     lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     if "\t" in line[: mark.column + 1]:
-        return f"line {mark.line + 1} holds a tab, which YAML allows in no indentation; use spaces"
+        return f"line {mark.line + 1} is indented by a tab, which YAML does not allow; use spaces"
     context = f" {error.context}" if error.context else ""
     return f"{error.problem} in line {mark.line + 1}, column {mark.column + 1}{context}"
 
@@ -53,7 +52,7 @@ def _read_text(path: str, reason: str) -> str:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(
-            f"{reason} {path}: {error.strerror or error}; give a readable YAML file"
+            f"{reason} {path}: {error.strerror or error}; use a readable YAML file"
         ) from error
     try:
         return content.decode("utf-8-sig")
@@ -66,7 +65,7 @@ def _read_text(path: str, reason: str) -> str:
 
 
 def _refuse_repeats(node: yaml.Node, file: str, prefix: str) -> None:
-    """YAML lets the last of two equal keys win, and so throws a whole section away."""
+    """Refuse repeated keys: YAML would keep the last, and so drop a whole section."""
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             _refuse_repeats(item, file, f"{prefix}{number}.")
@@ -79,7 +78,7 @@ def _refuse_repeats(node: yaml.Node, file: str, prefix: str) -> None:
         line = key.start_mark.line + 1
         if key.value in lines:
             raise UserError(
-                f"{file}: {prefix}{key.value} stands in line {lines[key.value]} and again "
+                f"{file}: {prefix}{key.value} is set in line {lines[key.value]} and again "
                 f"in line {line}; keep one of them"
             )
         lines[key.value] = line

@@ -1,5 +1,5 @@
-"""Folders on a local disk or behind an fsspec URL, and how something whole appears in them.
+"""Folders on a local disk or behind an fsspec URL, written whole or not at all.
 
-`places` opens what a person writes, `local` and `remote` are the two kinds of `folder`, `retry`
-makes calls to a store again.
+`places` opens a path or a URL, `local` and `remote` are the two kinds of `folder`, `retry` repeats
+failed calls to a store.
 """

@@ -10,10 +10,7 @@ from utils.storage.local import write_atomically
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
-    """Write a value as indented JSON with a line's end, all of it or nothing.
-
-    A device, such as /dev/stdout, is written to as it is.
-    """
+    """Write a value as indented JSON, all or nothing; to a device such as /dev/stdout directly."""
     text = json.dumps(value, indent=indent) + "\n"
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")

@@ -15,7 +15,6 @@ from utils.storage.folder import COMMIT_FILE, Folder, choose_aside_name
 from utils.storage.locks import lock_file
 
 _WRITING, _OLD, _DELETING = ".writing_", ".old_", ".deleting_"
-_CHUNK = 1 << 20
 
 
 class LocalFolder(Folder):
@@ -70,14 +69,14 @@ class LocalFolder(Folder):
         try:
             shutil.copyfile(source, staged)
             sync_file(staged)
-            found = compute_crc32c(staged)
-            if found != compute_crc32c(source):
-                raise OSError(f"{target}: the disk keeps other bytes than were written")
+            checksum = compute_crc32c(staged)
+            if checksum != compute_crc32c(source):
+                raise OSError(f"{target}: the disk has other bytes than were written")
             staged.replace(target)
         except BaseException:
             staged.unlink(missing_ok=True)
             raise
-        return found
+        return checksum
 
     def read_claim(self, name: str) -> tuple[str, str] | None:
         try:
@@ -141,7 +140,7 @@ class LocalFolder(Folder):
         shutil.rmtree(old, ignore_errors=True)
 
     def remove(self) -> None:
-        # A deletion that is cut short leaves no folder of the right name and half its files.
+        # An interrupted deletion must not leave half the files under the right name.
         doomed = self.path.with_name(_DELETING + self.name)
         shutil.rmtree(doomed, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
@@ -167,7 +166,7 @@ class LocalFolder(Folder):
 
 @contextlib.contextmanager
 def _take_turns(path: Path) -> Iterator[None]:
-    """Keep every other thread and program of this machine that asks for the directory waiting."""
+    """Lock a directory against other threads and programs of this machine."""
     handle = os.open(path, os.O_RDONLY)
     try:
         lock_file(handle)
@@ -177,12 +176,12 @@ def _take_turns(path: Path) -> Iterator[None]:
 
 
 def get_old_name(name: str) -> str:
-    """Where a local folder stands for the moment in which another takes its place."""
+    """Return the name of a local folder while another replaces it."""
     return _OLD + name
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a local file, all of it or nothing, and have it on the disk."""
+    """Write a local file, all or nothing, and sync it to the disk."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(path.name + ".tmp")
     try:
@@ -197,7 +196,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Let a file be read by whom the umask lets: safetensors makes files for their owner alone."""
+    """Set a file's mode by the umask: safetensors makes files private to their owner."""
     probe = path.with_name(path.name + ".mode")
     probe.touch()
     mode = stat.S_IMODE(probe.stat().st_mode)
@@ -206,7 +205,7 @@ def give_usual_mode(path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Have a file's bytes on the disk, and read them from there the next time."""
+    """Write a file's bytes to the disk, and drop them from the cache so that reads test it."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):
@@ -214,7 +213,7 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Have a directory's names on the disk."""
+    """Write a directory's names to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -223,11 +222,11 @@ def sync_directory(path: Path) -> None:
 
 
 def compute_crc32c(path: Path) -> int:
-    """The checksum that object stores keep of every object, of a local file."""
+    """Compute the checksum that object stores keep, for a local file."""
     import google_crc32c
 
-    found = 0
+    checksum = 0
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found = google_crc32c.extend(found, chunk)
-    return found
+        while chunk := file.read(1 << 20):
+            checksum = google_crc32c.extend(checksum, chunk)
+    return checksum

@@ -10,7 +10,7 @@ from typing import IO
 
 
 def lock_file(file: IO | int) -> None:
-    """Wait until no other process holds the file's lock, and take it."""
+    """Take a file's lock, after waiting for its holder."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
@@ -29,14 +29,14 @@ def try_lock(file: IO | int) -> bool:
 
 @contextlib.contextmanager
 def hold_file(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is not there."""
+    """Hold the lock of a file, and create the file if needed."""
     with path.open("a") as file:
         lock_file(file)
         yield
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock of a file; False if there is no such file."""
+    """Return whether a process holds the lock of a file; False if it does not exist."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

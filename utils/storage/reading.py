@@ -1,4 +1,4 @@
-"""Asks once, and without a run's patience, whether a directory can be read at all."""
+"""Checks once, with a short time limit, whether a directory can be read."""
 
 from __future__ import annotations
 
@@ -11,36 +11,32 @@ from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.storage.places import is_remote, open_folder, to_path
+from utils.storage.retry import explain, retry
 
 if TYPE_CHECKING:
     from utils.storage.remote import RemoteFolder
-from utils.storage.retry import explain, retry
 
-# A store that answers does so within a second; without a network its clients ask for minutes.
+# A store answers within a second; without a network its clients retry for minutes.
 _LIMIT_S = 30.0
-# They write a traceback for each of their own tries.
+# Clients write a traceback for each of their own tries.
 _CLIENT_LOGGERS = ("gcsfs", "aiohttp", "google")
 
 
 def check_readable(place: str | Path, key: str) -> None:
-    """Refuse a directory that is not there, or whose store does not answer in time.
-
-    Raises:
-      UserError: names the configuration's key, the place and the way out.
-    """
+    """Raise a `UserError` if a directory does not exist or its store does not answer in time."""
     if not is_remote(place):
         path = to_path(place)
         if not path.is_dir():
             where = "" if path.is_absolute() else f": it is {path.absolute()} from here"
             raise UserError(f"{key} ({place}) does not exist{where}")
         return
-    found: list[BaseException | None] = []
-    # In a thread that nobody waits for at the end: clients know no limit for the whole of a call.
-    thread = threading.Thread(target=lambda: found.append(_try_listing(place)), daemon=True)
+    results: list[BaseException | None] = []
+    # In a daemon thread: clients have no time limit for a whole call.
+    thread = threading.Thread(target=lambda: results.append(_try_listing(place)), daemon=True)
     with _silence_clients():
         thread.start()
         thread.join(_LIMIT_S)
-    error = found[0] if found else TimeoutError(f"no answer within {_LIMIT_S:.0f} s")
+    error = results[0] if results else TimeoutError(f"no answer within {_LIMIT_S:.0f} s")
     if isinstance(error, FileNotFoundError):
         raise UserError(f"{key} ({place}) does not exist") from error
     if isinstance(error, UserError):
@@ -48,8 +44,8 @@ def check_readable(place: str | Path, key: str) -> None:
         raise UserError(f"{key} ({place}) {reason}") from error
     if error is not None:
         raise UserError(
-            f"{key} ({place}) cannot be read: {explain(error)}; look at the network, the bucket's "
-            "name and your login (gcloud auth application-default login), or ask "
+            f"{key} ({place}) cannot be read: {explain(error)}; check the network, the bucket's "
+            "name and your login (gcloud auth application-default login), or run "
             "python -m tools.doctor"
         ) from error
 

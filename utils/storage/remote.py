@@ -1,8 +1,8 @@
 """`RemoteFolder`: a prefix of an object store.
 
-A store has no atomic rename: files are uploaded to their place and a marker, written last, decides.
-Every call is made again after a passing fault, and what was written is compared with what is there:
-an upload may be cut, or arrive twice.
+A store has no atomic rename: files are uploaded to their final names, and a marker, written last,
+completes them. Calls are repeated after a passing fault, and written bytes are compared with those
+in the store, because an upload may be cut or arrive twice.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ class RemoteFolder(Folder):
         return self._call("", self._filesystem.isdir, self._path)
 
     def list_names(self) -> list[str]:
-        # What another process has written since is not in fsspec's listings.
+        # fsspec's cached listings lack files that another process has written since.
         self._filesystem.invalidate_cache()
         try:
-            found = self._call("", lambda: self._filesystem.ls(self._path, detail=False))
+            paths = self._call("", lambda: self._filesystem.ls(self._path, detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
         # Some stores list an empty object of the folder's own name.
-        names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in paths}
         return sorted(names - {""})
 
     def list_once(self) -> list[str]:
-        """Paths directly below, asked for without further tries; raises FileNotFoundError."""
+        """List paths directly below without retries; raises FileNotFoundError."""
         return self._filesystem.ls(self._path, detail=False)
 
     def get_size(self, name: str) -> int:
@@ -78,24 +78,23 @@ class RemoteFolder(Folder):
     def read_bytes(self, name: str, start: int, count: int) -> bytes:
         path = f"{self._path}/{name}"
         read = self._filesystem.cat_file
-        found = self._call(name, lambda: read(path, start=start, end=start + count))
-        # A server that knows no ranges answers with the whole.
-        return found if len(found) <= count else found[start : start + count]
+        data = self._call(name, lambda: read(path, start=start, end=start + count))
+        # A server without ranges answers with the whole file.
+        return data if len(data) <= count else data[start : start + count]
 
     def read_texts(self, names: Iterable[str]) -> dict[str, str]:
-        # One round of requests beside each other; a run store may hold thousands of runs.
+        # Concurrent requests: a run store may hold thousands of runs.
         paths = {f"{self._path}/{name}": name for name in names}
         if not paths:
             return {}
         fetched = self._call("", lambda: self._filesystem.cat(list(paths), on_error="return"))
-        found = {}
+        texts = {}
         for path, data in fetched.items():
             with contextlib.suppress(FileNotFoundError):
-                # One that failed among many is asked for alone.
-                found[paths[path]] = (
-                    data if isinstance(data, bytes) else self._read(paths[path])
-                ).decode(errors="replace")
-        return found
+                # A file that failed among many is read again alone.
+                content = data if isinstance(data, bytes) else self._read(paths[path])
+                texts[paths[path]] = content.decode(errors="replace")
+        return texts
 
     def write_text(self, name: str, text: str) -> None:
         data = text.encode()
@@ -103,7 +102,7 @@ class RemoteFolder(Folder):
         def write() -> None:
             self._filesystem.pipe_file(f"{self._path}/{name}", data)
             if self._filesystem.cat_file(f"{self._path}/{name}") != data:
-                raise OSError("the store keeps other bytes than were sent")
+                raise OSError("the store has other bytes than were sent")
 
         self._call(name, write)
 
@@ -116,24 +115,25 @@ class RemoteFolder(Folder):
 
     def put_file(self, source: Path, name: str) -> int:
         def put() -> int:
-            # A file that is replaced meanwhile is sent anew, and so is its checksum.
+            # Computed in each try: the file may be replaced meanwhile.
             wanted = compute_crc32c(source)
             self._filesystem.put_file(str(source), f"{self._path}/{name}")
             self._filesystem.invalidate_cache()
             if self.get_checksum(name) != wanted:
-                raise OSError("the store keeps other bytes than were sent")
+                raise OSError("the store has other bytes than were sent")
             return wanted
 
         return self._call(name, put)
 
     def read_claim(self, name: str) -> tuple[str, str] | None:
-        # The version first: bytes that are newer than it make the write fail, not succeed.
+        # Version first: with newer bytes, a later write fails instead of succeeding.
         try:
             info = self._get_info(name)
             data = self._read(name)
         except FileNotFoundError:
             return None
-        return data.decode(), _get_version(info, data)
+        # The store's own number for these bytes, or their hash.
+        return data.decode(), str(info.get("generation") or hashlib.sha256(data).hexdigest())
 
     def write_claim(self, name: str, text: str, version: str | None) -> str | None:
         path, data = f"{self._path}/{name}", text.encode()
@@ -143,27 +143,27 @@ class RemoteFolder(Folder):
             elif version is None:
                 self._call(name, lambda: self._filesystem.pipe_file(path, data, mode="create"))
             else:
-                # This kind of store knows no conditions: between the two lines there is a gap.
+                # Stores without conditional writes: another host may write between these lines.
                 known = self.read_claim(name)
                 if known is None or known[1] != version:
                     return None
                 self.write_text(name, text)
         except FileExistsError:
             pass
-        # A write whose answer was lost was made again and refused: what is there decides.
-        found = self.read_claim(name)
-        return found[1] if found is not None and found[0] == text else None
+        # If the answer to a write was lost, its retry was refused: the stored text decides.
+        claim = self.read_claim(name)
+        return claim[1] if claim is not None and claim[0] == text else None
 
     def remove_file(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._call(name, self._filesystem.rm_file, f"{self._path}/{name}")
 
     def probe(self) -> None:
-        name, text = f".probe-{uuid.uuid4().hex}", "written to see whether it can be"
+        name, text = f".probe-{uuid.uuid4().hex}", "written to test whether it is possible"
         path = f"{self._path}/{name}"
         self._call("", self._filesystem.pipe_file, path, text.encode())
         if self.read_text(name) != text:
-            raise StorageError(f"{self.place}: what was read back is not what was written")
+            raise StorageError(f"{self.place}: other bytes were read back than were written")
         self.remove_file(name)
 
     def publish(self, fill: Callable[[Path], None], commit: Callable[[Folder], str]) -> None:
@@ -190,7 +190,7 @@ class RemoteFolder(Folder):
         except FileNotFoundError:
             return
         except StorageError:
-            # Among many one fails again and again: each alone has all its tries.
+            # One of many keeps failing: delete each with all its retries.
             for path in self._call("", self._filesystem.find, self._path):
                 self.remove_file(str(path).removeprefix(self._root).lstrip("/"))
         self._filesystem.invalidate_cache()
@@ -226,15 +226,10 @@ class RemoteFolder(Folder):
             raise OSError(f"{target.stat().st_size} of {size} bytes arrived")
 
 
-def _get_version(info: JsonObject, data: bytes) -> str:
-    """The store's own number for these bytes, or their hash."""
-    return str(info.get("generation") or hashlib.sha256(data).hexdigest())
-
-
 def _write_generation(
     filesystem: AbstractFileSystem, path: str, data: bytes, generation: str
 ) -> None:
-    """Google Cloud Storage's own condition: written only over that generation, 0 for none."""
+    """Write to Google Cloud Storage only over a generation; 0 if the file must not exist."""
     bucket, key, _ = filesystem.split_path(path)
     filesystem.call(
         "POST",

@@ -1,4 +1,4 @@
-"""Calls to a store that fail now and then, made again; what goes on failing gets one line."""
+"""Repeats calls to a store that fail temporarily; a lasting failure becomes one line."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from utils.storage.folder import StorageError
 T = TypeVar("T")
 TRIES = 6
 _FIRST_WAIT_S = 0.1
-# Seconds after which a call that fails is not made again; its client may have made its own tries.
+# Seconds after which a failed call is not repeated; its client may retry on its own.
 _PATIENCE_S: ContextVar[float] = ContextVar("patience_s", default=600.0)
-# Another try cannot help: the caller decides what it means.
+# Raised at once: a retry cannot help.
 _FINAL = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
           NotImplementedError)  # fmt: skip
-# Whose exceptions are of the network or the store, whatever their classes are.
+# Packages whose exceptions concern the network or the store, of any class.
 _CLIENTS = {"aiohttp", "gcsfs", "google", "requests", "urllib3", "botocore", "s3fs", "fsspec"}
-_PASSING_STATUS = (408, 429)
 
 
 def retry(call: Callable[..., T], *arguments: object, place: str, tries: int = TRIES) -> T:
-    """The result of a call to a store, made again after a passing fault.
+    """Call a store, and again after a passing fault.
 
     Args:
-      place: what is being read or written, for the error.
+      place: path or URL that is read or written, for the error.
 
     Raises:
       FileNotFoundError, FileExistsError, NotADirectoryError: at once, as they are.
@@ -46,14 +45,14 @@ def retry(call: Callable[..., T], *arguments: object, place: str, tries: int = T
             is_late = time.monotonic() - began > _PATIENCE_S.get()
             if number + 1 == tries or is_late or not _may_pass(error):
                 raise StorageError(f"{place}: {explain(error)}") from error
-            # Many hosts that failed together do not come back together.
+            # Random, so that hosts that failed together do not retry together.
             time.sleep(_FIRST_WAIT_S * 2**number * random.uniform(0.5, 1.0))
     raise AssertionError("not reached")
 
 
 @contextlib.contextmanager
 def hurry(patience_s: float = 5.0) -> Iterator[None]:
-    """While somebody waits at a prompt: a store that does not answer is not asked for minutes."""
+    """Shorten the patience of retries in this context, for interactive programs."""
     token = _PATIENCE_S.set(patience_s)
     try:
         yield
@@ -62,7 +61,7 @@ def hurry(patience_s: float = 5.0) -> Iterator[None]:
 
 
 def explain(error: BaseException) -> str:
-    """An error of a store in one line."""
+    """Format an error of a store in one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
@@ -76,6 +75,4 @@ def _may_pass(error: Exception) -> bool:
     if isinstance(error, PermissionError) or "credentials" in type(error).__name__.lower():
         return False
     code = getattr(error, "code", None)
-    if isinstance(code, int) and 400 <= code < 500:
-        return code in _PASSING_STATUS
-    return True
+    return not (isinstance(code, int) and 400 <= code < 500) or code in (408, 429)

@@ -1,8 +1,7 @@
-"""Weights behind a path, whatever stands there: a file, a run, a checkpoint, a shared model.
+"""Weights of any form behind a path: a file, a run, a checkpoint, a shared model.
 
-`opening` tells what a path means, `source`, `archives` and `hub` are its forms, `files` reads and
-writes files of weights, `fitting` makes them fit a model, `meaning` says what tensors mean beside
-names and shapes, `load` brings them in, `beside` finds the run that they belong to, `adapters`
-makes what was added for training part of the weights, `class_names` compares what two sides call
-their classes.
+`opening` resolves a path; `source`, `archives`, `hub` and `language` are its forms; `files` reads
+and writes files of weights; `fitting` adapts them to a model; `meaning` compares what tensors mean
+beyond names and shapes; `load` copies them; `adapters` merges what was added for training;
+`class_names` compares the classes of two sides.
 """

@@ -1,7 +1,7 @@
-"""What stands in a state while a model trains and becomes part of its plain weights afterwards.
+"""Merges tensors that exist only during training into the plain weights.
 
-Low-rank adapters are three tensors beside the weights of a layer; the two linear layers of NORM lie
-below the layer that pools, under the name of the classifier that they become part of.
+A low-rank adapter is three tensors beside the weights of a layer; the two linear layers of NORM lie
+below the pooling layer, under the name of the classifier that they are merged into.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import torch
 from torch import Tensor
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
-WIDENED = "norm_to_"  # begins the name of NORM's layers, and the classifier's follows
+WIDENED = "norm_to_"  # begins the name of NORM's layers, before the classifier's
 BATCH_NORM_EPS = 1e-5
 T = TypeVar("T")
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of that name belongs to an adapter."""
+    """Return whether a tensor belongs to an adapter."""
     is_low_rank = name.rpartition(".")[2] in (DOWN, UP, SCALE)
     return is_low_rank or any(part.startswith(WIDENED) for part in name.split("."))
 
 
 def drop_adapters(values: Mapping[str, T]) -> dict[str, T]:
-    """What is left once adapters have been merged, by name."""
+    """Return the entries that remain once adapters are merged."""
     return {name: value for name, value in values.items() if not is_adapter(name)}
 
 
 def merge_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state whose adapters have become part of the weights, added in float64."""
-    found = drop_adapters(tensors)
+    """Merge adapters into the weights, in float64."""
+    merged = drop_adapters(tensors)
     for name, down in tensors.items():
         layer, _, kind = name.rpartition(".")
         if kind != DOWN:
             continue
-        weight = found[f"{layer}.weight"]
+        weight = merged[f"{layer}.weight"]
         product = tensors[f"{layer}.{UP}"].double() @ down.double()
         adapted = weight.double() + tensors[f"{layer}.{SCALE}"].double() * product
-        found[f"{layer}.weight"] = adapted.to(weight.dtype)
+        merged[f"{layer}.weight"] = adapted.to(weight.dtype)
     for name in tensors:
         if WIDENED in name and name.endswith(".expand.0.weight"):
-            _merge_widened(tensors, name.removesuffix(".expand.0.weight"), found)
-    return found
+            _merge_widened(tensors, name.removesuffix(".expand.0.weight"), merged)
+    return merged
 
 
-def _merge_widened(tensors: Mapping[str, Tensor], path: str, found: dict[str, Tensor]) -> None:
-    """Make NORM's layers part of the classifier: all of them are linear at each position."""
+def _merge_widened(tensors: Mapping[str, Tensor], path: str, merged: dict[str, Tensor]) -> None:
+    """Merge NORM's layers into the classifier: all are linear at each position."""
     scales, shifts, weights = [], [], []
     for layer in ("expand", "contract"):
         weight, bias, mean, variance = (
@@ -61,6 +61,6 @@ def _merge_widened(tensors: Mapping[str, Tensor], path: str, found: dict[str, Te
     whole = second @ first + torch.eye(first.shape[1], dtype=first.dtype)
     rest = second @ shifts[0] + shifts[1]
     head = path.rpartition(f".{WIDENED}")[2].replace("/", ".")
-    weight, bias = found[f"{head}.weight"], found[f"{head}.bias"]
-    found[f"{head}.bias"] = (bias.double() + weight.double() @ rest).to(bias.dtype)
-    found[f"{head}.weight"] = (weight.double() @ whole).to(weight.dtype)
+    weight, bias = merged[f"{head}.weight"], merged[f"{head}.bias"]
+    merged[f"{head}.bias"] = (bias.double() + weight.double() @ rest).to(bias.dtype)
+    merged[f"{head}.weight"] = (weight.double() @ whole).to(weight.dtype)

@@ -1,4 +1,4 @@
-"""NumPy archives of JAX models (big_vision, AugReg, BiT, FlexiViT), read by timm's own loaders."""
+"""NumPy archives of JAX models (big_vision, AugReg, BiT, FlexiViT), read by timm's loaders."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from utils.checkpoint.fit import Kind, get_kind
 from utils.weights.files import WeightsError, refuse_stand_in_file
 from utils.weights.source import FileWeights
 
-_LOADER = "load_pretrained"  # what timm calls it
-_WAY = "give an archive of this model, or the name and model.args that it was trained with"
+_LOADER = "load_pretrained"  # method of timm's models
+_WAY = "use an archive of this model, or the name and model.args that it was trained with"
 
 
 class ArchiveWeights(FileWeights):
-    """An .npz whose names and layouts are those of a JAX model: a model of timm's turns them."""
+    """An .npz with the names and layouts of a JAX model, which a timm model converts."""
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
         return {name: get_kind(value) for name, value in self.read_tensors().items()}
 
     def read_tensors(self) -> dict[str, Tensor]:
-        """As they lie in the archive, under its own names."""
+        """Read the archive's tensors under its own names."""
         local = self._folder.open_local(self._name)
         with self._explain(), local as file, _open(file) as archive:
-            return {name: _read(archive, name) for name in archive.files}
+            tensors = {}
+            for name in archive.files:
+                try:
+                    tensors[name] = torch.from_numpy(archive[name])
+                except TypeError as error:  # bfloat16 of JAX is a type without a name to NumPy
+                    text = f"{name} is of the type {archive[name].dtype}"
+                    raise WeightsError(text, "write it as float32") from error
+            return tensors
 
     def get_kinds(self, model: nn.Module) -> dict[str, Kind]:
         return {name: get_kind(value) for name, value in self.get_tensors(model).items()}
 
     def get_tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Under the model's names and in its layouts; its head only where the classes agree."""
+        """Convert to the model's names and layouts; the head only if the classes agree."""
         with self._explain(), self._folder.open_local(self._name) as file:
             _open(file).close()
             return _convert(model, file)
@@ -46,29 +53,19 @@ def _open(file: Path) -> np.lib.npyio.NpzFile:
     refuse_stand_in_file(file)
     try:
         archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise WeightsError("it is one array, not an archive of named ones", _WAY)
-        return archive
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        if isinstance(error, WeightsError):
-            raise
-        raise WeightsError(f"it is no archive of NumPy: {error}") from error
-
-
-def _read(archive: np.lib.npyio.NpzFile, name: str) -> Tensor:
-    try:
-        return torch.from_numpy(archive[name])
-    except TypeError as error:  # bfloat16 of JAX is a type without a name to NumPy
-        kind = archive[name].dtype
-        raise WeightsError(f"{name} is of the type {kind}", "write it as float32") from error
+        raise WeightsError(f"it is not a NumPy archive: {error}") from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise WeightsError("it is one array, not an archive of named ones", _WAY)
+    return archive
 
 
 def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
-    """What timm's loader writes into a copy of the model, told from what it leaves by NaN."""
+    """Return what timm's loader writes into a copy of the model; NaN marks the rest."""
     if not hasattr(model, _LOADER):
         raise WeightsError(
-            f"timm has no reader of JAX archives for {type(model).__name__}",
-            "give a .safetensors or .pth of this model",
+            f"timm cannot read JAX archives of {type(model).__name__}",
+            "use a .safetensors or .pth of this model",
         )
     is_meta = any(value.is_meta for value in model.state_dict().values())
     scratch = deepcopy(model).to_empty(device="cpu") if is_meta else deepcopy(model)
@@ -83,8 +80,8 @@ def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
     except (KeyError, AttributeError, RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
-            f"timm's reader of {type(model).__name__} says {reason}", _WAY
+            f"timm's reader of {type(model).__name__} fails: {reason}", _WAY
         ) from error
-    found = {name: value for name, value in own.items() if not value.isnan().any()}
+    written = {name: value for name, value in own.items() if not value.isnan().any()}
     buffers = {name: value for name, value in scratch.state_dict().items() if name not in own}
-    return {**found, **buffers}
+    return {**written, **buffers}

@@ -1,7 +1,7 @@
-"""Compares the class names of two sides: weights, datasets, teachers, stored answers.
+"""Compares the class names of two sides: weights, datasets, teachers, cached logits.
 
-A class number means a class only as long as both sides number their classes alike. ImageNet's
-classes go by two names, their WordNet numbers and their descriptions, which count as equal.
+A class number means the same class only if both sides number their classes alike. ImageNet's
+classes have two names, a WordNet number and a description, which count as equal.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from utils.log import get_logger
 if TYPE_CHECKING:
     from timm.data import ImageNetInfo
 
-# Written in place of a map of numbers: classes are mapped by their names.
+# Value of a class map: classes are mapped by their names.
 BY_NAME = "by_name"
 Names = Sequence[str] | None
-_WORDNET = re.compile(r"n\d{8}")
-# Names that a message lists at most.
-_LISTED = 5
+_LISTED = 5  # names in a message at most
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class ClassSide:
     """The classes of one side.
 
     Args:
-      owner: what has them, as a message names it: `run.resume ('runs/a')`.
-      names: in the order of the class numbers, or None if they are unknown.
+      owner: their owner in messages: `run.resume ('runs/a')`.
+      names: in the order of the class numbers, or None if unknown.
     """
 
     owner: str
@@ -47,7 +45,7 @@ class ClassMatch:
 
     Args:
       outcome: `equal`; `permuted`: the same names in another order; `other`: a name is missing on
-        one side, or stands there twice; `one_sided`: one side has no names; `unnamed`: neither has.
+        one side, or occurs twice there; `one_sided`: one side has no names; `unnamed`: both.
       numbers: for each class of the first side the class of that name of the second, or -1; empty
         if a side has no names.
       missing: names of the first side that the second lacks.
@@ -69,44 +67,40 @@ def match_class_names(own: Names, other: Names) -> ClassMatch:
         return ClassMatch("equal", tuple(range(len(mine))))
     numbers = {name: number for number, name in enumerate(theirs)}
     twice = {name for side in (theirs, other) for name, n in Counter(side).items() if n > 1}
-    found, missing, ambiguous = [], [], []
+    matched, missing, ambiguous = [], [], []
     for name, unified in zip(own, mine, strict=True):
         if name in twice or unified in twice:
             ambiguous.append(name)
         elif unified not in numbers:
             missing.append(name)
-        found.append(-1 if name in twice or unified in twice else numbers.get(unified, -1))
-    is_permuted = sorted(found) == list(range(len(theirs)))
-    outcome = "permuted" if is_permuted else "other"
-    return ClassMatch(outcome, tuple(found), tuple(missing), tuple(ambiguous))
+        matched.append(-1 if name in twice or unified in twice else numbers.get(unified, -1))
+    outcome = "permuted" if sorted(matched) == list(range(len(theirs))) else "other"
+    return ClassMatch(outcome, tuple(matched), tuple(missing), tuple(ambiguous))
 
 
 def require_same_classes(own: ClassSide, other: ClassSide, *, way: str, by_name: str = "") -> None:
     """Refuse sides whose class numbers mean different classes; warn if one side has no names.
 
     Args:
-      own: what the run has.
-      other: what is brought to it.
-      way: what to do where the names are others.
-      by_name: what maps classes by name where only their order differs; empty: as `way`.
+      own: classes of the run.
+      way: way out if the names differ.
+      by_name: way out if only their order differs; empty: as `way`.
 
     Raises:
-      UserError: the names, or their order, are not those of the other side.
+      UserError: the names or their order differ.
     """
     warn_if_one_sided(own, other)
-    match = match_class_names(own.names, other.names)
-    if match.outcome in ("permuted", "other"):
-        is_permuted = match.outcome == "permuted"
-        raise UserError(
-            f"{describe_difference(own, other)}; {by_name if is_permuted and by_name else way}"
-        )
+    outcome = match_class_names(own.names, other.names).outcome
+    if outcome in ("permuted", "other"):
+        way = by_name if outcome == "permuted" and by_name else way
+        raise UserError(f"{describe_difference(own, other)}; {way}")
 
 
 def map_classes_by_name(own: ClassSide, other: ClassSide, way: str) -> tuple[int, ...]:
-    """Map each class of the first side to the number of the class of that name of the second.
+    """Return for each class of the first side the number of the second side's class of that name.
 
     Args:
-      way: what to do where they cannot be mapped.
+      way: way out if they cannot be mapped.
 
     Raises:
       UserError: a side has no names, or the second side lacks one or has it twice.
@@ -118,22 +112,22 @@ def map_classes_by_name(own: ClassSide, other: ClassSide, way: str) -> tuple[int
     lost = match.missing or match.ambiguous
     if lost:
         words = "unknown to" if match.missing else "names of several classes of"
-        known = _list_some(other.names or ())
         raise UserError(
             f"{len(lost)} of the {len(match.numbers)} classes of {own.owner} are {words} "
-            f"{other.owner}, first {lost[0]!r} (known there: {known}); {way}"
+            f"{other.owner}, first {lost[0]!r} (known there: {_list_some(other.names or ())}); "
+            f"{way}"
         )
     return match.numbers
 
 
 def warn_if_one_sided(own: ClassSide, other: ClassSide) -> None:
-    """Warn in one line that class numbers alone are compared, as one side has no names."""
+    """Warn if only one side has names, so that classes are matched by number."""
     if words := describe_one_sided(own, other):
         get_logger().warning("%s", words)
 
 
 def describe_one_sided(own: ClassSide, other: ClassSide) -> str:
-    """Say that class numbers alone are compared, if one side has names and the other has not."""
+    """Return a warning if only one side has names; else an empty text."""
     if (own.names is None) == (other.names is None):
         return ""
     named, bare = (own, other) if own.names is not None else (other, own)
@@ -144,7 +138,7 @@ def describe_one_sided(own: ClassSide, other: ClassSide) -> str:
 
 
 def describe_difference(own: ClassSide, other: ClassSide) -> str:
-    """Say in what the classes of two sides differ: how many names, and the first of them."""
+    """Describe the difference of two sides: how many names, and the first of them."""
     mine, theirs = tuple(own.names or ()), tuple(other.names or ())
     match = match_class_names(theirs, mine)
     if match.outcome == "permuted":
@@ -167,12 +161,12 @@ def describe_difference(own: ClassSide, other: ClassSide) -> str:
 
 
 def read_class_names(facts: JsonMapping, count: int, *, is_public: bool) -> tuple[str, ...] | None:
-    """Read the names of a model's classes from what its weights tell, or None if unknown.
+    """Read the names of a model's classes from the facts of its weights; None if unknown.
 
     Args:
-      count: of the model's classes.
-      is_public: whether weights without names are those of a model that timm shares: as many
-        classes as one of ImageNet's sets has are that set's.
+      count: number of the model's classes.
+      is_public: whether timm shares the model: weights without names then have the names of the
+        ImageNet set with as many classes, if any.
     """
     names = facts.get("classes")
     if isinstance(names, list) and len(names) == count:
@@ -192,7 +186,7 @@ def get_label_names(names: Names) -> tuple[str, ...] | None:
 
 
 def _unify(own: tuple[str, ...], other: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Bring both sides to WordNet numbers where one has them or is all of ImageNet."""
+    """Convert both sides to WordNet numbers if one has them or is all of ImageNet."""
     sides = tuple(get_label_names(side) or () for side in (own, other))
     if sides[0] == sides[1]:
         return sides[0], sides[1]
@@ -209,12 +203,12 @@ def _unify(own: tuple[str, ...], other: tuple[str, ...]) -> tuple[tuple[str, ...
 
 
 def _is_wordnet(names: Sequence[str]) -> bool:
-    return any(_WORDNET.fullmatch(name) for name in names)
+    return any(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
 @functools.cache
 def _find_imagenet(count: int) -> ImageNetInfo | None:
-    """Find the set of ImageNet that has so many classes; timm reads its files for it."""
+    """Return the ImageNet set with so many classes, from timm's files; None if there is none."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset({"num_classes": count})

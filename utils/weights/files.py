@@ -1,4 +1,4 @@
-"""Files of weights: .safetensors, whose header tells names and shapes, and .pth without code."""
+"""Files of weights: .safetensors, whose header holds names and shapes, and .pth without code."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ _WRAPPERS = (
     "net",
     "module",
 )
-_COMPILED = "_orig_mod."  # in names of what torch.compile has wrapped
-# How files begin that stand in for weights: what they are, and the way out.
+_COMPILED = "_orig_mod."  # in names of modules wrapped by torch.compile
+# First bytes of files that are not weights: what they are, and the way out.
 _STAND_INS = (
     (b"version https://git-lfs", "it is a Git LFS pointer, not the file", "run git lfs pull"),
     (b"<!doctype html", "it is an HTML page", "download the file itself"),
     (b"<html", "it is an HTML page", "download the file itself"),
 )
-_START = 64  # bytes by which they are told
-_KEYS = 8  # that a message lists at most
-# The header's names of types -> PyTorch's.
+_START = 64  # bytes that are compared with them
+_KEYS = 8  # in a message at most
+# Type names of the header -> PyTorch's.
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "I64": "int64",
@@ -49,10 +49,10 @@ _LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 class WeightsError(ValueError):
-    """A file of weights cannot be read; the text says why, without the file's name.
+    """A file of weights cannot be read; the text has the reason without the file's name.
 
     Attributes:
-      way: what to do about it.
+      way: the way out.
     """
 
     def __init__(self, text: str, way: str = "is it whole?") -> None:
@@ -61,11 +61,7 @@ class WeightsError(ValueError):
 
 
 def refuse_stand_in(start: bytes) -> None:
-    """Refuse what stands where a file of weights should be, by its first bytes.
-
-    Raises:
-      WeightsError: says what it is.
-    """
+    """Raise a `WeightsError` if the first bytes are those of a pointer or a web page."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     for mark, what, way in _STAND_INS:
         if text.startswith(mark):
@@ -79,10 +75,10 @@ def refuse_stand_in_file(file: Path) -> None:
 
 
 def read_header(folder: Folder, name: str) -> JsonObject:
-    """The header of a .safetensors file, read without its tensors, which must all be there.
+    """Read the header of a .safetensors file without its tensors, and check the file's length.
 
     Raises:
-      WeightsError: it is none, or cut.
+      WeightsError: it is not a header, or the file is cut.
       OSError: the file cannot be read.
     """
     start = folder.read_bytes(name, 0, _START)
@@ -92,66 +88,58 @@ def read_header(folder: Folder, name: str) -> JsonObject:
         raise WeightsError(f"its header cannot be {length} bytes long")
     try:
         header = json.loads(folder.read_bytes(name, 8, length))
-        ends = [_read_end(entry) for entry in list_entries(header).values()]
         dict(header.get("__metadata__") or {})
+        ends = []
+        for entry in list_entries(header).values():
+            tuple(entry["shape"]), str(entry["dtype"])  # read later: fail here
+            ends.append(int(entry["data_offsets"][1]))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError("it does not begin with a header of safetensors") from error
-    wanted, found = 8 + length + max(ends, default=0), folder.get_size(name)
-    if found != wanted:
-        raise WeightsError(f"it has {found} of {wanted} bytes")
+    wanted, size = 8 + length + max(ends, default=0), folder.get_size(name)
+    if size != wanted:
+        raise WeightsError(f"it has {size} of {wanted} bytes")
     return header
 
 
-def _read_end(entry: JsonMapping) -> int:
-    """Where a tensor's bytes end; an error where the entry does not say all that is read later."""
-    tuple(entry["shape"]), str(entry["dtype"])
-    return int(entry["data_offsets"][1])
-
-
 def list_entries(header: JsonMapping) -> JsonObject:
-    """What a header says of each tensor."""
+    """Return the header's entries of tensors."""
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
 def read_kinds(header: JsonMapping) -> dict[str, Kind]:
-    """Shapes and types of the tensors of a .safetensors file.
+    """Return shapes and types of the tensors of a .safetensors file.
 
     Raises:
       WeightsError: a type that PyTorch does not have.
     """
-    found = {}
+    kinds = {}
     for name, entry in list_entries(header).items():
         if entry["dtype"] not in _TYPES:
             raise WeightsError(f"{name} is of the type {entry['dtype']}")
-        found[_clean(name)] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
-    return found
+        kinds[_clean(name)] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
+    return kinds
 
 
 def read_facts(header: JsonMapping) -> JsonObject:
-    """What a .safetensors file says of its model; empty if nothing."""
+    """Return the facts of the model in a .safetensors header; empty if there are none."""
     return parse_facts((header.get("__metadata__") or {}).get(_FACTS_KEY, ""))
 
 
 def parse_facts(text: str) -> JsonObject:
-    """The facts in a text; empty if it is not one of this program's."""
+    """Parse the facts in a text; empty if this program did not write it."""
     try:
-        facts = json.loads(text)
+        return get_known_facts(json.loads(text))
     except ValueError:
         return {}
-    return get_known_facts(facts)
 
 
 def get_known_facts(facts: object) -> JsonObject:
-    """The facts themselves; empty if they do not name a model."""
+    """Return the facts; empty if they do not name a model."""
     return facts if isinstance(facts, dict) and isinstance(facts.get("model"), str) else {}
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file.
-
-    Raises:
-      WeightsError: it is broken.
-    """
+    """Load the tensors of a .safetensors file; raise a `WeightsError` if it is broken."""
     refuse_stand_in_file(file)
     try:
         return {_clean(name): value for name, value in load_file(file).items()}
@@ -160,10 +148,10 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def load_pickled(file: Path) -> dict[str, Tensor]:
-    """The tensors of a .pth, which is read without unpickling code.
+    """Load the tensors of a .pth without unpickling code.
 
-    The usual wrappers (`state_dict`, `model`, ...), `module.` prefixes and what torch.compile adds
-    to names are taken off.
+    The usual wrappers (`state_dict`, `model`, ...), `module.` prefixes and additions of
+    torch.compile to names are removed.
 
     Raises:
       WeightsError: it is broken, holds other objects, or no tensors.
@@ -172,18 +160,18 @@ def load_pickled(file: Path) -> dict[str, Tensor]:
 
 
 def read_pickled_kinds(file: Path) -> dict[str, Kind]:
-    """Shapes and types of the tensors of a .pth, their bytes unread where its form allows it.
+    """Read shapes and types of the tensors of a .pth, without their bytes if its form allows it.
 
     Raises:
       WeightsError: as `load_pickled`.
     """
-    # Files from before PyTorch 1.6 are no archives, and read in full.
+    # Files from before PyTorch 1.6 are not archives and are read in full.
     tensors = _unwrap(_unpickle(file, mmap=zipfile.is_zipfile(file)))
     return {name: get_kind(value) for name, value in tensors.items()}
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping) -> None:
-    """Write `NAME.safetensors` with what it is a model of, in its metadata and in `NAME.json`."""
+    """Write `NAME.safetensors` with the model's facts in its metadata and in `NAME.json`."""
     facts = {"schema_version": _SCHEMA_VERSION, **facts}
     metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
@@ -193,7 +181,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping)
 
 
 def write_pickled(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping) -> None:
-    """Write `NAME.pth` as timm's programs do, and in `NAME.json` what it is a model of."""
+    """Write `NAME.pth` as timm's programs do, and the model's facts in `NAME.json`."""
     arch, step = facts.get("model", ""), facts.get("step", 0)
     torch.save({"state_dict": dict(tensors), "arch": arch, "step": step}, path)
     _write_beside(path, {"schema_version": _SCHEMA_VERSION, **facts})
@@ -205,7 +193,7 @@ def _write_beside(path: Path, facts: JsonMapping) -> None:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Put the metadata of a .safetensors file in order: the library's own differs by process.
+    """Sort the metadata of a .safetensors file: the library's order differs by process.
 
     The file is the length of its header in 8 bytes, the header in JSON, the tensors' bytes.
     """
@@ -214,7 +202,7 @@ def _sort_metadata(path: Path) -> None:
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(text) <= size, "the same words in another order"
+        assert len(text) <= size, "the same entries in another order"
         file.seek(8)
         file.write(text.ljust(size))
 
@@ -226,8 +214,8 @@ def _unpickle(file: Path, *, mmap: bool) -> object:
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         raise WeightsError(_get_reason(error)) from error
     except (LookupError, TypeError, AttributeError, AssertionError) as error:
-        # What the reader runs into where the bytes are no pickle, as of a text.
-        raise WeightsError("it is no file that PyTorch has written") from error
+        # Raised by the reader if the bytes are not a pickle, such as a text.
+        raise WeightsError("it is not a file that PyTorch has written") from error
     except Exception as error:
         if type(error).__name__ != "UnpicklingError":
             raise
@@ -250,13 +238,12 @@ def _unwrap(content: object) -> dict[str, Tensor]:
         listed = ", ".join(repr(key) for key in list(dict(items))[:_KEYS])
         keys = f"; its keys are {listed}" if listed else ""
         raise WeightsError(
-            f"it holds no tensors{keys}", f"give tensors by name, alone or as {_WRAPPERS[2]!r}"
+            f"it holds no tensors{keys}", f"save tensors by name, alone or as {_WRAPPERS[2]!r}"
         )
     return tensors
 
 
 def _clean(name: str) -> str:
-    """A tensor's name in the model that was compiled."""
     return name.replace(_COMPILED, "")
 
 

@@ -1,7 +1,6 @@
-"""Models as timm shares them, `hf-hub:owner/name` and `local-dir:folder`: config.json and weights.
+"""Models shared by timm, `hf-hub:owner/name` and `local-dir:folder`: config.json and weights.
 
-A repository of the hub comes from its cache on this machine where it is there, else from the
-network.
+A repository of the hub is read from the local cache if it is there, else from the network.
 """
 
 from __future__ import annotations
@@ -17,65 +16,62 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
-from utils.weights.language_hub import VARIANTS, read_language_facts
+from utils.weights.language import VARIANTS, read_language_facts
 
 HUB, HUB_OLD, LOCAL = "hf-hub:", "hf_hub:", "local-dir:"
 CONFIG = "config.json"
-# In timm's order; other names count by their endings, in this order.
+# In timm's order of preference; then other names by these endings.
 _FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 _ENDINGS = (".safetensors", ".pth", ".bin")
 _REACH_S = 3.0
 
 
 def is_shared(path: str) -> bool:
-    """Whether a path or a model's name is one of timm's sources."""
+    """Return whether a path or a model's name is a source of timm's."""
     return path.startswith((HUB, HUB_OLD, LOCAL))
 
 
 def open_shared(path: str, key: str) -> Folder:
-    """The folder that holds a shared model's config.json and weights.
+    """Open the folder of a shared model's config.json and weights.
 
     Raises:
-      UserError: it is not there, or cannot be fetched.
+      UserError: it does not exist, or cannot be downloaded.
     """
     _, _, name = path.partition(":")
     folder = open_folder(name if path.startswith(LOCAL) else _fetch(path, name, key))
     if not name or CONFIG not in folder.list_names():
         raise UserError(
-            f"{key} ({path!r}): no {CONFIG} there; give a folder as timm.models.save_for_hf and "
-            "push_to_hf_hub write it"
+            f"{key} ({path!r}): no {CONFIG} there; use a folder that timm.models.save_for_hf or "
+            "push_to_hf_hub has written"
         )
     return folder
 
 
 def find_file(folder: Folder, path: str, key: str) -> str:
-    """The name of the file of weights in a shared model's folder.
-
-    Raises:
-      UserError: there is none.
-    """
+    """Return the name of the file of weights in a shared model's folder; an error without one."""
     names = sorted(folder.list_names())
-    for name in _FILES:
-        if name in names:
-            return name
-    for ending in _ENDINGS:
-        for name in names:
-            if name.endswith(ending):
-                return name
+    by_ending = (name for ending in _ENDINGS for name in names if name.endswith(ending))
+    for name in (*(name for name in _FILES if name in names), *by_ending):
+        return name
     raise UserError(
         f"{key} ({path!r}): no weights beside {CONFIG}; put {' or '.join(_FILES[:2])} there"
     )
 
 
 def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
-    """What config.json says, in the words of this program's exports.
+    """Read config.json as the facts of this program's exports.
 
-    Mean and standard deviation are of pixels from 0 to 255 here, from 0 to 1 there.
+    Mean and standard deviation are converted from pixels in 0..1 to 0..255.
 
     Raises:
-      UserError: it cannot be read, or is neither timm's nor a language model's that models/ has.
+      UserError: it cannot be read, or is neither timm's nor of a supported language model.
     """
-    said = _read_config(folder, path, key)
+    try:
+        said = json.loads(folder.read_text(CONFIG))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{key} ({path!r}): {CONFIG} cannot be read: {error}; is it whole? copy it again"
+        ) from error
     if (language := _read_language(said, path, key)) is not None:
         return language
     try:
@@ -89,36 +85,25 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
         for name in ("mean", "std"):
             if own.get(name):
                 facts[name] = [255.0 * value for value in own[name]]
-        facts |= _tell_input(said, own)
+        facts |= _describe_input(said, own)
     except (KeyError, TypeError, AttributeError) as error:
-        kinds = ", ".join(one.kind for one in VARIANTS)
+        kinds = ", ".join(variant.kind for variant in VARIANTS)
         raise UserError(
             f"{key} ({path!r}): {CONFIG} names no architecture of timm, and no model_type of "
-            f"{kinds}; give a model that timm or transformers has saved"
+            f"{kinds}; use a model that timm or transformers has saved"
         ) from error
     if not isinstance(facts["model"], str) or not isinstance(own, Mapping):
-        raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is no text; mend it")
+        raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is not a text; correct it")
     return facts
 
 
-def _read_config(folder: Folder, path: str, key: str) -> JsonValue:
-    try:
-        return json.loads(folder.read_text(CONFIG))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{key} ({path!r}): {CONFIG} cannot be read: {error}; is it whole? copy it again"
-        ) from error
-
-
 def _read_language(said: JsonValue, path: str, key: str) -> JsonObject | None:
-    """What config.json says, if it is of a language model that models/ has.
-
-    Raises:
-      UserError: it is one, of a form that is not here.
-    """
+    """Read config.json of a supported language model; None if it is of another model."""
 
     def refuse(reason: str) -> UserError:
-        return UserError(f"{key} ({path!r}): {CONFIG} is of another form: {reason}; give another")
+        return UserError(
+            f"{key} ({path!r}): {CONFIG} is not supported: {reason}; use another model"
+        )
 
     try:
         return read_language_facts(said, refuse) if isinstance(said, dict) else None
@@ -126,23 +111,23 @@ def _read_language(said: JsonValue, path: str, key: str) -> JsonObject | None:
         raise refuse(f"a value of another type ({error})") from error
 
 
-def _tell_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
-    """Size, crop and resampling of the images, and names of the classes, where they are told."""
+def _describe_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
+    """Return size, crop and resampling of the images, and the class names, if they are known."""
     names = said.get("label_names")
     if isinstance(names, dict):  # by number, which may have gaps
         names = [names.get(str(n), str(n)) for n in range(1 + max(map(int, names), default=-1))]
-    spoken = said.get("label_descriptions") or {}
-    told = {"classes": [spoken.get(name, name) for name in names]} if names else {}
+    texts = said.get("label_descriptions") or {}
+    facts = {"classes": [texts.get(name, name) for name in names]} if names else {}
     keys = ("input_size", "crop_pct", "crop_mode", "interpolation")
-    found = {key: own[key] for key in keys if own.get(key) is not None}
-    return {**told, "input": found} if found else told
+    known = {key: own[key] for key in keys if own.get(key) is not None}
+    return {**facts, "input": known} if known else facts
 
 
 @contextlib.contextmanager
 def ask_hub() -> Iterator[None]:
-    """Around what may fetch: where the hub is out of reach its cache alone is asked, at once.
+    """Use only the hub's local cache in this context if the hub cannot be reached.
 
-    Its client would ask again for half a minute, file by file.
+    The hub's client would retry for half a minute, file by file.
     """
     from huggingface_hub import constants
 
@@ -155,7 +140,7 @@ def ask_hub() -> Iterator[None]:
 
 
 def _is_reachable(address: str) -> bool:
-    """Whether somebody answers at an address; behind a proxy only the client can tell."""
+    """Return whether an address accepts connections; True behind a proxy, which hides it."""
     parts = urllib.parse.urlsplit(address)
     if parts.scheme in urllib.request.getproxies():
         return True
@@ -168,7 +153,7 @@ def _is_reachable(address: str) -> bool:
 
 
 def _fetch(path: str, name: str, key: str) -> str:
-    """The folder of the cache that a repository's files lie in."""
+    """Download a repository, or find it in the cache; return its folder there."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 
@@ -183,7 +168,7 @@ def _fetch(path: str, name: str, key: str) -> str:
                     break
     except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
         raise UserError(
-            f"{key} ({path!r}) cannot be fetched ({type(error).__name__}); where there is no "
-            "network copy the repository's folder here and give it as local-dir:FOLDER"
+            f"{key} ({path!r}) cannot be fetched ({type(error).__name__}); without a "
+            "network, copy the repository's folder here and use local-dir:FOLDER"
         ) from error
     return config.removesuffix(CONFIG)

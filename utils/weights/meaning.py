@@ -1,9 +1,8 @@
-"""What tensors of an own model mean beside their names and shapes, and whether weights agree.
+"""Compares the meaning of tensors of own models, beyond names and shapes.
 
-The arguments of such a model are a class that a registry has under its name. Most of them are
-sizes, which shapes tell, or say how things are computed; what the others give a meaning to is no
-start for a model that gives it another. Of models that are not registered, timm's among them,
-nothing is compared.
+The arguments of such a model are a class in a registry. Most are sizes, which shapes show, or
+choose how to compute; the others change the meaning of tensors, and weights must agree in them.
+Models that are not registered, timm's among them, are not compared.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Meaning:
-    """What an argument says of tensors whose names and shapes do not tell it.
+    """An argument that changes the meaning of tensors but not their names and shapes.
 
     Attributes:
       value: of the argument.
       tensors: patterns of the names of those tensors.
-      sense: what of the value must be alike; none: all of it.
+      sense: the part of the value that must agree; None: all of it.
     """
 
     value: object
@@ -38,38 +37,38 @@ class Meaning:
     sense: object = None
 
     def agrees(self, other: Meaning) -> bool:
-        """Whether another value means the same."""
+        """Return whether another value means the same."""
         if self.sense is None or other.sense is None:
             return self.value == other.value
         return self.sense == other.sense
 
 
 class ModelArguments:
-    """What the dataclass of a model's arguments says of its tensors.
+    """Base of the dataclasses of models' arguments.
 
     Attributes:
-      how: arguments that say how things are computed alone; of weights they are not read.
+      how: arguments that only choose how to compute; those of weights are ignored.
     """
 
     how: tuple[str, ...] = ()
 
     @property
     def centred_norms(self) -> tuple[str, ...]:
-        """Patterns of the weights of norms that multiply by 1 + weight, not by weight."""
+        """Name patterns of norms that multiply by 1 + weight, not by weight."""
         return ()
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Arguments that neither names nor shapes of tensors tell."""
+        """Return the arguments that neither names nor shapes of tensors show."""
         return {}
 
 
 @dataclass(frozen=True)
 class TensorMeanings:
-    """The same of one model.
+    """The meanings of one model's tensors.
 
     Attributes:
       model: its name.
-      arguments: by name, as far as they are told.
+      arguments: by name, if they are known.
       centred: patterns of the norms that multiply by 1 + weight.
       registry: of the arguments of all models.
     """
@@ -82,11 +81,10 @@ class TensorMeanings:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An argument that gives a model's tensors another meaning than weights have.
+    """An argument in which weights (`there`) and a model (`here`) differ.
 
     Attributes:
-      there, here: its values.
-      tensors: patterns of the model's names.
+      tensors: name patterns of the model's tensors that it concerns.
     """
 
     argument: str
@@ -96,38 +94,37 @@ class Disagreement:
 
 
 def find_meanings(registry: Registry, model: object, args: object) -> TensorMeanings | None:
-    """What the tensors of a model mean, or None if it is unknown.
+    """Return the meanings of a model's tensors, or None if it is not registered.
 
     Args:
-      registry: of the arguments of models.
       model: its name.
-      args: its arguments, of which those that it does not know are left out; no mapping: untold.
+      args: its arguments, unknown ones are ignored; if they are not a mapping, none are compared.
 
     Raises:
       UserError: it does not take their values.
     """
     if not isinstance(model, str) or model not in registry:
         return None
-    kind, told = registry.get(model), isinstance(args, Mapping)
-    known = {one.name for one in fields(kind)} - set(kind.how)
+    kind, values = registry.get(model), args if isinstance(args, Mapping) else {}
+    known = {field.name for field in fields(kind)} - set(kind.how)
     try:
-        own = kind(**{name: args[name] for name in known & args.keys()} if told else {})
+        own = kind(**{name: values[name] for name in known & values.keys()})
     except (TypeError, ValueError) as error:
-        raise UserError(f"tells arguments that {model} does not take: {error}") from error
-    meanings = own.list_meanings() if told else {}
+        raise UserError(f"has arguments that {model} does not take: {error}") from error
+    meanings = own.list_meanings() if isinstance(args, Mapping) else {}
     return TensorMeanings(model, meanings, own.centred_norms, registry)
 
 
 def read_meanings(
     own: TensorMeanings, facts: JsonMapping, key: str, path: str
 ) -> TensorMeanings | None:
-    """What weights tell of their tensors by their model's name and arguments.
+    """Return the meanings of weights by their model's name and arguments; None if unknown.
 
     Args:
-      own: of the model that is to have them.
+      own: meanings of the model that loads them.
 
     Raises:
-      UserError: the model does not take its arguments.
+      UserError: the weights' model does not take its arguments.
     """
     try:
         return find_meanings(own.registry, facts.get("model"), facts.get("args"))
@@ -138,7 +135,7 @@ def read_meanings(
 def find_disagreements(
     own: TensorMeanings, theirs: TensorMeanings, names: Collection[str]
 ) -> list[Disagreement]:
-    """Arguments that both have, and that give tensors of these names another meaning."""
+    """Return shared arguments that give tensors of these names different meanings."""
     return [
         Disagreement(argument, theirs.arguments[argument].value, mine.value, mine.tensors)
         for argument, mine in own.arguments.items()
@@ -148,31 +145,28 @@ def find_disagreements(
     ]
 
 
-def describe_disagreements(found: Collection[Disagreement], section: str = "model.args") -> str:
-    """Both values of each.
-
-    Args:
-      section: of the configuration, that sets them.
-    """
+def describe_disagreements(differing: Collection[Disagreement], section: str = "model.args") -> str:
+    """Format both values of each argument, below its section of the configuration."""
     return ", ".join(
-        f"{section}.{one.argument} is {one.there!r} there and {one.here!r} here" for one in found
+        f"{section}.{item.argument} is {item.there!r} there and {item.here!r} here"
+        for item in differing
     )
 
 
-def centre_norms(found: Fit, own: TensorMeanings, theirs: TensorMeanings) -> None:
-    """Turn norms that multiply by weight into such as multiply by 1 + weight, or back."""
-    turned = []
-    for name, source in found.sources.items():
+def centre_norms(fitted: Fit, own: TensorMeanings, theirs: TensorMeanings) -> None:
+    """Convert norms between multiplication by weight and by 1 + weight."""
+    converted = []
+    for name, source in fitted.sources.items():
         here, there = matches(name, own.centred), matches(source, theirs.centred)
-        if name in found.tensors and here != there:
-            tensor = found.tensors[name]
-            # Not in half the precision, which has no digits left for what is near 1.
+        if name in fitted.tensors and here != there:
+            tensor = fitted.tensors[name]
+            # Half precision has too few digits near 1.
             wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-            found.tensors[name] = wide + (1.0 if there else -1.0)
-            turned.append(name)
-    if turned:
+            fitted.tensors[name] = wide + (1.0 if there else -1.0)
+            converted.append(name)
+    if converted:
         words = ("1 + weight", "weight")
         there, here = words if theirs.centred else words[::-1]
-        found.notes.append(
-            f"{len(turned)} norms are turned from {there}, as {theirs.model} multiplies, to {here}"
+        fitted.notes.append(
+            f"{len(converted)} norms are converted from {there}, as in {theirs.model}, to {here}"
         )

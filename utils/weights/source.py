@@ -1,4 +1,4 @@
-"""Weights of each form behind one face: names and shapes come first, tensors when asked for."""
+"""One interface for weights of each form; tensors are read only on request."""
 
 from __future__ import annotations
 
@@ -36,14 +36,12 @@ _BLOCK = 1 << 20
 
 
 class Weights(ABC):
-    """The weights behind a path or URL that a key of the configuration gives.
-
-    Nothing is read of them in full but by `read_tensors` and `update_hash`.
+    """The weights behind a path or URL; only `read_tensors` and `update_hash` read all of them.
 
     Attributes:
-      key: the configuration's, for errors.
-      path: as it was given.
-      location: the file or checkpoint that was found there.
+      key: of the configuration, for errors.
+      path: as configured.
+      location: the file or checkpoint behind it.
     """
 
     location: str
@@ -54,23 +52,23 @@ class Weights(ABC):
     @property
     @abstractmethod
     def kinds(self) -> dict[str, Kind]:
-        """Shapes and types of the tensors by name, whose bytes are not read."""
+        """Shapes and types of the tensors by name, without reading their bytes."""
 
     @property
     @abstractmethod
     def facts(self) -> JsonObject:
-        """What was written with them: model name, arguments, classes; empty if nothing."""
+        """Facts written with them: model name, arguments, classes; empty if there are none."""
 
     @abstractmethod
     def read_tensors(self) -> dict[str, Tensor]:
-        """The tensors on the host by name."""
+        """Read the tensors to the host."""
 
     def get_kinds(self, model: nn.Module) -> dict[str, Kind]:
-        """Shapes and types under the names of a model that is to have them."""
+        """Return shapes and types under the names of the model that loads them."""
         return self.kinds
 
     def get_tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """The tensors on the host under the names of a model that is to have them."""
+        """Read the tensors to the host, under the names of the model that loads them."""
         return self.read_tensors()
 
     @abstractmethod
@@ -79,7 +77,7 @@ class Weights(ABC):
 
     @contextlib.contextmanager
     def _explain(self) -> Iterator[None]:
-        """Name the key and the path in what is wrong with a file or checkpoint."""
+        """Add the key and the path to an error of a file or checkpoint."""
         try:
             yield
         except (WeightsError, CheckpointError, OSError) as error:
@@ -88,10 +86,10 @@ class Weights(ABC):
 
 
 class FileWeights(Weights):
-    """A file, and perhaps a `NAME.json` beside it, never that of a neighbour.
+    """A file, with an optional `NAME.json` of the same name beside it.
 
     Args:
-      given: facts that stand elsewhere and count instead.
+      given: facts that replace those of the file.
     """
 
     def __init__(
@@ -99,6 +97,7 @@ class FileWeights(Weights):
     ) -> None:
         super().__init__(path, key)
         self._folder, self._name, self._given = folder, name, given
+        self._beside = f"{name.rpartition('.')[0]}.json"
         self.location = str(join_place(str(folder), name))
 
     @property
@@ -111,17 +110,13 @@ class FileWeights(Weights):
                 digest.update(block)
 
     def _read_facts_beside(self) -> JsonObject:
-        beside = self._get_name_beside()
-        if beside not in self._folder.list_names():
+        if self._beside not in self._folder.list_names():
             return {}
-        return parse_facts(self._folder.read_text(beside))
-
-    def _get_name_beside(self) -> str:
-        return f"{self._name.rpartition('.')[0]}.json"
+        return parse_facts(self._folder.read_text(self._beside))
 
 
 class SafetensorsWeights(FileWeights):
-    """A .safetensors file, whose header tells all but the values."""
+    """A .safetensors file, whose header holds names, shapes and types."""
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
@@ -130,24 +125,19 @@ class SafetensorsWeights(FileWeights):
 
     @cached_property
     def facts(self) -> JsonObject:
-        """Of its metadata, or of the JSON beside it.
-
-        Raises:
-          UserError: the two do not say the same.
-        """
+        """Facts of its metadata, or of the JSON beside it; a UserError if both differ."""
         if self._given is not None:
             return self._given
         with self._explain():
-            own, told = read_facts(self._header), self._read_facts_beside()
-        for fact in own.keys() & told.keys():
-            if own[fact] != told[fact]:
-                beside = self._get_name_beside()
+            own, other = read_facts(self._header), self._read_facts_beside()
+        for fact in own.keys() & other.keys():
+            if own[fact] != other[fact]:
                 raise UserError(
-                    f"{self.key} ({self.path!r}): {beside} says {fact} {told[fact]!r}, but "
-                    f"{self._name} itself {own[fact]!r}; remove {beside} or export the weights "
-                    "again"
+                    f"{self.key} ({self.path!r}): {self._beside} says {fact} {other[fact]!r}, but "
+                    f"{self._name} itself {own[fact]!r}; remove {self._beside} or export the "
+                    "weights again"
                 )
-        return own or told
+        return own or other
 
     def read_tensors(self) -> dict[str, Tensor]:
         with self._explain(), self._folder.open_local(self._name) as file:
@@ -172,17 +162,16 @@ class PickledWeights(FileWeights):
 
 
 class CheckpointWeights(Weights):
-    """The evaluated weights of the newest whole checkpoint below a place, adapters merged."""
+    """The evaluated weights of the newest whole checkpoint below a folder, adapters merged."""
 
-    def __init__(self, path: str, key: str, place: Folder) -> None:
+    def __init__(self, path: str, key: str, root: Folder) -> None:
         super().__init__(path, key)
-        self._folder, self._state = self._find(place)
+        self._folder, self._state = self._find(root)
         self.location = str(self._folder)
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        kinds = {name: get_kind(entry) for name, entry in self._table.items()}
-        return drop_adapters(kinds)
+        return drop_adapters({name: get_kind(entry) for name, entry in self._table.items()})
 
     @property
     def facts(self) -> JsonObject:
@@ -206,15 +195,15 @@ class CheckpointWeights(Weights):
         entries = self._state["tensors"].items()
         return {name.removeprefix(start): e for name, e in entries if name.startswith(start)}
 
-    def _find(self, place: Folder) -> tuple[Folder, JsonObject]:
-        """The newest that is whole as far as can be told without its tensors."""
+    def _find(self, root: Folder) -> tuple[Folder, JsonObject]:
+        """Find the newest that is whole, judged without its tensors."""
         failure: CheckpointError | None = None
-        for folder in iterate_checkpoints(place):
+        for folder in iterate_checkpoints(root):
             try:
                 return folder, inspect_checkpoint(folder)
             except CheckpointError as error:
                 get_logger().warning("skipping a broken checkpoint: %s", error)
                 failure = failure or error
         raise UserError(
-            f"{self.key} ({self.path!r}) cannot be read: {failure}; give another checkpoint"
+            f"{self.key} ({self.path!r}) cannot be read: {failure}; use another checkpoint"
         ) from failure

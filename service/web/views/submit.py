@@ -10,7 +10,7 @@ from typing import Literal, Union, get_args, get_origin
 
 from service.web.text import read_plain_yaml
 from utils.config.load import RunConfig
-from utils.config.metadata import read_about
+from utils.config.metadata import read_key_info
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
@@ -96,10 +96,10 @@ def _make_field(key: str, field: object, known: JsonValue, typed: Mapping[str, s
     )  # fmt: skip
     if bool in kinds:
         choices = ("true", "false")
-    about = read_about(field.json_schema_extra or {})
+    info = read_key_info(field.json_schema_extra)
     return FormField(
         key, field.description or "", typed.get(key, ""), _tell(known), choices,
-        is_number=bool(kinds & {int, float}) and str not in kinds, is_place=about.is_place,
+        is_number=bool(kinds & {int, float}) and str not in kinds, is_place=info.is_path,
     )  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def test_chunks_of_logits_have_as_many_places_of_each_part():
     ("flags", "words"),
     [
         (("--data.sequence_length=7",), "runtime.mesh_context (2) does not divide"),
-        (("--model.kernels=pallas",), "model.kernels (pallas) walk over it as a whole"),
+        (("--model.kernels=pallas",), "model.kernels=pallas needs the whole of it"),
         (("--train.task=classify",), "train.task=classify has none"),
     ],
 )

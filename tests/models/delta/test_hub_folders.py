@@ -80,7 +80,7 @@ def test_dense_layers_may_be_called_what_experts_are(tmp_path):
     for key, value in model.state_dict().items():
         assert torch.equal(found.state_dict()[key], value), key
     save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1}, file, {"format": "pt"})
-    with pytest.raises(UserError, match="tie_word_embeddings true, and lm_head"):
+    with pytest.raises(UserError, match="tie_word_embeddings true, but lm_head"):
         load_model(f"local-dir:{tmp_path / 'm'}")
 
 
@@ -111,34 +111,34 @@ def test_weights_may_lie_in_several_files_below_the_tower_of_text(tmp_path):
     found, _ = load_model(f"local-dir:{folder}")
     torch.testing.assert_close(found(draw_tokens(9)), model(draw_tokens(9)), **CLOSE)
     (folder / files[1]).unlink()
-    with pytest.raises(UserError, match=f"names {files[1]}, which is not there"):
+    with pytest.raises(UserError, match=f"names {files[1]}, which is missing"):
         load_model(f"local-dir:{folder}")
     (folder / "model.safetensors.index.json").write_text("[]")
-    with pytest.raises(UserError, match=r"neither model.safetensors nor an model.safetensors.ind"):
+    with pytest.raises(UserError, match=r"neither model.safetensors nor a readable model.safet"):
         load_model(f"local-dir:{folder}")
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("qwen3", {"attention_bias": True}, "attention_bias is True, and qwen3 has False alone"),
-        ("qwen3", {"hidden_size": None}, "hidden_size is missing, which model.args.width would be"),
+        ("qwen3", {"attention_bias": True}, "attention_bias is True, but qwen3 needs False"),
+        ("qwen3", {"hidden_size": None}, "hidden_size is missing, which sets model.args.width"),
         ("qwen3", {"rope_parameters": {"rope_type": "yarn"}},
-         "rope_parameters has rope_type 'yarn', and qwen3 has 'default' alone"),
+         "rope_parameters has rope_type 'yarn', but qwen3 needs 'default'"),
         # Beside the rope_parameters that tools.export writes; transformers 5 follows the second.
         ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-         "rope_scaling has rope_type 'yarn', and qwen3 has 'default' alone"),
+         "rope_scaling has rope_type 'yarn', but qwen3 needs 'default'"),
         ("qwen3_5", {"rope_scaling": {"type": "linear", "factor": 2.0}},
-         "rope_scaling has rope_type 'linear', and qwen3_5 has 'default' alone"),
+         "rope_scaling has rope_type 'linear', but qwen3_5 needs 'default'"),
         ("qwen3_5", {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-         "partial_rotary_factor is 0.5, and qwen3_5 has 0.25 alone"),
+         "partial_rotary_factor is 0.5, but qwen3_5 needs 0.25"),
         ("qwen3", {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
-         "rope_theta is 1e+06 in rope_parameters and 500000 in rope_scaling; leave one of them"),
+         "rope_theta is 1e+06 in rope_parameters and 500000 in rope_scaling; remove one of them"),
         ("qwen3_5", {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2},
          "layer_types do not come in equal groups"),
-        ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob is False, and qwen3_next has"),
+        ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob is False, but qwen3_next needs"),
         ("kimi_linear", {"mlp_layer_types": ["dense", "sparse"]}, "it has experts"),
-        ("rwkv7", {"attn": {"layers": [1]}}, "attn is {'layers': [1]}, and rwkv7 has None alone"),
+        ("rwkv7", {"attn": {"layers": [1]}}, "attn is {'layers': [1]}, but rwkv7 needs None"),
     ],
 )  # fmt: skip
 def test_a_folder_of_another_form_is_one_line(name, changes, message, tmp_path):
