@@ -102,9 +102,9 @@ def test_a_key_that_is_named_like_a_path_says_so():
     words = ("path", "directory", "file", "root", "cache", "weights")
     for prefix, section in (*sections.items(), *ELEMENTS.items()):
         for name, field in section.model_fields.items():
-            is_place = read_key_info(field.json_schema_extra).is_path
-            if any(word in name for word in words) and not is_place:
-                assert f"{prefix}.{name}" in NO_PLACES.split(), "a path? say so: about(is_place)"
+            is_path = read_key_info(field.json_schema_extra).is_path
+            if any(word in name for word in words) and not is_path:
+                assert f"{prefix}.{name}" in NO_PLACES.split(), "a path? declare is_path=True"
 
 
 # A key that says all that a key can say of itself, and is named nowhere but in its section.
@@ -183,7 +183,7 @@ def test_a_new_key_is_honoured_everywhere_by_what_its_field_says(tmp_path):
     assert "--hue_shift" in words
     assert "in shifted colours (default: 0.0) [resume: between epochs; xla only]" in words
     refusal = found.pop("refusal")
-    assert "data.hue: hue was 0.0, is 0.5" in refusal and "twice or never" in refusal
+    assert "data.hue: hue was 0.0, is 0.5" in refusal and "repeated or missing" in refusal
     border = ["data.hue: hue was 0.0, is 0.5"]
     assert found == {"value": 0.5, "entry": 0.5, "config": [], "same_hash": True, "border": border}
 
