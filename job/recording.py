@@ -17,7 +17,7 @@ from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
 from store.record.windows import SketchKeeper
 from utils.log import get_logger
-from utils.runtime.tracing import Tracer
+from utils.runtime.instruments import Tracer
 
 if TYPE_CHECKING:
     from engine import TrainState

@@ -62,7 +62,7 @@ def arrive_unless(rank: int) -> None:
 def give_rank_sums(folder: str) -> int:
     import torch
 
-    from utils.runtime.processes.gathering import create_gather
+    from utils.runtime.processes.ranks import create_gather
 
     runtime = join()
     ranks = runtime.ranks

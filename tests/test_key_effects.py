@@ -17,7 +17,7 @@ from tests.test_config_keys import get_wanted
 from utils.config.command_line import ALIASES
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
-from utils.runtime.compile_cache import prepare_cache
+from utils.runtime.xla.runtime import prepare_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = [(row[0], number) for number, row in enumerate(list_rows(Path("a"), Path("b")))]

@@ -35,9 +35,9 @@ from utils.config.load import load_config
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.runtime.choice import choose_device
-from utils.runtime.compile_cache import prepare_cache, shrink
 from utils.runtime.launcher import create_runtime
 from utils.runtime.xla.ranks import check_collectives, join_hosts
+from utils.runtime.xla.runtime import prepare_cache, shrink
 from utils.runtime.xla.spmd import get_mesh_shape
 from utils.runtime.xla.start import has_tpu
 
@@ -199,7 +199,7 @@ def test_a_backend_that_reaches_no_other_process_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "xla")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     check_collectives(world_size=2)
-    with pytest.raises(UserError, match="was told of 2 ranks, but XLA knows of 1"):
+    with pytest.raises(UserError, match="has 2 ranks, but XLA has 1"):
         check_collectives(world_size=1)
 
 

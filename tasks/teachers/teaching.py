@@ -32,7 +32,7 @@ from tasks.teachers.cache.reader import TeacherCache, open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, Column
 from tasks.teachers.term_weights import AlphaSchedule, TermWeights
 from utils.errors import UserError
-from utils.runtime.processes.gathering import create_gather
+from utils.runtime.processes.ranks import create_gather
 
 if TYPE_CHECKING:
     from datasets import Batch

@@ -15,12 +15,11 @@ from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.registry import load_object
 from utils.runtime import choice as room
-from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
 from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.start import get_start
 from utils.runtime.xla import start
-from utils.runtime.xla.runtime import XlaRuntime
+from utils.runtime.xla.runtime import XlaRuntime, prepare_cache
 from utils.runtime.xla.spmd import get_mesh_shape
 
 

@@ -14,8 +14,9 @@ from utils.runtime.cpu import CpuRuntime
 from utils.runtime.cuda import CudaRuntime, _CudaUpdates
 from utils.runtime.processes.ranks import Alone, ProcessRanks, Ranks
 from utils.runtime.updates import Updates
+from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks, MeshRanks
-from utils.runtime.xla.runtime import XlaRuntime, XlaUpdates
+from utils.runtime.xla.runtime import XlaRuntime
 from utils.runtime.xla.spmd import XlaSpmdRuntime, _MeshUpdates
 
 PACKAGE = "utils.runtime"

@@ -1,4 +1,4 @@
-"""In which order the axes of a parameter lie on the device, where files show another one."""
+"""Orders of the axes of parameters that differ between device and files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ _MARK = "file_order"
 
 
 def mark_file_orders(model: nn.Module) -> None:
-    """Let each parameter that lies in an order of its own say so: what units it has depends on it.
+    """Copy `file_order` of modules, the permutation to the axes of files, to their weights.
 
-    A module tells by `file_order`, the permutation that gives its weight as files show it.
+    The units of a weight (rows of outputs) depend on it.
     """
     for module in model.modules():
         order = getattr(module, _MARK, None)
@@ -19,6 +19,6 @@ def mark_file_orders(model: nn.Module) -> None:
 
 
 def view_as_in_files(parameter: Tensor, tensor: Tensor) -> Tensor:
-    """A view of a tensor of the parameter's shape, such as its gradient, by the axes of files."""
+    """Return a view of a tensor like the parameter, such as its gradient, with files' axes."""
     order = getattr(parameter, _MARK, None)
     return tensor if order is None else tensor.permute(order)

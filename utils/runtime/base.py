@@ -1,4 +1,4 @@
-"""`Runtime`: all that the engine may ask of a device."""
+"""`Runtime`: the interface of the engine to a device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class BatchLike(Protocol):
-    """What a runtime asks of a batch: that it can be moved and cut, and where a step ends."""
+    """The operations of a batch that runtimes need."""
 
     @property
     def is_last(self) -> bool: ...
@@ -41,7 +41,7 @@ class BatchLike(Protocol):
 
 
 class HasLoss(Protocol):
-    """What a runtime asks of a task: that its loss can be called in another way."""
+    """The operation of a task that runtimes need."""
 
     def loss(self, model: nn.Module, batch: BatchLike) -> object: ...
 
@@ -54,15 +54,14 @@ Task = TypeVar("Task", bound=HasLoss)
 class Runtime(ABC):
     """A device, and the few operations that differ between devices.
 
-    The engine works through this seam alone; nothing above it may assume lazy tensors, a process
-    group, or a particular device.
+    The engine uses devices only through this class; nothing above it may assume lazy tensors, a
+    process group, or a particular device.
 
     Attributes:
-      ranks: what this process does together with the run's other ones.
-      updates: how an optimizer changes weights on the device.
-      section: what the configuration says of the device.
-      local_devices: that this process's part of a batch is dealt to.
-      instruments: what can be read off the device and its loop beside results.
+      ranks: operations with the run's other processes.
+      updates: optimizer steps on the device.
+      local_devices: over which this process's part of a batch is split.
+      instruments: readings of the device and its loop beside results.
     """
 
     name: str
@@ -86,76 +85,70 @@ class Runtime(ABC):
         self._declared_reads = 0
 
     def _create_updates(self) -> Updates:
-        """The device's own way with optimizers."""
         return Updates(self)
 
     def _create_instruments(self) -> Instruments:
-        """The device's own way of telling how it fares."""
         return Instruments(self)
 
     @property
     def wants_patches(self) -> bool:
-        """Whether models are rewritten in plain operations, which its compiler likes best."""
+        """Whether models are rewritten in plain operations for the device's compiler."""
         return False
 
     @property
     def fp32_weight_gradients(self) -> bool:
-        """Whether products that give weight gradients must do so in float32: they are summed so."""
+        """Whether products of weight gradients must be float32, because they are summed so."""
         return False
 
     @property
     def device_count(self) -> int:
-        """Devices that a global batch is dealt to."""
+        """Number of devices that a global batch is split over."""
         return self.ranks.size * self.local_devices
 
     def make_deterministic(self) -> list[str]:
-        """Choose operations that give the same bits each time.
-
-        Returns:
-          What else the same bits need here, and what cannot have them, for a person to read.
-        """
+        """Select operations with reproducible bits; return further conditions as sentences."""
         return ["the same bits need the same versions, kind of device and number of devices"]
 
     def prepare(self, module: nn.Module) -> nn.Module:
-        """The module on the device, with rank zero's weights on every rank."""
+        """Move a module to the device, with rank zero's weights on every rank."""
         module.to(self.device)
         self.ranks.broadcast([*module.parameters(), *module.buffers()])
         return module
 
     def accelerate(self, module: nn.Module) -> nn.Module:
-        """A placed model whose forward pass may be compiled or laid out for the device."""
+        """Compile or lay out the forward pass of a model on the device, if configured."""
         self._compiler.attach(module)
         return module
 
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
-        """The task as the loop calls it: may begin to sum gradients in the backward pass."""
+        """Return the task for the loop; it may sum gradients during the backward pass."""
         return task
 
     def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
-        """Call a block of a model that is computed again in the backward pass."""
+        """Call a block of a model that is recomputed in the backward pass."""
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
 
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
-        """Run equal blocks one after the other as one compiled loop, where there is one."""
+        """Run equal blocks in sequence, as one compiled loop if the device has one."""
         for block in blocks:
             inputs = block(inputs)
         return inputs
 
     def trace_once(self, model: nn.Module, *inputs: Tensor) -> None:
-        """Let a model be traced before step 0, where tracing itself leaves something behind.
+        """Trace a model before step 0, if tracing has side effects.
 
         Args:
-          inputs: on the host, as the model takes them: this rank's part of a micro-batch.
+          inputs: host inputs of the model: this rank's part of a micro-batch.
         """
         return
 
     def upload(self, values: Sequence[float] | Tensor) -> Tensor:
-        """Host numbers as one float32 vector on the device: data, never constants of a graph."""
+        """Upload host numbers as one float32 vector: data, never constants of a graph."""
         return torch.as_tensor(values, dtype=torch.float32).to(self.device)
 
     @contextlib.contextmanager
     def step(self, seed: int, step: int) -> Iterator[None]:
-        """Around one optimizer step: seeds the device before it, finishes the step after it."""
+        """Seed the device before an optimizer step, and finish the step after it."""
         self._seed(seed, step)
         yield
         self.finish_step()
@@ -166,60 +159,55 @@ class Runtime(ABC):
         """Seed the device's generator from (seed, step, rank)."""
 
     def finish_step(self) -> None:
-        """End of a step or of an evaluation batch: dispatch what has been recorded."""
+        """Dispatch recorded work at the end of a step or of an evaluation batch."""
         return
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Compute matmuls in `runtime.precision`."""
+        """Create a context that computes matmuls in `runtime.precision`."""
         if self.section.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.section.precision])
 
     def prefetch(self, batches: Iterable[B], depth: int = 2) -> Feeder[B]:
-        """Batches moved to the device by a thread, `depth` ahead; its errors reach the caller."""
+        """Move batches to the device in a thread, `depth` ahead; the caller gets its errors."""
         return Feeder(batches, self.to_device, depth)
 
     def to_device(self, batch: B) -> B:
-        """A host batch on the device; its values of the step are whole on every device."""
+        """Move a host batch to the device; its values of the step are whole on every device."""
         return batch.map(self.tensor_to_device, self._replicate)
 
     def split(self, batch: B, parts: int) -> list[B]:
-        """Micro-batches of a placed batch, each on all devices that the batch is dealt to."""
+        """Split a batch on the device into micro-batches, each on all devices of the batch."""
         return batch.split(parts, self.local_devices)
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
-        """A host tensor on the device; its first axis is dealt out where there are several."""
+        """Move a host tensor to the device, split along its first axis over several devices."""
         return tensor.to(self.device)
 
     def _replicate(self, tensor: Tensor) -> Tensor:
-        """A host tensor, alike on all ranks, as a whole on every device."""
+        """Move a host tensor, equal on all ranks, whole to every device."""
         return self.tensor_to_device(tensor)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Gradients of a micro-batch; `last` allows communication between ranks to begin."""
+        """Compute gradients of a micro-batch; `last` allows communication between ranks."""
         loss.backward()
 
     def keep_gradients_apart(self, module: nn.Module) -> None:
-        """Have micro-batches' gradients added up over devices once; nothing to do on one device."""
+        """Sum the micro-batches' gradients over devices only once, at the end of the step."""
         return
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """A named stretch of the loop, as traces and a watchdog see it."""
+        """Name a span of the loop for traces and a watchdog."""
         with self.instruments.note_span(name), self._annotate(name):
             yield
 
     def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
-        """A name in the trace for what happens inside."""
         return torch.profiler.record_function(name)
 
     @contextlib.contextmanager
     def trace(self, folder: Path, name: str) -> Iterator[None]:
-        """Record what host and device do, readable by TensorBoard and Perfetto.
-
-        Args:
-          name: of what is recorded; the file is called `rank_0_NAME.pt.trace.json`.
-        """
+        """Record host and device to `rank_0_NAME.pt.trace.json` for TensorBoard and Perfetto."""
         path = folder / f"rank_{self.ranks.index}_{name}.pt.trace.json"
         folder.mkdir(parents=True, exist_ok=True)
         with torch.profiler.profile() as profile:
@@ -227,44 +215,46 @@ class Runtime(ABC):
         profile.export_chrome_trace(str(path))
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory: one declared host read, waits for the device."""
+        """Copy to host memory: one declared host read, which waits for the device."""
         self._declared_reads += 1
         return tensor.detach().cpu()
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Host copies of many tensors in one read."""
+        """Copy many tensors to the host in one read."""
         self._declared_reads += 1
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
     def defer(self, function: Callable[..., None], *args: object, scalars: Tensor) -> None:
         """Call `function(*args, host_scalars)` at the next `flush_deferred`.
 
-        That is one step behind the device: the read then waits for a step that has a successor in
-        flight, so the device never idles, and an error in `function` reaches the loop.
+        That is one step behind the device: when the read waits for a step, the next one is
+        already running, so the device never idles; the loop gets an error of `function`.
         """
         self._pending.append((function, args, scalars))
 
     def flush_deferred(self) -> None:
-        """Carry out what was deferred. # host read: log steps only"""
+        """Call the deferred functions. # host read: log steps only"""
         pending, self._pending = self._pending, []
         for function, args, scalars in pending:
             function(*args, self.fetch(scalars))
 
     def counters(self) -> dict[str, int]:
-        """Since the start: `graphs` compiled, undeclared `host_reads`, ops on the host."""
+        """Count since the start: `graphs` compiled, undeclared `host_reads`, `host_ops`."""
         return {"graphs": 0, "host_reads": 0, "host_ops": 0}
 
     def describe(self) -> JsonObject:
-        """Device facts for run.json."""
+        """Return the device's facts for run.json."""
         return {
-            "runtime": self.name, "device": str(self.device), "world_size": self.ranks.size,
+            "runtime": self.name,
+            "device": str(self.device),
+            "world_size": self.ranks.size,
             "devices": self.device_count * count_sequence_parts(),
             **({"compiler": self._compiler.backend} if self._compiler.backend else {}),
-        }  # fmt: skip
+        }
 
 
 def derive_seed(seed: int, step: int, rank: int) -> int:
-    """A 31-bit seed that differs between runs, steps and ranks (SplitMix64's finaliser)."""
+    """Derive a 31-bit seed that differs between runs, steps and ranks (SplitMix64's finaliser)."""
     mask = (1 << 64) - 1
     value = (
         seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB

@@ -1,8 +1,8 @@
-"""`ModelCompiler`: torch.compile of a run's modules by a named backend, and that it really happens.
+"""`ModelCompiler`: torch.compile of a run's modules by a named backend, with a check that it works.
 
-torch.compile would rather run a model as it is than fail: switched off by an environment variable,
-past its limit of recompilations, or where nobody calls the module that was compiled. A run that
-asked for a compiler gets it, or one line that says why not.
+torch.compile silently runs a model uncompiled if an environment variable disables it, past its
+limit of recompilations, or if the compiled module is not called. A run that configures a compiler
+gets it, or an error.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
     from utils.config.execution import RuntimeSection
 
-_SHOWN = 200
-# What torch says of itself behind a reason.
-_TAIL = "Set TORCHDYNAMO_VERBOSE"
 _SWITCH_ON = "unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE where they are set, "
 _INSTALL = "install a C++ compiler that works, such as g++, or set CXX to one, "
 
@@ -36,50 +33,48 @@ class ModelCompiler:
 
     Args:
       device: the runtime's name.
-      count_fallbacks: operations so far that the device has left to the host.
+      count_fallbacks: returns the number of operations that ran on the host so far.
 
     Attributes:
-      backend: what torch.compile compiles with; empty: nothing is compiled.
-      graphs: that the backend has compiled so far, forward passes and what torch.compile splits.
+      backend: of torch.compile; empty: nothing is compiled.
+      graphs: number of graphs that the backend has compiled.
     """
-
-    backend: str
-    graphs: int
 
     def __init__(
         self, section: RuntimeSection, device: str, count_fallbacks: Callable[[], int]
     ) -> None:
-        self.backend = choose_compiler(section, device) if section.compile else ""
+        self.backend: str = choose_compiler(section, device) if section.compile else ""
         self.graphs = 0
-        self._device = device
-        self._count_fallbacks = count_fallbacks
+        self._device, self._count_fallbacks = device, count_fallbacks
         self._waits_for_call = False
 
     def attach(self, module: nn.Module) -> None:
-        """Have a module's calls compiled, where the run asks for it."""
+        """Compile a module's calls, if the run has a compiler."""
         if not self.backend:
             return
         import torch._dynamo
 
-        # Beyond it every further shape would silently run uncompiled.
+        # Else every shape beyond the limit would silently run uncompiled.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         if (self._device, self.backend) == ("cpu", "inductor"):
-            _name_vector_width()
+            # PyTorch 2.9 looks cached code up without the width of this processor's vectors: with a
+            # shared cache, AVX2 (or ATEN_CPU_CAPABILITY=avx2) would run code for AVX-512 and
+            # silently compute wrong values.
+            from torch._inductor import config, cpu_vec_isa
+
+            if config.cpp.simdlen is None:
+                config.cpp.simdlen = cpu_vec_isa.pick_vec_isa().bit_width()
         compiled = torch.compile(module._call_impl, backend=self._compile_graph)
         module._compiled_call_impl = functools.partial(self._first_call, module, compiled)
         self._waits_for_call = True
 
     def end_step(self) -> None:
-        """A step was made.
-
-        Raises:
-          UserError: none of the compiled modules had a part in it.
-        """
+        """Raise a UserError after the first step if no compiled module was called in it."""
         if self._waits_for_call:
             self._refuse("no compiled module was called in the first step", _SWITCH_ON)
 
     def _compile_graph(self, graph: GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
-        """The backend, counted: what it raises has compiled nothing."""
+        """Compile by the backend, and count the graph if it does not raise."""
         from torch._dynamo.backends.registry import lookup_backend
 
         compiled = lookup_backend(self.backend)(graph, inputs)
@@ -89,11 +84,7 @@ class ModelCompiler:
     def _first_call(
         self, module: nn.Module, compiled: Callable[..., Any], *args: object, **kwargs: object
     ) -> object:
-        """Compile a module by its first call, and see that it was compiled.
-
-        Raises:
-          UserError: it was not, or not as a whole.
-        """
+        """Compile a module by its first call; raise a UserError if it was not compiled whole."""
         import torch._dynamo
 
         name = type(module).__name__
@@ -101,7 +92,8 @@ class ModelCompiler:
         try:
             result = compiled(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = textwrap.shorten(str(error).partition(_TAIL)[0], _SHOWN, placeholder=" ...")
+            text = str(error).partition("Set TORCHDYNAMO_VERBOSE")[0]
+            reason = textwrap.shorten(text, 200, placeholder=" ...")
             way_out = _INSTALL if "InvalidCxxCompiler" in reason else ""
             self._refuse(f"cannot compile {name} ({reason})", way_out, error)
         if self.graphs == graphs:
@@ -112,24 +104,12 @@ class ModelCompiler:
         self._waits_for_call = False
         get_logger().info(
             "runtime.compile: %s compiled %s, %d graphs, first call after %.1f s",
-            self.backend, name, self.graphs - graphs, time.perf_counter() - began,
-        )  # fmt: skip
+            *(self.backend, name, self.graphs - graphs, time.perf_counter() - began),
+        )
         return result
 
     def _refuse(self, what: str, way_out: str, cause: Exception | None = None) -> None:
         raise UserError(
             f"runtime.compile_backend ({self.backend!r}) {what}; {way_out}choose another backend, "
-            "or leave runtime.compile out"
+            "or remove runtime.compile"
         ) from cause
-
-
-def _name_vector_width() -> None:
-    """Make the width of this processor's vectors part of inductor's cache keys.
-
-    PyTorch 2.9 looks cached code up without it: code written for AVX-512 that a processor with AVX2
-    (or ATEN_CPU_CAPABILITY=avx2) finds in a shared cache folder computes wrong values in silence.
-    """
-    from torch._inductor import config, cpu_vec_isa
-
-    if config.cpp.simdlen is None:
-        config.cpp.simdlen = cpu_vec_isa.pick_vec_isa().bit_width()

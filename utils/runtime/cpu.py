@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class CpuRuntime(NativeRuntime):
-    """The host's cores: the reference that other runtimes are held against."""
+    """The host's cores: the reference for other runtimes."""
 
     name = "cpu"
     _backend = "gloo"
@@ -27,6 +27,6 @@ class CpuRuntime(NativeRuntime):
         super().__init__(section)
 
     def _seed(self, seed: int, step: int) -> None:
-        # Not torch.manual_seed: it also formats a stack trace for each kind of device that is
-        # not there, a quarter of a millisecond a step.
+        # Not torch.manual_seed, which also formats a stack trace for each missing kind of device:
+        # a quarter of a millisecond a step.
         torch.default_generator.manual_seed(derive_seed(seed, step, self.ranks.index))

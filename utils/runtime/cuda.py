@@ -57,20 +57,20 @@ class CudaStart(DeviceStart):
 
 
 class _CudaUpdates(Updates):
-    """In one kernel for all weights, where the optimizer has one."""
+    """Updates by one kernel for all weights, if the optimizer has one."""
 
     def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
         return {"fused": True} if optimizer_name in _FUSED else {}
 
 
 class CudaInstruments(Instruments):
-    """A GPU has a memory of its own; NVML's program tells of its use."""
+    """Memory of a GPU, and its use by nvidia-smi."""
 
     def get_peak_gib(self) -> float | None:
         return torch.cuda.max_memory_allocated(self._runtime.device) / 2**30
 
     def _find_reader(self) -> ReadUse:
-        # By its name, as nvidia-smi numbers also the GPUs that this process does not see.
+        # By UUID, because nvidia-smi also numbers GPUs that this process does not see.
         uuid = torch.cuda.get_device_properties(self._runtime.device).uuid
         return functools.partial(read_nvidia, f"GPU-{uuid}")
 
@@ -94,7 +94,7 @@ class CudaRuntime(NativeRuntime):
         torch.set_float32_matmul_precision("high" if section.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = section.tf32
         super().__init__(section)
-        # Copies run beside the step on a stream of their own.
+        # Copies run concurrently with the step on their own stream.
         self._copies = torch.cuda.Stream(self.device)
 
     def _create_updates(self) -> Updates:
@@ -104,7 +104,7 @@ class CudaRuntime(NativeRuntime):
         return CudaInstruments(self)
 
     def make_deterministic(self) -> list[str]:
-        # cuBLAS reads it when its first handle is made.
+        # cuBLAS reads it when it creates its first handle.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
@@ -115,7 +115,7 @@ class CudaRuntime(NativeRuntime):
         ]
 
     def to_device(self, batch: B) -> B:
-        """In the feeder's thread, which waits for the copies: the loop gets finished batches."""
+        """Copy in the feeder's thread and wait, so that the loop gets finished batches."""
         with self._copying():
             return super().to_device(batch)
 

@@ -1,4 +1,4 @@
-"""`Feeder`: a thread that keeps batches on the device ahead of the loop and hides no error."""
+"""`Feeder`: a thread that moves batches to the device ahead of the loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _END = object()
 
 
 class Feeder(Iterator[T]):
-    """Iterates over batches that a thread draws and moves to the device.
+    """Iterates over batches that a thread reads and moves to the device.
 
-    What the thread meets, an error of the source or of the transfer, is raised by `next` with its
-    cause. `wait_s` is the time the last `next` had to wait. Leaving the `with` block ends the
-    thread, however many batches are left.
+    `next` raises errors of the thread, of the source or the transfer. `wait_s` is the wait of the
+    last `next`. Leaving the `with` block ends the thread, even if batches are left.
     """
 
     def __init__(self, batches: Iterable[T], to_device: Callable[[T], T], depth: int = 2) -> None:
@@ -51,11 +50,10 @@ class Feeder(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """End the thread and drop what it holds."""
+        """End the thread and drop its batches."""
         self._stop.set()
         while self._thread.is_alive():
-            with_item = not self._queue.empty()
-            if with_item:
+            if not self._queue.empty():
                 self._queue.get_nowait()
             self._thread.join(timeout=0.05)
 
@@ -69,7 +67,7 @@ class Feeder(Iterator[T]):
             self._put(error)
 
     def _put(self, item: object) -> bool:
-        """Queue an item unless the loop has gone; tells whether it was queued."""
+        """Queue an item unless the loop has ended; return whether it was queued."""
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)

@@ -1,4 +1,4 @@
-"""`Instruments`: what a device tells of itself at work, and who hears of the loop's spans."""
+"""Readings of a device and its loop beside results: `Instruments`, and `Tracer` for profiles."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from utils.device_use import DeviceUse
+from utils.log import get_logger
+
+if TYPE_CHECKING:
+    from utils.runtime.base import Runtime
 
 ReadUse = Callable[[], Sequence[DeviceUse]]
 
 
 class SpanWatcher(Protocol):
-    """Who is told of stretches of the loop; times are those of `time.perf_counter`."""
+    """Receiver of the loop's spans; times are those of `time.perf_counter`."""
 
     def begin_span(self, name: str, now: float) -> None: ...
 
@@ -25,30 +30,22 @@ class SpanWatcher(Protocol):
 
 
 class ReadDevice(Protocol):
-    """What instruments ask of the device that they belong to."""
+    """The part of a runtime that instruments need."""
 
     device: torch.device
 
 
 class Instruments:
-    """All that can be read off a device and its loop beside results.
-
-    Attributes:
-      current_span: the stretch of the loop that runs now.
-      watcher: is told of each of them; none: nobody wants to know.
-    """
-
-    current_span: str
-    watcher: SpanWatcher | None
+    """Readings of a device and its loop."""
 
     def __init__(self, runtime: ReadDevice) -> None:
-        self.current_span = ""
-        self.watcher = None
+        self.current_span = ""  # of the loop
+        self.watcher: SpanWatcher | None = None
         self._runtime = runtime
 
     @contextlib.contextmanager
     def note_span(self, name: str) -> Iterator[None]:
-        """Around a stretch of the loop, as a watcher and a watchdog see it."""
+        """Record a span of the loop for a watcher and a watchdog."""
         before, self.current_span = self.current_span, name
         watcher, began = self.watcher, time.perf_counter()
         if watcher is not None:
@@ -59,30 +56,23 @@ class Instruments:
             watcher.end_span(name, began, time.perf_counter())
 
     def get_compile_s(self) -> float:
-        """Seconds of compiling graphs since the start, where the compiler tells."""
+        """Return the seconds of graph compilation since the start, if the compiler counts them."""
         return 0.0
 
     def get_peak_gib(self) -> float | None:
-        """Most memory that the device has held at a time; none where the host's is the device's."""
+        """Return the device's peak memory; None if it has no memory of its own."""
         return None
 
     def read_device(self) -> dict[str, float]:
-        """`hbm_peak_gib` and `duty_cycle`, as far as the device tells; never waits for it.
+        """Read `hbm_peak_gib` and `duty_cycle`, if the device has them, without waiting.
 
-        The share of time at work is what the device said when it was last asked, which is one call
-        ago or longer: asking may take long, so a thread does.
+        The duty cycle is that of an earlier call, because a thread reads it, which may take long.
         """
-        found: dict[str, float] = {}
-        peak = self.get_peak_gib()
-        if peak is not None:
-            found["hbm_peak_gib"] = peak
-        duty = self._reading.take_duty()
-        if duty is not None:
-            found["duty_cycle"] = duty
-        return found
+        values = {"hbm_peak_gib": self.get_peak_gib(), "duty_cycle": self._reading.take_duty()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def _find_reader(self) -> ReadUse | None:
-        """What asks this process's devices for their use; none: they do not tell."""
+        """Return a function that reads the use of this process's devices, or None."""
         return None
 
     @functools.cached_property
@@ -91,22 +81,52 @@ class Instruments:
 
 
 class UseReading:
-    """Asks devices for their use beside the loop: what hangs or fails there holds nobody up."""
+    """Reads the use of devices in a thread, so that hangs and failures do not stop the loop."""
 
     def __init__(self, read: ReadUse | None) -> None:
         self._read = read
         self._thread: threading.Thread | None = None
-        self._found: list[float] = []
+        self._percents: list[float] = []
 
     def take_duty(self) -> float | None:
-        """The share of time at work by the last answer, mean over devices; asks anew."""
+        """Return the last duty cycle, mean over devices, and start a new reading."""
         if self._read is None or (self._thread is not None and self._thread.is_alive()):
             return None
-        found, self._found = self._found, []
-        self._thread = threading.Thread(target=self._ask, name="device-use", daemon=True)
+        percents, self._percents = self._percents, []
+        self._thread = threading.Thread(target=self._read_use, name="device-use", daemon=True)
         self._thread.start()
-        return sum(found) / len(found) / 100 if found else None
+        return sum(percents) / len(percents) / 100 if percents else None
 
-    def _ask(self) -> None:
+    def _read_use(self) -> None:
         uses = self._read()
-        self._found = [use.duty_percent for use in uses if use.duty_percent is not None]
+        self._percents = [use.duty_percent for use in uses if use.duty_percent is not None]
+
+
+class Tracer:
+    """Records a trace of the steps of `profile.steps`.
+
+    Args:
+      steps: `first-last`, both recorded; empty: none.
+      folder: of the trace, with a file for each rank.
+    """
+
+    def __init__(self, runtime: Runtime, steps: str, folder: Path) -> None:
+        self._runtime, self._folder = runtime, folder
+        self._first, self._last = map(int, steps.split("-")) if steps else (-1, -2)
+        self._trace: contextlib.AbstractContextManager[None] | None = None
+
+    def begin_step(self, step: int) -> None:
+        """Start or end the trace before a step."""
+        if step == self._first:
+            name = f"steps_{self._first}-{self._last}"
+            self._trace = self._runtime.trace(self._folder, name)
+            self._trace.__enter__()
+        elif step == self._last + 1:
+            self.close()
+
+    def close(self) -> None:
+        """End a running trace and log its folder."""
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
+            trace.__exit__(None, None, None)
+            get_logger().info("trace of steps %d-%d in %s", self._first, self._last, self._folder)

@@ -1,8 +1,8 @@
-"""Gradients that the devices of a mesh keep to themselves until the last micro-batch.
+"""Gradients that the devices of a mesh keep apart until the last micro-batch.
 
-A partitioner adds a weight's gradient up over devices right behind the product that gives it: once
-for each micro-batch. Here the product keeps devices apart, as [D, *shape]; autograd adds those up
-over micro-batches like any gradient, and one sum over D at the end is the only one over devices.
+The partitioner sums a weight's gradient over devices right after its product, once for each
+micro-batch. Here the product keeps devices apart, as [D, *shape]; autograd accumulates these over
+micro-batches, and one sum over D at the end is the only one over devices.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def split_gradients(
     devices: int,
     deal: Callable[[Tensor], Tensor] | None = None,
 ) -> None:
-    """Have the gradients of parameters kept apart, by layers that can do so.
+    """Keep the gradients of parameters apart, in layers that support it.
 
     Args:
-      deal: tells the partitioner that a tensor's first dimension lies on one device each.
+      deal: shards a tensor's first dimension, one index for each device.
     """
     for parameter in parameters:
         if parameter.requires_grad:
@@ -33,12 +33,12 @@ def split_gradients(
 
 
 def get_parts(parameter: Tensor | None, examples: int) -> Tensor | None:
-    """Zeros [D, *shape] that take a parameter's gradient in its place; none: it takes its own.
+    """Return zeros [D, *shape] that receive a parameter's gradient for it, or None.
 
-    They live for one step, and nothing computes with their values.
+    They exist for one step, and their values are not used.
 
     Args:
-      examples: first dimension of what the parameter is applied to, dealt to the devices.
+      examples: first dimension of the parameter's input, split over the devices.
     """
     devices = getattr(parameter, _DEVICES, 0)
     if parameter is None or not devices or examples % devices or not torch.is_grad_enabled():
@@ -52,17 +52,13 @@ def get_parts(parameter: Tensor | None, examples: int) -> Tensor | None:
 
 
 def deal_out(parameter: Tensor, parts: Tensor) -> Tensor:
-    """Parts [D, ...] of a parameter's gradient, dealt to the devices, where that must be said."""
+    """Shard parts [D, ...] of a parameter's gradient over the devices, if needed."""
     deal = getattr(parameter, _DEAL, None)
     return parts if deal is None else deal(parts)
 
 
 def join_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype | None = None) -> None:
-    """Add the devices' parts of a step's gradients up.
-
-    Args:
-      dtype: that is summed in; none: the gradient's.
-    """
+    """Sum the devices' parts of a step's gradients, in a dtype or their own."""
     for parameter in parameters:
         parts = parameter.__dict__.pop(_PARTS, None)
         if parts is None or parts.grad is None:
@@ -72,26 +68,24 @@ def join_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype | None
 
 
 def count_parts(parts: Tensor | None) -> int:
-    """Devices whose gradients are kept apart; 0: they are added up at once."""
+    """Return the number of devices whose gradients are kept apart; 0 if they are summed."""
     return 0 if parts is None else parts.shape[0]
 
 
 def spread(parameter: Tensor | None, examples: int) -> Tensor | None:
-    """[1, ...] as [B, ...] where its gradient is kept apart; else as it is."""
+    """Expand [1, ...] to [B, ...] if its gradient is kept apart."""
     parts = get_parts(parameter, examples)
     return parameter if parts is None else _Spread.apply(parameter, parts, examples)
 
 
 def spread_rows(parameter: Tensor, examples: int) -> Tensor:
-    """[C] as [B, C] where its gradient is kept apart; else as [1, C]."""
-    parts = get_parts(parameter, examples)
-    if parts is None:
-        return parameter[None]
-    return _Spread.apply(parameter[None], parts[:, None], examples)
+    """Expand [C] to [B, C] if its gradient is kept apart; else to [1, C]."""
+    row, parts = parameter[None], get_parts(parameter, examples)
+    return row if parts is None else _Spread.apply(row, parts[:, None], examples)
 
 
 class _Spread(torch.autograd.Function):
-    """One value for every example; the gradient is summed over each device's examples alone."""
+    """One value for every example, with a gradient summed over each device's examples."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, parts: Tensor, examples: int) -> Tensor:

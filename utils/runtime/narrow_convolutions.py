@@ -1,14 +1,14 @@
-"""Keeps oneDNN's fault in the weight gradients of narrow convolutions out of this process.
+"""Works around a fault of oneDNN in weight gradients of narrow convolutions on the CPU.
 
 For the weight gradient of a 1x1 convolution with a stride, oneDNN first copies the pixels that the
-stride picks; of a transposed one, pixels of the outputs' gradient. Where channels lie last, it
-finds a pixel's place in the copy by the processor's block of channels, but allocates the copy by
-the layer's own channels. With fewer channels than a block it writes into another thread's copy
-(wrong gradients) or behind the allocation (a damaged heap). PyTorch 2.9 and 2.13 have the fault;
-source: github.com/uxlfoundation/oneDNN/issues/6035, open in November 2026.
+stride selects; for a transposed one, pixels of the outputs' gradient. In channels-last layout it
+indexes the copy by the processor's block of channels but allocates it by the layer's channels. With
+fewer channels than a block it writes into another thread's copy (wrong gradients) or past the
+allocation (a damaged heap). PyTorch 2.9 and 2.13 have the fault; source:
+github.com/uxlfoundation/oneDNN/issues/6035, open in November 2026.
 
-Such a gradient is computed here from the picked pixels, as that of a convolution without a stride,
-which needs no copy: whichever module or compiled graph asks for it, in any memory layout.
+Here such a gradient is computed from the selected pixels as that of a convolution without a stride,
+which needs no copy, for all modules and compiled graphs and in any memory layout.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def guard_narrow_convolutions() -> torch.library.Library | None:
     """Replace the gradients of narrow convolutions on the CPU for the rest of the process.
 
     Returns:
-      What keeps the replacement alive, or None if the processor does not have the fault.
+      The library that keeps the replacement alive, or None if the processor has no such fault.
     """
     _, block = find_vector_block(os.environ)
     if not block:
@@ -67,7 +67,7 @@ def guard_narrow_convolutions() -> torch.library.Library | None:
 
 
 def _is_faulty(call: _Call, block: int) -> bool:
-    """Whether oneDNN may copy pixels of fewer channels than a block holds."""
+    """Return whether oneDNN may copy pixels with fewer channels than a block."""
     copied, other = call.inputs, call.grad_outputs
     if call.transposed:
         copied, other = other, copied
@@ -80,12 +80,12 @@ def _is_faulty(call: _Call, block: int) -> bool:
 
 
 def _compute_from_picked(call: _Call, compute: Callable[[_Call], _Gradients]) -> _Gradients:
-    """Gradients of a 1x1 convolution with a stride, from those of one without."""
+    """Compute the gradients of a 1x1 convolution with a stride by those of one without."""
     pixels = (..., *(slice(None, None, step) for step in call.stride))
     plain = call._replace(stride=[1] * len(call.stride), output_padding=[0] * len(call.stride))
     of_inputs, of_weight, of_bias = call.output_mask
     if call.transposed:
-        # Outputs between the picked pixels are the bias alone.
+        # Outputs between the selected pixels are only the bias.
         picked = plain._replace(
             grad_outputs=call.grad_outputs[pixels], output_mask=[of_inputs, of_weight, False]
         )

@@ -1,4 +1,4 @@
-"""The CPU and CUDA runtimes share native PyTorch, alone or in a torch.distributed group."""
+"""Native PyTorch, shared by the CPU and CUDA runtimes, in one process or several."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NativeRuntime(Runtime):
             self.updates.scaler = torch.amp.GradScaler(self.device.type)
 
     def make_deterministic(self) -> list[str]:
-        # An operation without a deterministic form warns by its name where it is first used.
+        # An operation without a deterministic form warns by name on its first use.
         torch.use_deterministic_algorithms(True, warn_only=True)
         threads = torch.get_num_threads()
         return [
@@ -64,7 +64,7 @@ class NativeRuntime(Runtime):
 
 
 class _Step(nn.Module):
-    """All trainable modules behind one forward, as DistributedDataParallel wants them."""
+    """All trainable modules behind one forward, as DistributedDataParallel requires."""
 
     def __init__(self, task: HasLoss, model: nn.Module, loss_modules: nn.Module) -> None:
         super().__init__()
@@ -75,21 +75,14 @@ class _Step(nn.Module):
 
 
 class _OverlappedTask:
-    """A task in all but its loss, whose backward pass sums gradients over ranks bucket by bucket.
-
-    Only the last micro-batch of a step communicates.
-    """
+    """A task whose backward pass sums gradients over ranks, in the last micro-batch of a step."""
 
     def __init__(
-        self,
-        task: HasLoss,
-        model: nn.Module,
-        loss_modules: nn.Module,
-        reduce_dtype: torch.dtype,
+        self, task: HasLoss, model: nn.Module, loss_modules: nn.Module, reduce_dtype: torch.dtype
     ) -> None:
         self._task = task
-        # find_unused_parameters: buckets are then never rebuilt after the first step, which would
-        # add up in another order than a resumed run does.
+        # find_unused_parameters: otherwise buckets are rebuilt after the first step, and sums have
+        # another order than in a resumed run.
         self._ddp = DistributedDataParallel(
             _Step(task, model, loss_modules), broadcast_buffers=False, find_unused_parameters=True
         )

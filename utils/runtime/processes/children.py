@@ -1,7 +1,7 @@
-"""Starts the ranks of one host as processes and ends them together, with the first cause last.
+"""Starts the ranks of one host as processes and ends them together; the first cause is reported.
 
-A rank that fails leaves a record; a rank that is killed leaves none; a rank that hangs is the one
-that never answered when the others' patience (`runtime.timeout_s`) ran out.
+A rank that fails writes a record; a killed rank writes none; a rank that hangs is the one that did
+not answer within the others' `runtime.timeout_s`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's reco
 _PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
 _THREADS = "OMP_NUM_THREADS"
 _GRACE_S = 3.0  # for the other ranks to leave a record of their own
-_PR_SET_PDEATHSIG = 1
-# What a rank says when another one has gone: a consequence, not the cause.
+# Texts of a rank's error when another rank has gone: a consequence, not the cause.
 _CONSEQUENCES = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL")
 _TIMEOUTS = ("timed out", "timeout", "Timed out", "Timeout")
-# What a rank did, by its failure's kind, the likeliest cause first.
+# Verbs of failures by kind, the likeliest cause first.
 _VERBS = {
     "user": "refused",
     "error": "failed",
@@ -49,7 +48,6 @@ _VERBS = {
     "timeout": "hung",
     "consequence": "lost the others",
 }
-_ORDER = tuple(_VERBS)
 
 
 class GroupError(RuntimeError):
@@ -58,14 +56,10 @@ class GroupError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """What one rank left behind.
-
-    Attributes:
-      kind: `user` (mendable), `error`, `killed`, `consequence` (lost the others), `timeout`.
-    """
+    """The record of a failed rank."""
 
     rank: int
-    kind: str
+    kind: str  # a key of `_VERBS`; `user`: the user can correct it
     text: str
     time: float
     trace: str = ""
@@ -74,21 +68,29 @@ class Failure:
 def launch_processes(
     count: int, timeout_s: float, entry: Callable[..., int | None], *args: object
 ) -> int:
-    """Run `entry(*args)` in `count` processes that find each other; gives the exit code.
+    """Run `entry(*args)` in `count` connected processes; return the exit code.
 
     Args:
-      entry: module-level function; gives its process's exit code.
-      timeout_s: how long the processes may wait for each other.
+      entry: module-level function that returns its process's exit code.
+      timeout_s: time that the processes may wait for each other.
 
     Raises:
-      UserError: a rank met something that a user can mend.
-      GroupError: a rank failed, was killed or hung.
+      UserError: a rank has failed with one.
+      GroupError: a rank failed otherwise, was killed or hung.
     """
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory(prefix="run-group-") as folder:
-        shared = _get_environment(count, store.port, folder)
+        shared = {
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(store.port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent keeps the store
+            RECORDS: folder,
+            _PARENT: str(os.getpid()),
+        }
         context = multiprocessing.get_context("spawn")
         processes = [
             context.Process(target=_run_rank, args=(rank, shared, entry, args), name=f"rank {rank}")
@@ -115,10 +117,10 @@ def run_on(
     worker: Callable[..., int | None],
     args: tuple[object, ...],
 ) -> int:
-    """Make a replica's runtime, do its work there and leave the other ranks; gives the exit code.
+    """Create a replica's runtime, run its work and leave the other ranks; return the exit code.
 
     Args:
-      create: a runtime's class; a process that is started finds it by name.
+      create: a runtime's class, which a started process imports by name.
     """
     runtime = create(section)
     try:
@@ -128,12 +130,12 @@ def run_on(
 
 
 def get_core_share(count: int) -> int:
-    """Threads for each of `count` processes on this host, where a user has not said otherwise."""
+    """Return the threads of each of `count` processes on this host; OMP_NUM_THREADS wins."""
     return int(os.environ.get(_THREADS) or max(1, len(os.sched_getaffinity(0)) // count))
 
 
 def record_failure(rank: int, error: BaseException) -> int:
-    """Leave a rank's cause for whoever started it; gives the exit code of the process."""
+    """Write a rank's failure for its parent; return the exit code of the process."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
         if code in (0, EXIT_PREEMPTED):
@@ -154,17 +156,14 @@ def record_failure(rank: int, error: BaseException) -> int:
 
 
 def read_failures(folder: Path) -> list[Failure]:
-    """The records of a group, earliest first."""
-    found = [
-        Failure(**json.loads(path.read_text(encoding="utf-8")))
-        for path in folder.glob("rank_*.json")
-    ]
-    return sorted(found, key=lambda failure: failure.time)
+    """Read the records of a group, earliest first."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.glob("rank_*.json")]
+    return sorted((Failure(**json.loads(text)) for text in texts), key=lambda item: item.time)
 
 
 @contextlib.contextmanager
 def watch_records(folder: Path) -> Iterator[None]:
-    """While this process waits for children that somebody else started: a failed one ends all."""
+    """Kill all children once one has failed, for children that a library has started."""
     done = threading.Event()
 
     def watch() -> None:
@@ -187,9 +186,9 @@ def watch_records(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pass_on_sigterm() -> Iterator[None]:
-    """While the block runs, a SIGTERM of this process is its children's, whoever started them.
+    """Forward a SIGTERM to all children during the block.
 
-    Ctrl-C reaches them from the terminal: here it is ignored, so that they end by themselves.
+    Ctrl-C reaches them from the terminal; this process ignores it, so that they end by themselves.
     """
 
     def forward(number: int, _: FrameType | None) -> None:
@@ -207,12 +206,11 @@ def pass_on_sigterm() -> Iterator[None]:
 
 
 def raise_cause(failures: Sequence[Failure]) -> None:
-    """Raise what ended a group: a mendable error as such, another with its rank.
-
-    Raises:
-      UserError, GroupError
-    """
-    cause = _choose_cause(failures)
+    """Raise the failure that ended a group: a UserError, or a GroupError that names the rank."""
+    # The first primary failure; a consequence only if there is nothing else.
+    primary = [item for item in failures if item.kind in ("user", "error", "killed")]
+    order = tuple(_VERBS)
+    cause = min(primary or failures, key=lambda item: (item.time, order.index(item.kind)))
     if cause.kind == "user":
         raise UserError(cause.text)
     if cause.trace and cause.kind == "error":
@@ -220,16 +218,10 @@ def raise_cause(failures: Sequence[Failure]) -> None:
     raise GroupError(f"rank {cause.rank} {_VERBS[cause.kind]}: {cause.text}")
 
 
-def _choose_cause(failures: Sequence[Failure]) -> Failure:
-    """The first primary failure; a consequence only where there is nothing else."""
-    primary = [one for one in failures if one.kind in ("user", "error", "killed")]
-    return min(primary or failures, key=lambda one: (one.time, _ORDER.index(one.kind)))
-
-
 def _explain_exit(
     failures: list[Failure], codes: dict[int, int], killed: dict[int, float], timeout_s: float
 ) -> int:
-    """The group's exit code, or its cause as an exception."""
+    """Return the group's exit code, or raise its cause."""
     recorded = {failure.rank for failure in failures}
     for rank, when in killed.items():
         if rank not in recorded and codes[rank] < 0:
@@ -245,7 +237,7 @@ def _explain_exit(
     if not failures:
         return max(codes.values())
     silent = [r for r in codes if r not in recorded and r not in killed]
-    if silent and all(one.kind in ("timeout", "consequence") for one in failures):
+    if silent and all(item.kind in ("timeout", "consequence") for item in failures):
         text = f"no answer for {timeout_s:g} s (runtime.timeout_s); {failures[0].text}"
         failures = [Failure(silent[0], "timeout", text, failures[0].time)]
     if all(failure.text.startswith("KeyboardInterrupt") for failure in failures):
@@ -258,7 +250,7 @@ def _classify(error: BaseException) -> str:
     if isinstance(error, UserError):
         return "user"
     text = f"{type(error).__name__}: {error}"
-    # Gloo's own errors are plain RuntimeErrors, whose text must tell where they come from.
+    # Gloo's own errors are plain RuntimeErrors, recognised by their text.
     is_remote = type(error).__name__.startswith("Dist") and "torch" in type(error).__module__
     is_gloo = isinstance(error, RuntimeError) and any(word in text for word in _CONSEQUENCES)
     if is_remote or is_gloo:
@@ -269,9 +261,12 @@ def _classify(error: BaseException) -> str:
 def _run_rank(
     rank: int, shared: dict[str, str], entry: Callable[..., int | None], args: tuple[object, ...]
 ) -> None:
-    """In a new process: take the rank's place, run, leave a record of what went wrong."""
+    """Run a rank in its new process, and write a record if it fails."""
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
-    _die_with_parent()
+    # PR_SET_PDEATHSIG: Linux kills this process when its parent ends.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if str(os.getppid()) != os.environ[_PARENT]:
+        os._exit(EXIT_FAILED)
     os.setpgrp()  # the terminal's Ctrl-C goes to the parent, which passes it on once
     try:
         code = entry(*args) or 0
@@ -283,23 +278,11 @@ def _run_rank(
     os._exit(code)
 
 
-def _get_environment(count: int, port: int, folder: str) -> dict[str, str]:
-    return {
-        "WORLD_SIZE": str(count),
-        "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent keeps the store
-        RECORDS: folder,
-        _PARENT: str(os.getpid()),
-    }
-
-
 @contextlib.contextmanager
 def _share_threads(count: int) -> Iterator[None]:
-    """What starts inside has its share of the cores from its first line on.
+    """Set the share of the cores of processes that start inside.
 
-    A rank loads torch, which reads this once, before it gets to code of its own.
+    A rank loads torch, which reads this once, before its own code.
     """
     if _THREADS in os.environ:
         yield
@@ -312,12 +295,12 @@ def _share_threads(count: int) -> Iterator[None]:
 
 
 def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, float]:
-    """Wait until all have ended, or one has failed and the grace is over.
+    """Wait until all have ended, or one has failed and the grace time is over.
 
-    Once a rank has ended well, the others have `timeout_s` to do so.
+    After the first success, the others have `timeout_s`.
 
     Returns:
-      Rank -> when it was seen to have ended.
+      Rank -> time at which it had ended.
     """
     ended: dict[int, float] = {}
     deadline = None
@@ -337,7 +320,7 @@ def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, floa
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """No rank outlives the group."""
+    """Kill all ranks that still run."""
     for process in processes:
         if process.pid is not None and process.is_alive():
             process.kill()
@@ -347,7 +330,7 @@ def _end(processes: Sequence[BaseProcess]) -> None:
 
 
 class _ForwardedSignals:
-    """While the ranks run, SIGINT and SIGTERM of the parent are theirs."""
+    """Forwards SIGINT and SIGTERM of the parent to the ranks."""
 
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
         self._processes = processes
@@ -367,10 +350,3 @@ class _ForwardedSignals:
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 os.kill(process.pid, number)
-
-
-def _die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if str(os.getppid()) != os.environ[_PARENT]:
-        os._exit(EXIT_FAILED)

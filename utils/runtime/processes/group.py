@@ -1,4 +1,4 @@
-"""`ProcessGroup`: the processes of a run that reach each other through torch.distributed."""
+"""`ProcessGroup`: the processes of a run, connected by torch.distributed."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ T = TypeVar("T")
 
 
 class ProcessGroup:
-    """Sums, copies and words between ranks; every call is made by all ranks alike.
+    """Sums, copies and objects between ranks; all ranks must make the same calls.
 
-    Objects of the host travel by gloo, tensors by the backend of their device. What a rank waits
-    for longer than `runtime.timeout_s` is an error.
+    Host objects use gloo, tensors the backend of their device. Waiting longer than
+    `runtime.timeout_s` is an error.
     """
 
     def __init__(
-        self,
-        section: RuntimeSection,
-        backend: str,
-        *,
-        init_method: str = "env://",
-        size: int = -1,
+        self, section: RuntimeSection, backend: str, *, init_method: str = "env://", size: int = -1
     ) -> None:
         self.timeout = datetime.timedelta(seconds=section.timeout_s)
         dist.init_process_group(
@@ -45,27 +40,27 @@ class ProcessGroup:
 
     @classmethod
     def join(cls, section: RuntimeSection, backend: str) -> ProcessGroup | None:
-        """The group that the environment names (torchrun's variables); none for one process."""
+        """Join the group of torchrun's variables in the environment; None for one process."""
         return cls(section, backend) if get_planned_size() > 1 else None
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks, in place."""
+        """Sum a tensor over ranks, in place, and return it."""
         dist.all_reduce(tensor)
         return tensor
 
     def broadcast_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Rank zero's values into every rank's tensors, in place."""
+        """Copy rank zero's values into every rank's tensors, in place."""
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's host object, in order of ranks."""
-        found: list[T | None] = [None] * self.size
-        dist.all_gather_object(found, value)
-        return found
+        """Return every rank's host object, in order of ranks."""
+        values: list[T | None] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
     def barrier(self) -> None:
-        """Wait for all ranks; a rank that does not come is named."""
+        """Wait for all ranks; an error names a missing rank."""
         if dist.get_backend() == "gloo":
             dist.monitored_barrier(timeout=self.timeout, wait_all_ranks=True)
         else:
@@ -78,11 +73,11 @@ class ProcessGroup:
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """All tensors as one vector, in their order."""
+    """Concatenate tensors to one vector, in their order."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of a vector in the shapes of `like`."""
+    """Split a vector into views of the shapes of `like`."""
     pieces = vector.split([tensor.numel() for tensor in like])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]

@@ -1,10 +1,10 @@
-"""`Ranks`: what the processes of a run do together, as seen by one of them."""
+"""`Ranks`: operations of a run's processes with each other, from the view of one of them."""
 
 from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
@@ -13,17 +13,18 @@ from torch import Tensor, nn
 from utils.runtime.processes.group import flatten, unflatten
 
 if TYPE_CHECKING:
+    from utils.runtime.base import Runtime
     from utils.runtime.processes.group import ProcessGroup
 
 T = TypeVar("T")
 
 
 class ReplicaError(RuntimeError):
-    """The ranks' weights are not the same; the text names the ranks and the first tensor."""
+    """The ranks' weights differ; the text names the ranks and the first tensor."""
 
 
 class Device(Protocol):
-    """What ranks ask of the device that they sit on."""
+    """The device operations that ranks need."""
 
     def finish_step(self) -> None: ...
 
@@ -35,14 +36,14 @@ class Device(Protocol):
 
 
 class Ranks(ABC):
-    """The processes that each read a part of the input; every call is made by all of them alike.
+    """The processes that each read a part of the input; all of them must make the same calls.
 
-    How tensors are summed and copied differs between devices and has no default: a sum that is
-    forgotten would be a wrong result that nobody sees.
+    Sums and copies differ between devices and have no default: a missing sum would be a wrong
+    result without an error.
 
     Attributes:
       index: of this process, from 0.
-      size: how many processes there are.
+      size: number of processes.
     """
 
     # The mean of equal float32 numbers is that number, to the bit.
@@ -53,19 +54,19 @@ class Ranks(ABC):
 
     @property
     def is_writer(self) -> bool:
-        """Whether this rank writes what is written once for all."""
+        """Whether this rank writes the files of the run."""
         return self.index == 0
 
     @abstractmethod
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks."""
+        """Return the sum over ranks."""
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Mean over ranks."""
+        """Return the mean over ranks."""
         return self.sum(tensor) / self.size
 
     def sum_with_gradient(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks through which the backward pass goes: its gradient is summed, too."""
+        """Return the sum over ranks; its gradient is summed in the backward pass, too."""
         return _SumOverRanks.apply(tensor, self)
 
     @abstractmethod
@@ -74,14 +75,14 @@ class Ranks(ABC):
 
     @abstractmethod
     def gather(self, value: T) -> list[T]:
-        """Every rank's host object, in order of ranks."""
+        """Return every rank's host object, in order of ranks."""
 
     def broadcast_value(self, value: T) -> T:
-        """Rank zero's host object."""
+        """Return rank zero's host object."""
         return self.gather(value)[0]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank."""
+        """Return whether the flag is set on any rank."""
         return any(self.gather(flag))
 
     @abstractmethod
@@ -90,19 +91,19 @@ class Ranks(ABC):
 
     @abstractmethod
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Turn the gradients of an optimizer's parameters into their mean over ranks."""
+        """Replace the gradients of an optimizer's parameters by their mean over ranks."""
 
     @torch.no_grad()
     def average_buffers(self, module: nn.Module, prefix: str = "") -> None:
-        """Mean over ranks of the float buffers, such as BatchNorm's running statistics.
+        """Average float buffers over ranks, such as BatchNorm's running statistics.
 
         Args:
-          prefix: how the names of those begin that each rank makes from its own examples.
+          prefix: of the names of buffers that each rank computes from its own examples.
         """
         floats = [
-            one
-            for name, one in module.named_buffers()
-            if one.is_floating_point() and name.rpartition(".")[2].startswith(prefix)
+            buffer
+            for name, buffer in module.named_buffers()
+            if buffer.is_floating_point() and name.rpartition(".")[2].startswith(prefix)
         ]
         if not floats:
             return
@@ -111,15 +112,14 @@ class Ranks(ABC):
             buffer.copy_(piece)
 
     def check_replicas(self, tensors: Mapping[str, Tensor], when: str) -> None:
-        """Compare the ranks' tensors by checksum. # host read: start, evaluations and end
+        """Compare the ranks' tensors by checksum; raise a ReplicaError on all if they differ.
 
-        Raises:
-          ReplicaError: on every rank, if they differ.
+        # host read: start, evaluations and end
         """
         if self.size == 1:
             return
         host = self._device.fetch_all(tensors)
-        compare_checksums(self.gather({n: _sum_bytes(t) for n, t in host.items()}), when)
+        compare_checksums(self.gather({n: _compute_crc32(t) for n, t in host.items()}), when)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -127,7 +127,7 @@ class Ranks(ABC):
 
 
 class Alone(Ranks):
-    """The only process of a run, whose tensors are the whole run's."""
+    """The only process of a run."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -158,12 +158,11 @@ class Alone(Ranks):
 
 
 class ProcessRanks(Ranks):
-    """Processes whose tensors and host objects travel by torch.distributed.
+    """Processes that exchange tensors and host objects by torch.distributed.
 
     Args:
-      device: of this process.
       reduce_dtype: in which gradients are summed.
-      sums_in_backward: whether DDP has summed them when the backward pass is over.
+      sums_in_backward: whether DDP sums them in the backward pass.
     """
 
     def __init__(
@@ -191,8 +190,8 @@ class ProcessRanks(Ranks):
         self._group.barrier()
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        # One vector in the order of the parameters: the ring adds up in the same order in every
-        # process that ever runs this, so a resumed run has the same bits.
+        # One vector in the order of the parameters: the ring then sums in the same order in every
+        # process, so that a resumed run has the same bits.
         if self._sums_in_backward:
             return
         gradients = [owner.grad for owner in list_owners(optimizer)]
@@ -206,7 +205,7 @@ class ProcessRanks(Ranks):
 
 
 class _SumOverRanks(torch.autograd.Function):
-    """Sum over ranks; every rank's result depends on every rank's input, so gradients add up."""
+    """Sum over ranks, whose gradients are summed over ranks, too."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
@@ -218,20 +217,38 @@ class _SumOverRanks(torch.autograd.Function):
         return ctx.ranks.sum(gradient.contiguous()), None
 
 
+def create_gather(runtime: Runtime) -> Callable[[Tensor], Tensor]:
+    """Create a function from this rank's rows [B, ...] to those of all ranks [ranks * B, ...].
+
+    Each rank writes its rows into a matrix of zeros, and these are summed: equal bits, by the one
+    collective that every device has. The position of its rows is data, so that all ranks compile
+    one program. On a mesh a tensor already has the rows of the whole run.
+    """
+    ranks = runtime.ranks
+    if isinstance(ranks, Alone):
+        return lambda rows: rows
+    own = torch.zeros(ranks.size)
+    own[ranks.index] = 1
+    position = runtime.tensor_to_device(own)
+
+    @torch.no_grad()
+    def gather(rows: Tensor) -> Tensor:
+        wide = position.to(rows.dtype).reshape(-1, *[1] * rows.ndim) * rows.detach()
+        return ranks.sum(wide.flatten(0, 1))
+
+    return gather
+
+
 def list_owners(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The optimizer's parameters that have a gradient, in its order."""
+    """Return the optimizer's parameters that have a gradient, in its order."""
     return [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
 
 
 def compare_checksums(sums: Sequence[Mapping[str, int]], when: str) -> None:
-    """Refuse ranks whose checksums differ from those of most ranks (of rank 0 where it is even).
-
-    Raises:
-      ReplicaError: names the ranks, the moment and the first tensor.
-    """
-    kinds = [tuple(one.items()) for one in sums]
-    usual = max(kinds, key=kinds.count)
-    odd = [rank for rank, kind in enumerate(kinds) if kind != usual]
+    """Raise a ReplicaError if checksums differ from those of most ranks (of rank 0 in a tie)."""
+    rows = [tuple(row.items()) for row in sums]
+    usual = max(rows, key=rows.count)
+    odd = [rank for rank, row in enumerate(rows) if row != usual]
     if odd:
         mine, theirs = dict(usual), sums[odd[0]]
         names = [name for name in mine if theirs.get(name) != mine[name]]
@@ -241,6 +258,5 @@ def compare_checksums(sums: Sequence[Mapping[str, int]], when: str) -> None:
         )
 
 
-def _sum_bytes(tensor: Tensor) -> int:
-    """CRC-32 of a host tensor's bytes."""
+def _compute_crc32(tensor: Tensor) -> int:
     return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,7 +1,7 @@
-"""The axis of a mesh that deals out the tokens of a sequence, for models that can use it.
+"""The axis of a mesh that splits the tokens of a sequence, for models that can use it.
 
-A runtime with such an axis says so when it starts. Elsewhere a sequence is one part, and nothing
-is marked. Marks hold for gradients, too.
+A runtime with such an axis sets it when it starts. Otherwise a sequence is one part, and nothing
+is marked. Gradients are marked like their values.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Marks a tensor: dealt along the axis by a dimension, or by none; and by examples.
+# (tensor, dimension split along the axis or None, dimension of examples) -> marked tensor.
 Mark = Callable[[Tensor, int | None, int], Tensor]
 
 _axis: list[tuple[int, Mark]] = []
 
 
 def set_sequence_axis(parts: int, mark: Mark | None = None) -> None:
-    """Say that sequences are dealt out to so many devices; 1: they are not."""
+    """Set the number of devices that a sequence is split over; 1: it is not split."""
     _axis[:] = [(parts, mark)] if parts > 1 and mark is not None else []
 
 
 def count_sequence_parts() -> int:
-    """Devices that a sequence is dealt out to."""
+    """Return the number of devices that a sequence is split over."""
     return _axis[0][0] if _axis else 1
 
 
 def deal_sequence(x: Tensor, dim: int, *, batch: int = 0) -> Tensor:
-    """x, dealt along a dimension of tokens or of parts of a sequence, if it is a multiple.
+    """Split x along a dimension of tokens or parts of a sequence, if it is a multiple.
 
     Args:
-      batch: the dimension of examples, which stay where they are.
+      batch: the dimension of examples, whose devices do not change.
     """
     if not _axis or x.shape[dim] % _axis[0][0]:
         return x
@@ -40,17 +40,17 @@ def deal_sequence(x: Tensor, dim: int, *, batch: int = 0) -> Tensor:
 
 
 def gather_sequence(x: Tensor, *, batch: int = 0) -> Tensor:
-    """x whole on all devices of its sequence."""
+    """Gather x whole on all devices of its sequence."""
     return _Mark.apply(x, None, batch) if _axis else x
 
 
 def look_back(x: Tensor, tail: Tensor) -> Tensor:
-    """Tokens [B, T, C] as parts [B, G, n + T / G, C], each behind the n tokens before it.
+    """Split tokens [B, T, C] into parts [B, G, n + T / G, C], each after the n tokens before it.
 
-    Devices tell each other no more than these.
+    Devices exchange only these n tokens.
 
     Args:
-      tail: what stands before the first token, [B, n, C].
+      tail: values before the first token, [B, n, C].
     """
     count, parts = tail.shape[1], count_sequence_parts()
     if x.shape[1] % parts or x.shape[1] // parts < count:
@@ -64,21 +64,20 @@ def look_back(x: Tensor, tail: Tensor) -> Tensor:
 
 
 class _Mark(torch.autograd.Function):
-    """x, marked; and its gradient."""
+    """Marks x and its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int | None, batch: int) -> Tensor:
-        ctx.place = dim, batch
+        ctx.dims = dim, batch
         return _mark(x, dim, batch)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _mark(gradient, *ctx.place), None, None
+        return _mark(gradient, *ctx.dims), None, None
 
 
 @torch.library.custom_op("runtime::mark_sequence", mutates_args=())
 def _mark(x: Tensor, dim: int | None, batch: int) -> Tensor:
-    """A copy of x that is marked."""
     return _axis[0][1](x.clone(), dim, batch)
 
 

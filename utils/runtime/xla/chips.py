@@ -1,4 +1,4 @@
-"""A process for each chip of this host, started by torch_xla."""
+"""Starts a process for each chip of this host by torch_xla."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def launch_on_chips(
     section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
 ) -> int:
-    """Run a worker on each chip; a failed one ends the others and is named."""
+    """Run a worker on each chip; a failed one ends the others and is named in the error."""
     import torch_xla
 
     with tempfile.TemporaryDirectory(prefix="run-group-") as name:
@@ -45,8 +45,7 @@ def launch_on_chips(
                 raise cause from error
         finally:
             del os.environ[RECORDS]
-        codes = [int(path.read_text()) for path in folder.glob("code_*")]
-        return max(codes, default=0)
+        return max((int(path.read_text()) for path in folder.glob("code_*")), default=0)
 
 
 def _run_on_chip(
@@ -55,7 +54,7 @@ def _run_on_chip(
     worker: Callable[..., int | None],
     args: tuple[object, ...],
 ) -> None:
-    """In a chip's process, which can give no exit code: leave it, or the cause, as a file."""
+    """Run the worker in a chip's process, and write its exit code or failure to a file."""
     try:
         code = run_on(XlaRuntime, section, worker, args)
         if code and RECORDS in os.environ:

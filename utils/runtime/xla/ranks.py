@@ -1,4 +1,4 @@
-"""The processes of a PyTorch/XLA run: chips, one mesh over all of them, or CPU processes."""
+"""Ranks of a PyTorch/XLA run: chips, one mesh over all of them, or CPU processes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class ChipRanks(ProcessRanks):
-    """One process for each chip: tensors travel by XLA's collectives, host objects by gloo."""
+    """One process for each chip: XLA's collectives for tensors, gloo for host objects."""
 
-    # A TPU has no float64; its worlds are powers of two, whose means are exact all the same.
+    # A TPU has no float64; means over a power of two of ranks are exact in float32, too.
     _mean_dtype = torch.float32
 
     def __init__(self, device: Device, group: ProcessGroup, reduce_dtype: torch.dtype) -> None:
@@ -50,15 +50,15 @@ class ChipRanks(ProcessRanks):
 
 
 class GlooRanks(ProcessRanks):
-    """Several XLA processes on one CPU, whose sums gloo makes: how ranks are tested without chips.
+    """Several XLA processes on one CPU with sums by gloo, to test ranks without chips.
 
-    XLA's own collectives do not reach across CPU processes (each rank would get back its own
-    value), so sums leave the device, are made by gloo and come back. That costs a host read a step,
-    and the step is two graphs: it shows what ranks do, and measures no TPU's speed or graphs.
+    XLA's collectives do not work across CPU processes (each rank would get back its own value), so
+    sums leave the device and come back. That costs a host read a step and a second graph, so speed
+    and graphs are not those of a TPU.
     """
 
     def sum(self, tensor: Tensor) -> Tensor:
-        # Dispatch all that is pending first: a fetch alone would compute its inputs a second time.
+        # Dispatch pending work first: a fetch alone would compute its inputs a second time.
         self._device.finish_step()
         host = self._group.all_reduce_sum(self._device.fetch(tensor).contiguous())
         return self._device.tensor_to_device(host)
@@ -82,12 +82,12 @@ class GlooRanks(ProcessRanks):
 class MeshRanks(Alone):
     """One process for each host of a mesh.
 
-    A global array holds the whole run's value on every host, so there is nothing to sum or to
-    copy; host objects travel by the group.
+    A global array has the run's value on every host, so nothing is summed or copied; the group
+    exchanges host objects.
 
     Args:
-      group: none where one host has all devices.
-      reduce_dtype: in which the gradients that devices kept apart are summed; none: their own.
+      group: None if one host has all devices.
+      reduce_dtype: for sums of gradients that devices kept apart; None: the gradients' own.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class MeshRanks(Alone):
             self._group.barrier()
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Sum what devices kept apart; the partitioner has done so with the rest."""
+        """Sum the gradients that devices kept apart; the partitioner has summed the rest."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         join_gradients(parameters, self._reduce_dtype)
 
@@ -116,25 +116,25 @@ class MeshRanks(Alone):
 
 
 def join_hosts(section: RuntimeSection) -> ProcessGroup:
-    """The group in which the processes of chips or hosts speak, found by way of XLA's runtime."""
+    """Create the group of the processes of chips or hosts, by XLA's rendezvous."""
     import torch_xla.distributed.xla_backend  # noqa: F401  it registers xla://
 
     return ProcessGroup(section, "gloo", init_method="xla://")
 
 
 def check_collectives(world_size: int) -> None:
-    """Refuse a torch.distributed group of backend `xla` that XLA itself knows nothing of.
+    """Refuse a torch.distributed group of backend `xla` with more ranks than XLA itself has.
 
     Across CPU processes each rank would silently get back its own value for a sum.
 
     Args:
-      world_size: ranks that XLA knows of.
+      world_size: XLA's number of ranks.
     """
     if not torch.distributed.is_initialized() or torch.distributed.get_backend() != "xla":
         return
-    told = torch.distributed.get_world_size()
-    if told != world_size:
+    size = torch.distributed.get_world_size()
+    if size != world_size:
         raise UserError(
-            f"torch.distributed's backend 'xla' was told of {told} ranks, but XLA knows of "
-            f"{world_size}: sums would stay on their rank; leave the group to runtime.num_processes"
+            f"torch.distributed's backend 'xla' has {size} ranks, but XLA has {world_size}: sums "
+            "would stay on their rank; leave the group to runtime.num_processes"
         )

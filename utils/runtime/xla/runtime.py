@@ -1,4 +1,4 @@
-"""PyTorch/XLA through PJRT: TPU chips, or the CPU where there is none."""
+"""PyTorch/XLA through PJRT: TPU chips, or the CPU without a TPU."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from utils.device_use import read_tpu
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.log import get_logger
 from utils.programs import pause_collection
 from utils.runtime.base import DTYPES, Runtime, T, derive_seed
-from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
 from utils.runtime.processes.children import get_core_share
@@ -26,73 +24,16 @@ from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.processes.ranks import Alone, Ranks
 from utils.runtime.start import get_planned_size
 from utils.runtime.updates import Updates
-from utils.runtime.xla.decay import LEAST_PRODUCT, raise_decays
-from utils.runtime.xla.muon import lower_muon
+from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
+from utils.storage.places import to_path
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
 
-_MUONS = ("muon", "nmuon", "adamuon", "nadamuon")
-# Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
-# included, is then data of one graph. The others take Python floats.
-_DEVICE_LR = (
-    "adamw", "adam", "nadam", "adamax", "nadamw", "cadamw", "cnadamw", "adamc", "nadamc",
-    *_MUONS,
-)  # fmt: skip
-_ONE_BY_ONE = {"foreach": False}
-
-
-class XlaUpdates(Updates):
-    """Hyperparameters are data of the graph, never constants."""
-
-    _has_raised = False
-
-    def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
-        if optimizer_name not in _DEVICE_LR:
-            return {}
-        return {"capturable": True} | ({} if optimizer_name in _MUONS else _ONE_BY_ONE)
-
-    def _step(self, optimizer: torch.optim.Optimizer) -> None:
-        with lower_muon(optimizer):
-            super()._step(optimizer)
-
-    def set_hyperparameters(
-        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
-    ) -> None:
-        raised = raise_decays(optimizer, lrs, decays)
-        if raised != list(decays) and not self._has_raised:
-            self._has_raised = True
-            self._tell_raised(optimizer, lrs, decays, raised)
-        super().set_hyperparameters(optimizer, lrs, raised)
-        if not optimizer.defaults.get("capturable"):
-            return
-        # A zero-dimensional host tensor of 0 or 1 would be baked into the graph; a slice of an
-        # uploaded vector is always data.
-        values = self._device.upload(lrs)
-        for position, group in enumerate(optimizer.param_groups):
-            group["lr"] = values[position]
-
-    @staticmethod
-    def _tell_raised(
-        optimizer: torch.optim.Optimizer,
-        lrs: Sequence[float],
-        decays: Sequence[float],
-        raised: Sequence[float],
-    ) -> None:
-        """Warn of the first group whose decay is raised; once, for the schedule goes on."""
-        rows = zip(lrs, decays, raised, strict=True)
-        lr, asked, decay = next(row for row in rows if row[1] != row[2])
-        get_logger().warning(
-            "optim.weight_decay: %s's %g is raised to %.3g where the learning rate is %.3g, so "
-            "that a step still takes %g of a weight: less is nothing in float32, and XLA would "
-            "compile another graph; learning rates stay as they are",
-            type(optimizer).__name__, asked, decay, lr, LEAST_PRODUCT,
-        )  # fmt: skip
-
 
 class XlaInstruments(Instruments):
-    """XLA times its compilation; a TPU tells of its memory, and of its use by tpu-info."""
+    """Compilation time by XLA, memory of a TPU, and its use by tpu-info."""
 
     def __init__(self, runtime: XlaRuntime) -> None:
         super().__init__(runtime)
@@ -114,7 +55,7 @@ class XlaInstruments(Instruments):
 
 
 class XlaRuntime(Runtime):
-    """One process for each chip; on the CPU one process, or some that gloo connects."""
+    """One process for each chip; on the CPU one process, or several connected by gloo."""
 
     name = "xla"
 
@@ -147,14 +88,13 @@ class XlaRuntime(Runtime):
         return not self.section.compile
 
     def _start_backend(self) -> None:
-        """What must be set before the first computation."""
+        """Set what must be set before the first computation."""
         from torch_xla import backends
 
-        # Setting it a second time warns, also where nothing changes.
+        # Setting it a second time warns, even if nothing changes.
         if backends.get_mat_mul_precision() != self.section.matmul_precision:
             backends.set_mat_mul_precision(self.section.matmul_precision)
-        rank = self._xr.global_ordinal()
-        folder = prepare_cache(self.section, self._hardware, rank)
+        folder = prepare_cache(self.section, self._hardware, self._xr.global_ordinal())
         if folder is not None:
             self._xr.initialize_cache(str(folder), readonly=False)
 
@@ -185,17 +125,17 @@ class XlaRuntime(Runtime):
         self._xla.sync()
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
-        # Not `tensor.to`: it makes an empty device tensor first and copies into it. A sync of the
-        # main thread between the two would take that half-made tensor for an output of the step and
-        # compile another graph.
+        # Not `tensor.to`: it creates an empty device tensor and then copies into it. A sync of the
+        # main thread in between would take that tensor for an output of the step and compile
+        # another graph.
         return self._xm.send_cpu_data_to_device([tensor], self.device)[0]
 
     def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
-        # Its optimisation barrier keeps the compiler from sharing the two computations again.
+        # Its optimisation barrier keeps the compiler from merging the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
-        # The non-reentrant form is not there on XLA, and the reentrant one takes no keywords. It
-        # gives no gradient at all, to weights either, where no input has one.
+        # XLA has only the reentrant form, which takes no keywords and gives no gradient at all,
+        # not even to weights, if no input needs one.
         if not any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
             return function(*args, **kwargs)
         return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True)
@@ -203,7 +143,7 @@ class XlaRuntime(Runtime):
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
         from torch_xla.experimental.scan_layers import scan_layers
 
-        # Pure (no dropout, no statistics): the block is traced once, not in every step.
+        # A pure block (no dropout, no statistics) is traced once, not in every step.
         return scan_layers(blocks, inputs, is_layer_pure=True)
 
     def trace_once(self, model: nn.Module, *inputs: Tensor) -> None:
@@ -212,11 +152,11 @@ class XlaRuntime(Runtime):
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
         logits.float().sum().backward()
         model.zero_grad(set_to_none=True)
-        del outputs, logits  # nothing alive, so nothing of it is compiled
+        del outputs, logits  # no live tensor, so nothing is compiled
         self.finish_step()
 
     def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
-        # Not `Trace`: its scope must not stand open across a sync.
+        # Not `Trace`: its scope must not be open across a sync.
         return self._xla._XLAC.profiler.TraceMe(name)
 
     @contextlib.contextmanager
@@ -244,7 +184,7 @@ class XlaRuntime(Runtime):
         return gained
 
     def _count(self) -> dict[str, int]:
-        """What torch_xla has counted in this process, earlier runtimes included."""
+        """Return torch_xla's counters of this process, earlier runtimes included."""
         transfers = self._metrics.metric_data("TransferFromDeviceTime")
         fallbacks = [n for n in self._metrics.counter_names() if n.startswith("aten::")]
         return {
@@ -258,8 +198,39 @@ class XlaRuntime(Runtime):
         return {**super().describe(), "hardware": self._hardware, "chip": chip}
 
 
+def prepare_cache(section: RuntimeSection, hardware: str, rank: int) -> Path | None:
+    """Return a rank's directory of compiled graphs, shrunk to its limit; None without a cache.
+
+    On the CPU graphs can be written but not read back.
+
+    Args:
+      hardware: kind of device behind PJRT.
+    """
+    key = section.compile_cache
+    if hardware == "CPU" or not key:
+        return None
+    # Not a URL: torch_xla writes it in C++.
+    folder = to_path("~/.cache/xla_graphs" if key == "auto" else key) / f"rank_{rank}"
+    shrink(folder, section.compile_cache_gib)
+    return folder
+
+
+def shrink(folder: Path, limit_gib: float) -> list[Path]:
+    """Delete the least recently used files until the rest fits; return the deleted ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
+    files.sort(key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True)
+    size, dropped = 0, []
+    for path, facts in files:
+        size += facts.st_size
+        if size > limit_gib * 2**30:
+            path.unlink()
+            dropped.append(path)
+    return dropped
+
+
 def _sum_compiling() -> float:
-    """Seconds in which torch_xla has compiled in this process, earlier runtimes included."""
+    """Return torch_xla's seconds of compilation in this process, earlier runtimes included."""
     import torch_xla.debug.metrics as metrics
 
     compiled = metrics.metric_data("CompileTime")
@@ -267,11 +238,7 @@ def _sum_compiling() -> float:
 
 
 def _get_hardware() -> str:
-    """The kind of device behind PJRT.
-
-    Raises:
-      UserError: it cannot be opened.
-    """
+    """Return the kind of device behind PJRT; a UserError if it cannot be opened."""
     import torch_xla.runtime as xr
 
     try:

@@ -1,9 +1,9 @@
-"""One process for each host and one mesh over all devices: XLA's partitioner deals out the step.
+"""One process for each host and one mesh over all devices, partitioned by XLA.
 
-Every tensor is a global array. The batch is dealt along `data` and `fsdp`, parameters are
+Every tensor is a global array. The batch is split along `data` and `fsdp`, parameters are
 replicated along `data` and, with `runtime.mesh_fsdp`, sharded along `fsdp`; sums over examples are
-sums over all devices without being asked for, BatchNorm's statistics included. With
-`runtime.mesh_context` language models deal out the tokens of each example along a third axis.
+sums over all devices, BatchNorm's statistics included. With `runtime.mesh_context` language models
+split the tokens of each example along a third axis.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from utils.runtime.mesh_gradients import split_gradients
 from utils.runtime.processes.ranks import Ranks
 from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
+from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import MeshRanks, join_hosts
-from utils.runtime.xla.runtime import XlaRuntime, XlaUpdates
+from utils.runtime.xla.runtime import XlaRuntime
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
@@ -32,7 +33,7 @@ _BATCH = (_DATA, _FSDP)
 
 
 def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, ...]:
-    """Devices along (data, fsdp), and along context where sequences are dealt out.
+    """Return the devices along (data, fsdp), and along context if sequences are split.
 
     Raises:
       UserError: the keys do not match the devices.
@@ -50,10 +51,10 @@ def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, ...]:
 
 
 class _MeshUpdates(XlaUpdates):
-    """The state is laid out like its parameters.
+    """Updates whose state has the layout of its parameters.
 
     Args:
-      lay_out: gives a tensor of the state anew, in the layout that belongs there.
+      lay_out: (tensor of the state, parameter) -> the same tensor in the right layout.
     """
 
     def __init__(self, device: XlaSpmdRuntime, lay_out: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -70,14 +71,14 @@ class _MeshUpdates(XlaUpdates):
 
 
 class XlaSpmdRuntime(XlaRuntime):
-    """All devices of the run behind one mesh of (data, fsdp), and context where it is asked for."""
+    """All devices of the run in one mesh of (data, fsdp), and context if it is set."""
 
     def _create_updates(self) -> Updates:
         return _MeshUpdates(self, self._lay_out_state)
 
     @property
     def fp32_weight_gradients(self) -> bool:
-        # The partitioner sums what a product gives, before it is cast to the weight's type.
+        # The partitioner sums outputs of a product before they are cast to the weight's type.
         return self.section.reduce_dtype == "fp32"
 
     def _start_backend(self) -> None:
@@ -90,7 +91,7 @@ class XlaSpmdRuntime(XlaRuntime):
         shape = get_mesh_shape(self.section, count)
         self._mesh = xs.Mesh(np.arange(count), shape, (*_BATCH, _CONTEXT)[: len(shape)])
         set_sequence_axis(self.section.mesh_context, self._mark_sequence)
-        # Kernels, of which the partitioner knows nothing, deal out their examples by it.
+        # Kernels, which the partitioner cannot split, split their examples by it.
         xs.set_global_mesh(self._mesh)
 
     def _create_ranks(self) -> Ranks:
@@ -98,7 +99,7 @@ class XlaSpmdRuntime(XlaRuntime):
         if hosts > 1 and count_sequence_parts() > 1:
             raise UserError(
                 f"runtime.mesh_context ({self.section.mesh_context}) works on one host, and these "
-                f"are {hosts}; leave it out, or use runtime.mesh_fsdp"
+                f"are {hosts}; remove it, or use runtime.mesh_fsdp"
             )
         devices = self._xr.global_runtime_device_count() // hosts
         self.local_devices = devices // count_sequence_parts()
@@ -114,24 +115,24 @@ class XlaSpmdRuntime(XlaRuntime):
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
         if tensor.dim() == 1 and count_sequence_parts() > 1:
-            # PyTorch/XLA 2.9 cannot lay out a vector along some of a mesh's axes.
+            # PyTorch/XLA 2.9 cannot shard a vector along only some of a mesh's axes.
             return self._replicate(tensor)
         return self._upload(tensor, (_BATCH, *[None] * (tensor.dim() - 1)), part=True)
 
     def _mark_sequence(self, x: Tensor, dim: int | None, batch: int) -> Tensor:
-        """x with a dimension of tokens or parts dealt along `context`, and its examples dealt."""
+        """Shard a dimension of tokens or parts along `context`, and the examples."""
         partition: list[str | tuple[str, ...] | None] = [None] * x.dim()
         if x.shape[batch] % self.device_count == 0:
             partition[batch] = _BATCH
         if dim is not None:
             partition[dim] = _CONTEXT
-        # Not `mark_sharding`: that refuses what descends from a tensor which was laid out before.
+        # Not `mark_sharding`: it refuses tensors that derive from a sharded one.
         return self._xs.annotate_custom_sharding(x, self._mesh, tuple(partition)).global_tensor
 
     def _lay_out_state(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """A tensor of an optimizer's state as its parameter lies; other shapes on every device.
+        """Upload a tensor of an optimizer's state in its parameter's layout, or replicated.
 
-        Uploaded anew: what the zeroing step left lies in another layout.
+        The zeroing step has left it in another layout.
         """
         same = value.shape == parameter.shape
         partition = self._get_partition(value.shape) if same else (None,) * value.dim()
@@ -147,15 +148,15 @@ class XlaSpmdRuntime(XlaRuntime):
         *,
         part: bool = False,
     ) -> Tensor:
-        """A host tensor as a global array; `part`: each host holds its share of the first axis."""
+        """Upload a global array; `part`: this host has only its share of the first axis."""
         minibatch = part and self.ranks.size > 1
         spec = self._xs.ShardingSpec(self._mesh, tuple(partition), minibatch=minibatch)
         return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]
 
     def _get_partition(self, shape: Sequence[int]) -> tuple[str | None, ...]:
-        """The mesh axis of each dimension: `fsdp` for the largest one that it divides.
+        """Return the mesh axis of each dimension: `fsdp` for the largest one that it divides.
 
-        Vectors (biases, norms) stay whole: they weigh nothing.
+        Vectors (biases, norms) stay whole: they are small.
         """
         partition: list[str | None] = [None] * len(shape)
         fsdp = self.section.mesh_fsdp
@@ -165,14 +166,12 @@ class XlaSpmdRuntime(XlaRuntime):
         return tuple(partition)
 
     def keep_gradients_apart(self, module: nn.Module) -> None:
-        # Sharded parameters stay as they are: whole gradients on each device would not fit.
+        # Not for sharded parameters: whole gradients on each device would not fit.
         if self.section.mesh_fsdp == 1:
-            split_gradients(module.parameters(), self.device_count, self._deal)
+            split_gradients(module.parameters(), self.device_count, self._shard_first_axis)
 
-    def _deal(self, tensor: Tensor) -> Tensor:
-        """Mark a tensor of the graph as dealt along its first dimension."""
-        partition = (_BATCH, *[None] * (tensor.dim() - 1))
-        self._xs.mark_sharding(tensor, self._mesh, partition)
+    def _shard_first_axis(self, tensor: Tensor) -> Tensor:
+        self._xs.mark_sharding(tensor, self._mesh, (_BATCH, *[None] * (tensor.dim() - 1)))
         return tensor
 
     def describe(self) -> JsonObject:
