@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from job.metric_writer import LostRunError
 from utils.log import get_logger
-from utils.stall import StallWatch
-from utils.stopping import StopRequest
+from utils.stopping import StallWatch, StopRequest
 
 if TYPE_CHECKING:
     from job.recorder import LoopRecorder

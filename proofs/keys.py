@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from utils.config.data import EvalSection
 from utils.config.distill import LossTerm, TeacherSection
-from utils.config.keys import get_resume_rules
+from utils.config.keys import get_neutral_keys, get_resume_rules
 from utils.config.metadata import ConfigSection, read_key_info
 from utils.config.sections import RunConfig
 from utils.programs import create_program_parser, run_program
@@ -82,7 +82,7 @@ def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str
             only.append(value + ", ".join(info.devices.names))
         only += [", ".join(info.tasks)] if info.tasks else []
         notes = [f"`--{flag}`" for flag in info.aliases]
-        notes += ["path"] * info.is_path + ["neutral"] * (not info.affects_results)
+        notes += ["path"] * info.is_path + ["neutral"] * (key in get_neutral_keys())
         notes += [f"stream: {info.stream}"] if info.stream else []
         notes += [f"needs {' or '.join(info.needs)}"] if info.needs else []
         notes += [f"excludes {' and '.join(info.excludes)}"] if info.excludes else []

@@ -27,7 +27,6 @@ FLOORS = {
     "store": 1,
     "utils.endings": 1,
     "utils.stopping": 1,
-    "utils.stall": 1,
     "utils.device_use": 1.5,
     "utils.runtime": 2,
     "big_vision": 2,

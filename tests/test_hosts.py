@@ -178,7 +178,7 @@ def test_waiting_for_an_upload_is_no_standing_still(tmp_path, monkeypatch, hosts
     """Each write lasts until the loop, which waits for it, has given some more signs of life."""
     beats = threading.Semaphore(0)
     monkeypatch.setattr("job.saving.LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr("utils.stall.StallWatch.beat", lambda watch: beats.release())
+    monkeypatch.setattr("utils.stopping.StallWatch.beat", lambda watch: beats.release())
     original, seen = checkpoint_files.save_file, []
 
     def save_slowly(*args: object, **kwargs: object) -> None:

@@ -1,4 +1,4 @@
-"""Keeps gradients small: by their norm, by each number, or by what they are to their weights."""
+"""Clips gradients by their norm, by value, or relative to their weights."""
 
 from __future__ import annotations
 
@@ -11,39 +11,29 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from utils.runtime.axes import view_as_in_files
 
-# Of the weights of a unit, below which they count as that: those that are zero must move, too.
+# Lower bound of the norm of a unit's weights: weights of zero must move, too.
 MIN_UNIT_NORM = 1e-3
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """At most one limit is given; without one gradients stay as they are.
+    """At most one limit of gradients."""
 
-    Attributes:
-      norm: of all gradients together.
-      value: of each number.
-      ratio: of a unit's gradient to the unit's weights.
-    """
-
-    norm: float | None = None
-    value: float | None = None
-    ratio: float | None = None
+    norm: float | None = None  # of all gradients together
+    value: float | None = None  # of each number
+    ratio: float | None = None  # of a unit's gradient to the unit's weights
 
 
 @torch.no_grad()
 def clip_gradients(
     parameters: Sequence[nn.Parameter], clipping: Clipping, head: Iterable[nn.Parameter] = ()
 ) -> Tensor:
-    """Clip gradients in place; gives the global norm before.
-
-    Args:
-      head: parameters that `ratio` leaves alone.
-    """
+    """Clip gradients in place, for a `ratio` except those of `head`; return the norm before."""
     # Not foreach: it reads the device.
     if clipping.norm is not None:
         return clip_grad_norm_(parameters, clipping.norm, foreach=False)
     with_grad = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = get_total_norm([one.grad for one in with_grad if one.grad is not None], foreach=False)
+    norm = get_total_norm([p.grad for p in with_grad if p.grad is not None], foreach=False)
     kept = {id(parameter) for parameter in head}
     for parameter in with_grad:
         gradient = parameter.grad
@@ -51,15 +41,15 @@ def clip_gradients(
         if clipping.value is not None:
             gradient.clamp_(-clipping.value, clipping.value)
         elif clipping.ratio is not None and id(parameter) not in kept:
-            seen, weights = (view_as_in_files(parameter, one) for one in (gradient, parameter))
-            seen.copy_(clip_to_weights(seen, weights, clipping.ratio))
+            view, weights = (view_as_in_files(parameter, t) for t in (gradient, parameter))
+            view.copy_(clip_to_weights(view, weights, clipping.ratio))
     return norm
 
 
 def clip_to_weights(gradient: Tensor, weights: Tensor, ratio: float) -> Tensor:
-    """The gradient, each unit of it at most `ratio` times as long as the unit's weights.
+    """Clip each unit of a gradient to `ratio` times the norm of the unit's weights.
 
-    A unit is what one output sees: all but the first axis; a vector is one unit.
+    A unit is the weights of one output: all but the first axis; a vector is one unit.
 
     Source: Brock et al. 2021, arXiv:2102.06171, section 4.
     """

@@ -1,4 +1,4 @@
-"""The exponential moving average of a model's weights."""
+"""Exponential moving averages of a model's weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Averaging:
-    """How averages of the weights follow them.
+    """Rules of averages of the weights."""
 
-    Attributes:
-      decays: that each of them reaches; its first steps forget faster.
-      start_step: before which they are the weights themselves.
-      keep_every: steps after which the last of them, which is no average, becomes the weights, and
-        stays what it is in between; 0: there is none such.
-    """
-
-    decays: tuple[float, ...] = ()
-    start_step: int = 0
+    decays: tuple[float, ...] = ()  # final decay of each average; early steps have smaller ones
+    start_step: int = 0  # until then averages equal the weights
+    # Adds a last "average" that copies the weights after so many steps; 0: none.
     keep_every: int = 0
 
     def get_weights(self, step: int) -> list[float]:
-        """1 - decay of each average at a step: what it takes of the weights."""
+        """Return 1 - decay of each average at a step."""
         kept = [float((step + 1) % self.keep_every == 0)] if self.keep_every else []
         averaged = step - self.start_step
         if averaged < 0:
@@ -35,29 +29,27 @@ class Averaging:
 
 
 def create_ema(model: nn.Module) -> nn.Module:
-    """A copy of a model that averages its weights; never trained, in eval mode."""
+    """Copy a model for the average of its weights, without gradients and in eval mode."""
     return deepcopy(model).requires_grad_(False).eval()
 
 
 def create_averages(model: nn.Module, decays: Sequence[float]) -> dict[str, nn.Module]:
-    """An average for each decay, by the name of its part of a checkpoint: ema, ema2, ema3."""
+    """Create an average for each decay, by its name in checkpoints: ema, ema2, ema3."""
     return {f"ema{n + 1 if n else ''}": create_ema(model) for n in range(len(decays))}
 
 
 def get_ema_decay(decay: float, step: int) -> float:
-    """The decay at a step: a short run's average forgets its start, (1 + step) / (10 + step)."""
+    """Return the decay at a step, at most (1 + step) / (10 + step) to forget the start."""
     return min(decay, (1.0 + step) / (10.0 + step))
 
 
 @torch.no_grad()
 def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
-    """ema += weight * (model - ema), for parameters and float buffers.
-
-    Integer buffers (BatchNorm's count of batches) are copied.
+    """Add weight * (model - ema) to parameters and float buffers; copy integer buffers.
 
     Args:
-      weight: 1 - decay, a scalar on the device. A Python number would be merged with any equal
-        number of the graph, such as 1 - beta1, and cost another graph when the two meet.
+      weight: 1 - decay, a scalar on the device: XLA would merge a Python number with an equal one
+        of the graph, such as 1 - beta1, and compile another graph when they become equal.
     """
     pairs = list(zip(ema.state_dict().values(), model.state_dict().values(), strict=True))
     moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
@@ -72,6 +64,6 @@ def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
 
 
 def update_averages(averages: Iterable[nn.Module], model: nn.Module, weights: Tensor) -> None:
-    """Each average by its own weight of a vector on the device; see `update_ema`."""
+    """Update each average by its weight in a vector on the device; see `update_ema`."""
     for number, average in enumerate(averages):
         update_ema(average, model, weights[number])

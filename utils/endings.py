@@ -1,4 +1,4 @@
-"""Why a run ends before its last step, and what a score that no longer rises leads to."""
+"""Early ends of a run: errors, and scores that stop rising."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class NonFiniteError(RuntimeError):
     def __init__(self, step: int) -> None:
         super().__init__(
             f"the loss or gradient of step {step} was not finite; lower optim.lr, set "
-            "optim.max_grad_norm, look at that batch, or skip it by train.on_nonfinite=rollback"
+            "optim.max_grad_norm, check that batch, or skip it by train.on_nonfinite=rollback"
         )
         self.step = step
 
 
 class NonFiniteEvaluationError(RuntimeError):
-    """A model that is evaluated gives answers that are not finite."""
+    """An evaluated model has outputs that are not finite."""
 
 
 class PreemptedError(RuntimeError):
-    """The run was asked to end and has saved its state, after `step` steps."""
+    """The run has ended on request and has saved its state after `step` steps."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"asked to end; step {step} is saved")
@@ -31,41 +31,26 @@ class PreemptedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Waited:
-    """How long a run has waited for a better score; a checkpoint holds it.
+    """Evaluations without a better score so far; checkpoints hold it."""
 
-    Args:
-      score: that a better one must exceed; none before the first evaluation that was finite.
-      evaluations: in a row that were no better.
-      step: of the last evaluation that was counted.
-      cuts: of the learning rate so far.
-      plateau_score: as `score`, for the next cut.
-      plateau_evaluations: in a row that were no better, since the last cut.
-    """
-
-    score: float | None = None
-    evaluations: int = 0
-    step: int = 0
-    cuts: int = 0
-    plateau_score: float | None = None
-    plateau_evaluations: int = 0
+    score: float | None = None  # best so far; None before the first finite evaluation
+    evaluations: int = 0  # in a row without a better score
+    step: int = 0  # of the last counted evaluation
+    cuts: int = 0  # of the learning rate
+    plateau_score: float | None = None  # as `score`, for the next cut
+    plateau_evaluations: int = 0  # as `evaluations`, since the last cut
 
 
 @dataclass(frozen=True)
 class Plateau:
-    """Cuts the learning rate after `patience` evaluations in a row without a better score.
+    """Cuts the learning rate after `patience` evaluations in a row without a better score."""
 
-    Args:
-      patience: 0: it is never cut.
-      min_delta: by how much a score must exceed the one before it to count as better.
-      first_step: of those whose evaluations count: the warm-up's do not.
-    """
-
-    patience: int = 0
-    min_delta: float = 0.0
-    first_step: int = 0
+    patience: int = 0  # 0: never
+    min_delta: float = 0.0  # smallest rise that counts as better
+    first_step: int = 0  # evaluations count after it: after the warm-up
 
     def count(self, waited: Waited, step: int, score: float) -> Waited:
-        """What an evaluation that is counted leaves behind."""
+        """Return the state after an evaluation."""
         if not self.patience or step <= self.first_step:
             return waited
         if _is_better(score, waited.plateau_score, self.min_delta):
@@ -77,22 +62,17 @@ class Plateau:
 
 @dataclass(frozen=True)
 class EarlyStop:
-    """Ends a run after `patience` evaluations in a row without a score better by `min_delta`.
+    """Ends a run after `patience` evaluations in a row without a score better by `min_delta`."""
 
-    Args:
-      patience: 0: the run never ends early.
-      plateau: what fewer evaluations may lead to before.
-    """
-
-    patience: int = 0
+    patience: int = 0  # 0: never
     min_delta: float = 0.0
     plateau: Plateau = Plateau()
 
     def count(self, waited: Waited, step: int, score: float) -> Waited:
-        """What the evaluation after a step leaves behind.
+        """Return the state after the evaluation of a step.
 
-        It counts once, however often it is made: a run that goes on from a checkpoint of that very
-        step evaluates again. It counts with a patience of 0, too, which a resume may change.
+        A repeated evaluation counts once, because a resumed run repeats that of its checkpoint. It
+        also counts with a patience of 0, which a resume may change.
         """
         if step <= waited.step:
             return waited
@@ -102,11 +82,11 @@ class EarlyStop:
         return replace(waited, evaluations=waited.evaluations + 1)
 
     def is_over(self, waited: Waited) -> bool:
-        """Whether patience is at its end."""
+        """Return whether the run should end."""
         return 0 < self.patience <= waited.evaluations
 
     def describe(self, waited: Waited) -> str:
-        """Why the run ends, for a person."""
+        """Return the reason of the end as a sentence."""
         if waited.score is None:
             return f"none of {waited.evaluations} evaluations was finite"
         return (

@@ -1,7 +1,7 @@
-"""Types of what is read from JSON or written as it: facts, configurations, reports, messages.
+"""Types and conversions of JSON: facts, configurations, reports, messages.
 
-Whoever reads such an object knows its form or checks it, key by key: a precise type of its values
-would ask for a cast at each level, so this is the one place where they stay `Any`.
+Readers know the form of an object or check it key by key: precise types of its values would need a
+cast at each level, so they stay `Any` here.
 """
 
 from __future__ import annotations
@@ -12,43 +12,33 @@ from collections.abc import Mapping
 from typing import Any
 
 JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
-# An object of JSON, and one that is only read.
 JsonObject = dict[str, Any]
-JsonMapping = Mapping[str, Any]
-
-
-# In the year 2262: nanoseconds up to it fit 63 bits.
-_MOST_S = 9_223_372_036.0
-_MOST_COUNT = (1 << 63) - 1
+JsonMapping = Mapping[str, Any]  # an object that is only read
 
 
 def is_count(value: object) -> bool:
-    """Whether a value from JSON is a number of things: whole, not negative, of 63 bits."""
-    return type(value) is int and 0 <= value <= _MOST_COUNT
+    """Return whether a value is a count: whole, not negative, of 63 bits."""
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def is_time(value: object) -> bool:
-    """Whether a value from JSON is a time of day: seconds since 1970 that a calendar takes."""
+    """Return whether a value is a time: seconds since 1970, up to the year 2262."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and 0.0 <= value <= _MOST_S
+    return is_number and 0.0 <= value <= 9_223_372_036.0  # nanoseconds of 63 bits
 
 
 def load_json(text: str) -> JsonValue:
-    """What a JSON text of somebody else says, so that it can be written again.
-
-    Raises:
-      ValueError: it is none, or nested deeper than anybody writes it.
-    """
+    """Parse a JSON text of any origin so that it can be written again; ValueError if invalid."""
     try:
         value = json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    # Half a pair of code units is text that no file and no terminal takes.
+    # Files and terminals refuse half of a surrogate pair.
     return mend_text(value) if "\\ud" in text or "\\uD" in text else value
 
 
 def mend_text(value: JsonValue) -> JsonValue:
-    """The same value, what no encoding can hold of its texts replaced."""
+    """Replace characters that cannot be encoded, in all texts of a value."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
@@ -57,7 +47,7 @@ def mend_text(value: JsonValue) -> JsonValue:
 
 
 def make_plain(value: object) -> JsonValue:
-    """What YAML has read as JSON can hold it: dates, sets and the like become text and lists."""
+    """Convert a value from YAML to JSON types: dates become text, sets become lists."""
     if isinstance(value, dict):
         return {str(key): make_plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set):
@@ -66,7 +56,7 @@ def make_plain(value: object) -> JsonValue:
 
 
 def make_finite(value: JsonValue) -> JsonValue:
-    """A value as JSON can hold it: nan and infinities become text."""
+    """Convert nan and infinities to text, for JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""One logger for the house: `get_logger()`. Rank zero speaks; other ranks only warn."""
+"""The project's one logger: `get_logger()`. Ranks above zero only log warnings."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import logging
 import sys
 from typing import TextIO
 
-_NAME = "train"
-
 
 class _StderrHandler(logging.StreamHandler):
-    """Writes to what stderr is at the time: a program that is called twice may have changed it."""
+    """Writes to the current `sys.stderr`, which callers of a program may replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
     def stream(self) -> TextIO:
-        """Where a line goes."""
+        """The current stderr."""
         return sys.stderr
 
 
 def get_logger() -> logging.Logger:
-    """The house's logger; silent until `setup_logging` has been called."""
-    return logging.getLogger(_NAME)
+    """Return the project's logger; it is silent until `setup_logging` is called."""
+    return logging.getLogger("train")
 
 
 def setup_logging(rank: int = 0, world_size: int = 1) -> None:
-    """Send the house's log to stderr; ranks above zero give warnings and errors only.
-
-    Called by programs, once the rank is known; calling it again replaces the handler.
-    """
+    """Send the log to stderr, from ranks above zero only warnings; a second call replaces it."""
     prefix = f"rank {rank} " if world_size > 1 else ""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))

@@ -1,4 +1,4 @@
-"""Measures what steps and evaluations cost."""
+"""Results of evaluations, and the cost of steps and evaluations."""
 
 from __future__ import annotations
 
@@ -24,47 +24,41 @@ class GraphBudgetError(RuntimeError):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A task's verdict on a model.
+    """The result of evaluating a model."""
 
-    Args:
-      metrics: numbers by name, as they are logged.
-      score: higher is better; decides which checkpoint is the best one.
-      beside: what further sets say, as it is logged; it decides nothing.
-    """
-
-    metrics: dict[str, float]
-    score: float
-    beside: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float]  # as they are logged
+    score: float  # higher is better; selects the best checkpoint
+    beside: dict[str, float] = field(default_factory=dict)  # metrics of further sets, only logged
 
     @property
     def all_metrics(self) -> dict[str, float]:
-        """Its own numbers and those of further sets."""
+        """Its own metrics and those of further sets."""
         return {**self.metrics, **self.beside}
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number of its own is one, further averages' too; a set ends no run."""
+        """Whether all own metrics are finite, further averages' included; further sets not."""
         return all(math.isfinite(value) for value in self.metrics.values())
 
     def describe_fault(self, step: int) -> str:
-        """A line for one that is not finite: which numbers are none, and what to do."""
-        strange = [name for name, value in self.metrics.items() if not math.isfinite(value)]
+        """Return the error of an evaluation that is not finite."""
+        bad = [name for name, value in self.metrics.items() if not math.isfinite(value)]
         return (
-            f"the evaluation after step {step} was not finite ({', '.join(strange)}): the weights "
-            "or running statistics hold NaN, or the answers overflow; lower optim.lr, or look at "
+            f"the evaluation after step {step} was not finite ({', '.join(bad)}): the weights "
+            "or running statistics hold NaN, or the outputs overflow; lower optim.lr, or check "
             "runtime.precision"
         )
 
 
 class LoopMeter:
-    """Counts what steps and evaluations cost: time, graphs, host reads, waiting for input.
+    """Measures steps and evaluations: time, graphs, host reads, waits for input.
 
     Args:
-      unit: what throughput counts: `img` gives `img_per_s`.
-      flops_per_unit: gives `mfu` where the device's peak is known; none: nobody has counted them.
+      unit: of throughput: `img` gives `img_per_s`.
+      flops_per_unit: for `mfu`, if the device's peak is known; None if unknown.
 
     Raises:
-      GraphBudgetError: as soon as a step or an evaluation exceeds the budget; names it.
+      GraphBudgetError: a step or an evaluation exceeds the budget.
     """
 
     def __init__(
@@ -88,29 +82,34 @@ class LoopMeter:
         self._wait_s = self._reads = self._outside_s = 0
 
     def end_setup(self) -> None:
-        """What has been compiled until now is no step's."""
+        """Book the graphs so far to the set-up."""
         self._note("setup", 0)
 
     def end_step(self, step: int, units: int, wait_s: float) -> None:
-        """Take one optimizer step into account, and how much it has worked through."""
+        """Count one optimizer step with its units of data and its wait for input."""
         self._units += units
         self._wait_s += wait_s
         self._reads += self._note("train", step)
 
     @contextlib.contextmanager
     def phase(self, name: str, step: int) -> Iterator[None]:
-        """Around an evaluation: its time and graphs are not the steps'."""
+        """Measure an evaluation apart from steps."""
         start = time.perf_counter()
         yield
         self._note(name, step)
         self._outside_s += time.perf_counter() - start
 
     def take(self, step: int) -> dict[str, float]:
-        """Facts of the window since the last call: one log line's worth."""
+        """Return the numbers of one log line, since the last call."""
         now = time.perf_counter()
         elapsed = max(now - self._window - self._outside_s, 1e-9)
+        mfu = {}
+        if self._peak_tflops is not None:
+            devices = self._runtime.device_count * count_sequence_parts()
+            peak = self._peak_tflops * 1e12 * devices
+            mfu = {"mfu": self._units * self._flops_per_unit / elapsed / peak}
         facts = {
-            **self._find_share_of_peak(elapsed),
+            **mfu,
             "epoch": step / self._steps_per_epoch,
             "time_s": now - self._start,
             f"{self._unit}_per_s": self._units / elapsed,
@@ -126,24 +125,15 @@ class LoopMeter:
         return facts
 
     def get_graphs(self) -> dict[str, int]:
-        """Graphs compiled so far: all, by training steps, by evaluations."""
+        """Return the graphs compiled so far: all, by training steps, by evaluations."""
         return {
             "graphs": sum(self._graphs.values()),
             "graphs_train": self._graphs["train"],
             "graphs_eval": self._graphs["eval"],
         }
 
-    def _find_share_of_peak(self, elapsed: float) -> dict[str, float]:
-        """`mfu`, where both work and peak are known: a guess would look like a measurement."""
-        peak = self._peak_tflops
-        if peak is None:
-            return {}
-        done = self._units * self._flops_per_unit
-        devices = self._runtime.device_count * count_sequence_parts()
-        return {"mfu": done / elapsed / (peak * 1e12 * devices)}
-
     def _note(self, phase: str, step: int) -> int:
-        """Book what the counters gained to a phase; gives the undeclared host reads."""
+        """Book new graphs to a phase; return the undeclared host reads."""
         now = self._runtime.counters()
         new_graphs = now["graphs"] - self._seen["graphs"]
         reads = now["host_reads"] - self._seen["host_reads"]

@@ -1,4 +1,4 @@
-"""Patterns over dotted names, such as those of a model's tensors: `*` stands for any text."""
+"""Patterns over dotted names, such as those of a model's tensors: `*` matches any text."""
 
 from __future__ import annotations
 
@@ -10,35 +10,31 @@ from utils.errors import UserError, get_near_names
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether any of the patterns is one of the whole name."""
+    """Return whether any of the patterns matches the whole name."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def get_first_match(name: str, values: Mapping[str, float], default: float) -> float:
-    """The value of the first pattern that matches a name; the default where none does."""
+    """Return the value of the first pattern that matches a name, or the default."""
     return next((value for old, value in values.items() if fnmatchcase(name, old)), default)
 
 
 def rename(name: str, rules: Mapping[str, str]) -> str:
-    """The name by the first rule that matches it: each `*` of the new name takes the old one's.
+    """Rename by the first matching rule; each `*` of the new name takes the old one's text.
 
     >>> rename("encoder.layer.3.mlp", {"encoder.layer.*": "blocks.*"})
     'blocks.3.mlp'
     """
     for old, new in rules.items():
-        found = re.fullmatch("(.*)".join(re.escape(part) for part in old.split("*")), name)
-        if found:
-            texts = [*found.groups()[: new.count("*")], ""]
+        match = re.fullmatch("(.*)".join(re.escape(part) for part in old.split("*")), name)
+        if match:
+            texts = [*match.groups()[: new.count("*")], ""]
             return "".join(map("".join, zip(new.split("*"), texts, strict=True)))
     return name
 
 
 def check_rules(key: str, rules: Mapping[str, str], names: Iterable[str]) -> None:
-    """Refuse rules of `rename` that match nothing, or ask for texts that they do not have.
-
-    Raises:
-      UserError: names the rule.
-    """
+    """Raise a UserError for a rule of `rename` without a match, or with more `*` on the right."""
     check_patterns(key, tuple(rules), names)
     for old, new in rules.items():
         if new.count("*") > old.count("*"):
@@ -49,13 +45,10 @@ def check_rules(key: str, rules: Mapping[str, str], names: Iterable[str]) -> Non
 
 
 def check_patterns(key: str, patterns: Sequence[str], names: Iterable[str]) -> None:
-    """Refuse a pattern that matches none of the names: it is misspelt, and would do nothing.
+    """Raise a UserError with similar names for a pattern that matches no name.
 
     Args:
-      key: the configuration's, for errors.
-
-    Raises:
-      UserError: names the pattern, and names that are near.
+      key: of the configuration, for errors.
     """
     known = list(names)
     for pattern in patterns:

@@ -1,4 +1,4 @@
-"""Facts about the host's processor that known faults depend on; needs no library."""
+"""Facts of the host's processor that known faults depend on."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from typing import NamedTuple
 
 
 class _Instructions(NamedTuple):
-    """Vector instructions that oneDNN has kernels for.
-
-    Attributes:
-      needs: flags of the processor, as Linux names them.
-      width: float32 values in a register; 16 where a register's width is not fixed.
-      limits: words of ONEDNN_MAX_CPU_ISA that keep oneDNN from them.
-    """
+    """Vector instructions that oneDNN has kernels for."""
 
     name: str
     architectures: tuple[str, ...]
-    needs: frozenset[str]
-    width: int
-    limits: tuple[str, ...]
+    needs: frozenset[str]  # flags of the processor in Linux
+    width: int  # float32 values in a register; 16 if its width is not fixed
+    limits: tuple[str, ...]  # values of ONEDNN_MAX_CPU_ISA that exclude them
 
 
 _X86 = ("x86_64", "amd64")
@@ -44,8 +38,8 @@ def find_vector_block(
     """Return oneDNN's widest vector instructions here and its block of channels for them.
 
     Args:
-      root: directory that holds proc.
-      architecture: of the processor, this one's if empty.
+      root: directory of `proc`.
+      architecture: of the processor; empty: this one's.
 
     Returns:
       Such as ("AVX2", 8); ("", 0) if oneDNN has no vector kernels with blocks here.
@@ -62,14 +56,13 @@ def find_vector_block(
 
 
 def _read_flags(root: Path) -> frozenset[str] | None:
-    """Instruction sets of the first processor, or None if the system does not list them."""
+    """Return instruction sets of the first processor, or None if the system lists none."""
     try:
         lines = (root / "proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return None
-    named = (line.partition(":") for line in lines)
-    return next(
-        (frozenset(text.split()) for name, _, text in named
-         if name.strip() in ("flags", "Features")),
-        None,
-    )  # fmt: skip
+    for line in lines:
+        name, _, text = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(text.split())
+    return None

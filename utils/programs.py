@@ -1,4 +1,4 @@
-"""Every program shows its docstring as help, and ends in one line and an exit code."""
+"""Command-line programs: help from docstrings, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 class ProgramParser(argparse.ArgumentParser):
-    """Says what is wrong with the command line in one line; a `Path` is no URL."""
+    """A parser with one-line errors whose type `Path` refuses URLs."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
@@ -31,10 +31,9 @@ class ProgramParser(argparse.ArgumentParser):
 
 
 def _read_path(text: str) -> Path:
-    """`Path` would take gs://bucket/x, and make a directory `gs:` here."""
-    from utils.storage.places import (
-        to_path,  # the doctor also runs where fsspec is not installed yet
-    )
+    """Convert a path; `Path` would accept gs://bucket/x, and create a directory `gs:`."""
+    # Imported here, because the doctor also runs without fsspec.
+    from utils.storage.places import to_path
 
     try:
         return to_path(text)
@@ -43,7 +42,7 @@ def _read_path(text: str) -> Path:
 
 
 class DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter):
-    """Says the default of each flag that has one."""
+    """Help with the default of each flag."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default == {}:
@@ -52,40 +51,33 @@ class DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def create_program_parser(description: str | None, **options: object) -> ProgramParser:
-    """A parser whose help keeps the lines of a docstring; `options` are those of argparse."""
+    """Create a parser whose help keeps the lines of a docstring, with options of argparse."""
     formatter = argparse.RawDescriptionHelpFormatter
     return ProgramParser(description=description, formatter_class=formatter, **options)
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A program: `main = CommandLine(create_parser, run)`; `main(argv)` gives its exit code.
-
-    Attributes:
-      run: takes the flags; "module:function" is imported when the program runs, so that --help
-        waits for nothing. None: what the sub-command has set as `run`.
-      takes_keys: other flags are keys of a run's configuration, kept in `rest`; a sub-command may
-        set its own.
-      takes_command: words behind `--` are of another program, kept in `command`.
-      logs: the program's log goes to stderr.
-      interrupted: printed after Ctrl-C.
-    """
+    """A program: `main = CommandLine(create_parser, run)`; `main(argv)` gives its exit code."""
 
     create_parser: Callable[[], argparse.ArgumentParser]
+    # Takes the flags; "module:function" is imported when the program runs, so that --help is fast.
+    # None: the `run` of the sub-command.
     run: Callable[[argparse.Namespace], int | None] | str | None = None
+    # Other flags are keys of a run's configuration, kept in `rest`; a sub-command may set its own.
     takes_keys: bool = False
-    takes_command: bool = False
-    logs: bool = False
-    interrupted: str = "interrupted"
+    takes_command: bool = False  # words after `--` belong to another program, kept in `command`
+    logs: bool = False  # whether the log goes to stderr
+    interrupted: str = "interrupted"  # printed after Ctrl-C
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
-        """Run the program with these words, None: those of its process; gives the exit code."""
+        """Run the program with these words, or those of its process; return the exit code."""
         if self.logs:
             setup_logging()
         return run_program(self._run, self.parse(argv), interrupted=self.interrupted)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Read the flags; `rest` are those that are keys of a run's configuration, `words` all."""
+        """Read the flags; `rest` has the keys of a run's configuration, `words` all words."""
         parser = self.create_parser()
         words = list(sys.argv[1:] if argv is None else argv)
         end = words.index("--") if self.takes_command and "--" in words else len(words)
@@ -104,25 +96,18 @@ class CommandLine:
 
 
 def get_run_flags(options: argparse.Namespace) -> list[str]:
-    """What a program was told of a run, for `load_config`: --config if given, then the keys."""
+    """Return the flags for `load_config`: --config if given, then the keys."""
     config = getattr(options, "config", None)
     return [*(["--config", str(config)] if config else []), *options.rest]
 
 
 def require_at_least(least: int, options: argparse.Namespace, *names: str) -> None:
-    """Refuse flags whose numbers are too small; those that were not given pass.
-
-    Args:
-      names: of flags, as `options` has them.
-
-    Raises:
-      UserError: names the flag.
-    """
+    """Raise a UserError for a flag whose number is too small; flags without a value pass."""
     for name in names:
         value = getattr(options, name)
         if value is not None and not value >= least:  # so that NaN is refused, too
             flag = "--" + name.replace("_", "-")
-            raise UserError(f"{flag} ({value:g}) must be {least} or more; change it")
+            raise UserError(f"{flag} ({value:g}) must be at least {least}; raise it")
 
 
 def run_program(
@@ -131,14 +116,14 @@ def run_program(
     interrupted: str = "interrupted",
     is_silent: bool = False,
 ) -> int:
-    """Call a program's function; gives its exit code, 0 for none.
+    """Call a program's function; return its exit code, 0 for None.
 
-    A `UserError`, or a bucket that refuses, becomes the line `error: ...` on stderr and code 2,
+    A `UserError`, or an error of a store, becomes the line `error: ...` on stderr and code 2,
     Ctrl-C a line and code 130.
 
     Args:
-      interrupted: what is said after Ctrl-C.
-      is_silent: another process says what is wrong.
+      interrupted: printed after Ctrl-C.
+      is_silent: another process prints errors.
     """
     try:
         return function(*arguments) or 0
@@ -147,10 +132,12 @@ def run_program(
             sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return EXIT_USER_ERROR
     except OSError as error:
-        if not _is_of_storage(error):
+        # Only a program that has loaded this module can get its errors.
+        storage = sys.modules.get("utils.storage.folder")
+        if storage is None or not isinstance(error, storage.StorageError):
             raise
         if not is_silent:
-            hint = "look at the bucket's name, your login and its rights"
+            hint = "check the bucket's name, your login and its rights"
             sys.stderr.write(f"error: {' '.join(str(error).split())}; {hint}\n")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
@@ -160,10 +147,10 @@ def run_program(
 
 @contextlib.contextmanager
 def pause_collection() -> Iterator[None]:
-    """Nothing looks for cycles of garbage meanwhile.
+    """Pause the garbage collector's search for cycles.
 
-    Imports make hundreds of thousands of objects that stay, and Python would go through all of
-    them time and again: a seventh of a run's start.
+    Imports create hundreds of thousands of lasting objects, which Python would search again and
+    again: a seventh of a run's start.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -174,34 +161,20 @@ def pause_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _is_of_storage(error: OSError) -> bool:
-    """Whether a store has refused; only who has loaded its room can have met that."""
-    room = sys.modules.get("utils.storage.folder")
-    return room is not None and isinstance(error, room.StorageError)
-
-
 def prepare_folder(folder: Path | None, flag: str) -> None:
-    """Make a directory for results before time is spent on them; none: nothing to do.
-
-    Raises:
-      UserError: it cannot be made.
-    """
+    """Create a directory for results, if given, before they are computed; a UserError if not."""
     if folder is None:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"{flag} ({str(folder)!r}) cannot be made: {error.strerror}; give another place"
+            f"{flag} ({str(folder)!r}) cannot be created: {error.strerror}; use another path"
         ) from error
 
 
 def prepare_picture(path: Path | None, flag: str) -> None:
-    """The same for a file of a picture.
-
-    Raises:
-      UserError: as of `prepare_file`, or its ending says no format.
-    """
+    """Check the suffix of a picture's path, then as `prepare_file`."""
     if path is not None and path.suffix not in _PICTURES:
         raise UserError(
             f"{flag} ({str(path)!r}) must end with one of {', '.join(_PICTURES)}; rename it"
@@ -210,11 +183,7 @@ def prepare_picture(path: Path | None, flag: str) -> None:
 
 
 def prepare_file(path: Path | None, flag: str) -> None:
-    """The same for a file: its directory is made.
-
-    Raises:
-      UserError: it cannot be made or written to, or the file is a directory.
-    """
+    """Create the directory of a file, if given; a UserError if it cannot be written."""
     if path is None:
         return
     if path.is_dir():
@@ -224,5 +193,5 @@ def prepare_file(path: Path | None, flag: str) -> None:
         tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise UserError(
-            f"{flag} ({str(path)!r}) cannot be written: {error.strerror}; give another place"
+            f"{flag} ({str(path)!r}) cannot be written: {error.strerror}; use another path"
         ) from error

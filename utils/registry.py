@@ -1,4 +1,4 @@
-"""Maps names to factories, which are imported when they are used. Finished runs live elsewhere."""
+"""Maps names to factories, which are imported on their first use."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Registry:
     'SoftKD'
 
     Args:
-      kind: what the factories make, for error messages.
-      table: name -> "module:object"; the module is imported by `get`.
+      kind: of the products, for error messages.
+      table: name -> "module:object", which `get` imports.
     """
 
     def __init__(self, kind: str, table: Mapping[str, str] | None = None) -> None:
@@ -26,7 +26,7 @@ class Registry:
         self._factories: dict[str, Callable[..., Any] | str] = dict(table or {})
 
     def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Decorator that files a factory under `name`; a name is given once."""
+        """Return a decorator that registers a factory under an unused name."""
 
         def file_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
             if name in self._factories:
@@ -37,7 +37,7 @@ class Registry:
         return file_factory
 
     def get(self, name: str) -> Callable[..., Any]:
-        """The factory of that name; a UserError with near names if there is none."""
+        """Return the factory of a name; a UserError with similar names if it is unknown."""
         if name not in self._factories:
             raise UserError(f"unknown {self.kind} {name!r}; {get_hint(name, self._factories)}")
         factory = self._factories[name]
@@ -46,7 +46,7 @@ class Registry:
         return factory
 
     def names(self) -> list[str]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         return sorted(self._factories)
 
     def __contains__(self, name: str) -> bool:

@@ -1,25 +1,29 @@
-"""`StopRequest`: signals and maintenance notices that ask a run to end after the current step."""
+"""Ends of a run from outside its loop: signals, maintenance notices, and a loop that stalls."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import http.client
 import os
 import signal
 import sys
 import threading
+import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from utils.log import get_logger
 
+T = TypeVar("T")
+# EX_SOFTWARE of sysexits.h: a fault of the program, restart it.
+EXIT_STALLED = 70
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _VENDOR_FILE = Path("/sys/class/dmi/id/product_name")
-_HOST_VARIABLE = "GCE_METADATA_HOST"  # as Google's own libraries name it
-_DEFAULT_HOST = "metadata.google.internal"
-# Path below the instance -> answers that mean no harm. A migrated machine goes on where it was.
+# Path below the instance -> harmless values. A migrated machine continues.
 _NOTICES = {
     "maintenance-event": ("NONE", "", "MIGRATE_ON_HOST_MAINTENANCE"),
     "preempted": ("FALSE", ""),
@@ -30,24 +34,21 @@ _PROBE_S, _WAIT_S, _RETRY_S = 2.0, 300.0, 10.0
 class StopRequest:
     """Whether the loop should end after its step, and why.
 
-    The first SIGTERM or SIGINT asks; the second one ends the process at once, which leaves the
-    last whole checkpoint as it is.
-
-    Attributes:
-      reason: what asked; empty while nothing has.
+    The first SIGTERM or SIGINT requests the end; the second ends the process at once, with the last
+    whole checkpoint intact.
     """
 
     def __init__(self) -> None:
-        self.reason = ""
+        self.reason = ""  # of the request; empty without one
         self._signals = 0
 
     def ask(self, reason: str) -> None:
-        """Ask the loop to end; the first reason stays."""
+        """Request the end of the loop; the first reason is kept."""
         self.reason = self.reason or reason
 
     @contextlib.contextmanager
     def listen(self) -> Iterator[None]:
-        """While the block runs, signals and maintenance notices ask; main thread only."""
+        """Let signals and maintenance notices request the end; only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -64,7 +65,7 @@ class StopRequest:
         self._signals += 1
         name = signal.Signals(number).name
         if self._signals > 1:
-            # No logger here: the signal may have come while it held its lock.
+            # Not by the logger: the signal may interrupt it while it holds its lock.
             os.write(sys.stderr.fileno(), f"{name} again: ending at once\n".encode())
             os._exit(128 + number)
         self.ask(name)
@@ -73,14 +74,16 @@ class StopRequest:
 def watch_maintenance(ask: Callable[[str], None]) -> threading.Event:
     """Watch the cloud machine's metadata for maintenance and preemption notices.
 
-    A thread for each notice waits in a request that the server answers when something changes.
-    Off Google's machines there is no server and no thread.
+    A thread for each notice waits for a response of the server, which comes with a change. On other
+    machines than Google's there is no thread.
 
     Returns:
       An event that ends the watching.
     """
     done = threading.Event()
-    host = os.environ.get(_HOST_VARIABLE) or (_DEFAULT_HOST if _is_on_google() else "")
+    # As in Google's own libraries.
+    host = os.environ.get("GCE_METADATA_HOST")
+    host = host or ("metadata.google.internal" if _is_on_google() else "")
     if host:
         for notice in _NOTICES:
             threading.Thread(
@@ -90,10 +93,10 @@ def watch_maintenance(ask: Callable[[str], None]) -> threading.Event:
 
 
 def _watch(host: str, notice: str, ask: Callable[[str], None], done: threading.Event) -> None:
-    """React to what changes: a notice that stands at the start may stand for an hour.
+    """Request the end when a notice changes; one that exists at the start may last an hour.
 
-    It has ended an attempt of this run already, or will be followed by a signal; to end for it
-    again would save and start anew after every step.
+    It has already ended an attempt of this run, or a signal will follow; ending for it again would
+    save and restart after every step.
     """
     answer = _read_notice(host, notice, "")
     if answer is None:
@@ -102,12 +105,13 @@ def _watch(host: str, notice: str, ask: Callable[[str], None], done: threading.E
     if standing not in _NOTICES[notice]:
         get_logger().warning(
             "the machine has announced %s: %s since before the start: the run goes on from its "
-            "checkpoints if it is taken away", notice, standing
-        )  # fmt: skip
+            "checkpoints if it is taken away",
+            *(notice, standing),
+        )
     while etag and not done.is_set():
         answer = _read_notice(host, notice, etag)
         if answer is None:
-            done.wait(_RETRY_S)  # the server itself is away for a moment
+            done.wait(_RETRY_S)  # the server is briefly unavailable
             continue
         value, etag = answer
         if value != standing and value not in _NOTICES[notice]:
@@ -118,10 +122,7 @@ def _watch(host: str, notice: str, ask: Callable[[str], None], done: threading.E
 
 
 def _read_notice(host: str, notice: str, etag: str) -> tuple[str, str] | None:
-    """The notice's value, once it differs from that of `etag`, and its tag; none: no answer.
-
-    Without a tag the server cannot tell a change from the same answer.
-    """
+    """Read a notice's value and tag, after it differs from `etag`; None without a response."""
     url = f"http://{host}/computeMetadata/v1/instance/{notice}"
     if etag:
         url += f"?wait_for_change=true&last_etag={etag}&timeout_sec={_WAIT_S:.0f}"
@@ -140,3 +141,59 @@ def _is_on_google() -> bool:
         return "Google" in _VENDOR_FILE.read_text(encoding="utf-8")
     except OSError:
         return False
+
+
+class StallWatch:
+    """A thread that ends the process if the loop stalls, and prints where.
+
+    Args:
+      timeout_s: time without a beat after which the process ends; 0: never.
+      get_span: returns the current span of the loop.
+      report: called with the reason before the process ends; must not block for long.
+    """
+
+    def __init__(
+        self, timeout_s: float, get_span: Callable[[], str], report: Callable[[str], None]
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._get_span, self._report = get_span, report
+        self._last = time.monotonic()
+        self._done = threading.Event()
+        if timeout_s > 0:
+            threading.Thread(target=self._watch, name="stall-watch", daemon=True).start()
+
+    def beat(self) -> None:
+        """Record progress of the loop."""
+        self._last = time.monotonic()
+
+    def follow(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the items, with a beat for each."""
+        for item in items:
+            self.beat()
+            yield item
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._done.set()
+
+    def _watch(self) -> None:
+        while True:
+            left_s = self._last + self._timeout_s - time.monotonic()
+            if left_s <= 0:
+                break
+            if self._done.wait(left_s):
+                return
+        reason = (
+            f"no step ended for {self._timeout_s:g} s (train.stall_timeout_s); the loop stands in "
+            f"{self._get_span() or 'no span'!r}"
+        )
+        sys.stderr.write(f"{reason}; stacks of all threads:\n")
+        sys.stderr.flush()
+        faulthandler.dump_traceback(all_threads=True)
+        sys.stderr.write(f"the run was stopped: {reason}\n")
+        sys.stderr.flush()
+        # In a thread: the hanging code may hold a lock that the report needs.
+        reporter = threading.Thread(target=self._report, args=(reason,), daemon=True)
+        reporter.start()
+        reporter.join(timeout=5.0)
+        os._exit(EXIT_STALLED)

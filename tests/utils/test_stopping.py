@@ -154,7 +154,7 @@ def test_off_googles_machines_no_thread_is_started(monkeypatch, tmp_path):
 _STALL = """
 import os, sys, threading
 sys.path.insert(0, os.getcwd())
-from utils.stall import StallWatch
+from utils.stopping import StallWatch
 watch = StallWatch(0.3, lambda: "input", lambda reason: print("reported:", reason, flush=True))
 list(watch.follow(range(3)))
 def waits_for_ever():
@@ -178,7 +178,7 @@ def test_a_loop_that_stands_still_is_ended_with_the_stacks_of_all_threads():
 _WORKS = """
 import os, sys
 sys.path.insert(0, os.getcwd())
-from utils.stall import StallWatch
+from utils.stopping import StallWatch
 watch = StallWatch(30.0, lambda: "", lambda reason: None)
 watch.close()
 off = StallWatch(0.0, lambda: "", lambda reason: None)

@@ -42,7 +42,7 @@ def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
       verify: read every tensor; False leaves that to `load_newest`.
 
     Raises:
-      UserError: there is none.
+      UserError: no checkpoint is whole.
     """
     check = verify_checkpoint if verify else inspect_checkpoint
     for folder in iterate_checkpoints(location):

@@ -19,17 +19,11 @@ Table = dict[str, Entry]
 
 @dataclass(frozen=True)
 class TensorDiff:
-    """Differences between tensors and those of a model.
+    """Differences between tensors and those of a model."""
 
-    Attributes:
-      missing: names that only the model has.
-      unexpected: names that the model does not have.
-      different: name -> kind of the tensor, kind in the model.
-    """
-
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    different: dict[str, tuple[Kind, Kind]]
+    missing: tuple[str, ...]  # names that only the model has
+    unexpected: tuple[str, ...]  # names that the model does not have
+    different: dict[str, tuple[Kind, Kind]]  # name -> kind of the tensor, kind in the model
 
     def __len__(self) -> int:
         return len(self.missing) + len(self.unexpected) + len(self.different)

@@ -22,7 +22,7 @@ class EvalSection(ConfigSection):
     split: str = key("", "as data.eval_split")
     bank: str = key(
         "",
-        "train.task=distil: split of labelled examples for probes; none: as data.train_split",
+        "distil: labelled split of probes; empty: data.train_split",
         needs=("train.task=distil",),
     )
     pp: str = key("", "as data.eval_pp; each further image size costs graphs")
@@ -35,7 +35,7 @@ class EvalSection(ConfigSection):
     class_map: str = key(
         "",
         "JSON list: the model's class for each class of the set, or -1 to leave its examples out; "
-        "none: by the classes' names",
+        "empty: by the classes' names",
         is_path=True,
     )
     every: int = key(1, "evaluate at every Nth evaluation of the run, and at the last one", ge=1)
@@ -52,10 +52,7 @@ class DataSection(ConfigSection):
         stream="dataset",
     )
     name: str = key(
-        "",
-        "TFDS dataset name, `name`, `name/config` or `name:version`",
-        stream="dataset",
-        aliases=("data_set",),
+        "", "TFDS name, `name/config` or `name:version`", stream="dataset", aliases=("data_set",)
     )
     root: str = key(
         "",
@@ -123,10 +120,10 @@ class DataSection(ConfigSection):
         tasks=("multilabel",),
     )
     input_columns: tuple[str, ...] = key(
-        (), "columns to predict from; none: `inputs`, or all but the targets", tasks=("regress",)
+        (), "columns to predict from; empty: `inputs`, or all but the targets", tasks=("regress",)
     )
     target_columns: tuple[str, ...] = key(
-        (), "columns to predict; none: `targets`", tasks=("regress",)
+        (), "columns to predict; empty: `targets`", tasks=("regress",)
     )
     split_seed: int = key(
         0,
@@ -136,9 +133,7 @@ class DataSection(ConfigSection):
         tasks=("regress",),
     )
     standardise: Literal["both", "inputs", "targets", "none"] = key(
-        "both",
-        "columns shifted and scaled by the training split's mean and spread",
-        tasks=("regress",),
+        "both", "columns scaled by the training split's mean and spread", tasks=("regress",)
     )
     global_batch_size: int = key(
         1024,
@@ -148,7 +143,7 @@ class DataSection(ConfigSection):
         aliases=("batch_size", "batch-size"),
     )
     eval_batch_size: int | None = key(
-        None, "examples of a global evaluation batch; none: global_batch_size", ge=1, resume="free"
+        None, "examples of a global evaluation batch; None: global_batch_size", ge=1, resume="free"
     )
     order: Literal["auto", "exact", "sharded"] = key(
         "auto",
@@ -165,24 +160,13 @@ class DataSection(ConfigSection):
         tasks=IMAGE_TASKS,
     )
     shuffle_gib: float = key(
-        1.0,
-        "memory of the shuffle buffer of order=sharded, in GiB",
-        gt=0,
-        resume="between_epochs",
-        stream="shuffle_gib",
+        1.0, "GiB of the buffer, order=sharded", gt=0, resume="between_epochs", stream="shuffle_gib"
     )
     sequence_length: int = key(
-        256,
-        "tokens that a language model sees at once; a window holds one more",
-        ge=2,
-        tasks=("language",),
+        256, "tokens that a model sees at once; windows hold one more", ge=2, tasks=("language",)
     )
     threads: int = key(
-        0,
-        "threads of the input pipeline; 0: the process's cores",
-        ge=0,
-        resume="free",
-        affects_results=False,
+        0, "of the input pipeline; 0: all cores", ge=0, resume="free", affects_results=False
     )
     prefetch_batches: int = key(
         2, "batches prepared ahead of the loop", ge=1, resume="free", affects_results=False

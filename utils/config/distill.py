@@ -22,34 +22,26 @@ class TeacherSection(ConfigSection):
     args: dict[str, Any] = key({}, "model arguments")
     weight: float = key(1.0, "weight in an ensemble, relative to the others", gt=0)
     num_classes: int | None = key(
-        None,
-        "classes of its logits; none: as in its weights, or the student's; 0: no classifier "
-        "(train.task=distil)",
-        ge=0,
+        None, "of its logits; None: by weights or student; 0: no classifier (distil)", ge=0
     )
     label_map: str = key(
-        "",
-        "JSON list: the teacher's class for each class of the student; by_name: the class of the "
-        "same name",
-        is_path=True,
+        "", "JSON list: the teacher's class for each of the student's; or by_name", is_path=True
     )
     size: Annotated[int, Field(ge=1)] | Literal["student"] | None = key(
-        None,
-        "side of its input in pixels; none: the crop as it is; student: the student's side "
-        "(train.image_sizes)",
+        None, "input side in pixels; None: the crop; student: as train.image_sizes"
     )
     keep_tokens: float | None = key(
         None,
         "share of patches that a vision transformer gets, by the attention of the student's class "
-        "token; none: all",
+        "token; None: all",
         gt=0,
         lt=1,
     )
     mean: tuple[float, ...] | None = key(
-        None, "its pixel mean on the 0..255 scale; none: as in its weights"
+        None, "its pixel mean on the 0..255 scale; None: as in its weights"
     )
     std: tuple[float, ...] | None = key(
-        None, "its pixel std on the 0..255 scale; none: as in its weights"
+        None, "its pixel std on the 0..255 scale; None: as in its weights"
     )
     dtype: Literal["fp32", "bf16"] = key("fp32", "type of its weights")
 
@@ -67,12 +59,12 @@ class LossTerm(ConfigSection):
     )
     teacher: int | str | None = key(
         None,
-        "train.task=distil: the teacher by number, from 0, or model name; none: a term for each",
+        "train.task=distil: the teacher by number, from 0, or model name; None: a term for each",
         needs=("train.task=distil",),
     )
     weight: float = key(1.0, "factor of the term", ge=0)
     weight_end: float | None = key(
-        None, "factor at the end of the run, by a cosine; none: constant", ge=0
+        None, "factor at the end of the run, by a cosine; None: constant", ge=0
     )
     warmup_epochs: float = key(0.0, "epochs of a linear rise from 0", ge=0)
     start_epoch: float = key(0.0, "epoch at which the term, or its linear rise, begins", ge=0)
@@ -99,9 +91,7 @@ class DistillSection(ConfigSection):
         excludes=("distill.teachers",),
     )
     teachers: tuple[TeacherSection, ...] = key(
-        (),
-        "several teachers, or one with its own input transform, dtype or classes",
-        tasks=TAUGHT_TASKS,
+        (), "several teachers, or one with its own transform, dtype or classes", tasks=TAUGHT_TASKS
     )
     peer: str = key(
         "",
@@ -172,9 +162,7 @@ class DistillSection(ConfigSection):
         needs=("distill.loss", "distill.losses"),
     )
     losses: tuple[LossTerm, ...] = key(
-        (),
-        "several terms: name, args, layers, weight, weight_end, warmup_epochs, start_epoch",
-        tasks=TAUGHT_TASKS,
+        (), "several terms: name, args, layers, weight and its schedule", tasks=TAUGHT_TASKS
     )
     projector: Literal["linear", "mlp", "none"] = key(
         "linear",
@@ -183,7 +171,7 @@ class DistillSection(ConfigSection):
     )
     projector_width: int | None = key(
         None,
-        "hidden units of projector=mlp; none: the teacher's width",
+        "hidden units of projector=mlp; None: the teacher's width",
         ge=1,
         tasks=("classify", "distil"),
         needs=("distill.projector=mlp",),
@@ -206,14 +194,11 @@ class DistillSection(ConfigSection):
     score: str = key(
         "",
         "train.task=distil: probe that selects the best, as NAME/knn of a set of data.evals; "
-        "none: the negated loss",
+        "empty: the negated loss",
         tasks=("classify", "distil"),
     )
     group_size: int = key(
-        16,
-        "consecutive examples that losses between examples work on",
-        ge=1,
-        tasks=("classify", "regress"),
+        16, "consecutive examples of losses between examples", ge=1, tasks=("classify", "regress")
     )
     allow_weak_teacher: bool = key(
         False,

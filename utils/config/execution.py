@@ -27,9 +27,7 @@ class RuntimeSection(ConfigSection):
     on_resume: ClassVar[Resume] = "warns"
 
     device: DeviceName = key(
-        "auto",
-        "auto: xla (a TPU, else the CPU) if torch_xla is installed, else cuda if PyTorch finds a "
-        "GPU, else cpu",
+        "auto", "auto: xla if torch_xla is installed, else cuda with a GPU, else cpu"
     )
     parallel: Literal["process", "spmd"] = key(
         "process",
@@ -39,7 +37,7 @@ class RuntimeSection(ConfigSection):
     )
     num_processes: int | None = key(
         None,
-        "processes that main.py starts on this host; none: as torchrun sets, one for each GPU on "
+        "processes that main.py starts on this host; None: as torchrun sets, one for each GPU on "
         "cuda, else one",
         ge=1,
         excludes=("runtime.cpu_processes",),
@@ -49,21 +47,15 @@ class RuntimeSection(ConfigSection):
     )
     mesh_data: int | None = key(
         None,
-        "mesh devices along the batch; none: all that mesh_fsdp leaves",
+        "mesh devices along the batch; None: all that mesh_fsdp leaves",
         ge=1,
         needs=("runtime.parallel=spmd",),
     )
     mesh_fsdp: int = key(
-        1,
-        "mesh devices that each parameter is sharded over (spmd)",
-        ge=1,
-        needs=("runtime.parallel=spmd",),
+        1, "mesh devices that each parameter is sharded on", ge=1, needs=("runtime.parallel=spmd",)
     )
     mesh_context: int = key(
-        1,
-        "mesh devices that each token sequence is split over (context parallelism)",
-        ge=1,
-        needs=("runtime.parallel=spmd",),
+        1, "devices that a token sequence is split over", ge=1, needs=("runtime.parallel=spmd",)
     )
     timeout_s: float = key(
         600.0,
@@ -81,7 +73,7 @@ class RuntimeSection(ConfigSection):
         "fp32", "type in which gradients are summed over devices"
     )
     overlap: bool | None = key(
-        None, "sum gradients during the backward pass (DDP); none: on cuda", devices=_NATIVE
+        None, "sum gradients during the backward pass (DDP); None: on cuda", devices=_NATIVE
     )
     compile: bool = key(
         False, "torch.compile of student and teachers; xla compiles whole steps without it"
@@ -92,9 +84,7 @@ class RuntimeSection(ConfigSection):
     channels_last: bool = key(False, "weights in channels-last layout", devices=_NATIVE)
     tf32: bool = key(False, "allow TF32 in float32 matmuls and convolutions", devices=_NVIDIA)
     matmul_precision: Literal["default", "high", "highest"] = key(
-        "default",
-        "float32 products on a TPU: default: one bf16 pass, high: three, highest: six, as float32",
-        devices=_PRODUCTS,
+        "default", "float32 products on a TPU: one bf16 pass, three, or six", devices=_PRODUCTS
     )
     compile_cache: str = key(
         "auto",
@@ -121,26 +111,22 @@ class ProfileSection(ConfigSection):
     """A trace of some steps, for TensorBoard and Perfetto."""
 
     on_resume: ClassVar[Resume] = "free"
+    affects_results: ClassVar[bool] = False
 
-    steps: str = key(
-        "",
-        "first-last step to trace, as 20-25; empty: none",
-        pattern=r"^(\d+-\d+)?$",
-        affects_results=False,
-    )
+    steps: str = key("", "first-last step to trace, as 20-25; empty: none", pattern=r"^(\d+-\d+)?$")
 
 
 class QuantileSection(ConfigSection):
     """Quantiles of a run's step times, waits for input and gradient norms."""
 
     on_resume: ClassVar[Resume] = "free"
+    affects_results: ClassVar[bool] = False
 
     epsilon: float = key(
         0.01,
         "relative error of the quantiles in sketches.json; a new value on resume restarts them",
         ge=0.0005,
         le=0.05,
-        affects_results=False,
     )
 
 
@@ -148,37 +134,21 @@ class RunSection(ConfigSection):
     """Where results go and what is done with earlier ones."""
 
     on_resume: ClassVar[Resume] = "free"
+    affects_results: ClassVar[bool] = False
 
     output_dir: str = key(
-        "runs",
-        "root of the run store: a directory, or a URL such as gs://bucket/runs",
-        aliases=("output_dir",),
-        is_path=True,
-        affects_results=False,
+        "runs", "root of the runs, also a gs:// URL", aliases=("output_dir",), is_path=True
     )
     cache_dir: str = key(
-        "",
-        "local copy of a run on a bucket; empty: trainer/runs in the user's cache",
-        is_path=True,
-        affects_results=False,
+        "", "local copy of a run on a bucket; empty: trainer/runs in the user's cache", is_path=True
     )
-    experiment: str = key(
-        "", "directory below output_dir; empty: the config's file name", affects_results=False
-    )
-    run_id: str = key(
-        "",
-        "directory below the experiment; empty: time, seed and six digits",
-        affects_results=False,
-    )
+    experiment: str = key("", "directory below output_dir; empty: the config's file name")
+    run_id: str = key("", "directory below the experiment; empty: time, seed and six digits")
     resume: str = key(
-        "",
-        "auto: continue the experiment's newest run; or a run or checkpoint",
-        aliases=("resume",),
-        is_path=True,
-        affects_results=False,
+        "", "auto: the experiment's newest run; or a path", aliases=("resume",), is_path=True
     )
     allow_changes: tuple[str, ...] = key(
-        (), "keys or patterns (optim.*) that may differ from the resumed run's"
+        (), "keys or patterns (optim.*) that may differ on resume", affects_results=True
     )
     init_from: str = key(
         "",
@@ -186,32 +156,29 @@ class RunSection(ConfigSection):
         "or shared model",
         aliases=("init_from", "init-from"),
         is_path=True,
+        affects_results=True,
     )
     init_skip: tuple[str, ...] = key(
-        (), "tensors of init_from that are not loaded, as names or patterns: head.*"
+        (), "tensors of init_from to skip, as names or patterns: head.*", affects_results=True
     )
     init_rename: dict[str, str] = key(
-        {}, "name or pattern in init_from -> the model's: encoder.* -> blocks.*"
+        {}, "name or pattern in init_from -> ours: encoder.* -> blocks.*", affects_results=True
     )
     checkpoint_root: str = key(
-        "",
-        "directory or URL such as gs://bucket/runs for checkpoints; empty: the run's directory",
-        is_path=True,
-        affects_results=False,
+        "", "directory or URL for checkpoints; empty: the run's directory", is_path=True
     )
     eval_only: bool = key(
         False,
         "evaluate a checkpoint (resume or model.weights)",
         aliases=("eval",),
         needs=("run.resume", "model.weights"),
+        affects_results=True,
     )
     check_only: bool = key(
+        False, "run the checks that need no device, print the plan, exit", aliases=("check",)
+    )
+    overwrite: bool = key(
         False,
-        "run all checks that need no device, print what would run, and exit",
-        aliases=("check",),
-        affects_results=False,
+        "replace a run with the same run_id",
     )
-    overwrite: bool = key(False, "replace a run with the same run_id", affects_results=False)
-    tensorboard: bool = key(
-        True, "write TensorBoard events beside metrics.jsonl", affects_results=False
-    )
+    tensorboard: bool = key(True, "write TensorBoard events beside metrics.jsonl")

@@ -65,7 +65,7 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
 
 
 def describe_key(key: Key) -> str:
-    """Return further rules of a key in brackets, for the help; empty if there are none."""
+    """Return further rules of a key in brackets, for the help; empty without any."""
     parts = []
     if key.resume != "refused":
         parts.append("resume: " + key.resume.replace("_", " "))

@@ -50,8 +50,11 @@ def get_keys() -> dict[str, Key]:
     for name in iterate_keys():
         section, _, last = name.partition(".")
         owner = RunConfig.model_fields[section].annotation
-        info = read_key_info(owner.model_fields[last].json_schema_extra)
-        keys[name] = Key(**{**vars(info), "resume": info.resume or owner.on_resume}, name=name)
+        rules = vars(read_key_info(owner.model_fields[last].json_schema_extra))
+        rules["resume"] = rules["resume"] or owner.on_resume
+        if rules["affects_results"] is None:
+            rules["affects_results"] = owner.affects_results
+        keys[name] = Key(**rules, name=name)
     return keys
 
 

@@ -20,23 +20,18 @@ class ConfigSection(BaseModel):
     """A frozen group of keys; unknown keys and infinite numbers are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    # `KeyInfo.resume` of the keys of the section that do not set it.
+    # `resume` and `affects_results` of the section's keys that do not set them.
     on_resume: ClassVar[Resume] = "refused"
+    affects_results: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices that support a key, or one value of it.
+    """The devices that support a key, or one value of it."""
 
-    Attributes:
-      names: as in `runtime.device`.
-      why: the reason and the way out, the end of the error elsewhere.
-      value: the value that needs them; None: any but the default.
-    """
-
-    names: tuple[str, ...]
-    why: str
-    value: str | None = None
+    names: tuple[str, ...]  # as in `runtime.device`
+    why: str  # the reason and the way out, the end of the error elsewhere
+    value: str | None = None  # the value that needs them; None: any but the default
 
 
 # Tasks that share keys.
@@ -47,34 +42,26 @@ TAUGHT_TASKS = ("classify", "distil", "language", "regress")
 
 @dataclass(frozen=True)
 class KeyInfo:
-    """Rules of a key beyond type and range; a field carries them as `json_schema_extra`.
+    """Rules of a key beyond type and range; a field carries them as `json_schema_extra`."""
 
-    Attributes:
-      resume: None: `ConfigSection.on_resume` of its section.
-      stream: entry of the stream's description (`job.spec.describe_stream`) that holds the key,
-        because it decides which examples come when and how they look; empty if it decides neither.
-        Keys that share an entry make a list.
-      devices: None: all of them.
-      tasks: names of `train.task` that read the key; empty: all of them.
-      aliases: short flags, known from similar trainers.
-      needs: if the key is not at its default, one of these must hold: `section.key` (it is not at
-        its default) or `section.key=value`.
-      excludes: keys that cannot be set together with this one.
-      is_path: it names a file or a directory, or its URL: a service for submitted runs limits the
-        roots that it may lie below.
-      affects_results: False for keys (paths, logging, limits of time) that cannot change what is
-        learnt or measured: runs that differ in such keys alone have the same configuration.
-    """
-
-    resume: Resume | None = None
+    resume: Resume | None = None  # None: `ConfigSection.on_resume` of its section
+    # Entry of the stream's description (`job.spec.describe_stream`) that holds the key, because it
+    # decides which examples come when and how they look; empty if it decides neither. Keys that
+    # share an entry make a list.
     stream: str = ""
-    devices: Devices | None = None
-    tasks: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
+    devices: Devices | None = None  # None: all of them
+    tasks: tuple[str, ...] = ()  # names of `train.task` that read the key; empty: all of them
+    aliases: tuple[str, ...] = ()  # short flags, known from similar trainers
+    # If the key is not at its default, one of these must hold: `section.key` (it is not at its
+    # default) or `section.key=value`.
     needs: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()  # keys that cannot be set together with this one
+    # It names a file or a directory, or its URL: a service for submitted runs limits the roots that
+    # it may lie below.
     is_path: bool = False
-    affects_results: bool = True
+    # False for keys (paths, logging, limits of time) that cannot change what is learnt or measured:
+    # runs that differ in such keys alone have the same configuration.
+    affects_results: bool | None = None
 
 
 def key(default: Any, description: str, **rules: Any) -> Any:

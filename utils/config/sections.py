@@ -24,20 +24,16 @@ class ModelSection(ConfigSection):
     """The student: the model that is trained and exported."""
 
     name: str = key(
-        "vit_small_patch16_224",
-        "name of a timm, own or shared model (docs/finetuning.md)",
-        aliases=("model",),
+        "vit_small_patch16_224", "timm, own or shared (docs/finetuning.md)", aliases=("model",)
     )
     num_classes: int | None = key(
-        None, "classes; none: those of the dataset", ge=1, tasks=CLASS_TASKS
+        None, "classes; None: those of the dataset", ge=1, tasks=CLASS_TASKS
     )
     image_size: int | None = key(
         None, "input side in pixels, for models of one fixed size", ge=1, tasks=IMAGE_TASKS
     )
     pretrained: bool = key(
-        False,
-        "start from the weights of timm's hub (needs a network) or of a shared model",
-        resume="free",
+        False, "start from the weights of timm's hub (network) or a shared model", resume="free"
     )
     weights: str = key(
         "",
@@ -66,9 +62,7 @@ class ModelSection(ConfigSection):
         None, "factor of the classifier's initial weights and bias", ge=0, tasks=CLASS_TASKS
     )
     head_init_bias: float | None = key(
-        None,
-        "initial bias of the classifier, such as -log(classes) for task_loss=bce",
-        tasks=CLASS_TASKS,
+        None, "initial bias of the classifier, as -log(classes) for bce", tasks=CLASS_TASKS
     )
     args: dict[str, Any] = key({}, "further keyword arguments of timm.create_model")
     norm_width: int | None = key(
@@ -115,10 +109,7 @@ class OptimSection(ConfigSection):
     name: str = key("adamw", "timm optimizer name", aliases=("opt",))
     lr: float = key(1e-3, "peak learning rate", gt=0, aliases=("lr",))
     base_lr: float | None = key(
-        None,
-        "peak learning rate for base_batch_size examples, scaled to the run's batch; replaces "
-        "optim.lr",
-        gt=0,
+        None, "peak learning rate for base_batch_size examples; replaces optim.lr", gt=0
     )
     base_batch_size: int = key(256, "batch size that base_lr is for", ge=1)
     lr_scaling: Literal["auto", "linear", "sqrt"] = key(
@@ -135,9 +126,7 @@ class OptimSection(ConfigSection):
         "the warm-up replaces the beginning of the schedule, as in timm; false: it comes before it",
     )
     schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = key(
-        "cosine",
-        "shape after the warm-up; wsd: warmup-stable-decay; plateau: cut when the score stops "
-        "rising",
+        "cosine", "after the warm-up; wsd: warmup-stable-decay; plateau: cut without a better score"
     )
     decay_rate: float = key(
         0.1, "factor of each step of schedule=step, and of each cut of plateau", gt=0, le=1
@@ -145,24 +134,14 @@ class OptimSection(ConfigSection):
     decay_epochs: tuple[float, ...] = key((), "epochs at which schedule=step decays")
     power: float = key(2.0, "exponent of schedule=polynomial", gt=0)
     plateau_patience: int = key(
-        5,
-        "evaluations in a row without a better score before a cut",
-        ge=1,
-        needs=("optim.schedule=plateau",),
+        5, "evaluations without a rise before a cut", ge=1, needs=("optim.schedule=plateau",)
     )
     plateau_min_delta: float = key(
-        0.0,
-        "smallest rise of the score that counts as better",
-        ge=0,
-        needs=("optim.schedule=plateau",),
+        0.0, "smallest rise that counts as a better score", ge=0, needs=("optim.schedule=plateau",)
     )
     cycles: int = key(1, "cycles of schedule=cosine, linear or polynomial", ge=1, needs=_CYCLED)
     cycle_decay: float = key(
-        1.0,
-        "peak learning rate of a cycle relative to the previous one",
-        gt=0,
-        le=1,
-        needs=("optim.cycles",),
+        1.0, "peak of a cycle relative to the previous one", gt=0, le=1, needs=("optim.cycles",)
     )
     cycle_length_factor: float = key(
         1.0, "length of a cycle relative to the previous one", gt=0, needs=("optim.cycles",)
@@ -174,19 +153,15 @@ class OptimSection(ConfigSection):
         0.05, "decoupled weight decay of matrices", ge=0, aliases=("weight_decay",)
     )
     weight_decay_end: float | None = key(
-        None, "weight decay at the last step, by a cosine; none: constant", ge=0
+        None, "weight decay at the last step, by a cosine; None: constant", ge=0
     )
     momentum: float = key(0.9, "momentum of sgd-like optimizers", ge=0, lt=1)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = key(
-        None, "Adam-like betas; none: default"
+        None, "Adam-like betas; None: default"
     )
-    eps: float | None = key(None, "denominator epsilon; none: default", gt=0)
+    eps: float | None = key(None, "denominator epsilon; None: default", gt=0)
     layer_decay: float | None = key(
-        None,
-        "learning-rate factor from each layer to the one below",
-        gt=0,
-        le=1,
-        aliases=("layer_decay",),
+        None, "learning-rate factor per layer towards input", gt=0, le=1, aliases=("layer_decay",)
     )
     freeze: tuple[str, ...] = key(
         (), "parameters that are not trained, as names or patterns: blocks.*"
@@ -228,25 +203,20 @@ class SourceSection(ConfigSection):
     """Publication that the recipe follows, as data for tests and documents; a run ignores it."""
 
     on_resume: ClassVar[Resume] = "free"
+    affects_results: ClassVar[bool] = False
 
-    paper: str = key("", "arXiv identifier or title", affects_results=False)
-    code: str = key(
-        "", "public repository and file, as owner/name: train.py", affects_results=False
+    paper: str = key(
+        "",
+        "arXiv identifier or title",
     )
-    commit: str = key(
-        "", "commit of that repository that the recipe follows", affects_results=False
-    )
-    published: str = key(
-        "", "published result and its conditions; empty: none", affects_results=False
-    )
+    code: str = key("", "public repository and file, as owner/name: train.py")
+    commit: str = key("", "commit of that repository that the recipe follows")
+    published: str = key("", "published result and its conditions; empty: none")
     values: dict[str, Any] = key(
         {},
         "values in the source, by dotted key or by a property of the built run (docs/recipes.md)",
-        affects_results=False,
     )
-    differs: dict[str, str] = key(
-        {}, "name in values -> reason for another value here", affects_results=False
-    )
+    differs: dict[str, str] = key({}, "name in values -> reason for another value here")
 
     @model_validator(mode="after")
     def _check_differs(self) -> SourceSection:

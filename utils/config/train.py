@@ -54,11 +54,7 @@ class TrainSection(ConfigSection):
         tasks=CLASS_TASKS,
     )
     bce_threshold: float | None = key(
-        None,
-        "task_loss=bce: targets above it become 1, others 0; none: targets as mixed",
-        ge=0,
-        lt=1,
-        tasks=CLASS_TASKS,
+        None, "task_loss=bce: targets above it become 1, others 0", ge=0, lt=1, tasks=CLASS_TASKS
     )
     bce_sum: bool = key(
         False, "task_loss=bce: sum over classes instead of their mean", tasks=CLASS_TASKS
@@ -70,19 +66,14 @@ class TrainSection(ConfigSection):
         (), "weights of the classes in the task loss, one for each; empty: all 1", tasks=CLASS_TASKS
     )
     l2_penalty: float = key(
-        0.0,
-        "factor of the sum of squared weight matrices in the loss (ridge)",
-        ge=0,
-        tasks=("regress",),
+        0.0, "ridge: factor of the sum of squared weight matrices", ge=0, tasks=("regress",)
     )
     epochs: int = key(
         90, "passes over the training split", ge=1, resume="warns", aliases=("epochs",)
     )
     steps: int | None = key(None, "optimizer steps; overrides epochs", ge=1, resume="warns")
     accumulate_steps: MicroBatches = key(
-        1,
-        "micro-batches of one optimizer step; auto: from train.verdicts for the chip, 1 elsewhere",
-        aliases=("update_freq",),
+        1, "micro-batches of a step; auto: by train.verdicts, else 1", aliases=("update_freq",)
     )
     verdicts: dict[StepName, MicroBatchVerdict] = key(
         {},
@@ -115,11 +106,7 @@ class TrainSection(ConfigSection):
         2, "newest checkpoints to keep, beside best", ge=1, resume="free", affects_results=False
     )
     keep_every_steps: int | None = key(
-        None,
-        "also keep checkpoints at multiples of this step",
-        ge=1,
-        resume="free",
-        affects_results=False,
+        None, "also keep multiples of this step", ge=1, resume="free", affects_results=False
     )
     on_nonfinite: Literal["stop", "rollback"] = key(
         "stop",
@@ -136,17 +123,10 @@ class TrainSection(ConfigSection):
         affects_results=False,
     )
     early_stop_patience: int = key(
-        0,
-        "evaluations in a row without a better score until the run ends; 0: never",
-        ge=0,
-        resume="warns",
+        0, "evaluations without a better score until the end; 0: never", ge=0, resume="warns"
     )
     early_stop_min_delta: float = key(
-        0.0,
-        "smallest rise of the score that counts as better",
-        ge=0,
-        resume="warns",
-        needs=("train.early_stop_patience",),
+        0.0, "smallest rise that counts", ge=0, resume="warns", needs=("train.early_stop_patience",)
     )
     deterministic: bool = key(
         False, "use operations with reproducible bits, at a cost", resume="warns"
@@ -155,30 +135,17 @@ class TrainSection(ConfigSection):
         0.0, "mass spread over all classes", ge=0, lt=1, aliases=("smoothing",), tasks=("classify",)
     )
     mixup_alpha: float = key(
-        0.0,
-        "Beta parameter of mixup; 0: off",
-        ge=0,
-        stream="mixing",
-        aliases=("mixup",),
-        tasks=IMAGE_TASKS,
+        0.0, "Beta of mixup; 0: off", ge=0, stream="mixing", aliases=("mixup",), tasks=IMAGE_TASKS
     )
     cutmix_alpha: float = key(
-        0.0,
-        "Beta parameter of cutmix; 0: off",
-        ge=0,
-        stream="mixing",
-        aliases=("cutmix",),
-        tasks=IMAGE_TASKS,
+        0.0, "Beta of cutmix; 0: off", ge=0, stream="mixing", aliases=("cutmix",), tasks=IMAGE_TASKS
     )
     mix_mode: Literal["pair", "element", "batch"] = key(
-        "pair",
-        "unit that shares a coefficient: a pair, one example, or the whole batch",
-        stream="mix_mode",
-        tasks=IMAGE_TASKS,
+        "pair", "shares a coefficient: pair, example or batch", stream="mix_mode", tasks=IMAGE_TASKS
     )
     mix_off_epoch: float | None = key(
         None,
-        "epoch at which mixing ends; none: never",
+        "epoch at which mixing ends; None: never",
         ge=0,
         stream="mix_off_epoch",
         tasks=IMAGE_TASKS,
@@ -195,18 +162,10 @@ class TrainSection(ConfigSection):
         1.0, "share of pairs that are mixed", ge=0, le=1, stream="mixing", tasks=IMAGE_TASKS
     )
     cutmix_prob: float = key(
-        0.5,
-        "share of cutmix among mixed pairs if both are on",
-        ge=0,
-        le=1,
-        stream="mixing",
-        tasks=IMAGE_TASKS,
+        0.5, "share of cutmix if both are on", ge=0, le=1, stream="mixing", tasks=IMAGE_TASKS
     )
     z_loss: float = key(
-        0.0,
-        "weight of the squared log-normaliser of the next token: keeps logits small",
-        ge=0,
-        tasks=("language",),
+        0.0, "weight of the squared log-normaliser: keeps logits small", ge=0, tasks=("language",)
     )
     logits_mib: float = key(
         256.0,
@@ -223,10 +182,7 @@ class TrainSection(ConfigSection):
         excludes=("train.scan_layers",),
     )
     scan_layers: bool = key(
-        False,
-        "compile the equal blocks of a ViT once and loop over them",
-        resume="warns",
-        devices=_LOOP,
+        False, "compile equal blocks of a ViT once, in a loop", resume="warns", devices=_LOOP
     )
     sync_batchnorm: bool = key(False, "BatchNorm statistics over all ranks; always on with spmd")
     ema: bool = key(False, "keep an average of the weights and evaluate it", aliases=("model_ema",))
@@ -237,12 +193,7 @@ class TrainSection(ConfigSection):
         lt=1,
         aliases=("model_ema_decay",),
     )
-    ema_start_epoch: float = key(
-        0.0,
-        "epoch at which averaging begins; until then the average is the weights",
-        ge=0,
-        needs=("train.ema",),
-    )
+    ema_start_epoch: float = key(0.0, "epoch at which averaging begins", ge=0, needs=("train.ema",))
     ema_more: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = key(
         (), "decays of further averages, evaluated but not exported", needs=("train.ema",)
     )

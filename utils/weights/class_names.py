@@ -28,33 +28,24 @@ _LISTED = 5  # names in a message at most
 
 @dataclass(frozen=True)
 class ClassSide:
-    """The classes of one side.
+    """The classes of one side."""
 
-    Args:
-      owner: their owner in messages: `run.resume ('runs/a')`.
-      names: in the order of the class numbers, or None if unknown.
-    """
-
-    owner: str
-    names: Names
+    owner: str  # their owner in messages: `run.resume ('runs/a')`
+    names: Names  # in the order of the class numbers, or None if unknown
 
 
 @dataclass(frozen=True)
 class ClassMatch:
-    """How the classes of one side correspond to those of another.
+    """How the classes of one side correspond to those of another."""
 
-    Args:
-      outcome: `equal`; `permuted`: the same names in another order; `other`: a name is missing on
-        one side, or occurs twice there; `one_sided`: one side has no names; `unnamed`: both.
-      numbers: for each class of the first side the class of that name of the second, or -1; empty
-        if a side has no names.
-      missing: names of the first side that the second lacks.
-      ambiguous: names of the first side that several classes of the second have.
-    """
-
+    # `equal`; `permuted`: the same names in another order; `other`: a name is missing on one side,
+    # or occurs twice there; `one_sided`: one side has no names; `unnamed`: both.
     outcome: Literal["equal", "permuted", "other", "one_sided", "unnamed"]
+    # For each class of the first side the class of that name of the second, or -1; empty if a side
+    # has no names.
     numbers: tuple[int, ...] = ()
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()  # names of the first side that the second lacks
+    # Names of the first side that several classes of the second have.
     ambiguous: tuple[str, ...] = ()
 
 
@@ -208,7 +199,7 @@ def _is_wordnet(names: Sequence[str]) -> bool:
 
 @functools.cache
 def _find_imagenet(count: int) -> ImageNetInfo | None:
-    """Return the ImageNet set with so many classes, from timm's files; None if there is none."""
+    """Return the ImageNet set with so many classes, from timm's files; or None."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset({"num_classes": count})

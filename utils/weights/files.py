@@ -121,7 +121,7 @@ def read_kinds(header: JsonMapping) -> dict[str, Kind]:
 
 
 def read_facts(header: JsonMapping) -> JsonObject:
-    """Return the facts of the model in a .safetensors header; empty if there are none."""
+    """Return the facts of the model in a .safetensors header; empty without any."""
     return parse_facts((header.get("__metadata__") or {}).get(_FACTS_KEY, ""))
 
 

@@ -33,20 +33,16 @@ _COUNTER = "num_batches_tracked"  # of BatchNorm
 
 @dataclass(frozen=True)
 class FitRules:
-    """Allowed differences between weights and the model that loads them.
+    """Allowed differences between weights and the model that loads them."""
 
-    Args:
-      skip: patterns of names that keep their initial values: missing, foreign or of another shape.
-      rename: pattern of a name in the weights -> the model's.
-      reset_head: auto: initialise the head anew if the classes differ in number or names; always;
-        never: refuse other classes; by_name: as never, but reorder the rows of the same classes.
-      class_names: of the model, or None if unknown.
-    """
-
+    # Patterns of names that keep their initial values: missing, foreign or of another shape.
     skip: tuple[str, ...] = ()
+    # Pattern of a name in the weights -> the model's.
     rename: Mapping[str, str] = field(default_factory=dict)
+    # Auto: initialise the head anew if the classes differ in number or names; always; never: refuse
+    # other classes; by_name: as never, but reorder the rows of the same classes.
     reset_head: Literal["auto", "always", "never", "by_name"] = "never"
-    class_names: tuple[str, ...] | None = None
+    class_names: tuple[str, ...] | None = None  # of the model, or None if unknown
 
 
 STRICT = FitRules()
@@ -54,21 +50,14 @@ STRICT = FitRules()
 
 @dataclass
 class Fit:
-    """The weights that a model takes.
+    """The weights that a model takes."""
 
-    Args:
-      tensors: by the model's names; only their kinds in a check.
-      kept: names of the model that keep their initial values.
-      notes: a line for each change.
-      sources: name of the model -> its name in the weights.
-      warning: a warning that classes are matched by number; empty if there is none.
-    """
-
-    tensors: dict[str, Tensor | Kind]
-    kept: set[str] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    tensors: dict[str, Tensor | Kind]  # by the model's names; only their kinds in a check
+    kept: set[str] = field(default_factory=set)  # names of the model that keep their initial values
+    notes: list[str] = field(default_factory=list)  # a line for each change
+    # Name of the model -> its name in the weights.
     sources: dict[str, str] = field(default_factory=dict)
-    warning: str = ""
+    warning: str = ""  # a warning that classes are matched by number, or empty
 
     def misfit(self, model: nn.Module) -> TensorDiff:
         """Compare the tensors with those that the model needs."""

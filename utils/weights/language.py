@@ -67,25 +67,17 @@ _FIXED_EXPERTS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Names and settings of a model in config.json.
+    """Names and settings of a model in config.json."""
 
-    Attributes:
-      model: its name here.
-      kind: `model_type` of config.json.
-      architecture: its class in transformers or fla.
-      keys: its arguments here -> their names in config.json.
-      fixed: required values, if they are set.
-      rotary: share of a head's channels with rotary positions; None: no positions.
-      groups: whether layers come in groups, each with full attention in its last layer.
-    """
-
-    model: str
-    kind: str
-    architecture: str
-    keys: Mapping[str, str]
+    model: str  # its name here
+    kind: str  # `model_type` of config.json
+    architecture: str  # its class in transformers or fla
+    keys: Mapping[str, str]  # its arguments here -> their names in config.json
+    # Required values, if they are set.
     fixed: Mapping[str, object] = field(default_factory=lambda: _FIXED)
+    # Share of a head's channels with rotary positions; None: no positions.
     rotary: float | None = 0.25
-    groups: bool = True
+    groups: bool = True  # whether layers come in groups, each with full attention in its last layer
 
 
 VARIANTS = (

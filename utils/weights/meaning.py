@@ -24,17 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Meaning:
-    """An argument that changes the meaning of tensors but not their names and shapes.
+    """An argument that changes the meaning of tensors but not their names and shapes."""
 
-    Attributes:
-      value: of the argument.
-      tensors: patterns of the names of those tensors.
-      sense: the part of the value that must agree; None: all of it.
-    """
-
-    value: object
-    tensors: tuple[str, ...]
-    sense: object = None
+    value: object  # of the argument
+    tensors: tuple[str, ...]  # patterns of the names of those tensors
+    sense: object = None  # the part of the value that must agree; None: all of it
 
     def agrees(self, other: Meaning) -> bool:
         """Return whether another value means the same."""
@@ -64,33 +58,22 @@ class ModelArguments:
 
 @dataclass(frozen=True)
 class TensorMeanings:
-    """The meanings of one model's tensors.
+    """The meanings of one model's tensors."""
 
-    Attributes:
-      model: its name.
-      arguments: by name, if they are known.
-      centred: patterns of the norms that multiply by 1 + weight.
-      registry: of the arguments of all models.
-    """
-
-    model: str
-    arguments: Mapping[str, Meaning]
-    centred: tuple[str, ...]
-    registry: Registry
+    model: str  # its name
+    arguments: Mapping[str, Meaning]  # by name, if they are known
+    centred: tuple[str, ...]  # patterns of the norms that multiply by 1 + weight
+    registry: Registry  # of the arguments of all models
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An argument in which weights (`there`) and a model (`here`) differ.
-
-    Attributes:
-      tensors: name patterns of the model's tensors that it concerns.
-    """
+    """An argument in which weights (`there`) and a model (`here`) differ."""
 
     argument: str
     there: object
     here: object
-    tensors: tuple[str, ...]
+    tensors: tuple[str, ...]  # name patterns of the model's tensors that it concerns
 
 
 def find_meanings(registry: Registry, model: object, args: object) -> TensorMeanings | None:
@@ -98,7 +81,7 @@ def find_meanings(registry: Registry, model: object, args: object) -> TensorMean
 
     Args:
       model: its name.
-      args: its arguments, unknown ones are ignored; if they are not a mapping, none are compared.
+      args: its arguments, unknown ones are ignored; not a mapping: not compared.
 
     Raises:
       UserError: it does not take their values.

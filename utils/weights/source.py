@@ -57,7 +57,7 @@ class Weights(ABC):
     @property
     @abstractmethod
     def facts(self) -> JsonObject:
-        """Facts written with them: model name, arguments, classes; empty if there are none."""
+        """Facts written with them: model name, arguments, classes; may be empty."""
 
     @abstractmethod
     def read_tensors(self) -> dict[str, Tensor]:
