@@ -174,7 +174,7 @@ def test_a_seed_draws_the_same_text_again(copied, capsys):
         (["--prompt=1", "--temperature=nan"], "--temperature (nan) must be 0 or more"),
         (["--prompt=1", f"--seed={'9' * 23}"], f"--seed ({'9' * 23}) must be from 0 to 9223372"),
         (["--prompt=1", "--seed=-1"], "--seed (-1) must be from 0 to"),
-        (["--prompt=1", f"--top-k=-{'9' * 400}"], "must be at least 0; raise it"),
+        (["--prompt=1", f"--top-k=-{'9' * 400}"], "must be 0 or more; change it"),
         (["--prompt=1", "--temperature=0", "--top-k=3"], "--top-k (3) means nothing to --temp"),
         (["--prompt=1", "--temperature=0", "--top-p=0.5"], "--top-p (0.5) means nothing to --t"),
         (["--prompt=\udcff\udcfe"], "--prompt ('\\udcff\\udcfe') is no UTF-8 at place 0"),
