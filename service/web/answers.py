@@ -10,9 +10,8 @@ from service.jobs.state import JobView
 from service.sweeps.report import AxisRow
 from service.web.tokens import Role
 from store.compare.answers import SameExamples
-from store.compare.differences import Difference
+from store.compare.differences import Difference, SourceDifference
 from store.compare.divergence import Divergence
-from store.compare.sources import SourceDifference
 from store.compare.statistics import MeanInterval, Summary
 from store.lineage.descendants import Descendant, Kinship, KnownAncestor
 from store.quality.gates import GateFinding

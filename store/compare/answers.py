@@ -1,7 +1,7 @@
-"""Two classifiers on the very same examples: how often only one of them was right.
+"""Two classifiers on the same examples: how often only one of them was right.
 
-Where both are right, or both wrong, an example tells nothing of their difference; McNemar's exact
-test asks whether the others could fall so unevenly by chance.
+Examples on which both are right, or both wrong, show no difference; McNemar's exact test computes
+whether the others could be so uneven by chance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from store.compare.sides import SEED, Side
 from store.compare.statistics import adjust
 from store.query.record import RunRecord
-from store.record.hits import LAST, Hits
+from store.record.hits import LAST
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class SameExamples:
 
     Attributes:
       base, new: the runs.
-      both, base_only, new_only, neither: examples that were named rightly by them.
+      both, base_only, new_only, neither: examples that they classified correctly.
       p: of no difference, two-sided; over several pairs after Holm's correction.
-      reason: why they are not compared; empty: they are.
+      reason: why they are not compared; empty if they are.
     """
 
     base: str
@@ -38,58 +38,45 @@ class SameExamples:
 
 
 def compare_answers(base: Side, new: Side) -> list[SameExamples]:
-    """Two single runs, or those of the same seed; nothing where no run has kept its answers."""
-    pairs = [(one, other) for one, other in _pair(base, new) if one.hits or other.hits]
-    found = [_compare(one, other) for one, other in pairs]
-    asked = [place for place, one in enumerate(found) if one.p is not None]
-    for place, p in zip(asked, adjust([found[place].p for place in asked]), strict=True):
-        found[place] = replace(found[place], p=p)
-    return found
+    """Compare two single runs, or those of the same seed; empty if no run has kept its answers."""
+    if len(base.records) == len(new.records) == 1:
+        pairs = [(base.records[0], new.records[0])]
+    else:
+        seeds = [_name_by_seed(side.records) for side in (base, new)]
+        pairs = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
+    rows = [_compare(first, second) for first, second in pairs if first.hits or second.hits]
+    tested = [i for i, row in enumerate(rows) if row.p is not None]
+    for i, p in zip(tested, adjust([rows[i].p for i in tested]), strict=True):
+        rows[i] = replace(rows[i], p=p)
+    return rows
 
 
 def compute_mcnemar(base_only: int, new_only: int) -> float:
-    """The two-sided p of McNemar's exact test.
-
-    Source: McNemar 1947, Psychometrika 12, with the binomial distribution itself.
-    """
+    """Compute the two-sided p of McNemar's exact test. Source: McNemar 1947, Psychometrika 12."""
     from scipy.stats import binomtest
 
-    asked = base_only + new_only
-    return float(binomtest(base_only, asked, 0.5).pvalue) if asked else 1.0
-
-
-def _pair(base: Side, new: Side) -> list[tuple[RunRecord, RunRecord]]:
-    if len(base.records) == len(new.records) == 1:
-        return [(base.records[0], new.records[0])]
-    seeds = [_name_by_seed(side.records) for side in (base, new)]
-    return [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
+    count = base_only + new_only
+    return float(binomtest(base_only, count, 0.5).pvalue) if count else 1.0
 
 
 def _name_by_seed(records: Sequence[RunRecord]) -> Mapping[str, RunRecord]:
-    """Runs by seed; none where a seed stands twice: nothing tells which ones belong together."""
-    found = {repr(record.config.get(SEED)): record for record in records}
-    return found if len(found) == len(records) else {}
+    """Return runs by seed; empty if a seed occurs twice, so that the pairs are unknown."""
+    named = {repr(record.config.get(SEED)): record for record in records}
+    return named if len(named) == len(records) else {}
 
 
 def _compare(base: RunRecord, new: RunRecord) -> SameExamples:
-    told = SameExamples(base.path, new.path)
+    row = SameExamples(base.path, new.path)
     hits = [record.hits.get(LAST) for record in (base, new)]
-    missing = [one.path for one, found in zip((base, new), hits, strict=True) if found is None]
-    if missing:
-        return replace(told, reason=f"{missing[0]} has kept no answers of its last evaluation")
+    for record, kept in zip((base, new), hits, strict=True):
+        if kept is None:
+            return replace(row, reason=f"{record.path} has kept no answers of its last evaluation")
     first, second = hits
     if first.ids_sha256 != second.ids_sha256:
-        return replace(told, reason="they were evaluated on other examples")
-    return _count(told, first, second)
-
-
-def _count(told: SameExamples, first: Hits, second: Hits) -> SameExamples:
-    left, right = (int.from_bytes(one.bits, "big") for one in (first, second))
-    both, base_only, new_only = (
-        bits.bit_count() for bits in (left & right, left & ~right, right & ~left)
+        return replace(row, reason="they were evaluated on other examples")
+    left, right = (int.from_bytes(kept.bits, "big") for kept in hits)
+    counts = [bits.bit_count() for bits in (left & right, left & ~right, right & ~left)]
+    p = compute_mcnemar(*counts[1:])
+    return SameExamples(
+        base.path, new.path, first.examples, *counts, first.examples - sum(counts), p
     )
-    neither = first.examples - both - base_only - new_only
-    return replace(
-        told, examples=first.examples, both=both, base_only=base_only, new_only=new_only,
-        neither=neither, p=compute_mcnemar(base_only, new_only),
-    )  # fmt: skip

@@ -1,7 +1,8 @@
-"""What was set otherwise: configuration, environment and source of runs, only where they differ."""
+"""Differences between runs: configuration, environment, commits and patches of their source."""
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from dataclasses import dataclass
 from store.compare.sides import SEED, Side
 from store.query.config_text import flatten_config
 from store.query.record import RunRecord
-from utils.json_types import JsonObject, JsonValue
+from store.record.source import split_diff
+from utils.json_types import JsonObject
 
-# The name of a run tells itself.
+# A run's own name is no difference.
 _NAMES = ("run.run_id",)
 MISSING = "(not there)"
 _MOST_VALUES = 4
@@ -22,8 +24,7 @@ class Difference:
     """A key that is not the same on all sides.
 
     Attributes:
-      key: of the configuration or the environment.
-      values: of each side; where its runs differ, all of them.
+      values: of each side; all of them if its runs differ.
       matters: whether it can change what is learnt.
     """
 
@@ -32,59 +33,103 @@ class Difference:
     matters: bool
 
 
+@dataclass(frozen=True)
+class SourceDifference:
+    """The source of two runs.
+
+    Attributes:
+      base, new: the runs.
+      commits: of both; empty if unknown.
+      patches: state of each patch: none, whole, too large, secret, unknown.
+      files: whose parts of the patches differ.
+      diff: that difference, as a unified diff of the two patches.
+    """
+
+    base: str
+    new: str
+    commits: tuple[str, str]
+    patches: tuple[str, str]
+    files: tuple[str, ...]
+    diff: str
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both commits and both patches are known."""
+        return all(self.commits) and all(patch in ("none", "whole") for patch in self.patches)
+
+    @property
+    def is_same(self) -> bool:
+        """Whether both were certainly started from the same source."""
+        return self.is_known and self.commits[0] == self.commits[1] and not self.files
+
+
 def find_differences(sides: Collection[Side], ignored: Collection[str]) -> list[Difference]:
-    """Keys of the configuration that differ, those that matter first, by section.
+    """Find keys of the configuration that differ, those that matter first, by section.
 
     Args:
       ignored: keys that cannot change what is learnt.
     """
     columns = [[record.config for record in side.records] for side in sides]
-    found = _find(columns, ignored, _NAMES)
-    return sorted(found, key=lambda one: (not one.matters, one.key))
+    differences = _find(columns, ignored, _NAMES)
+    return sorted(differences, key=lambda row: (not row.matters, row.key))
 
 
 def find_environment(sides: Collection[Side]) -> list[Difference]:
-    """What differs in versions, machine and commit; the commit comes first."""
+    """Find what differs in versions, machine and commit; the commit comes first."""
     records = [record for side in sides for record in side.records]
-    # Next to a run that tells little, all that another one tells would seem to differ.
-    read = _read_at_length if all(one.environment for one in records) else read_environment_of
-    columns = [[read(record) for record in side.records] for side in sides]
-    found = _find(columns, (), ())
-    return sorted(found, key=lambda one: (one.key != "git_commit", one.key))
+    # If one run records little, everything that another one records would seem to differ.
+    has_details = all(record.environment for record in records)
+    columns = []
+    for side in sides:
+        columns.append([read_environment_of(record) for record in side.records])
+        if has_details:
+            for record, row in zip(side.records, columns[-1], strict=True):
+                details = {k: record.environment.get(k) for k in ("os", "packages", "variables")}
+                row |= flatten_config(details)
+    return sorted(_find(columns, (), ()), key=lambda row: (row.key != "git_commit", row.key))
 
 
 def read_environment_of(record: RunRecord) -> JsonObject:
-    """Where a run ran, by dotted keys."""
+    """Return the environment of a run's `run.json` by dotted keys."""
     environment = record.facts.get("environment")
     return flatten_config(environment) if isinstance(environment, dict) else {}
 
 
-def _read_at_length(record: RunRecord) -> JsonObject:
-    """All that a run tells of where it ran, by dotted keys."""
-    told = {key: record.environment.get(key) for key in ("os", "packages", "variables")}
-    return {**read_environment_of(record), **flatten_config(told)}
+def compare_sources(base: RunRecord, new: RunRecord) -> SourceDifference:
+    """Compare the source from which the newest attempts of two runs were started."""
+    sources = [record.environment.get("source", {}) for record in (base, new)]
+    old, now = split_diff(base.patch), split_diff(new.patch)
+    files = sorted(name for name in old.keys() | now if old.get(name) != now.get(name))
+    diff = ""
+    for name in files:
+        texts = (old.get(name, "").splitlines(), now.get(name, "").splitlines())
+        lines = difflib.unified_diff(*texts, f"base: {name}", f"new: {name}", lineterm="")
+        diff += "".join(f"{line}\n" for line in lines)
+    commits = tuple(str(source.get("commit", "")) for source in sources)
+    patches = tuple(str(source.get("diff", "unknown")) for source in sources)
+    return SourceDifference(base.path, new.path, commits, patches, tuple(files), diff)
 
 
 def _find(
     columns: list[list[JsonObject]], ignored: Collection[str], left_out: Iterable[str]
 ) -> list[Difference]:
     keys = {key for column in columns for config in column for key in config} - set(left_out)
-    found = []
+    differences = []
     for key in sorted(keys):
         texts = [[_show(config, key) for config in column] for column in columns]
         if len({text for column in texts for text in column}) > 1:
-            # Seeds differ within a side as they should.
+            # Seeds differ within a side on purpose.
             if key == SEED and len({tuple(sorted(column)) for column in texts}) == 1:
                 continue
             values = tuple(_join(column) for column in texts)
-            found.append(Difference(key, values, key not in ignored))
-    return found
+            differences.append(Difference(key, values, key not in ignored))
+    return differences
 
 
 def _show(config: JsonObject, key: str) -> str:
     if key not in config:
         return MISSING
-    value: JsonValue = config[key]
+    value = config[key]
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
-from pathlib import Path
 
 from pydantic_core import from_json
 
@@ -23,20 +22,20 @@ from utils.storage.local import LocalFolder
 
 _SIGN = 1 << 63
 _SIGN32 = 1 << 31
-# Bytes of a history that are parsed at once.
+# Bytes of a history that are parsed together.
 _CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place at which two histories differ.
+    """The first difference between two histories.
 
     Attributes:
       step, kind: of the line.
-      metric: the first number of the line that differs; empty: a line is missing on one side.
-      base, new: its values; none: not there, or not finite as `nonfinite` says.
-      ulps: how many double-precision numbers lie between them; none: one is no finite number.
-      ulps32: the same in single precision, in which most metrics are computed; none: they are not
+      metric: the first number of the line that differs; empty if one side has no such line.
+      base, new: its values; None if missing, or not finite according to `nonfinite`.
+      ulps: how many double-precision numbers lie between them; None if one is not finite.
+      ulps32: the same in single precision, in which most metrics are computed; None if they are no
         numbers of single precision.
       others: further numbers of that line that differ.
       lines: whole lines before it that are equal.
@@ -54,59 +53,75 @@ class Divergence:
 
 
 def find_divergence(base: Iterable[Line], new: Iterable[Line]) -> Divergence | None:
-    """The first line whose deterministic numbers differ in any bit; none: there is none.
+    """Find the first line whose deterministic numbers differ in any bit; None if all are equal.
 
-    Clocks and resources are left out, and so is the attempt: the histories of an unbroken run and
-    of one that was killed and went on are equal.
+    Clocks, resources and the attempt are ignored: the histories of an unbroken run and of one that
+    was killed and resumed are equal.
     """
     order: list[str] = []
     names: list[str] = []
     pick = _pick_nothing
     for count, (old, now) in enumerate(zip_longest(base, new)):
-        # Most lines are told equal by one comparison of all their numbers, step and kind included.
+        # Most lines are found equal by one comparison of all their numbers, step and kind included.
         if old and now and list(old) == order == list(now):
             numbers = pick(old)
-            if numbers == pick(now) and (0.0 not in numbers or not _has_signs(numbers)):
+            # 0.0 equals -0.0 but not in its bits, so a line with such a zero needs a closer look.
+            if numbers == pick(now) and (0.0 not in numbers or not _has_float_zero(numbers)):
                 continue
         if old is None or now is None or (old["step"], old["kind"]) != (now["step"], now["kind"]):
-            there = min(
-                (one for one in (old, now) if one is not None), key=lambda one: one["step"]
-            )  # fmt: skip
-            words = ["a line" if one is there else None for one in (old, now)]
-            return Divergence(there["step"], there["kind"], "", *words, None, None, (), count)
+            lines = [line for line in (old, now) if line is not None]
+            first = min(lines, key=lambda line: line["step"])
+            words = ["a line" if line is first else None for line in (old, now)]
+            return Divergence(first["step"], first["kind"], "", *words, None, None, (), count)
         if list(old) != order:
             order, names = list(old), _list_deterministic(old)
             pick = itemgetter(*names) if len(names) > 1 else _pick_nothing
-        if found := _compare_lines(old, now, names, count):
-            return found
+        more = _list_deterministic(name for name in now if name not in old)
+        differing = [n for n in (*names, *more) if not _are_equal(old.get(n), now.get(n))]
+        if differing:
+            name, *others = differing
+            a, b = old.get(name), now.get(name)
+            return Divergence(old["step"], old["kind"], name, a, b, count_ulps(a, b),
+                              count_ulps32(a, b), tuple(others), count)  # fmt: skip
     return None
 
 
 def read_lines(record: RunRecord) -> Iterator[Line]:
-    """The whole lines of a run's history one by one, so that a million of them need no memory."""
+    """Yield the whole lines of a run's history, so that a million of them need no memory."""
     path = record.folder.path / METRICS_FILE if isinstance(record.folder, LocalFolder) else None
     if path is None or not path.is_file():
         yield from record.lines
         return
-    yield from _stream(path)
+    with path.open("rb") as file:
+        while texts := file.readlines(_CHUNK):
+            try:
+                lines = list(map(from_json, texts))
+            except ValueError:  # a torn or damaged line
+                lines = list(_parse_whole(texts))
+            fitted = (
+                fit_line(line if "kind" in line else modernise(line))
+                for line in lines
+                if isinstance(line, dict) and type(line.get("step")) is int
+            )
+            yield from (line for line in fitted if line is not None)
 
 
 def find_checkpoint(records: Iterable[RunRecord], step: int) -> int | None:
-    """The last step before a divergence at which all runs have a checkpoint; none: no such step."""
-    steps = [{found for found in _list_checkpoints(record) if found < step} for record in records]
+    """Return the last step before this one at which all runs have a checkpoint, or None."""
+    steps = [set(_list_checkpoints(record)) for record in records]
     common = set.intersection(*steps) if steps else set()
-    return max(common, default=None)
+    return max((other for other in common if other < step), default=None)
 
 
 def count_ulps(base: object, new: object) -> int | None:
-    """How many steps of the last bit two doubles are apart; none: no finite numbers."""
+    """Count the steps of the last bit between two doubles; None if they are not finite numbers."""
     if not _are_finite(base, new):
         return None
     return abs(_order(float(base), "d", "q", _SIGN) - _order(float(new), "d", "q", _SIGN))
 
 
 def count_ulps32(base: object, new: object) -> int | None:
-    """The same of single precision; none: they are no numbers of it."""
+    """Count the same in single precision; None if they are no numbers of it."""
     if not _are_finite(base, new):
         return None
     for value in (base, new):
@@ -117,25 +132,12 @@ def count_ulps32(base: object, new: object) -> int | None:
     return abs(_order(float(base), "f", "i", _SIGN32) - _order(float(new), "f", "i", _SIGN32))
 
 
-def _compare_lines(old: Line, now: Line, names: list[str], count: int) -> Divergence | None:
-    more = _list_deterministic(name for name in now if name not in old)
-    parted = [n for n in (*names, *more) if not _are_equal(old.get(n), now.get(n))]
-    if not parted:
-        return None
-    a, b = old.get(parted[0]), now.get(parted[0])
-    return Divergence(
-        old["step"], old["kind"], parted[0], a, b, count_ulps(a, b), count_ulps32(a, b),
-        tuple(parted[1:]), count,
-    )  # fmt: skip
-
-
 def _pick_nothing(line: Line) -> float:
-    return math.nan  # equal to nothing, so that the line is looked at number by number
+    return math.nan  # equal to nothing, so that the line is compared number by number
 
 
-def _has_signs(numbers: tuple[object, ...]) -> bool:
-    """Whether there is a zero that may be -0.0, which is equal to 0.0 but not in its bits."""
-    return 0.0 in numbers and any(one == 0.0 and type(one) is float for one in numbers)
+def _has_float_zero(numbers: tuple[object, ...]) -> bool:
+    return any(value == 0.0 and type(value) is float for value in numbers)
 
 
 def _list_deterministic(names: Iterable[str]) -> list[str]:
@@ -157,41 +159,25 @@ def _are_finite(*values: object) -> bool:
 
 
 def _order(value: float, kind: str, integer: str, sign: int) -> int:
-    """The number's place among all numbers of its precision."""
+    """Return the number's position among all numbers of its precision."""
     bits = struct.unpack(integer, struct.pack(kind, value))[0]
     return bits if bits >= 0 else -(bits + sign)
 
 
-def _stream(path: Path) -> Iterator[Line]:
-    with path.open("rb") as file:
-        while texts := file.readlines(_CHUNK):
-            try:
-                lines = list(map(from_json, texts))
-            except ValueError:
-                lines = list(_parse_whole(texts))
-            fitted = (
-                fit_line(line if "kind" in line else modernise(line))
-                for line in lines
-                if isinstance(line, dict) and type(line.get("step")) is int
-            )
-            yield from (line for line in fitted if line is not None)
-
-
 def _parse_whole(texts: Iterable[bytes]) -> Iterator[object]:
-    """The values of lines; torn and damaged ones are left out."""
     for text in texts:
         with contextlib.suppress(ValueError):
             yield from_json(text)
 
 
 def _list_checkpoints(record: RunRecord) -> list[int]:
-    """Steps of checkpoints; of those on a bucket that are whole."""
+    """Return the steps of checkpoints; on a bucket of complete ones."""
     folder = record.checkpoints
-    found = {
+    steps = {
         int(name.removeprefix("step_")): name
         for name in folder.list_names()
         if name.startswith("step_") and name.removeprefix("step_").isdecimal()
     }
     if isinstance(folder, LocalFolder):
-        return list(found)
-    return [step for step, name in found.items() if COMMIT_FILE in folder.child(name).list_names()]
+        return list(steps)
+    return [step for step, name in steps.items() if COMMIT_FILE in folder.child(name).list_names()]

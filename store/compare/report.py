@@ -1,4 +1,4 @@
-"""A comparison as one object: what was set otherwise, what came out, where equal runs part."""
+"""A comparison as one object: differing settings, numbers, and where equal runs part."""
 
 from __future__ import annotations
 
@@ -6,30 +6,31 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
 from store.compare.answers import SameExamples, compare_answers
-from store.compare.differences import Difference, find_differences, find_environment
+from store.compare.differences import (
+    Difference,
+    SourceDifference,
+    compare_sources,
+    find_differences,
+    find_environment,
+)
 from store.compare.divergence import find_checkpoint, find_divergence, read_lines
 from store.compare.sides import Comparison, Side, compare_sides, list_metrics
-from store.compare.sources import SourceDifference, compare_sources
 from store.compare.tensors import find_tensors
 from store.query.filters import check_keys
-from store.query.record import RunRecord
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
 
 def choose_metrics(text: str, sides: Sequence[Side], flag: str) -> list[str]:
-    """The numbers to compare: those of a text with commas between, else those with a direction.
+    """Return the numbers of a comma-separated text, else those with a better direction.
 
     Args:
-      flag: what asked for them, for errors.
-
-    Raises:
-      UserError: no run has one of them.
+      flag: its name in errors, if no run has one of the numbers.
     """
     wanted = [name.strip() for name in text.split(",") if name.strip()]
     if not wanted:
         return list_metrics(sides)
-    known = {name for side in sides for one in side.records for name in one.values}
+    known = {name for side in sides for record in side.records for name in record.values}
     check_keys(wanted, sorted(known), flag)
     return wanted
 
@@ -41,8 +42,8 @@ class CompareReport:
     Attributes:
       config, environment: what differs.
       metrics: numbers of each further side against the base.
-      answers, source: of each further side against the base, where runs tell of them.
-      divergence: as `tell_divergence` has it; none: it was not looked for.
+      answers, source: of each further side against the base, if recorded.
+      divergence: as `tell_divergence` returns it; None if it was not computed.
     """
 
     sides: tuple[Side, ...]
@@ -54,20 +55,16 @@ class CompareReport:
     divergence: JsonObject | None
 
     def tell(self) -> JsonObject:
-        """The same for programs."""
+        """Return the comparison as a JSON object."""
         names = ("config", "environment", "answers", "source")
-        told = {name: [asdict(one) for one in getattr(self, name)] for name in names}
+        rows = {name: [asdict(row) for row in getattr(self, name)] for name in names}
         sides = [
-            {
-                "name": one.name,
-                "runs": [record.path for record in one.records],
-                "seeds": one.seeds,
-                "unfinished": one.unfinished,
-            }
-            for one in self.sides
-        ]
-        metrics = [[asdict(one) for one in found] for found in self.metrics]
-        return {**told, "sides": sides, "metrics": metrics, "divergence": self.divergence}
+            {"name": side.name, "runs": [record.path for record in side.records],
+             "seeds": side.seeds, "unfinished": side.unfinished}
+            for side in self.sides
+        ]  # fmt: skip
+        metrics = [[asdict(row) for row in comparisons] for comparisons in self.metrics]
+        return {**rows, "sides": sides, "metrics": metrics, "divergence": self.divergence}
 
 
 def create_report(
@@ -78,69 +75,49 @@ def create_report(
     exact: bool = False,
     with_tensors: bool = False,
 ) -> CompareReport:
-    """Hold each further side against the first one.
+    """Compare each further side with the first one.
 
     Args:
       ignored: keys of the configuration that cannot change what is learnt.
-      metrics: numbers to compare, as `choose_metrics` gives them.
-      exact: look where two runs part that differ in what matters, too.
-      with_tensors: read the checkpoints before that place.
-
-    Raises:
-      UserError: `exact` of other sides than two single runs.
+      metrics: numbers to compare, see `choose_metrics`.
+      exact: find where two single runs part even if they differ in keys that matter.
+      with_tensors: compare the checkpoints before that step.
     """
+    config = find_differences(sides, ignored)
+    should_be_equal = len(sides) == 2 and all(len(side.records) == 1 for side in sides)
+    should_be_equal = should_be_equal and not any(difference.matters for difference in config)
     divergence = None
-    if exact or should_be_equal(sides, ignored):
+    if exact or should_be_equal:
         divergence = tell_divergence(sides, with_tensors=with_tensors)
     base, rest = sides[0], sides[1:]
+    sources: list[SourceDifference] = []
+    if any(side.records[0].environment for side in sides):
+        sources = [compare_sources(base.records[0], side.records[0]) for side in rest]
     return CompareReport(
         tuple(sides),
-        find_differences(sides, ignored),
+        config,
         find_environment(sides),
         [compare_sides(base, side, metrics) for side in rest],
-        [one for side in rest for one in compare_answers(base, side)],
-        _compare_sources(sides),
+        [row for side in rest for row in compare_answers(base, side)],
+        sources,
         divergence,
     )
 
 
-def _compare_sources(sides: Sequence[Side]) -> list[SourceDifference]:
-    """The first run of each side against that of the base, where any run tells of its source."""
-    firsts = [side.records[0] for side in sides]
-    if not any(record.environment for record in firsts):
-        return []
-    return [compare_sources(firsts[0], one) for one in firsts[1:]]
-
-
-def should_be_equal(sides: Sequence[Side], ignored: Collection[str]) -> bool:
-    """Whether these are two single runs that differ in nothing that matters."""
-    if len(sides) != 2 or any(len(side.records) != 1 for side in sides):
-        return False
-    return not any(one.matters for one in find_differences(sides, ignored))
-
-
 def tell_divergence(sides: Sequence[Side], *, with_tensors: bool) -> JsonObject:
-    """Where two single runs part.
+    """Find where two single runs part; UserError for other sides.
 
     Args:
-      with_tensors: read the checkpoints before it, too.
-
-    Raises:
-      UserError: these are other sides.
+      with_tensors: compare the checkpoints before that step, too.
     """
     records = [record for side in sides for record in side.records]
     if len(sides) != 2 or len(records) != 2:
         raise UserError("--exact compares two single runs; give one RUN on each side")
-    found = find_divergence(*(read_lines(record) for record in records))
-    if found is None:
+    part = find_divergence(*(read_lines(record) for record in records))
+    if part is None:
         return {"found": None, "checkpoint": None, "tensors": []}
-    step = find_checkpoint(records, found.step)
-    tensors = _find_tensors(records, step) if with_tensors else None
-    return {"found": asdict(found), "checkpoint": step, "tensors": tensors}
-
-
-def _find_tensors(records: Sequence[RunRecord], step: int | None) -> list[str] | None:
-    """None: they have no checkpoint in common."""
-    if step is None:
-        return None
-    return find_tensors(*(record.checkpoints.child(f"step_{step:08d}") for record in records))
+    step, tensors = find_checkpoint(records, part.step), None
+    if with_tensors and step is not None:
+        name = f"step_{step:08d}"
+        tensors = find_tensors(*(record.checkpoints.child(name) for record in records))
+    return {"found": asdict(part), "checkpoint": step, "tensors": tensors}

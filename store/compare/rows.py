@@ -1,4 +1,4 @@
-"""Rows and lines of a comparison as text: terminal, dashboard and page of a file show the same."""
+"""Rows and lines of a comparison as text, for terminal, dashboard and file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from store.compare.answers import SameExamples
-from store.compare.comparable import choose_comparable
+from store.compare.differences import SourceDifference
 from store.compare.divergence import Divergence
-from store.compare.sides import Comparison, Side
-from store.compare.sources import SourceDifference
+from store.compare.sides import Comparison, Side, choose_comparable
 from store.compare.statistics import Summary
 from store.formatting import format_sample, name_few
 from utils.json_types import JsonObject
@@ -37,11 +36,11 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """The numbers of one side against the base's, those alone that can be compared.
+    """The comparable numbers of one side against the base's.
 
     Attributes:
       rows: cells of `COMPARISON_COLUMNS`.
-      notes: how the rows are to be read.
+      notes: how to read the rows.
       missing: runs without a finite number, a line for each number.
       apart: one line on the numbers that cannot be compared; empty if all can.
     """
@@ -54,32 +53,28 @@ class ComparedSide:
 
     @property
     def is_shown(self) -> bool:
-        """Whether there is a table; without comparable numbers there is one line alone."""
+        """Whether there is a table; otherwise only the line `apart` is shown."""
         return bool(self.rows) or not self.apart
 
 
-def describe_side(base: Side, side: Side, found: Sequence[Comparison]) -> ComparedSide:
-    """A side's numbers against the base's."""
-    shared, apart = choose_comparable(base, side, [row.metric for row in found])
-    rows = [row for row in found if row.metric in shared]
+def describe_side(base: Side, side: Side, comparisons: Sequence[Comparison]) -> ComparedSide:
+    """Format a side's numbers against the base's."""
+    shared, apart = choose_comparable(base, side, [row.metric for row in comparisons])
+    rows = [row for row in comparisons if row.metric in shared]
     missing = (
         f"{row.metric}: no finite number in {', '.join(row.bad[:3])}{', ...' * bool(row.bad[3:])}"
         for row in rows
         if row.bad
     )
-    cells = tuple(_make_cells(row) for row in rows)
-    return ComparedSide(side.name, cells, tuple(_list_notes(rows)), tuple(missing), apart)
-
-
-def _list_notes(rows: Sequence[Comparison]) -> list[str]:
     notes = []
     if any(row.delta is not None and row.delta.method != "single" for row in rows):
         pairs = max(row.delta.pairs for row in rows if row.delta is not None)
         how = f"paired by {pairs} seeds" if pairs else "Welch, seeds differ"
         notes.append(f"mean ± standard deviation (n); {how}, p over {len(rows)} numbers")
-    if any(one is not None and one.runs > one.n for row in rows for one in (row.base, row.new)):
+    if any(s is not None and s.runs > s.n for row in rows for s in (row.base, row.new)):
         notes.append("runs of one seed are averaged first: n, intervals and p count seeds")
-    return notes
+    cells = tuple(_make_cells(row) for row in rows)
+    return ComparedSide(side.name, cells, tuple(notes), tuple(missing), apart)
 
 
 def _make_cells(row: Comparison) -> tuple[str, ...]:
@@ -99,14 +94,13 @@ def _make_cells(row: Comparison) -> tuple[str, ...]:
 
 
 def _summarise(summary: Summary | None) -> str:
-    """92.56 ± 1.39 (3)."""
     if summary is None:
         return "-"
     return format_sample(summary.mean, summary.sd, summary.n, summary.runs)
 
 
 def describe_answers(row: SameExamples) -> list[str]:
-    """Two runs on the same examples, in cells of `ANSWER_COLUMNS`."""
+    """Format two runs on the same examples as cells of `ANSWER_COLUMNS`."""
     name = f"{row.base} and {row.new}"
     if row.reason:
         return [f"{name}: {row.reason}", "-", "-", "-", "-", "-"]
@@ -115,48 +109,48 @@ def describe_answers(row: SameExamples) -> list[str]:
 
 
 def describe_source(row: SourceDifference) -> list[str]:
-    """What is not the same, or not known, in a line each; nothing: the same source."""
+    """Describe what differs, or is unknown, in a line each; empty for the same source."""
     lines = []
     if row.commits[0] != row.commits[1]:
         short = [commit[:12] or "unknown" for commit in row.commits]
         lines.append(f"commits {short[0]} and {short[1]}")
     if row.files:
         names = name_few(row.files, _MOST_NAMES)
-        lines.append(f"changed otherwise beside the commit: {names}")
+        lines.append(f"other changes beside the commit: {names}")
     for run, patch in zip((row.base, row.new), row.patches, strict=True):
         if patch not in ("none", "whole"):
             lines.append(f"{run}: its changes beside the commit are not kept ({patch})")
     return lines
 
 
-def describe_divergence(told: JsonObject) -> list[str]:
-    """Where two runs part, a sentence a line; one line alone: they do not.
+def describe_divergence(report: JsonObject) -> list[str]:
+    """Describe where two runs part, a sentence a line; a single line if they do not.
 
     Args:
-      told: as `store.compare.report.tell_divergence` gives it.
+      report: of `store.compare.report.tell_divergence`.
     """
-    if told["found"] is None:
+    if report["found"] is None:
         return ["The runs are equal bit for bit in all deterministic numbers."]
-    found = Divergence(**told["found"])
-    lines = [f"The runs part at step {found.step:,} ({found.kind})."]
-    lines.append(f"{found.lines:,} lines before it are equal.")
-    if found.metric:
-        lines.append(f"{found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}.")
+    part = Divergence(**report["found"])
+    lines = [f"The runs part at step {part.step:,} ({part.kind})."]
+    lines.append(f"{part.lines:,} lines before it are equal.")
+    if part.metric:
+        lines.append(f"{part.metric}: {part.base!r} and {part.new!r}{format_ulps(part)}.")
     else:
         lines.append("One of them has no such line.")
-    if found.others:
-        lines.append(f"Further numbers of that line: {name_few(found.others, _MOST_NAMES)}.")
-    if told["checkpoint"] is None:
+    if part.others:
+        lines.append(f"Further numbers of that line: {name_few(part.others, _MOST_NAMES)}.")
+    if report["checkpoint"] is None:
         return [*lines, "There is no checkpoint before it that both have."]
-    lines.append(f"The last checkpoint before it that both have: step {told['checkpoint']:,}.")
-    if (tensors := told["tensors"]) is not None:
+    lines.append(f"The last checkpoint before it that both have: step {report['checkpoint']:,}.")
+    if (tensors := report["tensors"]) is not None:
         names = f": {name_few(tensors, _MOST_NAMES)}" if tensors else ""
         lines.append(f"{len(tensors)} tensors differ there{names}.")
     return lines
 
 
-def format_ulps(found: Divergence) -> str:
-    """How far apart two numbers are, in bits."""
-    if found.ulps32 is not None:
-        return f", {found.ulps32:,} ulps of single precision apart"
-    return "" if found.ulps is None else f", {found.ulps:,} ulps apart"
+def format_ulps(part: Divergence) -> str:
+    """Format how many numbers of the precision lie between two values."""
+    if part.ulps32 is not None:
+        return f", {part.ulps32:,} ulps of single precision apart"
+    return "" if part.ulps is None else f", {part.ulps:,} ulps apart"

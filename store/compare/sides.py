@@ -1,4 +1,4 @@
-"""Runs that belong together, and what their numbers say against those of others."""
+"""Sides of a comparison: runs that belong together, and their numbers against those of others."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from store.compare.statistics import (
     LEVEL,
@@ -17,43 +17,45 @@ from store.compare.statistics import (
     compute_delta,
     summarise,
 )
+from store.formatting import name_few
 from store.query.record import RunRecord
 from store.record.catalogue import Metric, find_entry
 
 SEED = "train.seed"
-# Numbers of these are compared unless others are asked for.
+# Prefixes of the numbers that are compared by default.
 _VERDICTS = ("eval.", "test.")
 TOO_SMALL = "n too small to tell"
+_TASK, _FIRST_TASK = "train.task", "classify"
 
 
 @dataclass(frozen=True)
 class Side:
-    """Runs whose numbers are taken as one sample.
-
-    Attributes:
-      name: for people.
-      records: one a seed, or several of the same, which count as one value.
-    """
+    """Runs whose numbers are one sample: one a seed, or several, which count as one value."""
 
     name: str
     records: tuple[RunRecord, ...]
 
     def get_sample(self, metric: str) -> tuple[Sample, list[str]]:
-        """Seed -> value of a number, and the runs that have none or no finite one."""
-        found = [(record, record.values.get(metric)) for record in self.records]
-        bad = [one.path for one, value in found if value is None or not math.isfinite(value)]
-        good = [(one, value) for one, value in found if value is not None and math.isfinite(value)]
+        """Return seed -> value of a number, and the runs without a finite value."""
+        values = [(record, record.values.get(metric)) for record in self.records]
+        good = [(record, v) for record, v in values if v is not None and math.isfinite(v)]
+        bad = [record.path for record, v in values if v is None or not math.isfinite(v)]
         return average_by_seed(self.name, good), bad
 
     @property
     def seeds(self) -> int:
-        """How many independent values its runs give at most."""
+        """Largest number of independent values of its runs."""
         return len(average_by_seed(self.name, [(record, 0.0) for record in self.records]))
 
     @property
     def unfinished(self) -> list[str]:
-        """Runs that have not come to their end, so that their numbers are of some step before."""
+        """Runs that are not complete, whose numbers are of an earlier step."""
         return [record.path for record in self.records if not record.is_complete]
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks of its runs; runs of earlier programs had only one."""
+        return sorted({str(record.config.get(_TASK) or _FIRST_TASK) for record in self.records})
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class Comparison:
 
     Attributes:
       metric: its name, as filters know it.
-      entry: of the catalogue; none: nobody has said which way is better.
-      base, new: none: no run of that side has the number.
-      delta: none: a side has no number.
+      entry: of the catalogue; None if it has no entry.
+      base, new: None if no run of that side has the number.
+      delta: None if a side has no number.
       p: of the difference after Holm's correction over all numbers of the comparison.
       verdict: better, worse, differs, equal, no difference seen, n too small to tell, or missing.
       bad: runs without a finite number.
@@ -80,52 +82,88 @@ class Comparison:
     bad: tuple[str, ...]
 
 
-def average_by_seed(side: str, found: Sequence[tuple[RunRecord, float]]) -> Sample:
-    """One value a seed, so that sides can be paired.
+def average_by_seed(side: str, numbers: Sequence[tuple[RunRecord, float]]) -> Sample:
+    """Return one value a seed, so that sides can be paired.
 
-    Runs of one seed are no independent values, so their mean stands for them all. A run that does
-    not tell its seed has a place of its own.
+    Runs of one seed are not independent, so their mean replaces them. A run without a seed has a
+    key of its own.
     """
     values: dict[Hashable, list[float]] = {}
-    for place, (record, value) in enumerate(found):
+    for index, (record, value) in enumerate(numbers):
         seed = record.config.get(SEED)
-        name = (side, place) if seed is None else json.dumps(seed)
+        name = (side, index) if seed is None else json.dumps(seed)
         values.setdefault(name, []).append(value)
-    # The mean of equal values is that value, whatever summing does to the last bit.
+    # The mean of equal values is that value, even where a sum would be rounded.
     return {
-        name: told[0] if len(set(told)) == 1 else math.fsum(told) / len(told)
-        for name, told in values.items()
+        name: group[0] if len(set(group)) == 1 else math.fsum(group) / len(group)
+        for name, group in values.items()
     }
 
 
 def list_metrics(sides: Iterable[Side]) -> list[str]:
-    """Numbers of evaluations that some run has and that have a better direction."""
+    """List the numbers of evaluations that some run has and that have a better direction."""
     names = {name for side in sides for record in side.records for name in record.values}
     entries = {name: find_entry(name) for name in names if name.startswith(_VERDICTS)}
     return sorted(name for name, entry in entries.items() if entry and entry.direction != "none")
 
 
 def compare_sides(base: Side, new: Side, metrics: Collection[str]) -> list[Comparison]:
-    """Each number of `new` against that of `base`; p values are corrected over all of them."""
-    found = [_compare(base, new, metric) for metric in metrics]
-    asked = [one for one in found if one.delta is not None and one.delta.p is not None]
-    adjusted = dict(
-        zip((one.metric for one in asked), adjust([one.delta.p for one in asked]), strict=True)
-    )
-    return [_judge(one, adjusted.get(one.metric)) for one in found]
+    """Compare each number of `new` with that of `base`; p values are corrected over all of them."""
+    rows = [_compare(base, new, metric) for metric in metrics]
+    tested = [row for row in rows if row.p is not None]
+    adjusted = adjust([row.p for row in tested])
+    p_values = {row.metric: p for row, p in zip(tested, adjusted, strict=True)}
+    rows = [replace(row, p=p_values.get(row.metric)) for row in rows]
+    return [replace(row, verdict=_name_verdict(row)) for row in rows]
 
 
 def group_records(records: Iterable[RunRecord], ignored: Collection[str]) -> list[Side]:
-    """Runs by their configuration without the seed and without keys that do not matter.
-
-    A side is named after the first of its runs.
-    """
+    """Group runs by their configuration without seed and ignored keys, named after the first."""
     groups: dict[str, list[RunRecord]] = {}
     for record in records:
         kept = {k: v for k, v in record.config.items() if k != SEED and k not in ignored}
         text = json.dumps(kept, sort_keys=True, default=str)
         groups.setdefault(hashlib.sha256(text.encode()).hexdigest(), []).append(record)
-    return [Side(one[0].path, tuple(one)) for one in groups.values()]
+    return [Side(group[0].path, tuple(group)) for group in groups.values()]
+
+
+def learn_apart(base: Side, new: Side) -> bool:
+    """Return whether two sides have no task in common."""
+    return not set(base.tasks) & set(new.tasks)
+
+
+def describe_apart(base: Side, sides: Sequence[Side]) -> str:
+    """Describe sides that learn other tasks than the base, in one line."""
+    names = name_few([f"{side.name} ({', '.join(side.tasks)})" for side in sides])
+    return (
+        f"{names} and {base.name} ({', '.join(base.tasks)}) learn different tasks: "
+        "their numbers cannot be compared"
+    )
+
+
+def choose_comparable(base: Side, new: Side, metrics: Sequence[str]) -> tuple[list[str], str]:
+    """Choose the numbers that both sides have and that have the same meaning on both.
+
+    Runs of different tasks share some names, such as `eval.loss`, with other meanings; numbers of a
+    set of `data.evals` have one meaning for all tasks.
+
+    Returns:
+      Their names, and one line on the others; empty if there are no others.
+    """
+    owners = {
+        metric: [s for s in (base, new) if any(metric in record.values for record in s.records)]
+        for metric in metrics
+    }
+    shared = [metric for metric, sides in owners.items() if len(sides) == 2]
+    if learn_apart(base, new):
+        kept = [metric for metric in shared if "/" in metric]
+        return kept, describe_apart(base, [new]) + (" but for those of the same sets" * bool(kept))
+    lines = []
+    for side in (base, new):
+        names = [metric for metric, sides in owners.items() if sides == [side]]
+        if names:
+            lines.append(f"only {side.name} has {name_few(names)}")
+    return shared, "; ".join(lines)
 
 
 def _compare(base: Side, new: Side, metric: str) -> Comparison:
@@ -139,25 +177,20 @@ def _compare(base: Side, new: Side, metric: str) -> Comparison:
         summaries.append(summarise(list(sample.values()), runs) if sample else None)
         bad += missing
     delta = compute_delta(*samples) if all(samples) else None
-    return Comparison(metric, find_entry(metric), *summaries, delta, None, "", tuple(bad))
+    p = delta.p if delta else None
+    return Comparison(metric, find_entry(metric), *summaries, delta, p, "", tuple(bad))
 
 
-def _judge(found: Comparison, p: float | None) -> Comparison:
-    return Comparison(
-        found.metric, found.entry, found.base, found.new, found.delta, p, _name(found, p), found.bad
-    )
-
-
-def _name(found: Comparison, p: float | None) -> str:
-    delta = found.delta
+def _name_verdict(row: Comparison) -> str:
+    delta = row.delta
     if delta is None:
         return "missing"
     if delta.value == 0.0 and delta.low == delta.high:
         return "equal"  # without an interval, or with one of no width
     if not delta.can_tell:
         return TOO_SMALL
-    if p is None or p > 1 - LEVEL:
+    if row.p is None or row.p > 1 - LEVEL:
         return "no difference seen"
-    if found.entry is None or found.entry.direction == "none":
+    if row.entry is None or row.entry.direction == "none":
         return "differs"
-    return "better" if (delta.value > 0) == (found.entry.direction == "higher") else "worse"
+    return "better" if (delta.value > 0) == (row.entry.direction == "higher") else "worse"

@@ -1,4 +1,4 @@
-"""What a handful of seeds can tell: differences of means, their intervals, honest verdicts."""
+"""Differences of means of few seeds: their intervals, and whether they show anything."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Summary:
     """A sample in a few numbers.
 
     Attributes:
-      sd: none: of one value.
+      sd: None of one value.
       n: independent values, one a seed.
-      runs: where they come from; more than n where runs of one seed were averaged.
+      runs: their number; more than n if runs of one seed were averaged.
     """
 
     mean: float
@@ -29,17 +29,17 @@ class Summary:
 
 @dataclass(frozen=True)
 class Delta:
-    """How much larger the mean of one sample is than that of another.
+    """By how much the mean of one sample exceeds that of another.
 
     Attributes:
-      value: of the difference.
-      low, high: ends of its 95 % interval; none: fewer than two values on a side.
-      p: two-sided, of no difference; none like the interval.
-      least_p: the smallest that a permutation of so few values could ever give.
-      effect: the difference in pooled standard deviations; none: they are zero or unknown, or there
-        are groups.
+      value: the difference of the means.
+      low, high: ends of its 95 % interval; None with fewer than two values on a side.
+      p: two-sided, of no difference; None like the interval.
+      least_p: the smallest that a permutation of so few values could give.
+      effect: the difference in pooled standard deviations; None if they are zero or unknown, or
+        there are groups.
       method: paired, paired in groups, Welch or single.
-      pairs: values of the same seed on both sides; 0: the samples are not paired.
+      pairs: values of the same seed on both sides; 0 if the samples are not paired.
     """
 
     value: float
@@ -53,18 +53,13 @@ class Delta:
 
     @property
     def can_tell(self) -> bool:
-        """Whether so few values could show any difference at all."""
+        """Whether so few values could show any difference."""
         return self.p is not None and self.least_p <= 1 - LEVEL
 
 
 @dataclass(frozen=True)
 class MeanInterval:
-    """A mean and its 95 % interval (Student).
-
-    Attributes:
-      low, high: ends of the interval; none: of one value alone.
-      sd: none likewise.
-    """
+    """A mean and its 95 % interval (Student); interval and `sd` are None of one value alone."""
 
     mean: float
     low: float | None
@@ -74,36 +69,30 @@ class MeanInterval:
 
 
 def compute_interval(values: Sequence[float]) -> MeanInterval:
-    """The mean of some values, at least one, and where that of all such values may lie.
-
-    Source: Student 1908, Biometrika 6.
-    """
+    """Compute the mean of values and its interval. Source: Student 1908, Biometrika 6."""
     from scipy.special import stdtrit
 
-    found = summarise(values)
-    if found.sd is None:
-        return MeanInterval(found.mean, None, None, None, found.n)
-    half = float(stdtrit(found.n - 1, (1 + LEVEL) / 2)) * found.sd / math.sqrt(found.n)
-    return MeanInterval(found.mean, found.mean - half, found.mean + half, found.sd, found.n)
+    summary = summarise(values)
+    if summary.sd is None:
+        return MeanInterval(summary.mean, None, None, None, summary.n)
+    half = float(stdtrit(summary.n - 1, (1 + LEVEL) / 2)) * summary.sd / math.sqrt(summary.n)
+    low, high = summary.mean - half, summary.mean + half
+    return MeanInterval(summary.mean, low, high, summary.sd, summary.n)
 
 
 def summarise(values: Sequence[float], runs: int | None = None) -> Summary:
-    """Mean, standard deviation (n - 1) and number of some values.
-
-    Args:
-      runs: where they come from; none: from one each.
-    """
+    """Compute mean, standard deviation (n - 1) and number of values; `runs` is `n` by default."""
     sd = statistics.stdev(values) if len(values) > 1 else None
     return Summary(math.fsum(values) / len(values), sd, len(values), runs or len(values))
 
 
 def compute_delta(base: Sample, new: Sample) -> Delta:
-    """The mean of `new` minus that of `base`.
+    """Compute the mean of `new` minus that of `base`.
 
     Args:
       base: seed -> value, at least one, finite.
-      new: the same of the other side. Where both have the same seeds, at least two, values of one
-        seed are paired: what a seed does to both cancels out.
+      new: of the other side. If both have the same seeds, at least two, values of one seed are
+        paired: the seed's effect on both cancels out.
 
     Source: Student 1908 for pairs; Welch 1947, Biometrika 34, for samples with other variances.
     """
@@ -113,24 +102,23 @@ def compute_delta(base: Sample, new: Sample) -> Delta:
         gaps = [new[seed] - base[seed] for seed in base]
         error, freedom = statistics.stdev(gaps) / math.sqrt(len(gaps)), len(gaps) - 1.0
         least = 2.0 ** (1 - len(gaps))
-        return _judge(value, error, freedom, (least, effect, "paired", len(gaps)))
+        return _test(value, error, freedom, (least, effect, "paired", len(gaps)))
     least = min(1.0, 2 / math.comb(len(base) + len(new), len(base)))
     if len(base) < 2 or len(new) < 2:
         return Delta(value, None, None, None, 1.0, effect, "single", 0)
-    parts = [statistics.variance(one.values()) / len(one) for one in (base, new)]
-    error = math.sqrt(sum(parts))
+    parts = [statistics.variance(sample.values()) / len(sample) for sample in (base, new)]
     freedom = 1.0
-    if error:
+    if any(parts):
         shares = zip(parts, (base, new), strict=True)
-        freedom = sum(parts) ** 2 / sum(part**2 / (len(one) - 1) for part, one in shares)
-    return _judge(value, error, freedom, (least, effect, "Welch", 0))
+        freedom = sum(parts) ** 2 / sum(part**2 / (len(sample) - 1) for part, sample in shares)
+    return _test(value, math.sqrt(sum(parts)), freedom, (least, effect, "Welch", 0))
 
 
 def compute_joint_delta(pairs: Sequence[tuple[Sample, Sample]]) -> Delta | None:
-    """The mean over several groups, each with the same weight, of how much larger the second is.
+    """Average over groups of equal weight by how much the second sample exceeds the first.
 
-    In each group values of one seed are paired; groups are independent of each other and may have
-    variances of their own. None: a group has fewer than two pairs.
+    In each group values of one seed are paired; groups are independent and may have different
+    variances. None if a group has fewer than two pairs.
 
     Args:
       pairs: base and new of each group, at least one.
@@ -140,31 +128,28 @@ def compute_joint_delta(pairs: Sequence[tuple[Sample, Sample]]) -> Delta | None:
     gaps = [[new[seed] - base[seed] for seed in base if seed in new] for base, new in pairs]
     if min(map(len, gaps)) < 2:
         return None
-    value = math.fsum(math.fsum(one) / len(one) for one in gaps) / len(gaps)
-    parts = [statistics.variance(one) / len(one) / len(gaps) ** 2 for one in gaps]
+    value = math.fsum(math.fsum(group) / len(group) for group in gaps) / len(gaps)
+    parts = [statistics.variance(group) / len(group) / len(gaps) ** 2 for group in gaps]
     total, freedom = sum(parts), 1.0
     if total:
         shares = zip(parts, gaps, strict=True)
-        freedom = total**2 / sum(part**2 / (len(one) - 1) for part, one in shares)
+        freedom = total**2 / sum(part**2 / (len(group) - 1) for part, group in shares)
     count = sum(map(len, gaps))
     rest = (2.0 ** (1 - count), None, "paired in groups", count)
-    return _judge(value, math.sqrt(total), freedom, rest)
+    return _test(value, math.sqrt(total), freedom, rest)
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:
-    """The same p values after Holm's correction for asking several questions at once.
-
-    Source: Holm 1979, Scandinavian Journal of Statistics 6.
-    """
-    order = sorted(range(len(p_values)), key=lambda place: p_values[place])
-    found, highest = [0.0] * len(p_values), 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[place]))
-        found[place] = highest
-    return found
+    """Correct p values for several questions at once. Source: Holm 1979, Scand. J. Statistics 6."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = highest
+    return adjusted
 
 
-def _judge(
+def _test(
     value: float, error: float, freedom: float, rest: tuple[float, float | None, str, int]
 ) -> Delta:
     from scipy.special import stdtr, stdtrit
@@ -180,5 +165,6 @@ def _compute_effect(base: list[float], new: list[float], value: float) -> float 
     freedom = len(base) + len(new) - 2
     if freedom < 1:
         return None
-    squares = sum((x - math.fsum(one) / len(one)) ** 2 for one in (base, new) for x in one)
+    samples = (base, new)
+    squares = sum((x - math.fsum(values) / len(values)) ** 2 for values in samples for x in values)
     return value / math.sqrt(squares / freedom) if squares > 0 else None

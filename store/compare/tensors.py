@@ -1,4 +1,4 @@
-"""Which tensors of two checkpoints differ, by their bytes alone: no torch is needed for that."""
+"""Finds tensors of two checkpoints that differ, by their bytes alone: torch is not needed."""
 
 from __future__ import annotations
 
@@ -10,48 +10,41 @@ from utils.errors import UserError
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
-Place = tuple[int, int]
 _ENDING = ".safetensors"
 
 
 def find_tensors(base: str | Path | Folder, new: str | Path | Folder) -> list[str]:
-    """`file:tensor` for each tensor of two checkpoints that differs or stands in one alone.
+    """Return `file:tensor` for each tensor that differs or exists in one checkpoint alone.
 
-    They may lie on buckets: files whose checksums are equal are not fetched from a store that keeps
-    checksums, of others each tensor is a request.
+    On buckets, files of equal checksums are not fetched; of others each tensor is one request.
 
     Raises:
       UserError: a file is no safetensors file.
       OSError: a store refuses.
     """
-    folders = [open_folder(place) for place in (base, new)]
-    names = {name for one in folders for name in one.list_names() if name.endswith(_ENDING)}
-    found = []
+    folders = [open_folder(path_or_url) for path_or_url in (base, new)]
+    names = {name for folder in folders for name in folder.list_names() if name.endswith(_ENDING)}
+    differing = []
     for name in sorted(names):
         if not _are_equal(folders, name):
-            found += [f"{name}:{tensor}" for tensor in _find_in_file(folders, name)]
-    return found
+            tables = [_read_table(folder, name) for folder in folders]
+            pairs = list(zip(folders, tables, strict=True))
+            for tensor in sorted(tables[0].keys() | tables[1].keys()):
+                if len({_read(*pair, name, tensor) for pair in pairs}) > 1:
+                    differing.append(f"{name}:{tensor}")
+    return differing
 
 
 def _are_equal(folders: list[Folder], name: str) -> bool:
     try:
-        first, second = ((one.get_size(name), one.get_checksum(name)) for one in folders)
+        first, second = ((f.get_size(name), f.get_checksum(name)) for f in folders)
     except FileNotFoundError:
         return False
     return first == second
 
 
-def _find_in_file(folders: list[Folder], name: str) -> list[str]:
-    tables = [_read_table(folder, name) for folder in folders]
-    return [
-        tensor
-        for tensor in sorted(tables[0].keys() | tables[1].keys())
-        if len({_read(*pair, name, tensor) for pair in zip(folders, tables, strict=True)}) > 1
-    ]
-
-
-def _read_table(folder: Folder, name: str) -> dict[str, Place]:
-    """Tensor -> where its bytes lie; the form is an 8-byte length, a JSON object, and the bytes."""
+def _read_table(folder: Folder, name: str) -> dict[str, tuple[int, int]]:
+    """Return tensor -> (start, end); the file is an 8-byte length, a JSON object, and the bytes."""
     try:
         size = folder.get_size(name)
     except FileNotFoundError:
@@ -61,19 +54,18 @@ def _read_table(folder: Folder, name: str) -> dict[str, Place]:
         head = json.loads(folder.read_bytes(name, 8, min(length, size)))
         start = 8 + length
         return {
-            tensor: (start + one["data_offsets"][0], start + one["data_offsets"][1])
-            for tensor, one in head.items()
+            tensor: (start + entry["data_offsets"][0], start + entry["data_offsets"][1])
+            for tensor, entry in head.items()
             if tensor != "__metadata__"
         }
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise UserError(
-            f"{folder}/{name} is no whole safetensors file; `python -m tools.checkpoint verify` "
-            "tells more"
+            f"{folder}/{name} is no whole safetensors file; run `python -m tools.checkpoint verify`"
         ) from error
 
 
-def _read(folder: Folder, table: dict[str, Place], name: str, tensor: str) -> bytes | None:
-    if tensor not in table:
+def _read(folder: Folder, table: dict[str, tuple[int, int]], name: str, key: str) -> bytes | None:
+    if key not in table:
         return None
-    start, end = table[tensor]
+    start, end = table[key]
     return folder.read_bytes(name, start, end - start)

@@ -1,4 +1,4 @@
-"""How runs lie in the index: equal sections of configurations and equal values are kept once."""
+"""Tables of the index: equal sections of configurations and equal values are kept once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqlalchemy import Column, Float, Integer, MetaData, String, Table, Text
 
 from store.query.record import FACTS
 
-# Facts whose values are numbers; the others are text.
+# Facts that are numbers; the others are text.
 _NUMBERS = {"started": Float, "ended": Float, "attempts": Integer, "final_up_to_step": Integer,
             "schema_version": Integer}  # fmt: skip
 
@@ -18,14 +18,13 @@ class Tables:
     """The tables of one store.
 
     Attributes:
-      head: key -> text: version of the index, place of the store.
-      runs: a row a run.
-      values: a row a run and number; `told` says nan, inf or -inf, where the value is null.
+      head: key -> text: version of the index, path or URL of the store.
+      values: a row a run and number; `told` is nan, inf or -inf if the value is null.
       names: of the numbers.
-      pairs: each key of a configuration with each value that it has anywhere, as JSON.
-      section_pairs: which of them a section holds.
+      pairs: each key of a configuration with each of its values, as JSON.
+      section_pairs: the pairs of a section.
       sections: each different section, by its digest.
-      run_sections: which of them a run has.
+      run_sections: the sections of a run.
     """
 
     metadata: MetaData
@@ -40,7 +39,7 @@ class Tables:
 
 
 def define_tables(prefix: str) -> Tables:
-    """The tables under names that begin with a prefix: stores may share a server's database."""
+    """Define tables whose names have a prefix, because stores may share a server's database."""
     metadata = MetaData()
     compact = {"sqlite_with_rowid": False}
 

@@ -1,11 +1,12 @@
-"""Puts runs into the index: what is equal in many of them is written once."""
+"""Writes runs into the index: what is equal in many of them is written once."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 from sqlalchemy import Column, Connection, Integer, String, Table, delete, func, insert, select
@@ -16,13 +17,13 @@ from store.index.tables import Tables
 from store.query.config_text import Pairs
 
 _BATCH = 500
-# Of a column of integers.
+# Limit of a column of integers.
 _MOST = 1 << 31
 Row = dict[str, object]
 
 
 class IndexWriter:
-    """One transaction's writing; numbers of rows go on from those that are there."""
+    """Writes of one transaction; numbers of rows continue from the existing ones."""
 
     def __init__(self, connection: Connection, tables: Tables) -> None:
         self._connection, self._tables = connection, tables
@@ -31,7 +32,7 @@ class IndexWriter:
         self._is_empty: dict[str, bool] = {}
 
     def remove(self, paths: Collection[str]) -> None:
-        """Take runs out; what only they said stays behind until the next rebuild."""
+        """Remove runs; values that only they had stay until the next rebuild."""
         runs = self._tables.runs
         for chunk in _cut(sorted(paths)):
             query = select(runs.c.run).where(runs.c.path.in_(chunk))
@@ -40,18 +41,14 @@ class IndexWriter:
                 self._connection.execute(delete(table).where(table.c.run.in_(numbers)))
 
     def add(self, entries: Iterable[RunEntry]) -> int:
-        """Put runs in that are not there; gives their number."""
-        count = 0
-        batch: list[RunEntry] = []
-        for entry in entries:
-            batch.append(entry)
-            if len(batch) == _BATCH:
-                self._add_batch(batch)
-                count, batch = count + len(batch), []
-        self._add_batch(batch)
-        return count + len(batch)
+        """Add runs that are not in the index; return their number."""
+        count, rest = 0, iter(entries)
+        while batch := list(itertools.islice(rest, _BATCH)):
+            self._add_batch(batch)
+            count += len(batch)
+        return count
 
-    def _add_batch(self, entries: list[RunEntry]) -> None:
+    def _add_batch(self, entries: Sequence[RunEntry]) -> None:
         runs: list[Row] = []
         values: list[Row] = []
         run_sections: list[Row] = []
@@ -69,25 +66,24 @@ class IndexWriter:
             used = {sections[_hash_section(pairs)] for pairs in entry.sections.values()}
             run_sections += [{"section": section, "run": run} for section in sorted(used)]
         columns = self._tables.runs.columns
-        self._insert(
-            self._tables.runs, [{c.name: _fit(row.get(c.name), c) for c in columns} for row in runs]
-        )
+        rows = [{c.name: _fit(row.get(c.name), c) for c in columns} for row in runs]
+        self._insert(self._tables.runs, rows)
         self._insert(self._tables.values, values)
         self._insert(self._tables.run_sections, run_sections)
 
-    def _add_sections(self, entries: list[RunEntry]) -> dict[str, int]:
-        """Digest -> number of every section of some runs; new ones are written."""
+    def _add_sections(self, entries: Sequence[RunEntry]) -> dict[str, int]:
+        """Return digest -> number of every section of some runs, and write new ones."""
         tables = self._tables
-        found = {_hash_section(pairs): pairs for e in entries for pairs in e.sections.values()}
-        numbers, missing = self._intern(tables.sections.c.section, {d: {} for d in found}, "digest")
-        new = {digest: found[digest] for digest in missing}
-        digests = {pair: _hash_pair(pair) for one in new.values() for pair in one}
+        sections = {_hash_section(pairs): pairs for e in entries for pairs in e.sections.values()}
+        rows = {digest: {} for digest in sections}
+        numbers, missing = self._intern(tables.sections.c.section, rows, "digest")
+        digests = {pair: _hash("=".join(pair)) for digest in missing for pair in sections[digest]}
         pairs = {digest: {"key": key, "text": text} for (key, text), digest in digests.items()}
         ids, _ = self._intern(tables.pairs.c.pair, pairs, "digest")
         rows = (
             {"pair": ids[digests[pair]], "section": numbers[digest]}
-            for digest, one in new.items()
-            for pair in one
+            for digest in missing
+            for pair in sections[digest]
         )
         self._insert(tables.section_pairs, list(rows))
         return numbers
@@ -95,11 +91,14 @@ class IndexWriter:
     def _intern(
         self, number: Column, rows: dict[str, Row], unique: str
     ) -> tuple[dict[str, int], list[str]]:
-        """Text -> number of rows that stand once, and the texts that were not there yet."""
+        """Return text -> number of unique rows, and the texts that were not there yet."""
         table = number.table
         known = self._known.setdefault(table.name, {})
         unknown = [text for text in rows if text not in known]
-        if not self._was_empty(number):
+        name = table.name
+        if name not in self._is_empty:
+            self._is_empty[name] = self._read_last(number) == 0
+        if not self._is_empty[name]:
             for chunk in _cut(unknown):
                 query = select(table.c[unique], number).where(table.c[unique].in_(chunk))
                 known.update(self._connection.execute(query).tuples().all())
@@ -108,12 +107,6 @@ class IndexWriter:
             known[text] = self._count(number)
         self._insert(table, [{**rows[t], unique: t, number.name: known[t]} for t in new])
         return known, new
-
-    def _was_empty(self, number: Column) -> bool:
-        name = number.table.name
-        if name not in self._is_empty:
-            self._is_empty[name] = self._read_last(number) == 0
-        return self._is_empty[name]
 
     def _count(self, number: Column) -> int:
         name = number.table.name
@@ -131,17 +124,12 @@ class IndexWriter:
 
 
 def _make_value(name: int, run: int, value: float) -> Row:
-    is_finite = math.isfinite(value)
-    return {
-        "name": name,
-        "run": run,
-        "value": value if is_finite else None,
-        "told": None if is_finite else str(value),
-    }
+    word = None if math.isfinite(value) else str(value)
+    return {"name": name, "run": run, "value": None if word else value, "told": word}
 
 
 def _fit(value: object, column: Column) -> object:
-    """A fact as its column takes it; what is of another type counts as unknown."""
+    """Return a fact of the column's type; None otherwise."""
     if isinstance(column.type, String):
         return value if isinstance(value, str) else None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -154,11 +142,6 @@ def _fit(value: object, column: Column) -> object:
 @lru_cache(maxsize=1 << 16)
 def _hash_section(pairs: Pairs) -> str:
     return _hash("\n".join(f"{key}={text}" for key, text in pairs))
-
-
-@lru_cache(maxsize=1 << 16)
-def _hash_pair(pair: tuple[str, str]) -> str:
-    return _hash("=".join(pair))
 
 
 def _hash(text: str) -> str:

@@ -1,9 +1,8 @@
-"""Whom a run has learnt from, generation by generation: noted at its start, asked for later.
+"""The lineage of a run: its teachers and theirs, recorded at its start.
 
-A run notes its teachers in `run.json`, with what was known of them then, and after each of them
-those that it had learnt from itself. So a chain stands in its youngest run alone, and holds when
-runs between were moved or removed: an ancestor is found by its id, and weights that lie in no run
-by the checksum of their file.
+A run records its teachers in `run.json`, with their state at that time, and after each of them its
+own teachers. So a chain is complete in its youngest run, and survives when others are moved or
+removed: an ancestor is found by its id, and weights outside runs by the checksum of their file.
 """
 
 from __future__ import annotations
@@ -13,16 +12,17 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from store.quality.field_types import is_number
 from store.query.record import RunRecord, get_final_values
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue, load_json
+from utils.json_types import JsonValue, load_json
 from utils.storage.folder import Folder
 
 LINEAGE = "lineage"
-# Beside stored answers: whose they are.
+# Beside cached outputs: the teachers that computed them.
 LINEAGE_FILE = "lineage.json"
 TEACHER, CACHE = "teacher", "cache"
-# The tag of a run whose students are in doubt.
+# The tag of a run whose students are doubtful.
 BAD = "bad"
 _JUDGED = ("eval.", "test.")
 _TEXTS = ("via", "hash", "place", "id", "path", "weights", "through")
@@ -33,16 +33,16 @@ _NUMBERS = ("scores", "judged")
 class Ancestor:
     """A teacher, or a teacher of one.
 
-    Args:
-      generation: 1: taught the run itself.
-      via: teacher: it answered in the step; cache: by answers that were stored.
-      hash: of weights, name, classes and transform, as checkpoints and caches know it.
+    Attributes:
+      generation: 1 for teachers of the run itself.
+      via: teacher: it ran in the step; cache: by cached outputs.
+      hash: of weights, name, classes and transform, as in checkpoints and caches.
       place: as it was named to its student.
-      id, path: of its run, `path` as it was then; empty: its weights lay in no run.
-      weights: SHA-256 of their file; empty: they were a checkpoint.
-      through: of a teacher's teacher, the hash of the teacher that leads to it; empty: not told.
+      id, path: of its run at that time; empty if its weights were in no run.
+      weights: SHA-256 of their file; empty for a checkpoint.
+      through: of a teacher's teacher, the hash of the teacher that leads to it; "" if unknown.
       scores: numbers of its own run's end, as they were when its student began.
-      judged: what it reached on its student's evaluation split before the first step.
+      judged: its metrics on its student's evaluation split before the first step.
     """
 
     generation: int
@@ -58,18 +58,17 @@ class Ancestor:
 
     @property
     def words(self) -> list[str]:
-        """What a filter may call it."""
-        name = self.path.rpartition("/")[2]
-        found = (self.path, name, self.id, self.hash, self.weights, self.place)
-        return list(dict.fromkeys(one for one in found if one))
+        """Names that a filter may use for it."""
+        names = (self.path, self.path.rpartition("/")[2], self.id, self.hash, self.weights)
+        return list(dict.fromkeys(name for name in (*names, self.place) if name))
 
 
 def note_run(own: Ancestor, folder: Folder) -> list[Ancestor]:
-    """A teacher with what its run says of itself, and those that it has learnt from.
+    """Return a teacher with the data of its run, and the teachers of that run.
 
     Args:
-      own: with what is known without its run.
-      folder: of its run; of an early version it tells less.
+      own: what is known without its run.
+      folder: of its run; a run of an early version contains less.
     """
     try:
         record = RunRecord(folder)
@@ -86,86 +85,81 @@ def note_run(own: Ancestor, folder: Folder) -> list[Ancestor]:
 
 
 def raise_elders(elders: Iterable[Ancestor], own: Ancestor) -> list[Ancestor]:
-    """A teacher's ancestors as its student's."""
-    through = own.through or own.hash
-    return [
-        replace(one, generation=one.generation + own.generation, through=through) for one in elders
-    ]
+    """Return a teacher's ancestors as those of its student."""
+    through, more = own.through or own.hash, own.generation
+    return [replace(item, generation=item.generation + more, through=through) for item in elders]
 
 
 def read_lineage(facts: Mapping[str, JsonValue]) -> list[Ancestor]:
-    """The ancestors that a `run.json`, or a cache's note, tells; of earlier programs none."""
-    told = facts.get(LINEAGE)
-    found = [_fit(one) for one in told] if isinstance(told, list) else []
-    return sorted((one for one in found if one is not None), key=lambda one: one.generation)
+    """Read the ancestors of a `run.json`, or a cache's note; empty for earlier programs."""
+    entries = facts.get(LINEAGE)
+    ancestors = map(_fit, entries) if isinstance(entries, list) else ()
+    return sorted((a for a in ancestors if a is not None), key=lambda a: a.generation)
 
 
 def tell_lineage(ancestors: Iterable[Ancestor]) -> list[JsonValue]:
-    """The same as it is written."""
-    return [asdict(one) for one in ancestors]
+    """Return ancestors as JSON objects."""
+    return [asdict(ancestor) for ancestor in ancestors]
 
 
 def read_note(folder: Folder) -> list[Ancestor]:
-    """Whose answers a cache holds; none where it does not say."""
+    """Read the teachers whose outputs a cache holds; empty if they are not recorded."""
     text = folder.read_texts([LINEAGE_FILE]).get(LINEAGE_FILE, "{}")
     try:
-        told = load_json(text)
+        note = load_json(text)
     except ValueError:
         return []
-    found = read_lineage(told) if isinstance(told, dict) else []
-    return [replace(one, via=CACHE) if one.generation == 1 else one for one in found]
+    ancestors = read_lineage(note) if isinstance(note, dict) else []
+    return [replace(a, via=CACHE) if a.generation == 1 else a for a in ancestors]
 
 
 def format_note(ancestors: Iterable[Ancestor]) -> str:
-    """The text of a cache's note."""
-    told: JsonObject = {"schema_version": 1, LINEAGE: tell_lineage(ancestors)}
-    return json.dumps(told, indent=1) + "\n"
+    """Format a cache's note."""
+    return json.dumps({"schema_version": 1, LINEAGE: tell_lineage(ancestors)}, indent=1) + "\n"
 
 
 def join_lineages(old: Sequence[Ancestor], new: Sequence[Ancestor]) -> list[Ancestor]:
-    """What a run has noted at its first start, and teachers that a later attempt brought."""
-    known = {_get_identity(one) for one in old}
-    return [*old, *(one for one in new if _get_identity(one) not in known)]
+    """Join a run's lineage at its first start with teachers that a later attempt brought."""
+    known = {_get_identity(ancestor) for ancestor in old}
+    return [*old, *(ancestor for ancestor in new if _get_identity(ancestor) not in known)]
 
 
 def join_notes(notes: Iterable[Sequence[Ancestor]]) -> list[Ancestor]:
-    """Whose answers a cache holds that was made of several."""
-    found = {(_get_identity(one), one.through): one for note in notes for one in note}
-    return sorted(found.values(), key=lambda one: one.generation)
+    """Join the notes of several caches that became one."""
+    joined = {(_get_identity(item), item.through): item for note in notes for item in note}
+    return sorted(joined.values(), key=lambda item: item.generation)
 
 
 def choose_taught(known: Sequence[Ancestor], hashes: Collection[str]) -> list[Ancestor]:
-    """Those of a cache's ancestors that stand behind some of its teachers.
+    """Return the ancestors of a cache that are behind the teachers with these hashes.
 
-    An elder of which nobody has noted to whom it leads stays, as do all where no teacher fits.
-
-    Args:
-      hashes: of the teachers whose answers are used.
+    An ancestor whose student is not recorded stays, as do all if no teacher fits.
     """
-    if not any(one.generation == 1 and one.hash in hashes for one in known):
+    if not any(item.generation == 1 and item.hash in hashes for item in known):
         return list(known)
+    wanted = {"", *hashes}
     return [
-        one for one in known if (one.hash if one.generation == 1 else one.through) in {"", *hashes}
+        item for item in known if (item.hash if item.generation == 1 else item.through) in wanted
     ]
 
 
 def list_sums(artifacts: Iterable[Mapping[str, JsonValue]]) -> list[str]:
-    """SHA-256 of the weights among files that a run has left behind."""
-    found = [one.get("sha256") for one in artifacts if one["kind"] == "weights"]
-    return [one for one in found if isinstance(one, str) and one]
+    """List the SHA-256 of the weights among the files that a run has left."""
+    sums = (entry.get("sha256") for entry in artifacts if entry["kind"] == "weights")
+    return [digest for digest in sums if isinstance(digest, str) and digest]
 
 
-def _get_identity(one: Ancestor) -> tuple[object, ...]:
-    return one.generation, one.id or one.weights or one.hash or one.place
+def _get_identity(item: Ancestor) -> tuple[object, ...]:
+    return item.generation, item.id or item.weights or item.hash or item.place
 
 
 def _find_sum(record: RunRecord, place: str) -> str:
-    """SHA-256 of the weights that a place below a run, or the run itself, means."""
+    """Find the SHA-256 of a run's weights by their path, or the run's if it has only one file."""
     name = place.rstrip("/").rpartition("/")[2]
     sums = {
-        one["path"]: one.get("sha256")
-        for one in record.artifacts
-        if one["kind"] == "weights" and isinstance(one.get("sha256"), str)
+        entry["path"]: entry["sha256"]
+        for entry in record.artifacts
+        if entry["kind"] == "weights" and isinstance(entry.get("sha256"), str)
     }
     if name in sums:
         return sums[name]
@@ -173,22 +167,18 @@ def _find_sum(record: RunRecord, place: str) -> str:
     return next(iter(sums.values())) if is_run and len(sums) == 1 else ""
 
 
-def _fit(told: JsonValue) -> Ancestor | None:
-    """An entry whose values have the kinds that they should; none: it is no entry."""
-    if not isinstance(told, dict):
+def _fit(entry: JsonValue) -> Ancestor | None:
+    """Create an ancestor from the fields of the right types; None without a generation."""
+    if not isinstance(entry, dict):
         return None
-    generation = told.get("generation")
+    generation = entry.get("generation")
     if type(generation) is not int or generation < 1:
         return None
-    texts = {name: told[name] for name in _TEXTS if isinstance(told.get(name), str)}
-    numbers = {name: _fit_numbers(told.get(name)) for name in _NUMBERS}
+    texts = {name: entry[name] for name in _TEXTS if isinstance(entry.get(name), str)}
+    numbers = {}
+    for name in _NUMBERS:
+        values = entry.get(name)
+        pairs = values.items() if isinstance(values, dict) else ()
+        finite = {k: float(v) for k, v in pairs if is_number(v) and math.isfinite(v)}
+        numbers[name] = finite
     return Ancestor(generation, **texts, **numbers)
-
-
-def _fit_numbers(told: JsonValue) -> dict[str, float]:
-    pairs = told.items() if isinstance(told, dict) else ()
-    return {
-        name: float(value)
-        for name, value in pairs
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    }

@@ -1,7 +1,7 @@
-"""Finds what looks like a secret in texts that are about to be kept.
+"""Finds probable secrets in texts before they are saved.
 
-Rather one too many than one too few: a patch that is refused costs a note, a secret that is kept
-may be read by everybody who reads runs. Every repetition has a bound, so that no text takes long.
+A false alarm is better than a miss: a refused patch costs a note, a saved secret can be read by
+everyone who reads runs. Every repetition has a bound, so that the time is limited for any text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATTERNS = (
     ("an authorization", r"\blogin\s{1,9}\S{1,200}\s{1,9}password\s{1,9}\S"),
 )
 _COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
-# Words whose neighbours are secrets wherever they stand in a name: `DB_PASSWORD`, `secretKey`.
+# Words whose neighbours are secrets wherever they occur in a name: `DB_PASSWORD`, `secretKey`.
 _WORD = re.compile(
     r"secret|passw(?:or)?d(?<!/etc/passwd)|passphrase|(?:\b|_)pwd|token|api[_\-]?key"
     r"|private[_\-]?key|access[_\-]?key|credential",
@@ -39,7 +39,7 @@ _WORD = re.compile(
 )
 _BEGINNING = re.compile(r"[\w.\-]*$")
 _LONGEST = 80
-# What follows such a word: a sign, perhaps behind an annotation, and a text in quotes or without.
+# After such a word: a sign, perhaps after an annotation, and a text in quotes or without.
 _GIVEN = re.compile(
     r"(?P<rest>[\w\-]{0,80})(?:['\"]?\]|['\"])?\s{0,80}"
     r"(?P<sign>:\s{0,9}[A-Za-z][\w.\[\], |]{0,80}=|:=|=>|==?|:|,(?=\s{0,9}['\"]))"
@@ -48,23 +48,23 @@ _GIVEN = re.compile(
     r"|(?P<bare>[^\s'\"`,;]{1,400}))",
     re.IGNORECASE,
 )
-# The value of a flag, where its name begins with a dash; and of an element.
+# The value of a flag, whose name begins with a dash, and of an element.
 _OF_FLAG = re.compile(r"[\w\-]{0,80}\s{1,9}['\"]?(?P<bare>[^\s'\"<$\-][^\s'\"]{5,400})")
 _OF_ELEMENT = re.compile(r"[\w\-]{0,80}>(?P<text>[^<>]{6,400})</")
 _LONG = re.compile(r"['\"][0-9A-Za-z+/=_\-]{20,400}['\"]")
 _LEAST = 6
-# Bits a character of what no person has worded, and how long it goes on without a mark.
+# Entropy in bits per character of random text, and the least length of it without a mark.
 _RANDOM_BITS = 3.3
 _RUN = 12
 _MIXED = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])")
 _CASED = re.compile(r"(?=\w*[A-Z])(?=\w*[a-z])")
 _OF_YAML = re.compile(r"[+\- ]*[\w\-]*(?i:passw(?:or)?d|passphrase|secret)[\w\-]*:\s*[a-z]+\s*")
-# Pieces of texts, and numbers of them: `tokenizer`, `max_tokens`, `experts_per_token`.
+# Tokens of texts, and counts of them: `tokenizer`, `max_tokens`, `experts_per_token`.
 _OF_WORDS = re.compile(r"(?i)token(?:iz|is|_?(?:dtype|types?)\b)|_per_token\b")
 _OF_TEXTS = re.compile(
     r"(?i)_per_token\b|token(?:iz|is|s\b|s_|_?(?:ids?|counts?|dtype|types?|len)\b)"
 )
-# A flag, a template, a place, a type, or a word that stands for a secret.
+# A flag, a template, a path, a type, or a placeholder.
 _HARMLESS = re.compile(
     r"(?ix) -{1,2}[a-z\-]+ | none | null | true | false | undefined | \.\.\. | [\W_]+ | (.)\1+"
     r"| <.*> | .*[{}].* | \$.* | %.* | (?:your|the)[_\- ].* | redacted | omitted"
@@ -77,14 +77,14 @@ _VARIABLE = re.compile(r"[A-Z]+(?:_[A-Z]+)+")
 
 
 def find_secret(text: str) -> str:
-    """What kind of secret a text seems to hold, in words and without it; empty: none."""
-    for kind, one in _COMPILED:
-        if one.search(text):
+    """Return the kind of secret that a text seems to contain, without it; "" if it has none."""
+    for kind, pattern in _COMPILED:
+        if pattern.search(text):
             return kind
     was_near = False
     for line in text.splitlines():
         words = list(_WORD.finditer(line))
-        if any(_tells_secret(line, word) for word in words):
+        if any(_assigns_secret(line, word) for word in words):
             return "a password, token or key"
         if (words or was_near) and any(map(_is_random, _LONG.findall(line))):
             return "a long random text beside the name of a secret"
@@ -92,8 +92,8 @@ def find_secret(text: str) -> str:
     return ""
 
 
-def _tells_secret(line: str, word: re.Match[str]) -> bool:
-    """Whether a line gives a literal to the name that such a word stands in."""
+def _assigns_secret(line: str, word: re.Match[str]) -> bool:
+    """Return whether a line assigns a literal to the name that contains such a word."""
     end = word.end()
     element = _OF_ELEMENT.match(line, end)
     given, flag = _GIVEN.match(line, end), _OF_FLAG.match(line, end)
@@ -104,12 +104,12 @@ def _tells_secret(line: str, word: re.Match[str]) -> bool:
         return _is_bare_secret(flag["bare"])
     if element and _is_quoted_secret(name, element["text"]):
         return True
-    return given is not None and _gives_secret(name + given["rest"], given)
+    return given is not None and _is_assigned_secret(name + given["rest"], given)
 
 
-def _gives_secret(name: str, found: re.Match[str]) -> bool:
-    text = found["text"]
-    if found["sign"] == ",":  # a pair, or words of a list
+def _is_assigned_secret(name: str, match: re.Match[str]) -> bool:
+    text = match["text"]
+    if match["sign"] == ",":  # a pair, or words of a list
         if text is None or len(text) < _LEAST or " " in text or _HARMLESS.fullmatch(text):
             return False
         return bool(_MIXED.match(text)) and not _OF_WORDS.search(name)
@@ -117,10 +117,10 @@ def _gives_secret(name: str, found: re.Match[str]) -> bool:
         return _is_quoted_secret(name, text)
     if _OF_TEXTS.search(name):
         return False
-    # A line of a shell, or one of YAML: no code in which a word is a name.
-    is_shell = name.lstrip("-+").isupper() and not found["blank"]
-    is_yaml = found["sign"] == ":" and bool(_OF_YAML.fullmatch(found.string[:200]))
-    return _is_bare_secret(found["bare"], is_word=is_shell or is_yaml)
+    # In a line of a shell or of YAML a bare word is a text; in code it is a name.
+    is_shell = name.lstrip("-+").isupper() and not match["blank"]
+    is_yaml = match["sign"] == ":" and bool(_OF_YAML.fullmatch(match.string[:200]))
+    return _is_bare_secret(match["bare"], is_word=is_shell or is_yaml)
 
 
 def _is_quoted_secret(name: str, text: str) -> bool:
@@ -133,10 +133,10 @@ def _is_quoted_secret(name: str, text: str) -> bool:
 
 
 def _is_bare_secret(text: str, *, is_word: bool = False) -> bool:
-    """Of what stands without quotes: in code that is a name far more often than a secret.
+    """Return whether a text without quotes is a secret; in code it usually is a name.
 
     Args:
-      is_word: it is no name, as it does not stand in code.
+      is_word: it is not in code, so that it is no name.
     """
     text = text.rstrip(")]}\\.:")
     if len(text) < _LEAST or _HARMLESS.fullmatch(text) or _OF_CODE.search(text):
@@ -149,7 +149,7 @@ def _is_bare_secret(text: str, *, is_word: bool = False) -> bool:
 
 
 def _is_random(text: str) -> bool:
-    """Whether a text has digits and letters without an order that a person gives."""
+    """Return whether a text mixes digits and letters with high entropy."""
     longest = max(re.findall(r"[0-9A-Za-z]+", text), key=len, default="")
     is_mixed = bool(_MIXED.match(longest) or _CASED.match(longest))
     if len(longest) < _RUN or not is_mixed or not _MIXED.match(text):

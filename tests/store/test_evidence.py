@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from store.compare.answers import compare_answers, compute_mcnemar
+from store.compare.differences import compare_sources
 from store.compare.report import create_report
 from store.compare.sides import Side
-from store.compare.sources import compare_sources
 from store.query.record import RunRecord
 from store.record.environment import write_environment
 from store.record.hits import HITS_FILE, Hits, format_hits
@@ -141,7 +141,7 @@ def test_the_program_shows_both(tmp_path, capsys, monkeypatch):
     for word in (
         "only new right",
         "0.0625",
-        "changed otherwise beside the commit: m.py",
+        "other changes beside the commit: m.py",
         "++x = b",
     ):
         assert word in said, said

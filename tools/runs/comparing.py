@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from store.compare.differences import Difference
+from store.compare.differences import Difference, SourceDifference
 from store.compare.report import CompareReport, choose_metrics, create_report
 from store.compare.rows import (
     ANSWER_COLUMNS,
@@ -20,7 +20,6 @@ from store.compare.rows import (
     describe_source,
 )
 from store.compare.sides import Side, group_records
-from store.compare.sources import SourceDifference
 from store.formatting import count_runs
 from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.page import write_comparison

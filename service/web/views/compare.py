@@ -10,10 +10,9 @@ from service.web.views.figures import PICTURE_WIDTH, ShownChart, make_overlay
 from service.web.views.run import read_values
 from service.web.views.trials import TrialNames
 from store.compare.answers import SameExamples
-from store.compare.comparable import describe_apart, learn_apart
 from store.compare.report import CompareReport
 from store.compare.rows import ComparedSide, describe_divergence, describe_side
-from store.compare.sides import SEED, Side, group_records
+from store.compare.sides import SEED, Side, describe_apart, group_records, learn_apart
 from store.query.listing import choose_usual
 from store.query.record import RunRecord
 from store.record.catalogue import LOSS, TRAIN
