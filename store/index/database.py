@@ -1,4 +1,4 @@
-"""`RunIndex`: the database of a store's runs, kept in step with the files, rebuilt on any doubt."""
+"""`RunIndex`: a database of a store's runs, updated from their files, rebuilt if in doubt."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from utils.storage.places import get_user_cache, is_remote, to_path
 # Another number means other tables: the index is rebuilt.
 INDEX_VERSION = 6
 NOTE = "note"
-# Of all whom a run has learnt from: what they are called, and what people have said of them.
+# Names and tags of all teachers of a run and of theirs.
 TEACHER, TEACHER_TAG = "teacher", "teacher.tag"
 _WAIT_S = 120
 _CHUNK = 500
-# Of a run's row, what `read_family` alone makes sense of.
+# Columns that only `read_family` uses.
 _KIN = ("lineage", "sums")
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Refreshed:
-    """What a look at the store has changed in its index."""
+    """The changes of an index by one refresh."""
 
     runs: int
     read: int
@@ -62,19 +62,16 @@ class Refreshed:
 
 
 class _NoIndexError(ValueError):
-    """Nothing has been made yet."""
+    """No index has been created yet."""
 
 
 class RunIndex:
-    """Answers for all runs of a store.
+    """Queries over all runs of a store.
 
     Args:
       store: directory or URL of the runs, `<store>/<experiment>/<run>`.
       url: of another database, as SQLAlchemy writes it; empty: a file in the user's cache, or
-        memory where that cannot be written.
-
-    Raises:
-      UserError: a database that nobody knows.
+        memory if that cannot be written.
     """
 
     def __init__(self, store: str, url: str = "") -> None:
@@ -89,8 +86,8 @@ class RunIndex:
         except OSError as error:
             if not url:
                 get_logger().warning(
-                    "the index cannot be kept in %s: %s; it is made in memory for this question "
-                    "alone; set XDG_CACHE_HOME to a place that can be written",
+                    "the index cannot be saved in %s: %s; it is kept in memory for this program "
+                    "alone; set XDG_CACHE_HOME to a writable directory",
                     self._lock_path.parent, error.strerror,
                 )  # fmt: skip
             self._lock_path = None
@@ -102,46 +99,34 @@ class RunIndex:
 
     @property
     def is_kept(self) -> bool:
-        """Whether another object of this class finds what this one has made."""
+        """Whether the index outlives this object."""
         return self._url != "sqlite://"
 
     def refresh(self) -> Refreshed:
-        """Bring the index in step with the files.
-
-        Raises:
-          UserError: the store or the database cannot be read.
-        """
+        """Update the index from the files; UserError if store or database cannot be read."""
         with _explained(self._url):
             try:
                 stamps, settled = self._read_stamps()
             except (SQLAlchemyError, ValueError) as error:
                 done = self.rebuild()
-                # Said once it is made: a database that cannot be used is one line, not two.
+                # Logged after the rebuild: a database that cannot be used is one line, not two.
                 if not isinstance(error, _NoIndexError):
                     reason = " ".join(str(getattr(error, "orig", None) or error).split())
-                    get_logger().warning("the index was made anew from the runs: %s", reason)
+                    get_logger().warning("the index was rebuilt from the runs: %s", reason)
                 return done
-            found = create_scan(self.store, settled).find()
-            if found and stamps == found and "" not in found.values():
-                return Refreshed(len(found), 0, 0, rebuilt=False)
+            current = create_scan(self.store, settled).find()
+            if current and stamps == current and "" not in current.values():
+                return Refreshed(len(current), 0, 0, rebuilt=False)
             with self._locked():
                 return self._update()
 
     def rebuild(self) -> Refreshed:
-        """Make the index anew from the files.
-
-        Raises:
-          UserError: the store or the database cannot be read or written.
-        """
+        """Rebuild the index; UserError if the store or the database cannot be used."""
         with _explained(self._url), self._locked():
             return self._make()
 
     def select(self, text: str) -> list[int]:
-        """The numbers of runs that fit a filter, that which was begun last first.
-
-        Raises:
-          UserError: the filter breaks the rules, or no run has one of its keys.
-        """
+        """Return the numbers of runs that fit a filter, the most recently started first."""
         wanted, order = parse_filter(text), self.read_order()
         if not order or not wanted.keys:
             return order
@@ -150,7 +135,7 @@ class RunIndex:
         return [run for run in order if wanted.fits(lambda key, run=run: columns[key].get(run))]
 
     def read_order(self, limit: int | None = None) -> list[int]:
-        """The numbers of runs, that which was begun last first."""
+        """Return the numbers of runs, the most recently started first."""
         runs = self._tables.runs.c
         text = "BINARY" if self._engine.dialect.name == "sqlite" else "C"
         keys = [
@@ -159,23 +144,20 @@ class RunIndex:
             runs.path.collate(text),
         ]
         query = select(runs.run).order_by(*(key.desc() for key in keys)).limit(limit)
-        return self._ask(lambda connection: list(connection.execute(query).scalars()))
+        return self._query(lambda connection: list(connection.execute(query).scalars()))
 
     def read_runs(self, numbers: Sequence[int]) -> list[JsonObject]:
-        """Facts, tags and fault of runs, in the order of their numbers."""
-        runs, found = self._tables.runs, {}
+        """Read facts, tags and fault of runs, in the order of their numbers."""
+        runs, rows = self._tables.runs, {}
         for start in range(0, len(numbers), _CHUNK):
             query = select(runs).where(runs.c.run.in_(numbers[start : start + _CHUNK]))
-            rows = (row._mapping for row in self._read_rows(query))
-            found |= {
-                row["run"]: {k: v for k, v in row.items() if k not in _KIN}
-                | {"tags": json.loads(row["tags"])}
-                for row in rows
-            }
-        return [found[number] for number in numbers if number in found]
+            for row in self._read_rows(query):
+                facts = {k: v for k, v in row._mapping.items() if k not in _KIN}
+                rows[row.run] = facts | {"tags": json.loads(row.tags)}
+        return [rows[number] for number in numbers if number in rows]
 
     def read_column(self, key: str) -> dict[int, JsonValue]:
-        """Run -> value of a key: a fact, a number or an entry of the configuration."""
+        """Read run -> value of a key: a fact, a number or an entry of the configuration."""
         runs = self._tables.runs.c
         if key == TAG:
             query = select(runs.run, runs.tags)
@@ -184,7 +166,7 @@ class RunIndex:
             return self._read_teachers(key)
         if key in (SCORE, SCORE_NAME):
             scores = self.read_scores().items()
-            return {run: one.value if key == SCORE else one.name for run, one in scores}
+            return {run: s.value if key == SCORE else s.name for run, s in scores}
         if key in (*FACTS, NOTE):
             return dict(self._read_rows(select(runs.run, runs[key]).where(runs[key].is_not(None))))
         return self._read_config(key) | self._read_numbers(key)
@@ -192,10 +174,10 @@ class RunIndex:
     def read_cells(
         self, numbers: Sequence[int], keys: Sequence[str]
     ) -> dict[str, dict[int, JsonValue]]:
-        """Key -> run -> value for a few runs: of their configuration and numbers, no facts."""
-        tables, found = self._tables, {key: {} for key in keys}
-        # From the runs to their sections to what stands there: the other way would pass through
-        # every value that a key has anywhere.
+        """Read key -> run -> value of a few runs: of configurations and numbers, not facts."""
+        tables, cells = self._tables, {key: {} for key in keys}
+        # From the runs to their sections to their pairs: the other way would read every value that
+        # a key has anywhere.
         pairs = (
             select(tables.pairs.c.key, tables.run_sections.c.run, tables.pairs.c.text)
             .select_from(tables.run_sections)
@@ -207,7 +189,7 @@ class RunIndex:
             .where((tables.pairs.c.key + "").in_(keys))
         )
         names, values = tables.names.c, tables.values.c
-        told = (
+        numbers_query = (
             select(names.text, values.run, values.value, values.told)
             .join(tables.names, names.name == values.name)
             .where(names.text.in_(keys))
@@ -217,17 +199,14 @@ class RunIndex:
             for key, run, text in self._read_rows(
                 pairs.where(tables.run_sections.c.run.in_(chunk))
             ):
-                found[key][run] = json.loads(text)
-            for key, run, value, word in self._read_rows(told.where(values.run.in_(chunk))):
-                found[key][run] = float(word) if word else value
-        return found
+                cells[key][run] = json.loads(text)
+            rows = self._read_rows(numbers_query.where(values.run.in_(chunk)))
+            for key, run, value, word in rows:
+                cells[key][run] = float(word) if word else value
+        return cells
 
     def read_scores(self, numbers: Sequence[int] | None = None) -> dict[int, Score]:
-        """Run -> score of those that have been evaluated.
-
-        Args:
-          numbers: of the runs; None: all of them.
-        """
+        """Read run -> score of the evaluated ones among these runs, by default among all."""
         names, values = self._tables.names.c, self._tables.values.c
         texts = self._read_rows(select(names.name, names.text))
         wanted = {name: text for name, text in texts if is_candidate(text)}
@@ -235,31 +214,31 @@ class RunIndex:
         query = query.where(values.name.in_(wanted))
         if numbers is not None and len(numbers) <= _CHUNK:
             query = query.where(values.run.in_(numbers))
-        found: dict[int, dict[str, float]] = {}
-        for run, name, value, told in self._read_rows(query):
-            found.setdefault(run, {})[wanted[name]] = float(told) if told else value
+        numbers_of: dict[int, dict[str, float]] = {}
+        for run, name, value, word in self._read_rows(query):
+            numbers_of.setdefault(run, {})[wanted[name]] = float(word) if word else value
         if numbers is None:
-            probes = self._read_config(SCORE_PROBE)
+            probes, runs = self._read_config(SCORE_PROBE), numbers_of.keys()
         else:
             probes = self.read_cells(numbers, [SCORE_PROBE])[SCORE_PROBE]
-        asked = found if numbers is None else found.keys() & set(numbers)
-        scores = {run: choose_score(found[run], probes.get(run)) for run in asked}
+            runs = numbers_of.keys() & set(numbers)
+        scores = {run: choose_score(numbers_of[run], probes.get(run)) for run in runs}
         return {run: score for run, score in scores.items() if score is not None}
 
     def list_varied(self) -> list[str]:
-        """Keys of configurations that do not have the same value wherever they stand."""
+        """List keys of configurations with different values."""
         key = self._tables.pairs.c.key
         query = select(key).group_by(key).having(func.count() > 1).order_by(key)
         return [row[0] for row in self._read_rows(query)]
 
     def read_faults(self) -> dict[int, tuple[str, str]]:
-        """Run -> path and fault of those that cannot be read."""
+        """Read run -> path and fault of damaged runs."""
         runs = self._tables.runs.c
         query = select(runs.run, runs.path, runs.fault).where(runs.fault != "").order_by(runs.path)
         return {run: (path, fault) for run, path, fault in self._read_rows(query)}
 
     def count_states(self, without: str = "") -> dict[str, int]:
-        """What `run.json` says of its state -> in how many runs.
+        """Count runs by the status in `run.json`.
 
         Args:
           without: a tag whose runs are not counted.
@@ -271,20 +250,20 @@ class RunIndex:
         return {text or "": count for text, count in self._read_rows(query)}
 
     def list_tagged(self, tag: str) -> list[int]:
-        """The runs that have a tag."""
+        """List the runs with a tag."""
         runs = self._tables.runs.c
         query = select(runs.run, runs.tags).where(runs.tags.contains(json.dumps(tag)))
         return [run for run, tags in self._read_rows(query) if tag in json.loads(tags)]
 
     def read_keys(self) -> list[str]:
-        """All keys that some run has."""
+        """List all keys that some run has."""
         pairs = self._read_rows(select(self._tables.pairs.c.key).distinct())
         names = self._read_rows(select(self._tables.names.c.text))
         own = (*FACTS, TAG, NOTE, TEACHER, TEACHER_TAG, SCORE, SCORE_NAME)
         return sorted({*own, *(row[0] for row in [*pairs, *names])})
 
     def read_family(self) -> Family:
-        """All runs, by whom they have learnt from and whom they may have taught."""
+        """Read the lineage of all runs."""
         runs = self._tables.runs.c
         query = select(runs.run, runs.path, runs.id, runs.tags, runs.sums, runs.lineage)
         return Family(
@@ -296,22 +275,24 @@ class RunIndex:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the connections to the database."""
         self._engine.dispose()
 
     def _read_teachers(self, key: str) -> dict[int, JsonValue]:
-        """Words of each run's ancestors, also what their runs are called now; or their tags."""
+        """Read names of each run's ancestors, then and today, or their tags."""
         family = self.read_family()
-        found: dict[int, JsonValue] = {}
+        column: dict[int, JsonValue] = {}
         for run, kin in family.runs.items():
+            if not kin.ancestors:
+                continue
             words: list[JsonValue] = []
-            for one, teacher in family.follow(kin.ancestors, run) if kin.ancestors else ():
-                now = teacher.words if teacher else ()
-                tags = teacher.tags if teacher else ()
-                words += tags if key == TEACHER_TAG else [*now, *one.words]
-            if kin.ancestors:
-                found[run] = list(dict.fromkeys(words))
-        return found
+            for ancestor, teacher in family.follow(kin.ancestors, run):
+                if key == TEACHER_TAG:
+                    words += teacher.tags if teacher else ()
+                else:
+                    words += [*(teacher.words if teacher else ()), *ancestor.words]
+            column[run] = list(dict.fromkeys(words))
+        return column
 
     def _read_config(self, key: str) -> dict[int, JsonValue]:
         tables = self._tables
@@ -325,12 +306,12 @@ class RunIndex:
             .where(tables.pairs.c.key == key)
         )
         parsed: dict[str, JsonValue] = {}
-        found = {}
+        column = {}
         for run, text in self._read_rows(query):
             if text not in parsed:
                 parsed[text] = json.loads(text)
-            found[run] = parsed[text]
-        return found
+            column[run] = parsed[text]
+        return column
 
     def _read_numbers(self, key: str) -> dict[int, JsonValue]:
         values, names = self._tables.values.c, self._tables.names.c
@@ -340,13 +321,13 @@ class RunIndex:
             .where(names.text == key)
         )
         rows = self._read_rows(query)
-        return {run: float(told) if told else value for run, value, told in rows}
+        return {run: float(word) if word else value for run, value, word in rows}
 
     def _read_rows(self, query: Select) -> Sequence[Row]:
-        return self._ask(lambda connection: connection.execute(query).all())
+        return self._query(lambda connection: connection.execute(query).all())
 
-    def _ask(self, question: Callable[[Connection], T]) -> T:
-        """An answer of the database; a file that turns out damaged is made again first."""
+    def _query(self, question: Callable[[Connection], T]) -> T:
+        """Query the database; rebuild a file that turns out damaged first."""
         with _explained(self._url):
             try:
                 with self._engine.connect() as connection:
@@ -359,7 +340,7 @@ class RunIndex:
                 return question(connection)
 
     def _read_stamps(self) -> tuple[dict[str, str], set[str]]:
-        """Path -> stamp of the runs in the index, and those that have ended.
+        """Return path -> stamp of the runs in the index, and those that are complete.
 
         Raises:
           ValueError: the index is of another version, or damaged.
@@ -375,7 +356,13 @@ class RunIndex:
             if head != {"version": str(INDEX_VERSION), "store": self.store}:
                 raise ValueError("it is of another version of this program")
             if self._path is not None and boot != _get_boot():
-                self._look_after(connection)
+                # The file may have been damaged by a power cut since its last check.
+                if connection.exec_driver_sql("PRAGMA quick_check").scalar() != "ok":
+                    raise ValueError("it is damaged")
+                own = self._tables.head
+                query = update(own).where(own.c.key == "boot").values(text=_get_boot())
+                connection.execute(query)
+                connection.commit()
             rows = connection.execute(select(runs.path, runs.stamp, runs.status)).all()
         stamps = {path: stamp for path, stamp, _ in rows}
         return stamps, {path for path, _, status in rows if status == "complete"}
@@ -395,27 +382,17 @@ class RunIndex:
             count = IndexWriter(connection, self._tables).add(scan.read(scan.find()))
         return Refreshed(count, count, 0, rebuilt=True)
 
-    def _look_after(self, connection: Connection) -> None:
-        """Check a file that a power cut may have hit: it was last looked at before this boot.
-
-        Raises:
-          ValueError: it is damaged.
-        """
-        if connection.exec_driver_sql("PRAGMA quick_check").scalar() != "ok":
-            raise ValueError("it is damaged")
-        head = self._tables.head
-        connection.execute(update(head).where(head.c.key == "boot").values(text=_get_boot()))
-        connection.commit()
-
     def _update(self) -> Refreshed:
         try:
             stamps, settled = self._read_stamps()
         except (SQLAlchemyError, ValueError):
             return self._make()
         scan = create_scan(self.store, settled)
-        found = scan.find()
-        changed = [path for path, stamp in found.items() if not stamp or stamps.get(path) != stamp]
-        gone = stamps.keys() - found.keys()
+        current = scan.find()
+        changed = [
+            path for path, stamp in current.items() if not stamp or stamps.get(path) != stamp
+        ]
+        gone = stamps.keys() - current.keys()
         with self._engine.begin() as connection:
             writer = IndexWriter(connection, self._tables)
             writer.remove({*gone, *(path for path in changed if path in stamps)})
@@ -425,7 +402,7 @@ class RunIndex:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """One writer at a time, whatever machine or process it is on this cache."""
+        """Allow one writer of this cache at a time, in any process or machine."""
         if self._lock_path is None:
             yield
             return
@@ -434,27 +411,26 @@ class RunIndex:
 
 
 def _create_engine(url: str) -> Engine:
+    def prepare(connection: object, _: object) -> None:
+        """Trade safety for speed: the file can be rebuilt, and is checked after a reboot."""
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA synchronous=OFF")
+        cursor.execute("PRAGMA cache_size=-65536")
+        cursor.close()
+
     try:
         known = make_url(url)
-        if known.get_backend_name() == "sqlite":
-            engine = create_engine(known, connect_args={"timeout": _WAIT_S})
-            event.listen(engine, "connect", _prepare)
-            return engine
-        return create_engine(known)
+        if known.get_backend_name() != "sqlite":
+            return create_engine(known)
+        engine = create_engine(known, connect_args={"timeout": _WAIT_S})
+        event.listen(engine, "connect", prepare)
+        return engine
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
             f"--index {url!r} cannot be opened: {reason}; give a URL of SQLAlchemy such as "
             "postgresql+psycopg://USER@HOST/NAME, and install its driver"
         ) from error
-
-
-def _prepare(connection: object, _: object) -> None:
-    """A file that may be deleted at any time need not outlive a power cut; it is looked at."""
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA synchronous=OFF")
-    cursor.execute("PRAGMA cache_size=-65536")
-    cursor.close()
 
 
 @contextlib.contextmanager
@@ -465,12 +441,12 @@ def _explained(url: str) -> Iterator[None]:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         raise UserError(
             f"the index {make_url(url).render_as_string(hide_password=True)!r} cannot be used: "
-            f"{reason}; give another --index, or delete it: it is made again from the runs"
+            f"{reason}; give another --index, or delete it: it is rebuilt from the runs"
         ) from error
 
 
 def _get_boot() -> str:
-    """This boot of this machine; the file system keeps what was written until it ends."""
+    """Return an id of this boot: the file system keeps unsynced writes until it ends."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
     except OSError:

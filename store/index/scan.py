@@ -1,4 +1,4 @@
-"""Finds the runs of a store, tells which have changed, and reads what the index keeps of one."""
+"""Finds the runs of a store and which have changed, and reads their entries for the index."""
 
 from __future__ import annotations
 
@@ -30,38 +30,38 @@ from store.record.runs import CHECKPOINTS
 from store.record.summary import SUMMARY_FILE
 from utils.errors import UserError
 from utils.json_types import JsonValue, load_json
-from utils.storage.folder import ASIDE
+from utils.storage.folder import ASIDE, Folder
 from utils.storage.local import LocalFolder
 from utils.storage.places import is_remote, open_folder, to_path
 
 # A file as young as this may still change within the tick of its clock.
 _YOUNG_NS = 2_000_000_000
-# The name of a run says it already, so that runs of one configuration share their entries.
+# This key repeats the name; without it runs of one configuration share their entries.
 _LEFT_OUT = {"run.run_id"}
-# A directory with one of these was a run's.
+# A directory with one of these files was a run's.
 _LEFT_BEHIND = {METRICS_FILE, SUMMARY_FILE, ATTEMPTS_FILE, CHECKPOINTS}
-# What tells whether a run has changed: one that has ended, and one that may go on.
+# Files that show whether a run has changed: after its end, and before.
 _SETTLED = (RUN_FILE, TAGS_FILE, CONFIG_FILE)
 _LIVE = (*_SETTLED, METRICS_FILE)
-# What is read of a run, but the end of its history.
+# Files that are read of a run, besides the end of its history.
 _READ = (*_SETTLED, SUMMARY_FILE, ARTIFACTS_FILE)
-# A section without entries; and a line of a commit record, without parsing the whole summary.
+# Sections without entries; and a line of a commit record, found without parsing the summary.
 _EMPTY = ("{}", "null")
-_TOLD_CONFIG = re.compile(
+_CONFIG_SUM = re.compile(
     rf'"path": "{re.escape(CONFIG_FILE)}",\s+"bytes": \d+,\s+"crc32c": "(\w+)"'
 )
 
 
 @dataclass(frozen=True)
 class RunEntry:
-    """What the index keeps of one run.
+    """The entry of one run in the index.
 
-    Args:
+    Attributes:
       path: `experiment/name`.
       stamp: of its files when they were read; empty: read them again next time.
       facts: by the names of `store.query.record.FACTS`.
-      sums: SHA-256 of the weights that it has left behind.
-      fault: why nothing else is known; empty: nothing is wrong.
+      sums: SHA-256 of the weights that it has left.
+      fault: why nothing else is known; empty if nothing is wrong.
     """
 
     path: str
@@ -77,39 +77,32 @@ class RunEntry:
 
 
 class DiskScan:
-    """The runs below a directory.
-
-    Args:
-      root: of the store.
-      settled: paths of runs that have ended: their metrics change no more.
-    """
+    """The runs below a directory; metrics of the `settled` ones, by path, change no more."""
 
     def __init__(self, root: Path, settled: Collection[str] = ()) -> None:
         self._root, self._settled = root, settled
 
     def find(self) -> dict[str, str]:
-        """Path -> stamp of every run."""
-        found = {}
+        """Return path -> stamp of every run."""
+        stamps = {}
         now = time.time_ns()
         for path in _list_folders(self._root):
             names = _SETTLED if path in self._settled else _LIVE
             stamp = _stamp_files(f"{self._root}/{path}", names, now)
             if stamp is not None:
-                found[path] = stamp
-        return found
+                stamps[path] = stamp
+        return stamps
 
     def read(self, paths: Collection[str]) -> Iterator[RunEntry]:
-        """What the index keeps of those runs; one that is gone by now is left out."""
+        """Yield the entries of those runs; one that has been removed is left out."""
         for path in paths:
             folder, now = self._root / path, time.time_ns()
             stamps = [_stamp_files(str(folder), names, now) for names in (_SETTLED, _LIVE)]
             if None not in stamps:
-                entry = self._read_run(path, folder)
+                texts = LocalFolder(folder).read_texts(_READ)
+                last = get_last_values(read_tail(folder / METRICS_FILE))
+                entry = _make_entry(path, "", texts, last)
                 yield replace(entry, stamp=stamps[0] if is_done(entry) else stamps[1])
-
-    def _read_run(self, path: str, folder: Path) -> RunEntry:
-        texts = LocalFolder(folder).read_texts(_READ)
-        return _make_entry(path, "", texts, get_last_values(read_tail(folder / METRICS_FILE)))
 
 
 class BucketScan:
@@ -120,14 +113,8 @@ class BucketScan:
         self._texts: dict[str, str] = {}
 
     def find(self) -> dict[str, str]:
-        """Path -> stamp of every run."""
-        paths = [
-            f"{name}/{run}"
-            for name in self._root.list_names()
-            if not name.startswith(".")
-            for run in self._root.child(name).list_names()
-            if not run.startswith((".", ASIDE))
-        ]
+        """Return path -> stamp of every run."""
+        paths = _list_paths(self._root)
         names = [f"{path}/{name}" for path in paths for name in (RUN_FILE, TAGS_FILE)]
         self._texts = self._root.read_texts(names)
         return {
@@ -137,47 +124,50 @@ class BucketScan:
         }
 
     def read(self, paths: Collection[str]) -> Iterator[RunEntry]:
-        """What the index keeps of those runs."""
+        """Yield the entries of those runs."""
         stamps = self.find()
         later = (CONFIG_FILE, ARTIFACTS_FILE)
-        told = self._root.read_texts([f"{path}/{name}" for path in paths for name in later])
+        self._texts |= self._root.read_texts([f"{path}/{n}" for path in paths for n in later])
         for path in paths:
             if path in stamps:
-                names = (RUN_FILE, TAGS_FILE)
+                names = (RUN_FILE, TAGS_FILE, *later)
                 texts = {name: self._texts.get(f"{path}/{name}", "") for name in names}
-                texts |= {name: told.get(f"{path}/{name}", "") for name in later}
                 yield _make_entry(path, stamps[path], texts, {})
 
 
 def create_scan(store: str, settled: Collection[str] = ()) -> DiskScan | BucketScan:
-    """The scan of a store, a directory or a URL."""
+    """Create the scan of a store, a directory or a URL."""
     return BucketScan(store) if is_remote(store) else DiskScan(to_path(store), settled)
 
 
 def list_runs(store: str) -> list[str]:
-    """`experiment/name` of everything with a `run.json`, whatever it says."""
+    """List `experiment/name` of every folder with a `run.json`, whatever it contains."""
     return sorted(create_scan(store).find())
 
 
 def list_beheaded(store: str, runs: Collection[str]) -> list[str]:
-    """`experiment/name` of directories with a run's other files, and no `run.json`.
+    """List `experiment/name` of folders with a run's other files but no `run.json`.
 
     Args:
       runs: those that have one.
     """
-    root, known = open_folder(store), set(runs)
-    return sorted(
-        path
+    root = open_folder(store)
+    paths = sorted(set(_list_paths(root)) - set(runs))
+    return [p for p in paths if not _LEFT_BEHIND.isdisjoint(root.child(p).list_names())]
+
+
+def _list_paths(root: Folder) -> list[str]:
+    return [
+        f"{name}/{run}"
         for name in root.list_names()
         if not name.startswith(".")
         for run in root.child(name).list_names()
-        if not run.startswith((".", ASIDE)) and (path := f"{name}/{run}") not in known
-        if not _LEFT_BEHIND.isdisjoint(root.child(name).child(run).list_names())
-    )
+        if not run.startswith((".", ASIDE))
+    ]
 
 
 def is_done(entry: RunEntry) -> bool:
-    """Whether a run has ended, so that its history stands."""
+    """Return whether a run is complete, so that its history is final."""
     return entry.facts.get("status") == "complete"
 
 
@@ -187,13 +177,18 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
     except UserError as error:
         return RunEntry(path, stamp, fault=str(error))
     except KeyError:
-        return RunEntry(path, "", fault=f"{path}/{RUN_FILE} went away while it was read")
+        return RunEntry(path, "", fault=f"{path}/{RUN_FILE} disappeared while it was read")
     sections = {
         name: tuple(pair for pair in pairs if pair[0] not in _LEFT_OUT)
         for name, pairs in read_sections(texts.get(CONFIG_FILE, "")).items()
         if name != PUBLISHED
     }
-    is_damaged = not _is_config(texts, sections) and bool(texts.get(CONFIG_FILE))
+    config = texts.get(CONFIG_FILE, "")
+    is_damaged = bool(config) and not _is_whole(config, texts.get(SUMMARY_FILE, ""), sections)
+    try:
+        artifacts = fit_artifacts(load_json(texts.get(ARTIFACTS_FILE) or "{}"))
+    except ValueError:
+        artifacts = []
     return RunEntry(
         path,
         stamp,
@@ -202,65 +197,53 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
         tags=tuple(parse_tags(texts.get(TAGS_FILE, ""))),
         note=parse_note(texts.get(TAGS_FILE, "")),
         lineage=tuple(read_lineage(known)),
-        sums=_read_sums(texts.get(ARTIFACTS_FILE, "")),
+        sums=tuple(list_sums(artifacts)),
         values={**last, **get_final_values(known)},
         sections=sections,
     )
 
 
-def _read_sums(text: str) -> tuple[str, ...]:
-    """Of a list of files that may be damaged."""
-    try:
-        return tuple(list_sums(fit_artifacts(load_json(text)))) if text else ()
-    except ValueError:
-        return ()
-
-
-def _is_config(texts: dict[str, str], sections: dict[str, Pairs]) -> bool:
-    """Whether a configuration has sections, and the bytes that the summary of its run tells."""
-    pairs = (pair for one in sections.values() for pair in one)
-    if not sections or any("." not in key and text not in _EMPTY for key, text in pairs):
-        return False
-    told = _TOLD_CONFIG.search(texts.get(SUMMARY_FILE, ""))
-    return told is None or f"{_compute_crc32c(texts[CONFIG_FILE]):08x}" == told[1]
-
-
-def _compute_crc32c(text: str) -> int:
+def _is_whole(config: str, summary: str, sections: dict[str, Pairs]) -> bool:
+    """Return whether a configuration has sections and the checksum that the summary states."""
     import google_crc32c
 
-    return google_crc32c.value(text.encode())
+    pairs = (pair for section in sections.values() for pair in section)
+    if not sections or any("." not in key and text not in _EMPTY for key, text in pairs):
+        return False
+    entry = _CONFIG_SUM.search(summary)
+    return entry is None or f"{google_crc32c.value(config.encode()):08x}" == entry[1]
 
 
 def _list_folders(root: Path) -> Iterator[str]:
-    """`experiment/name` of everything that may be a run."""
+    """Yield `experiment/name` of every folder that may be a run."""
     try:
-        experiments = sorted(one.name for one in os.scandir(root) if one.name[:1] != ".")
+        experiments = sorted(entry.name for entry in os.scandir(root) if entry.name[:1] != ".")
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise UserError(
-            f"--store {str(root)!r} cannot be read: {error.strerror}; mend its rights"
+            f"--store {str(root)!r} cannot be read: {error.strerror}; change its permissions"
         ) from error
     for experiment in experiments:
         try:
-            names = sorted(one.name for one in os.scandir(root / experiment))
+            names = sorted(entry.name for entry in os.scandir(root / experiment))
         except (NotADirectoryError, FileNotFoundError, PermissionError):
             continue
         yield from (f"{experiment}/{name}" for name in names if not name.startswith((".", ASIDE)))
 
 
 def _stamp_files(folder: str, names: Collection[str], now: int) -> str | None:
-    """Time, size and number of each file; empty where one is too young; none: no run is there."""
+    """Return time, size and inode of each file; "" if one is too young, None without a run."""
     parts = []
     is_young = False
     for name in names:
         try:
-            found = os.stat(f"{folder}/{name}")  # noqa: PTH116 (three times faster)
+            stat = os.stat(f"{folder}/{name}")  # noqa: PTH116 (three times faster)
         except (FileNotFoundError, NotADirectoryError):
             if name == RUN_FILE:
                 return None
             parts.append("-")
             continue
-        is_young = is_young or found.st_mtime_ns > now - _YOUNG_NS
-        parts.append(f"{found.st_mtime_ns:x}.{found.st_size:x}.{found.st_ino:x}")
+        is_young = is_young or stat.st_mtime_ns > now - _YOUNG_NS
+        parts.append(f"{stat.st_mtime_ns:x}.{stat.st_size:x}.{stat.st_ino:x}")
     return "" if is_young else " ".join(parts)

@@ -1,4 +1,4 @@
-"""Sends, checks and lists what a run leaves behind beside checkpoints and metrics."""
+"""Uploads, checks and lists the files that a run leaves besides checkpoints and metrics."""
 
 from __future__ import annotations
 
@@ -15,53 +15,44 @@ from utils.storage.local import compute_crc32c, write_atomically
 from utils.storage.places import open_folder
 
 ARTIFACTS_FILE = "artifacts.json"
-# They still change, or have a way of their own.
+# They still change, or are uploaded elsewhere.
 _OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, "checkpoints"}
 _KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".yaml": "config",
           ".json": "facts", ".zst": "source", ".bin": "answers"}  # fmt: skip
 
 
 def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
-    """List a run's files with their checksums in `artifacts.json`, on its bucket too.
+    """List a run's files with their checksums in `artifacts.json`, and upload them.
 
     Args:
-      remote: the run's place on a bucket; empty: it has none.
+      remote: the run's URL on a bucket; empty without one.
 
     Returns:
-      `path`, `kind`, `bytes`, `sha256` and `crc32c` of each; the latter is what the store itself
-      keeps of the object.
+      `path`, `kind`, `bytes`, `sha256` and `crc32c` of each; object stores keep the latter too.
 
     Raises:
-      OSError: the store refuses, or keeps other bytes than were sent.
+      OSError: the store refuses, or holds other bytes than were sent.
     """
     target = open_folder(remote) if remote else None
-    found = []
+    artifacts = []
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if not path.is_file() or name.parts[0] in _OTHERS or name.name.endswith(".tmp"):
             continue
         checksum = compute_crc32c(path) if target is None else target.put_file(path, str(name))
-        found.append({
-            "path": name.as_posix(),
-            "kind": _name_kind(name),
-            "bytes": path.stat().st_size,
-            "sha256": _hash_file(path),
-            "crc32c": f"{checksum:08x}",
-        })  # fmt: skip
-    text = json.dumps({"schema_version": 2, "artifacts": found}, indent=1) + "\n"
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        artifacts.append({"path": name.as_posix(), "kind": _name_kind(name),
+                          "bytes": path.stat().st_size, "sha256": digest,
+                          "crc32c": f"{checksum:08x}"})  # fmt: skip
+    text = json.dumps({"schema_version": 2, "artifacts": artifacts}, indent=1) + "\n"
     write_atomically(folder / ARTIFACTS_FILE, text)
     if target is not None:
         target.write_text(ARTIFACTS_FILE, text)
-    return found
+    return artifacts
 
 
 def _name_kind(name: PurePath) -> str:
-    """Return what kind of file a name tells of."""
     if ".tfevents." in name.name:
         return "events"
     return "trace" if name.parts[0] == "profile" else _KINDS.get(name.suffix, "file")
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

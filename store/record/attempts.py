@@ -1,4 +1,4 @@
-"""`attempts.jsonl`: each start and end of a program on a run; an end that is missing was a kill."""
+"""`attempts.jsonl`: each start and end of a program on a run; without an end it was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-# What an attempt tells -> whether a value can be that.
+# Field of an attempt -> whether a value has its type.
 _FIELDS: dict[str, Callable[[object], bool]] = {
     "host": _is_text, "pid": is_count, "began": is_time, "from_step": is_count,
     "hardware": lambda value: isinstance(value, dict), "source": _is_text, "ended": is_time,
@@ -27,7 +27,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 
 def read_attempts(folder: Path) -> list[JsonObject]:
-    """The attempts of a run in their order: number, host, from_step, began, and how each ended."""
+    """Read the attempts of a run in their order: number, host, from_step, began, and their ends."""
     path = folder / ATTEMPTS_FILE
     if not path.is_file():
         return []
@@ -35,44 +35,43 @@ def read_attempts(folder: Path) -> list[JsonObject]:
 
 
 def merge_attempts(text: str) -> list[JsonObject]:
-    """The same from the file's text; a field of another kind than it should be counts as unknown.
-
-    So whoever reads attempts needs no check of his own.
-    """
-    found: dict[int, JsonObject] = {}
+    """Parse the attempts of the file's text; a field of a wrong type counts as unknown."""
+    attempts: dict[int, JsonObject] = {}
     for line in parse_lines(text):
         number = line.get("attempt")
         if is_count(number):
             known = {k: v for k, v in line.items() if k not in _FIELDS or _FIELDS[k](v)}
-            found.setdefault(number, {}).update(known)
-    return [found[number] for number in sorted(found)]
+            attempts.setdefault(number, {}).update(known)
+    return [attempts[number] for number in sorted(attempts)]
 
 
 def read_hardware(facts: JsonObject, attempt: JsonObject) -> JsonObject:
-    """What an attempt worked on; attempts of earlier programs did not tell all, the run did."""
-    several = (facts.get("environment"), attempt.get("hardware"))
-    return {key: value for one in several if isinstance(one, dict) for key, value in one.items()}
+    """Return the hardware of an attempt; earlier programs recorded it only for the run."""
+    hardware: JsonObject = {}
+    for source in (facts.get("environment"), attempt.get("hardware")):
+        hardware |= source if isinstance(source, dict) else {}
+    return hardware
 
 
 def count_devices(hardware: JsonObject) -> int:
-    """How many devices an attempt worked on; one where nothing is told of them."""
-    told = (hardware.get("devices"), hardware.get("world_size"))
-    return next((one for one in told if is_count(one) and one > 0), 1)
+    """Return the number of devices of an attempt; 1 if not recorded."""
+    counts = (hardware.get("devices"), hardware.get("world_size"))
+    return next((count for count in counts if is_count(count) and count > 0), 1)
 
 
 def format_utc(seconds: float) -> str:
-    """Seconds since 1970 as ISO 8601: 2026-11-22T08:53:03Z."""
+    """Format seconds since 1970 as ISO 8601: 2026-11-22T08:53:03Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def begin_attempt(folder: Path, from_step: int, hardware: JsonObject, source: str = "") -> int:
-    """Note that a program goes on with a run; gives the attempt's number, 1 for the first.
+    """Record the start of an attempt; return its number, 1 for the first.
 
     Args:
-      hardware: kind and number of devices, and whatever else a bill depends on.
-      source: which state of the source the program was started from; empty: nobody knows.
+      hardware: type and number of devices, and all else that affects the cost.
+      source: name of the source's state; empty if unknown.
     """
-    number = 1 + max((one["attempt"] for one in read_attempts(folder)), default=0)
+    number = 1 + max((attempt["attempt"] for attempt in read_attempts(folder)), default=0)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
     facts |= {"from_step": from_step, "hardware": hardware}
     _append(folder, {"attempt": number, **facts, **({"source": source} if source else {})})
@@ -80,7 +79,7 @@ def begin_attempt(folder: Path, from_step: int, hardware: JsonObject, source: st
 
 
 def end_attempt(folder: Path, number: int, step: int, status: str, reason: str = "") -> None:
-    """Note how an attempt ended, and after which step."""
+    """Record how an attempt ended, and after which step."""
     ended = {"attempt": number, "ended": time.time(), "to_step": step, "status": status}
     _append(folder, {**ended, **({"reason": reason} if reason else {})})
 

@@ -1,4 +1,4 @@
-"""A run's metrics as lines: reading them, going back in them, what of them equal runs share."""
+"""A run's metrics as lines: reading them, rewinding them, and what equal runs share of them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,15 @@ from utils.storage.local import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
 Line = JsonObject
-# What lines without a kind called the numbers of an evaluation.
+# Prefix of an evaluation's numbers in lines without a kind.
 _OLD_EVAL = "eval_"
 _OF_LOOP = Catalogue(*LOOP)
-# A line of a segment that is no metrics: what came after this step is done again.
+# A line of a segment without metrics: everything after this step is repeated.
 REWIND = "rewind"
 
 
 def read_metrics(folder: Path) -> list[Line]:
-    """All whole lines of a run's metrics; torn or damaged ones are left out.
-
-    Lines of runs from before lines had a kind come in today's form.
-
-    Raises:
-      UserError: the directory holds no metrics.
-    """
+    """Read all whole lines of a run's metrics, in today's form; UserError without metrics."""
     path = folder / METRICS_FILE
     if not path.is_file():
         raise UserError(f"{path} is not there; give the directory of a run")
@@ -39,17 +33,14 @@ def read_metrics(folder: Path) -> list[Line]:
 
 
 def write_lines(folder: Path, lines: Iterable[Line]) -> None:
-    """Put lines in the place of a run's metrics, all of them or nothing."""
+    """Replace a run's metrics by these lines, atomically."""
     write_atomically(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def append_line(file: BinaryIO, line: Line) -> None:
-    """Put a line at the end of a file of lines, and have it on the disk.
+    """Append a line to a file open as `ab+`, and sync it to the disk.
 
-    A line there that a kill has torn does not swallow the new one.
-
-    Args:
-      file: open as `ab+`.
+    A torn line before it, left by a kill, is ended first.
     """
     text = json.dumps(line) + "\n"
     size = file.seek(0, os.SEEK_END)
@@ -62,18 +53,18 @@ def append_line(file: BinaryIO, line: Line) -> None:
 
 
 def parse_lines(text: str) -> list[Line]:
-    """The JSON objects among lines of text."""
-    found = []
+    """Parse the JSON objects among lines of text; other lines are left out."""
+    objects = []
     for line in text.split("\n"):
         with contextlib.suppress(ValueError):
             value = load_json(line)
             if isinstance(value, dict):
-                found.append(value)
-    return found
+                objects.append(value)
+    return objects
 
 
 def keep_until(lines: Iterable[Line], step: int) -> list[Line]:
-    """The lines that stand when a run goes on from a step; its evaluation there is made again."""
+    """Return the lines that stay valid when a run resumes at a step; it evaluates there again."""
     return [
         line for line in lines
         if line["step"] < step or (line["step"] == step and line["kind"] == TRAIN)
@@ -81,7 +72,7 @@ def keep_until(lines: Iterable[Line], step: int) -> list[Line]:
 
 
 def replay(lines: Iterable[Line]) -> list[Line]:
-    """The history that segments tell: each rewind takes back what was done again after it."""
+    """Return the history of segments, without the lines that a rewind revokes."""
     history: list[Line] = []
     for line in lines:
         if REWIND in line:
@@ -92,9 +83,9 @@ def replay(lines: Iterable[Line]) -> list[Line]:
 
 
 def modernise(line: Line) -> Line:
-    """A line with its kind; where it had none, its numbers get the names that they have today.
+    """Return a line with its kind; if it had none, its numbers are renamed as well.
 
-    Such a line called a part of the loss `kd` and a verdict `eval_top1`; they are `loss/kd` in a
+    Such a line called a part of the loss `kd` and a result `eval_top1`; they are `loss/kd` in a
     line of training and `top1` in one of evaluation.
     """
     if "kind" in line:
@@ -106,31 +97,30 @@ def modernise(line: Line) -> Line:
             return name.removeprefix(_OLD_EVAL)
         return name if name in HEAD or _OF_LOOP.find(name) else LOSS + name
 
-    found = {"step": line["step"], "kind": kind}
-    found |= {rename(name): value for name, value in line.items()}
+    new = {"step": line["step"], "kind": kind}
+    new |= {rename(name): value for name, value in line.items()}
     if isinstance(line.get("nonfinite"), dict):
-        found["nonfinite"] = {rename(name): text for name, text in line["nonfinite"].items()}
-    return found
+        new["nonfinite"] = {rename(name): text for name, text in line["nonfinite"].items()}
+    return new
 
 
 def get_numbers(line: Line) -> dict[str, float | None]:
-    """A line's metrics by name, without its head; none: the number was not finite."""
+    """Return a line's metrics by name, without its head; None: the number was not finite."""
     return {name: value for name, value in line.items() if name not in HEAD}
 
 
 def get_learnt(line: Line) -> dict[str, float | None]:
-    """The numbers of a line that tell of what is learnt, not of the loop and its input."""
+    """Return the numbers of a line about what is learnt, not about the loop and its input."""
     return {n: value for n, value in get_numbers(line).items() if _OF_LOOP.find(n) is None}
 
 
 def get_loss_terms(line: Line) -> dict[str, float | None]:
-    """The parts of a step's loss by their own names, in the order of the line."""
-    found = ((name, value) for name, value in line.items() if name.startswith(LOSS))
-    return {name.removeprefix(LOSS): value for name, value in found}
+    """Return the parts of a step's loss by their own names, in the order of the line."""
+    return {n.removeprefix(LOSS): value for n, value in line.items() if n.startswith(LOSS)}
 
 
 def keep_deterministic(line: Line) -> Line:
-    """What two runs that are equal bit for bit have in common at a line."""
+    """Return the part of a line that is equal in two runs that are equal bit for bit."""
     return {
         name: value for name, value in line.items()
         if name != "attempt" and METRICS.is_deterministic(name)

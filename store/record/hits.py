@@ -1,11 +1,11 @@
-"""`eval_hits.bin`: which examples a model has answered rightly, one bit each, of two evaluations.
+"""`eval_hits.bin`: which examples a model classified correctly, one bit each, of two evaluations.
 
-The first line is JSON: for `last` and `best` the step, the number of examples, a hash of which
-examples they are, and where the bits lie behind the line, in the order of the split, the first
-example in the highest bit. With it two runs are compared on the very same examples.
+The first line is JSON: for `last` and `best` the step, the number of examples, a hash of their
+identities, and the offset of the bits after the line, in the order of the split, the first example
+in the highest bit. With it two runs are compared on the same examples.
 
-A checkpoint stands before the next evaluation can be better, so where a run goes back before the
-best one, the best one before that (`best_before`) is what counts again; it is kept for that alone.
+A checkpoint is complete before the next evaluation can be better, so if a run is rolled back to
+before the best one, the best one before that (`best_before`, kept for this case) is valid again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ LAST, BEST, BEFORE = "last", "best", "best_before"
 
 @dataclass(frozen=True)
 class Hits:
-    """One evaluation's answers.
+    """Correctness of one evaluation's examples.
 
     Attributes:
-      step: that the model had made.
-      examples: how many bits count.
-      ids_sha256: which examples, in which order: equal hashes, equal examples.
+      step: of the model.
+      examples: number of bits.
+      ids_sha256: hash of the examples in their order.
       bits: the first example in the highest bit of the first byte.
     """
 
@@ -39,16 +39,12 @@ class Hits:
     bits: bytes
 
     def count(self) -> int:
-        """Examples that were answered rightly."""
+        """Count the examples that were classified correctly."""
         return int.from_bytes(self.bits, "big").bit_count()
 
 
 class HitsFile:
-    """The answers of a run's last and best evaluation, for the one program that writes it.
-
-    Args:
-      folder: the run's directory.
-    """
+    """The file of a run in `folder`, with its last and best evaluation, for its only writer."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HITS_FILE
@@ -57,11 +53,7 @@ class HitsFile:
             self._entries = parse_hits(self._path.read_bytes()) or {}
 
     def note(self, hits: Hits, *, is_best: bool) -> None:
-        """Keep an evaluation's answers.
-
-        Raises:
-          OSError: the disk refuses.
-        """
+        """Save an evaluation's hits; OSError if the disk refuses."""
         entries, best = self._entries, self._entries.get(BEST)
         entries[LAST] = hits
         if is_best:
@@ -71,12 +63,8 @@ class HitsFile:
         self._write()
 
     def drop_later_than(self, step: int) -> None:
-        """Forget what a run that goes on from a step does again.
-
-        Raises:
-          OSError: the disk refuses.
-        """
-        kept = {name: one for name, one in self._entries.items() if one.step <= step}
+        """Drop the evaluations that a run resumed at a step will repeat."""
+        kept = {name: hits for name, hits in self._entries.items() if hits.step <= step}
         if BEFORE in kept and BEST not in kept:
             kept[BEST] = kept.pop(BEFORE)
         if kept != self._entries:
@@ -93,47 +81,46 @@ class HitsFile:
 
 
 def format_hits(entries: Mapping[str, Hits]) -> bytes:
-    """The bytes of the file: its line, and the bits of each entry."""
-    told: dict[str, JsonObject] = {}
+    """Format the bytes of the file: its line, and the bits of each entry."""
+    lines: dict[str, JsonObject] = {}
     bits = b""
-    for name in sorted(entries):
-        one = entries[name]
-        told[name] = {"step": one.step, "examples": one.examples, "ids_sha256": one.ids_sha256,
-                      "offset": len(bits), "bytes": len(one.bits),
-                      "crc32c": _sign(one.bits)}  # fmt: skip
-        bits += one.bits
-    line: JsonObject = {"schema_version": SCHEMA_VERSION, "entries": told}
+    for name, hits in sorted(entries.items()):
+        lines[name] = {"step": hits.step, "examples": hits.examples,
+                       "ids_sha256": hits.ids_sha256, "offset": len(bits),
+                       "bytes": len(hits.bits), "crc32c": _sign(hits.bits)}  # fmt: skip
+        bits += hits.bits
+    line: JsonObject = {"schema_version": SCHEMA_VERSION, "entries": lines}
     line["crc32c"] = _sign(json.dumps(line).encode())
     return json.dumps(line).encode() + b"\n" + bits
 
 
 def parse_hits(content: bytes) -> dict[str, Hits] | None:
-    """The entries of a file; none: it is torn, or one bit of it is not as it was written."""
-    line, _, bits = content.partition(b"\n")
+    """Parse the entries of a file; None if it is torn or any bit of it has changed."""
+    bits = content.partition(b"\n")[2]
     try:
-        told = load_json(line.decode("utf-8"))["entries"]
-        found = {name: _take(one, bits) for name, one in told.items()}
-        return found if format_hits(found) == content else None
+        entries = read_header(content)["entries"]
+        hits = {name: _parse_entry(entry, bits) for name, entry in entries.items()}
+        return hits if format_hits(hits) == content else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
 def read_header(content: bytes) -> JsonObject | None:
-    """What the first line says; none: it is no JSON object."""
+    """Parse the first line; None if it is no JSON object."""
     try:
-        told = load_json(content.partition(b"\n")[0].decode("utf-8"))
+        header = load_json(content.partition(b"\n")[0].decode("utf-8"))
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return header if isinstance(header, dict) else None
 
 
-def _take(told: JsonObject, bits: bytes) -> Hits:
-    if not all(is_count(told[name]) for name in ("step", "examples", "offset", "bytes")):
-        raise ValueError("an entry holds no counts")
-    if not isinstance(told["ids_sha256"], str) or told["examples"] > 8 * told["bytes"]:
-        raise ValueError("an entry holds too few bits, or no hash")
-    piece = bits[told["offset"] : told["offset"] + told["bytes"]]
-    return Hits(told["step"], told["examples"], told["ids_sha256"], piece)
+def _parse_entry(entry: JsonObject, bits: bytes) -> Hits:
+    if not all(is_count(entry[name]) for name in ("step", "examples", "offset", "bytes")):
+        raise ValueError("an entry has no counts")
+    if not isinstance(entry["ids_sha256"], str) or entry["examples"] > 8 * entry["bytes"]:
+        raise ValueError("an entry has too few bits, or no hash")
+    part = bits[entry["offset"] : entry["offset"] + entry["bytes"]]
+    return Hits(entry["step"], entry["examples"], entry["ids_sha256"], part)
 
 
 def _sign(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Names and identities of runs, and names of the files that each of them has."""
+"""Names and ids of runs, and names of the files that each of them has."""
 
 from __future__ import annotations
 
@@ -12,15 +12,10 @@ from utils.errors import UserError
 RUN_FILE = "run.json"
 CONFIG_FILE = "config_resolved.yaml"
 _NAME = re.compile(r"(?!\.)[\w.\-]{1,128}")
-_RANDOM_BITS = 74
 
 
 def check_name(key: str, name: str) -> None:
-    """Refuse a name that is not one component of a path.
-
-    Raises:
-      UserError: names the configuration's key.
-    """
+    """Refuse a name that is not one component of a path; UserError names the key."""
     if not _NAME.fullmatch(name):
         raise UserError(
             f"{key} ({name!r}) is no directory name; use at most 128 letters, digits, dots, dashes "
@@ -29,26 +24,26 @@ def check_name(key: str, name: str) -> None:
 
 
 def create_id(after: str = "") -> str:
-    """A UUID of version 7 (RFC 9562): milliseconds since 1970, then 74 random bits.
+    """Create a UUID of version 7 (RFC 9562): milliseconds since 1970, then 74 random bits.
 
     Args:
-      after: an id that the new one sorts behind even where the clock has gone back; may be empty.
+      after: an id before the new one in sorted order, even if the clock was set back; may be empty.
     """
     milliseconds = time.time_ns() // 1_000_000
     if after:
         milliseconds = max(milliseconds, (uuid.UUID(after).int >> 80) + 1)
-    random = secrets.randbits(_RANDOM_BITS)
+    random = secrets.randbits(74)
     high, low = random >> 62, random & (1 << 62) - 1
     return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | high << 64 | 2 << 62 | low))
 
 
 def create_run_name(seed: int) -> str:
-    """Time, seed and six random digits: two programs that start together get two names."""
+    """Create a name of time, seed and six random digits: programs that start together differ."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}-{secrets.token_hex(3)}"
 
 
 def is_id(text: object) -> bool:
-    """Whether a text is an id of this form."""
+    """Return whether a text is an id of this form."""
     try:
         return isinstance(text, str) and uuid.UUID(text).version == 7
     except ValueError:

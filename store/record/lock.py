@@ -1,4 +1,4 @@
-"""One program at a time on a run's directory: a lock that names its owner."""
+"""A lock that names its owner: one program at a time writes to a run's directory."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from utils.storage.locks import try_lock
 
 LOCK_FILE = "run.lock"
 _BEAT_S = 20.0
-# Beats that an owner on another host may miss before it is taken for dead.
+# An owner on another host counts as dead after this silence: six beats.
 _PATIENCE_S = 120.0
-# How long an owner that is just being ended may take.
+# Time that an owner may take to end.
 _WAIT_S = 10.0
 
 
 class RunLock:
     """Held for as long as a program writes to a run's directory.
 
-    The kernel holds the lock and lets go of it when the owner dies, however it dies. Where two
-    hosts share a directory without sharing locks, the owner's beat in the file's time decides. A
-    run on a bucket is claimed there too, for two machines that share nothing else.
+    The kernel releases the lock when the owner dies in any way. If two hosts share a directory
+    without sharing locks, the age of the owner's last beat, the file's time, decides. A run on a
+    bucket is claimed there too, for machines that share nothing else.
 
     Args:
       folder: the run's local directory.
-      remote: its place on a bucket; empty: it has none.
+      remote: its URL on a bucket; empty without one.
     """
 
     def __init__(self, folder: Path, remote: str = "") -> None:
@@ -45,20 +45,17 @@ class RunLock:
         self._stop = threading.Event()
 
     def acquire(self, wait_s: float = _WAIT_S) -> None:
-        """Take the lock; one whose owner is dead is taken over.
+        """Acquire the lock, also from a dead owner; UserError names another one that is alive.
 
         Args:
-          wait_s: how long to wait for an owner that is alive.
-
-        Raises:
-          UserError: another program has the run; names it.
+          wait_s: time to wait for an owner that is alive.
         """
         file = self._open()
         try:
             deadline = time.monotonic() + wait_s
             self._wait_for(file, deadline)
             while not self._is_in_place(file):
-                # Its owner has renamed or removed the run: the lock is that of another place.
+                # Its owner has renamed or removed the run: the lock is that of another path.
                 file.close()
                 file = self._open()
                 self._wait_for(file, deadline)
@@ -69,21 +66,23 @@ class RunLock:
                 self._claim.acquire(wait_s)
             if owner:
                 get_logger().info("took over the run from %s", name_owner(owner))
-            _write_owner(file)
+            file.seek(0)
+            file.truncate(0)
+            file.write(json.dumps(describe_self()))
+            file.flush()
         except BaseException:
             file.close()
             raise
         self._file = file
-        beat = threading.Thread(target=self._beat, name="run-lock", daemon=True)
-        beat.start()
+        threading.Thread(target=self._beat, name="run-lock", daemon=True).start()
 
     @property
     def is_lost(self) -> bool:
-        """Whether another machine has taken the run over, after this one had been silent."""
+        """Whether another machine has taken over the run after this one's silence."""
         return self._claim is not None and self._claim.lost
 
     def release(self) -> None:
-        """Let go of the run."""
+        """Release the run."""
         self._stop.set()
         self.release_claim()
         if self._file is not None:
@@ -93,12 +92,12 @@ class RunLock:
             self._file = None
 
     def remove(self) -> None:
-        """Take the file away while it is held; who waits for it looks again."""
+        """Delete the file while it is held; a program that waits for it opens a new one."""
         if self._file is not None:
             self.path.unlink(missing_ok=True)
 
     def release_claim(self) -> None:
-        """Let go of the run on its bucket alone."""
+        """Release only the run's claim on its bucket."""
         if self._claim is not None:
             self._claim.release()
 
@@ -139,7 +138,7 @@ class RunLock:
 
 
 def find_owner(folder: Path) -> JsonObject:
-    """The program that has a run right now; empty if none has. Changes nothing."""
+    """Return the program that holds a run now; empty if none does. Changes nothing."""
     path = folder / LOCK_FILE
     try:
         with path.open("r", encoding="utf-8") as file:
@@ -152,13 +151,10 @@ def find_owner(folder: Path) -> JsonObject:
 
 
 def refuse_if_owned(folder: Path, wait_s: float = _WAIT_S) -> None:
-    """Refuse a run that another program writes to.
+    """Refuse a run that another program writes; UserError names host, process and start.
 
     Args:
-      wait_s: how long to wait for an owner that is just being ended.
-
-    Raises:
-      UserError: names host, process and start.
+      wait_s: time to wait for an owner that is ending.
     """
     deadline = time.monotonic() + wait_s
     while owner := find_owner(folder):
@@ -171,7 +167,7 @@ def _try_lock(file: IO[str]) -> bool:
     try:
         return try_lock(file)
     except OSError:
-        return True  # a file system without locks: the beat alone decides
+        return True  # a file system without locks: the beat decides
 
 
 def _read_owner(file: IO[str]) -> JsonObject:
@@ -183,20 +179,13 @@ def _read_owner(file: IO[str]) -> JsonObject:
     return owner if isinstance(owner, dict) else {}
 
 
-def _write_owner(file: IO[str]) -> None:
-    file.seek(0)
-    file.truncate(0)
-    file.write(json.dumps(describe_self()))
-    file.flush()
-
-
 def _may_be_alive_elsewhere(owner: JsonObject, path: Path) -> bool:
-    """Whether an owner whose lock this host does not see may still be at work."""
+    """Return whether an owner whose lock is not visible here may still run."""
     if not owner or owner.get("host") == socket.gethostname():
         return False
     try:
         silent_s = time.time() - path.stat().st_mtime
     except OSError:
         return False
-    # A beat from the future: a clock has gone back, and so tells nothing of the owner's death.
+    # A beat from the future: a clock was set back, which is no sign of the owner's death.
     return silent_s < _PATIENCE_S

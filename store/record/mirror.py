@@ -1,8 +1,8 @@
-"""A run beyond its machine: what is written on the disk, carried to a bucket beside the loop.
+"""Uploads a run to its bucket while it is written on the disk.
 
-An object store does not append, so new metrics travel as segments `metrics/a003-000017.jsonl`
-(attempt, sequence) that are never changed; a rewind is a line in them. Small files are sent whole
-when they have changed. What a bucket knows is enough to go on with the run elsewhere.
+An object store does not append, so new metrics are uploaded as segments `metrics/a003-000017.jsonl`
+(attempt, sequence) that never change; a rewind is a line in them. Small files are uploaded whole
+after a change. With the content of a bucket the run can be resumed elsewhere.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from utils.storage.local import write_atomically
 from utils.storage.places import open_folder
 
 SEGMENTS = "metrics"
-# Sent whole, as often as they change; the rest of a run goes at its end.
+# Uploaded whole after each change; the rest of a run follows at its end.
 _SMALL = (CONFIG_FILE, ATTEMPTS_FILE, SKETCHES_FILE, RUN_FILE)
-# Sent whole at checkpoints alone: it grows, and what is missing of it is no result.
+# Uploaded whole at checkpoints only: it grows, and no result depends on its last lines.
 _AT_CHECKPOINTS = (SPANS_FILE,)
 _SEGMENT = re.compile(r"a(\d{3,})-(\d{6,})\.jsonl")
 _EVERY_S = 30.0
@@ -37,15 +37,13 @@ _SEGMENT_BYTES = 1 << 20
 
 
 class Mirror:
-    """Sends a run's metrics and facts to its bucket in a thread.
-
-    A store that fails for a while costs nothing: what could not be sent goes with the next try.
+    """Uploads a run's metrics and facts in a thread; a failure is retried with the next upload.
 
     Args:
       folder: the run's local directory.
-      remote: its place on the bucket.
+      remote: its URL on the bucket.
       attempt: number of this program's attempt.
-      from_step: that the attempt goes on from: later lines of earlier attempts are taken back.
+      from_step: first step of the attempt: later lines of earlier attempts are revoked.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class Mirror:
         self._thread.start()
 
     def add_line(self, text: str) -> None:
-        """Take a line of metrics along."""
+        """Add a line of metrics to the next segment."""
         with self._lock:
             self._pending.append(text)
             self._bytes += len(text)
@@ -72,18 +70,22 @@ class Mirror:
             self._wake.set()
 
     def rewind(self, step: int) -> None:
-        """Say that what came after a step is done again."""
+        """Revoke the lines after a step, which will be repeated."""
         self.add_line(json.dumps({REWIND: step}) + "\n")
 
     def flush(self) -> None:
-        """Have everything so far on the bucket: before a checkpoint that counts on it.
+        """Upload everything so far: before a checkpoint that relies on it.
 
         Raises:
-          StorageError: the store refuses, after all tries.
+          StorageError: the store refuses, after all retries.
         """
         self._send(_AT_CHECKPOINTS + _SMALL)
+        path = self._folder / HITS_FILE
         with self._sending:
-            _send_hits(self._folder, self._remote, self._sent)
+            digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+            if digest and self._sent.get(HITS_FILE) != digest:
+                self._remote.put_file(path, HITS_FILE)
+                self._sent[HITS_FILE] = digest
 
     def _send(self, names: tuple[str, ...]) -> None:
         with self._sending:
@@ -91,14 +93,14 @@ class Mirror:
             send_small(self._folder, self._remote, self._sent, names)
 
     def close(self) -> None:
-        """Send the rest and end the thread; what cannot be sent is said, not raised."""
+        """Upload the rest and end the thread; a failure is logged, not raised."""
         self._done.set()
         self._wake.set()
         self._thread.join()
         try:
             self.flush()
         except OSError as error:
-            get_logger().error("the run's last lines could not be sent: %s", error)
+            get_logger().error("the run's last lines could not be uploaded: %s", error)
 
     def _run(self) -> None:
         while not self._done.is_set():
@@ -109,7 +111,7 @@ class Mirror:
             try:
                 self._send(_SMALL)
             except OSError as error:
-                get_logger().warning("the run's metrics could not be sent yet: %s", error)
+                get_logger().warning("the run's metrics could not be uploaded yet: %s", error)
 
     def _send_segment(self) -> None:
         with self._lock:
@@ -128,13 +130,10 @@ def send_small(
     folder: Path, remote: Folder, sent: dict[str, str] | None = None,
     names: tuple[str, ...] = _SMALL,
 ) -> None:  # fmt: skip
-    """Send small files, run.json among them, where they differ from what was sent last.
+    """Upload small files, run.json among them, that have changed since the last upload.
 
     Args:
-      sent: texts by name as they were sent last, kept up to date.
-
-    Raises:
-      StorageError: the store refuses.
+      sent: texts of the last upload by name, updated here.
     """
     sent = {} if sent is None else sent
     for name in names:
@@ -147,11 +146,7 @@ def send_small(
 
 
 def pull(folder: Path, remote: str) -> None:
-    """Bring a run from its bucket to a local directory: facts, attempts and the whole history.
-
-    Raises:
-      StorageError: the bucket cannot be read.
-    """
+    """Download a run from its bucket: facts, attempts and the whole history."""
     source = open_folder(remote)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in source.read_texts(_SMALL + _AT_CHECKPOINTS).items():
@@ -162,39 +157,25 @@ def pull(folder: Path, remote: str) -> None:
     write_lines(folder, read_segments(source))
 
 
-def _send_hits(folder: Path, remote: Folder, sent: dict[str, str]) -> None:
-    """Send which examples were answered rightly, if that has changed."""
-    path = folder / HITS_FILE
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-    if digest and sent.get(HITS_FILE) != digest:
-        remote.put_file(path, HITS_FILE)
-        sent[HITS_FILE] = digest
-
-
 def read_segments(remote: Folder) -> list[Line]:
-    """The history that a run's segments tell, each step once, by attempt and sequence."""
+    """Read the history in a run's segments, each step once, by attempt and sequence."""
     parent = remote.child(SEGMENTS)
-    found = {
+    names = {
         (int(match[1]), int(match[2])): match[0]
         for match in map(_SEGMENT.fullmatch, parent.list_names())
         if match
     }
-    _check_sequence(parent, sorted(found))
-    texts = parent.read_texts(found.values())
-    lines: list[Line] = []
-    for key in sorted(found):
-        if found[key] not in texts:
-            raise StorageError(f"{parent}/{found[key]}: was listed but is not there")
-        lines += parse_lines(texts[found[key]])
-    return replay(lines)
-
-
-def _check_sequence(parent: Folder, found: list[tuple[int, int]]) -> None:
-    """Each attempt's segments count from 0: one that is missing was deleted by somebody."""
-    for attempt in {attempt for attempt, _ in found}:
-        numbers = [number for one, number in found if one == attempt]
-        if numbers != list(range(len(numbers))):
+    for attempt in {attempt for attempt, _ in names}:
+        numbers = sorted(number for other, number in names if other == attempt)
+        if numbers != list(range(len(numbers))):  # somebody has deleted one
             get_logger().warning(
                 "%s: segments of attempt %d are missing; the run's metrics have a gap",
                 parent, attempt,
             )  # fmt: skip
+    texts = parent.read_texts(names.values())
+    lines: list[Line] = []
+    for _, name in sorted(names.items()):
+        if name not in texts:
+            raise StorageError(f"{parent}/{name}: was listed but is not there")
+        lines += parse_lines(texts[name])
+    return replay(lines)

@@ -1,4 +1,4 @@
-"""Who writes to a run: what a lock says of its owner, and words for it."""
+"""The owner of a run's lock: its description, and whether it still runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from utils.json_types import JsonObject
 
 
 def name_owner(owner: JsonObject) -> str:
-    """Process, host and start, in words."""
+    """Describe process, host and start."""
     started = owner.get("started")
     since = ""
     if isinstance(started, int | float):
@@ -22,7 +22,7 @@ def name_owner(owner: JsonObject) -> str:
 
 
 def explain(place: str | Path, owner: JsonObject) -> str:
-    """Why a run cannot be had, and the way out."""
+    """Return the error for a run that another program writes."""
     return (
         f"run.run_id: {place} is being written by {name_owner(owner)}; wait for it, stop it, or "
         "choose another run.run_id"
@@ -30,31 +30,27 @@ def explain(place: str | Path, owner: JsonObject) -> str:
 
 
 def describe_self() -> JsonObject:
-    """What a lock says of this program."""
-    return {
-        "host": socket.gethostname(),
-        "machine": _get_machine(),
-        "pid": os.getpid(),
-        "started": time.time(),
-    }
+    """Describe this program for a lock."""
+    return {"host": socket.gethostname(), "machine": _get_machine(), "pid": os.getpid(),
+            "started": time.time()}  # fmt: skip
 
 
 def is_of_this_machine(owner: JsonObject) -> bool:
-    """Whether an owner's process number means something here: same boot, same container."""
+    """Return whether an owner's process number is valid here: same boot, same container."""
     return bool(owner) and owner.get("machine") == _get_machine()
 
 
 def is_running(owner: JsonObject) -> bool:
-    """Whether an owner of this machine is still at work."""
+    """Return whether an owner of this machine still runs."""
     try:
-        # A process that began after the owner wrote its name has taken over its number.
+        # A process that began after the owner wrote its name has reused its number.
         return psutil.Process(owner["pid"]).create_time() <= owner["started"] + 1.0
     except (psutil.Error, KeyError, TypeError, ValueError):
         return False
 
 
 def _get_machine() -> str:
-    """One boot of one machine, or container: names of hosts are given twice."""
+    """Return an id of this boot of a machine or container: host names are not unique."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"

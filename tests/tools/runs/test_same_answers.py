@@ -61,7 +61,7 @@ def test_every_answer_is_the_same_from_an_index_made_anew(ask, root, tmp_path, c
     assert ask("reindex")[0] == 0
     assert ask_all(ask, tmp_path) == before
     assert caplog.messages == []
-    # Of another version, and damaged: said in one line, and made anew.
+    # Of another version, and damaged: one line in the log, and rebuilt.
     with sqlite3.connect(get_index(tmp_path)) as base:
         query = "select name from sqlite_master where name like '%_head'"
         (head,) = base.execute(query).fetchone()
@@ -70,7 +70,7 @@ def test_every_answer_is_the_same_from_an_index_made_anew(ask, root, tmp_path, c
     assert "another version" in caplog.messages[0] and len(caplog.messages) == 1
     get_index(tmp_path).write_bytes(b"SQLite format 3\0" + bytes(9000))
     assert ask(*QUESTIONS[0], "--json") == before[0]
-    assert "made anew" in caplog.messages[1] and len(caplog.messages) == 2
+    assert "was rebuilt" in caplog.messages[1] and len(caplog.messages) == 2
     assert ask_all(ask, tmp_path) == before
 
 
@@ -83,7 +83,7 @@ def test_an_index_that_cannot_be_kept_is_made_in_memory(ask, root, tmp_path, mon
     assert caplog.messages == []
     assert ask(*READING[0], "--json") == before[0]
     (line,) = caplog.messages
-    assert "made in memory" in line and "\n" not in line
+    assert "kept in memory" in line and "\n" not in line
     assert ask_all(ask, tmp_path, READING) == before
 
 
