@@ -13,7 +13,7 @@ from store.record.spans import COMPILE, EVALUATION, INPUT, ROLLBACK, STALL, STEP
 
 if TYPE_CHECKING:
     from store.record.spans import SpanWriter
-    from store.record.windows import SketchKeeper
+    from store.record.windows import QuantileWriter
     from utils.runtime.base import Runtime
 
 # Steps of an attempt that have a line of their own whatever they take.
@@ -40,7 +40,7 @@ class LoopRecorder:
     """
 
     def __init__(
-        self, runtime: Runtime, step: int, writer: SpanWriter | None, keeper: SketchKeeper
+        self, runtime: Runtime, step: int, writer: SpanWriter | None, keeper: QuantileWriter
     ) -> None:
         self._runtime, self._writer, self._keeper = runtime, writer, keeper
         self._shift = time.time() - time.perf_counter()

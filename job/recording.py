@@ -15,7 +15,7 @@ from job.recorder import LoopRecorder
 from store.record.catalogue import GRAD_NORM, LOSS, TRAIN
 from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
-from store.record.windows import SketchKeeper
+from store.record.windows import QuantileWriter
 from utils.log import get_logger
 from utils.runtime.instruments import Tracer
 
@@ -71,7 +71,7 @@ class Recording:
             )  # fmt: skip
             self._hits = HitsFile(folder)
             self._hits.drop_later_than(step)
-        self.keeper = SketchKeeper(config.quantile.epsilon, step, folder, kept)
+        self.keeper = QuantileWriter(config.quantile.epsilon, step, folder, kept)
         self.recorder = LoopRecorder(runtime, step, spans, self.keeper)
         total_steps = replica.parts.plan.total_steps
         self._progress = Progress(step, total_steps, enabled=runtime.ranks.is_writer)

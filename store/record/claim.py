@@ -1,6 +1,6 @@
-"""The lock of a run that two machines share: one small object, written on conditions.
+"""The lock of a run that two machines share: one small object, written conditionally.
 
-No clocks are compared: an owner is dead when its beat does not change while somebody looks.
+No clocks are compared: an owner is dead if its beat does not change during an observation.
 """
 
 from __future__ import annotations
@@ -20,21 +20,19 @@ from utils.storage.places import open_folder
 
 CLAIM_FILE = "run.lock"
 _BEAT_S = 20.0
-# Silence after which an owner counts as dead: three beats and the time that one may take.
+# An owner is dead after this silence: three beats and the time of one write.
 _PATIENCE_S = 75.0
 
 
 class Claim:
-    """Held by beating: whoever is silent for too long loses the run to who waits for it.
+    """Held by beats: an owner that is silent for too long loses the run to one that waits.
 
     Attributes:
-      lost: whether somebody else has taken it over, after this program had been silent.
+      lost: whether another program has taken over after this one's silence.
     """
 
-    def __init__(
-        self, place: str, beat_s: float = _BEAT_S, patience_s: float = _PATIENCE_S
-    ) -> None:
-        self.place, self.lost = place, False
+    def __init__(self, url: str, beat_s: float = _BEAT_S, patience_s: float = _PATIENCE_S) -> None:
+        self.url, self.lost = url, False
         self._beat_s, self._patience_s = beat_s, patience_s
         self._token, self._beats = uuid.uuid4().hex, 0
         self._version: str | None = None
@@ -42,29 +40,29 @@ class Claim:
         self._thread: threading.Thread | None = None
 
     def acquire(self, wait_s: float) -> None:
-        """Take the run; waits for an owner that is just ending, or to see whether it is dead.
+        """Acquire the run; wait for an owner that is ending, or until it counts as dead.
 
         Raises:
           UserError: another program has the run; names it.
           StorageError: the bucket cannot be read or written.
         """
-        folder = open_folder(self.place)
+        folder = open_folder(self.url)
         began = time.monotonic()
         seen, since, announced = None, began, False
         while True:
-            found = folder.read_claim(CLAIM_FILE)
-            owner, version = _parse(found), found and found[1]
+            known = folder.read_claim(CLAIM_FILE)
+            owner, version = _parse(known), known and known[1]
             if version != seen:
                 has_beaten = seen is not None and bool(owner)
                 seen, since = version, time.monotonic()
                 if has_beaten and since - began >= wait_s:
-                    raise UserError(explain(self.place, owner))
+                    raise UserError(explain(self.url, owner))
             if self._is_free(owner, silent_s=time.monotonic() - since):
                 if self._write(folder, version):
                     break
                 continue
             if is_of_this_machine(owner) and time.monotonic() - began >= wait_s:
-                raise UserError(explain(self.place, owner))
+                raise UserError(explain(self.url, owner))
             if not announced:
                 get_logger().warning(
                     "waiting to see whether %s is alive, up to %.0f s",
@@ -78,15 +76,16 @@ class Claim:
         self._thread.start()
 
     def release(self) -> None:
-        """Let go of the run; nothing to do where it is not held."""
+        """Release the run if it is held."""
         if self._thread is None:
+            return
             return
         self._stop.set()
         self._thread.join()
         self._thread = None
         if not self.lost:
             with contextlib.suppress(OSError):
-                open_folder(self.place).write_claim(CLAIM_FILE, "{}", self._version)
+                open_folder(self.url).write_claim(CLAIM_FILE, "{}", self._version)
 
     def _is_free(self, owner: JsonObject, silent_s: float) -> bool:
         if not owner or silent_s >= self._patience_s:
@@ -103,8 +102,7 @@ class Claim:
         return True
 
     def _run(self) -> None:
-        """The thread: beats until the run is released or lost."""
-        folder = open_folder(self.place)
+        folder = open_folder(self.url)
         while not self._stop.wait(self._beat_s):
             try:
                 held = self._write(folder, self._version)
@@ -116,9 +114,9 @@ class Claim:
                 return
 
 
-def _parse(found: tuple[str, str] | None) -> JsonObject:
+def _parse(known: tuple[str, str] | None) -> JsonObject:
     try:
-        owner = json.loads(found[0]) if found is not None else {}
+        owner = json.loads(known[0]) if known is not None else {}
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}

@@ -1,8 +1,8 @@
-"""Quantiles of millions of values in little memory, with an error that is certain.
+"""Quantiles of millions of values in little memory, with a bounded error.
 
-A `QuantileSketch` keeps counts on a logarithmic scale (DDSketch): any quantile is off by at most
-the share `epsilon` of its value. Counts add, so sketches of ranks, windows and attempts merge to
-the same bits in any order, and a run that goes back drops windows instead of subtracting.
+A `QuantileSketch` counts on a logarithmic scale (DDSketch): any quantile is off by at most the
+share `epsilon` of its value. Counts add, so sketches of ranks, windows and attempts merge to the
+same bits in any order, and a rollback drops windows instead of subtracting.
 
 Source: Masson, Rim and Lee 2019, "DDSketch", VLDB 12, arXiv:1908.10693.
 """
@@ -18,54 +18,53 @@ from utils.errors import UserError
 from utils.json_types import JsonObject, is_count
 
 if TYPE_CHECKING:
-    from ddsketch.mapping import LogarithmicMapping
     from numpy.typing import ArrayLike
 
 DEFAULT_EPSILON = 0.01
 LEAST_EPSILON, MOST_EPSILON = 0.0005, 0.05
 _SPECIAL = ("nan", "inf", "-inf")
-# No float lies in a bin so far out, at any epsilon.
+# No float is in a bin so far out, at any epsilon.
 _MOST_KEY = 1 << 31
 
 
 class QuantileSketch:
-    """Counts of values; what is not finite is counted apart.
+    """Counts of values; those that are not finite are counted separately.
 
     Args:
       epsilon: the relative error of every quantile, 0.0005 to 0.05.
-
-    Raises:
-      UserError: an epsilon out of that range.
     """
 
     def __init__(self, epsilon: float = DEFAULT_EPSILON) -> None:
         if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
             raise UserError(
-                f"quantile.epsilon ({epsilon!r}) lies outside {LEAST_EPSILON} to {MOST_EPSILON}; "
-                f"its default is {DEFAULT_EPSILON}"
+                f"quantile.epsilon must be {LEAST_EPSILON} to {MOST_EPSILON}, got {epsilon!r}; its "
+                f"default is {DEFAULT_EPSILON}"
             )
         self.epsilon = epsilon
         self.special = dict.fromkeys(_SPECIAL, 0)
         self._sides: dict[str, dict[int, int]] = {"positive": {}, "negative": {}}
         self._zeros = 0
         self._least, self._most = math.inf, -math.inf
-        self._mapping = _create_mapping(epsilon)
+        from ddsketch.mapping import LogarithmicMapping
+
+        # A hair finer: a value at the edge of two bins may be rounded into the other one.
+        self._mapping = LogarithmicMapping(epsilon * (1 - 1e-8))
 
     @property
     def count(self) -> int:
-        """Finite values so far."""
+        """Number of finite values."""
         return self._zeros + sum(sum(side.values()) for side in self._sides.values())
 
     def add(self, values: ArrayLike) -> None:
-        """Take values in, as many at once as there are: one by one is forty times slower."""
+        """Count values, as many at once as possible: one by one is forty times slower."""
         import numpy as np
 
         array = np.asarray(values, dtype=np.float64).ravel()
         is_finite = np.isfinite(array)
         if not is_finite.all():
-            for word, found in (("nan", np.isnan(array)), ("inf", array == np.inf),
-                                ("-inf", array == -np.inf)):  # fmt: skip
-                self.special[word] += int(found.sum())
+            for word, mask in (("nan", np.isnan(array)), ("inf", array == np.inf),
+                               ("-inf", array == -np.inf)):  # fmt: skip
+                self.special[word] += int(mask.sum())
             array = array[is_finite]
         if not array.size:
             return
@@ -83,7 +82,7 @@ class QuantileSketch:
         """Add the counts of another sketch of the same epsilon."""
         if other.epsilon != self.epsilon:
             raise UserError(
-                f"sketches of epsilon {self.epsilon} and {other.epsilon} do not merge; use one "
+                f"sketches of epsilon {self.epsilon} and {other.epsilon} cannot be merged; use one "
                 "quantile.epsilon for all"
             )
         for side, counts in other._sides.items():
@@ -96,7 +95,7 @@ class QuantileSketch:
             self.special[word] += count
 
     def get_quantile(self, q: float) -> float:
-        """The value that the share q of all finite values does not exceed; nan without values."""
+        """Return the value that the share q of all finite values does not exceed, or nan."""
         count = self.count
         if not count:
             return math.nan
@@ -109,28 +108,28 @@ class QuantileSketch:
         return self._most
 
     def to_json(self) -> JsonObject:
-        """The sketch as a JSON object; equal counts give equal text."""
+        """Return the sketch as a JSON object; equal counts give equal text."""
         ends = [None, None] if self._most < self._least else [self._least, self._most]
         bins = {side: sorted(map(list, counts.items())) for side, counts in self._sides.items()}
         return {"epsilon": self.epsilon, "zeros": self._zeros, "ends": ends, **bins,
                 "special": {word: self.special[word] for word in _SPECIAL}}  # fmt: skip
 
     @classmethod
-    def from_json(cls, told: JsonObject) -> QuantileSketch:
-        """A sketch as `to_json` has written it.
+    def from_json(cls, value: JsonObject) -> QuantileSketch:
+        """Create a sketch from the object of `to_json`.
 
         Raises:
           ValueError, TypeError, LookupError, UserError: it has another form.
         """
-        if not _has_form(told):
+        if not _has_form(value):
             raise ValueError("this is no sketch")
-        found = cls(told["epsilon"])
-        found._zeros = told["zeros"]
-        found.special = dict(told["special"])
-        if told["ends"][0] is not None:
-            found._least, found._most = told["ends"]
-        found._sides = {side: dict(map(tuple, told[side])) for side in found._sides}
-        return found
+        sketch = cls(value["epsilon"])
+        sketch._zeros = value["zeros"]
+        sketch.special = dict(value["special"])
+        if value["ends"][0] is not None:
+            sketch._least, sketch._most = value["ends"]
+        sketch._sides = {side: dict(map(tuple, value[side])) for side in sketch._sides}
+        return sketch
 
     def __str__(self) -> str:
         return json.dumps(self.to_json())
@@ -141,12 +140,12 @@ class QuantileSketch:
         keys = np.ceil(np.log2(numbers) * self._mapping._multiplier).astype(np.int64)
         first = int(keys.min())
         counts = np.bincount(keys - first)
-        mine = self._sides[side]
-        for place in np.flatnonzero(counts).tolist():
-            mine[first + place] = mine.get(first + place, 0) + int(counts[place])
+        own = self._sides[side]
+        for offset in np.flatnonzero(counts).tolist():
+            own[first + offset] = own.get(first + offset, 0) + int(counts[offset])
 
     def _iterate(self) -> Iterable[tuple[float, int]]:
-        """Values and counts in rising order."""
+        """Yield values and counts in rising order."""
 
         def value(key: int) -> float:
             try:
@@ -162,31 +161,23 @@ class QuantileSketch:
 
 
 def merge_sketches(sketches: Iterable[QuantileSketch]) -> QuantileSketch:
-    """One sketch of all values; the order does not matter."""
-    found: QuantileSketch | None = None
-    for one in sketches:
-        if found is None:
-            found = QuantileSketch(one.epsilon)
-        found.merge(one)
-    return found or QuantileSketch()
+    """Merge sketches in any order."""
+    merged: QuantileSketch | None = None
+    for sketch in sketches:
+        if merged is None:
+            merged = QuantileSketch(sketch.epsilon)
+        merged.merge(sketch)
+    return merged or QuantileSketch()
 
 
-def _has_form(told: JsonObject) -> bool:
-    bins = [one for side in ("positive", "negative") for one in told[side]]
-    keys, counts = [one[0] for one in bins], [one[1] for one in bins]
-    ends = told["ends"]
-    are_ends = ends == [None, None] or all(type(one) in (int, float) for one in ends)
+def _has_form(value: JsonObject) -> bool:
+    bins = [pair for side in ("positive", "negative") for pair in value[side]]
+    keys, counts = [pair[0] for pair in bins], [pair[1] for pair in bins]
+    ends, special = value["ends"], value["special"]
     return (
-        all(map(is_count, (told["zeros"], *counts, *(told["special"][one] for one in _SPECIAL))))
+        all(map(is_count, (value["zeros"], *counts, *(special[word] for word in _SPECIAL))))
         and all(type(key) is int and abs(key) < _MOST_KEY for key in keys)
-        and all(len(one) == 2 for one in (ends, *bins))
-        and are_ends
-        and len(told["special"]) == len(_SPECIAL)
+        and all(len(pair) == 2 for pair in (ends, *bins))
+        and (ends == [None, None] or all(type(end) in (int, float) for end in ends))
+        and len(special) == len(_SPECIAL)
     )
-
-
-def _create_mapping(epsilon: float) -> LogarithmicMapping:
-    from ddsketch.mapping import LogarithmicMapping
-
-    # A hair finer than asked for: a value at the edge of two bins may be rounded into the other.
-    return LogarithmicMapping(epsilon * (1 - 1e-8))

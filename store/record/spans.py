@@ -1,7 +1,7 @@
-"""`spans.jsonl`: where the time of a run went, a line for each stretch of it.
+"""`spans.jsonl`: where the time of a run went, a line for each span of it.
 
-Spans are history, not state: a run that goes back or goes on keeps the lines of what it does again.
-A single step has a line where it is one of an attempt's first ones or far slower than most; all
+Spans are history, not state: a run that is rolled back or resumed keeps the lines of repeated
+steps. A single step has a line if it is one of an attempt's first or much slower than most; all
 steps are in the sums of their `window`, so a million steps stay small.
 """
 
@@ -26,12 +26,12 @@ HELD, WRITE = "checkpoint_held", "checkpoint_write"
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of a run's time.
+    """A span of a run's time.
 
     Attributes:
-      step: optimizer steps done at its end; of a rollback those that are left.
+      step: optimizer steps done at its end; of a rollback those that remain.
       began: seconds since 1970.
-      count: steps of a window, graphs that were compiled, steps that a rollback takes back.
+      count: steps of a window, compiled graphs, or steps revoked by a rollback.
       step_s: of a window: time of its steps without their input.
       input_wait_s: of a window: time in which its steps waited for their input.
     """
@@ -55,11 +55,10 @@ class Span:
 class SpanWriter:
     """Appends spans; any thread may call it, and nothing here ever stops a run.
 
-    A disk that refuses is said once, and then there are no more spans.
+    If the disk refuses, that is logged once and no further spans are written.
 
     Args:
       folder: the run's directory.
-      attempt: number of this program's attempt.
     """
 
     def __init__(self, folder: Path, attempt: int, rank: int = 0) -> None:
@@ -74,46 +73,40 @@ class SpanWriter:
             self._give_up(error)
 
     def add(self, name: str, step: int, began: float, duration_s: float, **more: float) -> None:
-        """Take a span in; it is on the disk after the next `flush`.
-
-        Args:
-          more: `count`, and the sums of a window.
-        """
+        """Add a span; `more`: `count`, and the sums of a window. `flush` writes it."""
         line = {"name": name, "step": step, "began": round(began, 6)}
         line |= {"duration_s": round(max(0.0, duration_s), 6), **self._owner}
         line |= {key: round(value, 6) for key, value in more.items()}
         text = json.dumps(line) + "\n"
         with self._lock:
-            if self._file is None:
-                return
-            try:
-                self._file.write(text)
-            except OSError as error:
-                self._give_up(error)
+            if self._file is not None:
+                try:
+                    self._file.write(text)
+                except OSError as error:
+                    self._give_up(error)
 
     def flush(self) -> None:
-        """Hand everything so far to the operating system."""
+        """Pass everything so far to the operating system."""
         with self._lock:
-            if self._file is None:
-                return
-            try:
-                self._file.flush()
-            except OSError as error:
-                self._give_up(error)
+            if self._file is not None:
+                try:
+                    self._file.flush()
+                except OSError as error:
+                    self._give_up(error)
 
     def close(self) -> None:
         """Write the rest and end."""
         self.flush()
         with self._lock:
-            file, self._file = self._file, None
-            if file is not None:
-                with contextlib.suppress(OSError):
-                    file.close()
+            self._close_file()
 
     def _give_up(self, error: OSError) -> None:
         get_logger().warning(
-            "%s cannot be written: %s; the run goes on without spans", self._path, error.strerror
+            "%s cannot be written: %s; the run continues without spans", self._path, error.strerror
         )
+        self._close_file()
+
+    def _close_file(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -121,7 +114,7 @@ class SpanWriter:
 
 
 def parse_spans(text: str) -> list[Span]:
-    """The whole lines of a file of spans, in their order; what is torn or strange is left out."""
+    """Parse the whole lines of a file of spans, in their order; invalid ones are left out."""
     return [span for line in parse_lines(text) if (span := _parse_span(line)) is not None]
 
 
@@ -138,7 +131,7 @@ def _parse_span(line: JsonObject) -> Span | None:
 
 
 def _drop_torn_end(path: Path) -> None:
-    """Cut off a line that a kill has torn: the next one must not hang on it."""
+    """Cut off a line that a kill has torn, so that the next one does not continue it."""
     if not path.is_file():
         return
     with path.open("rb+") as file:

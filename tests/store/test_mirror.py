@@ -15,7 +15,7 @@ from store.record.attempts import begin_attempt, end_attempt, read_attempts
 from store.record.history import read_metrics
 from store.record.mirror import Mirror, pull, read_segments
 from store.record.spans import SPANS_FILE, SpanWriter, parse_spans
-from store.record.windows import SKETCHES_FILE, SketchKeeper, parse_sketches
+from store.record.windows import SKETCHES_FILE, QuantileWriter, parse_sketches
 from tests.support.faulty import register
 from utils.storage.folder import StorageError
 from utils.storage.local import compute_crc32c
@@ -155,7 +155,7 @@ def test_artifacts_are_listed_with_the_checksums_that_the_store_keeps(tmp_path):
 
 def test_another_machine_counts_on_from_the_bucket_alone(tmp_path):
     """The first one is lost after step 13; its checkpoint of step 10 is gone on from."""
-    remote, wanted = f"memory://{uuid.uuid4().hex}/a", SketchKeeper(0.01, 0)
+    remote, wanted = f"memory://{uuid.uuid4().hex}/a", QuantileWriter(0.01, 0)
     for step in range(1, 18):
         wanted.add("step_s", step / 7)
     wanted.cut(17)
@@ -165,7 +165,7 @@ def test_another_machine_counts_on_from_the_bucket_alone(tmp_path):
             pull(folder, remote)
         folder.mkdir(exist_ok=True)
         mirror = Mirror(folder, remote, 1 + bool(first), from_step=first)
-        keeper, spans = SketchKeeper(0.01, first, folder), SpanWriter(folder, 1 + bool(first))
+        keeper, spans = QuantileWriter(0.01, first, folder), SpanWriter(folder, 1 + bool(first))
         for step in range(first + 1, last + 1):
             keeper.add("step_s", step / 7)
             spans.add("step", step, 1.0 * step, 0.5)

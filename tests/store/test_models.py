@@ -76,7 +76,7 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
         sketches.add("step_s", [0.0, 0.1 * step, -1.0, float("nan")])
         sketches.add("empty", [])
         sketches.cut(step, (2, 4))
-    text = format_sketches(sketches.epsilon, sketches.from_step, sketches.stretches)
+    text = format_sketches(sketches.epsilon, sketches.from_step, sketches.windows)
     found.append(("sketches", json.loads(text)))
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
     found.append(("tags", {"schema_version": 2, "tags": ["best"], "crc32c": "0123abcd"}))

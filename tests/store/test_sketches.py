@@ -66,5 +66,5 @@ def test_an_epsilon_out_of_range_is_refused(epsilon):
 
 
 def test_sketches_of_other_errors_do_not_merge():
-    with pytest.raises(UserError, match="do not merge"):
+    with pytest.raises(UserError, match="cannot be merged"):
         make([1.0]).merge(make([1.0], epsilon=0.02))

@@ -16,7 +16,7 @@ from store.record.hits import HITS_FILE, Hits, format_hits
 from store.record.sketches import QuantileSketch
 from store.record.spans import SPANS_FILE
 from store.record.summary import write_summary
-from store.record.windows import SKETCHES_FILE, Stretch, format_sketches
+from store.record.windows import SKETCHES_FILE, QuantileWindow, format_sketches
 from tests.support.stored_runs import make_config, make_run
 from utils.json_types import JsonObject
 from utils.storage.places import open_folder
@@ -48,7 +48,7 @@ def make_whole(root: Path, name: str = "ok") -> Path:
     (path / SPANS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     sketch = QuantileSketch()
     sketch.add([1.0, 2.0, -3.0, 0.0])
-    text = format_sketches(sketch.epsilon, 0, [Stretch(4, {"step_s": sketch})])
+    text = format_sketches(sketch.epsilon, 0, [QuantileWindow(4, {"step_s": sketch})])
     (path / SKETCHES_FILE).write_text(text)
     told = {
         "schema_version": 2, "attempt": 1, "python": "3.11", "os": "x", "host": "vm", "cores": 2,

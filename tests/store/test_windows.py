@@ -11,8 +11,8 @@ import pytest
 from store.record.sketches import QuantileSketch
 from store.record.windows import (
     SKETCHES_FILE,
+    QuantileWriter,
     RunSketches,
-    SketchKeeper,
     format_sketches,
     merge_by_name,
     parse_sketches,
@@ -39,7 +39,7 @@ def sketch(steps: range) -> dict:
 
 def run(folder: Path, first: int, last: int, checkpoints: list[int], draw: random.Random) -> None:
     """Steps of a program that keeps two checkpoints, and may write the file at any log point."""
-    keeper = SketchKeeper(0.01, first, folder, tuple(checkpoints))
+    keeper = QuantileWriter(0.01, first, folder, tuple(checkpoints))
     for step in range(first + 1, last + 1):
         keeper.add("step_s", tell(step))
         if draw.random() < 0.1:
@@ -67,7 +67,7 @@ def test_a_killed_run_counts_every_step_once(tmp_path, seed):
 
 
 def test_going_back_drops_what_came_since(tmp_path):
-    keeper = SketchKeeper(0.01, 0, tmp_path)
+    keeper = QuantileWriter(0.01, 0, tmp_path)
     for step in range(1, 27):
         keeper.add("step_s", tell(step))
         if step in (10, 20):
@@ -87,7 +87,7 @@ def test_stretches_end_where_the_run_may_go_back_to_and_nowhere_else():
     for step in (10, 20, 30, 40):
         sketches.add("step_s", [tell(step)])
         sketches.cut(step, (20,))
-    assert [one.to_step for one in sketches.stretches] == [20, 40]
+    assert [one.to_step for one in sketches.windows] == [20, 40]
     assert sketches.go_back(20)
     assert not sketches.go_back(10)
 
@@ -96,13 +96,13 @@ def test_stretches_end_where_the_run_may_go_back_to_and_nowhere_else():
 def test_ranks_merge_to_the_same_bits_in_any_order(seed):
     draw, parts = random.Random(seed), []
     for rank in range(6):
-        keeper = SketchKeeper(0.01, 0)
+        keeper = QuantileWriter(0.01, 0)
         for step in range(100):
             keeper.add("step_s", tell(100 * rank + step))
             keeper.add("input_wait_s", tell(step) if rank % 2 else 0.0)
         parts.append(keeper.hand_over())
         assert keeper.hand_over() == {}
-    writer = SketchKeeper(0.01, 0)
+    writer = QuantileWriter(0.01, 0)
     writer.take_over(draw.sample(parts, len(parts)))
     writer.cut(100)
     assert writer.sketches.merge()["step_s"].to_json() == sketch(range(600))
@@ -114,10 +114,10 @@ def test_what_is_written_comes_back(tmp_path):
     for step in (7, 9):
         sketches.add("a", [1.0, float("inf"), -2.0 * step])
         sketches.cut(step, (7, 9))
-    text = format_sketches(0.02, 5, sketches.stretches)
+    text = format_sketches(0.02, 5, sketches.windows)
     found = parse_sketches(text)
     assert (found.epsilon, found.from_step) == (0.02, 5)
-    assert format_sketches(0.02, 5, found.stretches) == text
+    assert format_sketches(0.02, 5, found.windows) == text
     for cut in range(len(text) - 1):
         assert parse_sketches(text[:cut]) is None
 
@@ -130,13 +130,13 @@ def test_what_is_written_comes_back(tmp_path):
 def test_sketches_that_cannot_go_on_begin_anew_and_say_so(
     tmp_path, caplog, step, epsilon, text, why
 ):
-    keeper = SketchKeeper(0.01, 0, tmp_path)
+    keeper = QuantileWriter(0.01, 0, tmp_path)
     keeper.add("step_s", 1.0)
     keeper.cut(10)
     keeper.save(10, ())
     if text is not None:
         (tmp_path / SKETCHES_FILE).write_text(text)
-    again = SketchKeeper(epsilon, step, tmp_path)
+    again = QuantileWriter(epsilon, step, tmp_path)
     assert [record.message for record in caplog.records if why in record.message]
     again.add("step_s", 2.0)
     again.write(step + 1)
@@ -146,7 +146,7 @@ def test_sketches_that_cannot_go_on_begin_anew_and_say_so(
 
 
 def test_a_disk_that_refuses_is_said_once_and_stops_nothing(tmp_path, caplog):
-    keeper = SketchKeeper(0.01, 0, tmp_path / "nowhere")
+    keeper = QuantileWriter(0.01, 0, tmp_path / "nowhere")
     for step in (1, 2, 3):
         keeper.add("step_s", 1.0)
         keeper.cut(step)
