@@ -1,20 +1,20 @@
-"""Exports runs as tables in JSON lines, CSV or Parquet: written whole, read back, then named.
+"""Exports runs as tables in JSON lines, CSV or Parquet, each read back before it gets its name.
 
 `runs` has a row a run: facts, tags, `number.KEY` for each number and `config.KEY`, in JSON, for
 each key of the configuration. `metrics` has a row for each number of each line. `manifest.json` is
-written last and says what every file must be; without it an export is none.
+written last and has the checksums of all files; an export without it is incomplete.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -42,40 +42,32 @@ _POINT = {"path": "text", "step": "integer", "kind": "text", "attempt": "integer
 _BATCH = 1 << 16
 _CELLS: dict[str, Callable[[str], JsonValue]] = {"text": str, "integer": int, "number": float}
 
-# Column -> text, integer or number; and a row in their order, none where nothing is known.
+# Column -> text, integer or number; and a row in their order, None for unknown values.
 Columns = dict[str, str]
 Cells = tuple[JsonValue, ...]
-
-
-@dataclass(frozen=True)
-class _TableForm:
-    """How rows of some columns are written and read."""
-
-    write: Callable[[Path, Columns, Iterable[Cells]], None]
-    read: Callable[[Path, Columns], Iterator[Cells]]
 
 
 def export_runs(
     records: Sequence[RunRecord], folder: Path, form: Format, *, skipped: Sequence[str] = ()
 ) -> JsonObject:
-    """Write runs and their histories to a directory that is not there yet; gives the manifest.
+    """Write runs and their histories to a new directory; return the manifest.
 
     Args:
-      skipped: runs that were left out for damage, which the manifest tells.
+      skipped: runs that were left out for damage, listed in the manifest.
 
     Raises:
-      UserError: the directory is there, or cannot be made.
-      OSError: the disk refuses, or keeps other rows than were written.
+      UserError: the directory exists, or cannot be created.
+      OSError: the disk refuses, or holds other rows than were written.
     """
     if folder.exists():
-        raise UserError(f"--out {str(folder)!r} is there already; give a new directory")
+        raise UserError(f"--out {str(folder)!r} exists; give a new directory")
     staged = folder.with_name(f".writing-{folder.name}")
     shutil.rmtree(staged, ignore_errors=True)
     try:
         staged.mkdir(parents=True)
     except OSError as error:
         raise UserError(
-            f"--out {str(folder)!r} cannot be made: {error.strerror}; give another place"
+            f"--out {str(folder)!r} cannot be created: {error.strerror}; give another path"
         ) from error
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, staged, ignore_errors=True)
@@ -92,9 +84,8 @@ def export_runs(
         manifest: JsonObject = {
             "schema_version": SCHEMA_VERSION, "format": form, "tables": tables,
             "unfinished": [record.path for record in records if not record.is_complete],
+            **({"skipped": list(skipped)} if skipped else {}),
         }  # fmt: skip
-        if skipped:
-            manifest["skipped"] = list(skipped)
         manifest["crc32c"] = _sign(manifest)
         write_json(staged / MANIFEST_FILE, manifest, indent=1)
         sync_directory(staged)
@@ -104,50 +95,46 @@ def export_runs(
 
 
 def read_table(folder: Path, name: str) -> tuple[Columns, Iterator[Cells]]:
-    """Columns and rows of an export's table, `runs` or `metrics`; checks nothing.
-
-    Raises:
-      UserError: no export is there.
-    """
+    """Read columns and rows of an export's table, `runs` or `metrics`, without any check."""
     manifest = _read_manifest(folder)
-    told = next(one for one in manifest["tables"] if one["file"].startswith(f"{name}."))
-    return told["columns"], _FORMS[manifest["format"]].read(folder / told["file"], told["columns"])
+    table = next(table for table in manifest["tables"] if table["file"].startswith(f"{name}."))
+    read = _READERS[manifest["format"]]
+    return table["columns"], read(folder / table["file"], table["columns"])
 
 
 def check_export(folder: Folder) -> list[RunFault]:
-    """What is wrong with an export on a disk."""
-    place = Path(str(folder))
+    """Find the faults of an export on a disk."""
+    root = Path(str(folder))
     try:
-        manifest = _read_manifest(place)
+        manifest = _read_manifest(root)
     except UserError as error:
         return [RunFault("damage", MANIFEST_FILE, str(error))]
     faults = []
-    for told in manifest["tables"]:
-        path = place / told["file"]
+    for table in manifest["tables"]:
+        path, text = root / table["file"], ""
         if not path.is_file():
-            faults.append(RunFault("damage", told["file"], "is not there"))
-        elif path.stat().st_size != told["bytes"]:
-            text = f"has {path.stat().st_size} bytes, not {told['bytes']}"
-            faults.append(RunFault("damage", told["file"], text))
-        elif f"{compute_crc32c(path):08x}" != told["crc32c"]:
-            faults.append(
-                RunFault("damage", told["file"], "has other bytes than its checksum says")
-            )
+            text = "is not there"
+        elif path.stat().st_size != table["bytes"]:
+            text = f"has {path.stat().st_size} bytes, not {table['bytes']}"
+        elif f"{compute_crc32c(path):08x}" != table["crc32c"]:
+            text = "has other bytes than its checksum says"
+        if text:
+            faults.append(RunFault("damage", table["file"], text))
     return faults
 
 
 def tell_run(record: RunRecord) -> JsonObject:
-    """A run as a row: column -> value; what is not known is left out."""
+    """Return a run as a row: column -> value, without unknown values."""
     facts = {"path": record.path, **describe(record.facts, record.path)}
     facts["tags"] = json.dumps(record.tags)
     numbers = {f"number.{name}": value for name, value in record.values.items()}
     config = {f"config.{k}": json.dumps(v, default=str) for k, v in record.config.items()}
-    found = {k: _fit(v, _FACTS[k]) for k, v in facts.items() if k in _FACTS}
-    return {**found, **numbers, **config}
+    fitted = {k: _fit(v, _FACTS[k]) for k, v in facts.items() if k in _FACTS}
+    return {**fitted, **numbers, **config}
 
 
 def iterate_points(record: RunRecord) -> Iterator[Cells]:
-    """Every number of every line, in the order of the history."""
+    """Yield every number of every line, in the order of the history."""
     for line in read_lines(record):
         head = {key: line.get(key) for key in HEAD}
         for name, value in get_finite_or_told(line).items():
@@ -156,11 +143,11 @@ def iterate_points(record: RunRecord) -> Iterator[Cells]:
 
 
 def _write_table(path: Path, form: Format, columns: Columns, rows: Iterable[Cells]) -> JsonObject:
-    """Write a table and read it back; gives its entry of the manifest."""
+    """Write a table and read it back; return its entry of the manifest."""
     written, read = _Digest(), _Digest()
-    _FORMS[form].write(path, columns, written.follow(rows))
+    _WRITERS[form](path, columns, written.follow(rows))
     sync_file(path)
-    for _ in read.follow(_FORMS[form].read(path, columns)):
+    for _ in read.follow(_READERS[form](path, columns)):
         pass
     if (written.rows, written.value) != (read.rows, read.value):
         raise OSError(f"{path}: other rows were read back than were written")
@@ -169,7 +156,7 @@ def _write_table(path: Path, form: Format, columns: Columns, rows: Iterable[Cell
 
 
 class _Digest:
-    """Counts rows as they pass, and their checksum."""
+    """Count and checksum of rows that pass."""
 
     def __init__(self) -> None:
         self.rows, self.value = 0, 0
@@ -182,7 +169,7 @@ class _Digest:
 
 
 def _fit(value: JsonValue, kind: str) -> JsonValue:
-    """A fact as its column takes it; an empty text is none, since CSV cannot tell them apart."""
+    """Return a fact of the column's type, else None; as is "", which CSV cannot distinguish."""
     if kind == "text":
         return value if isinstance(value, str) and value else None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -193,8 +180,8 @@ def _fit(value: JsonValue, kind: str) -> JsonValue:
 def _sign(manifest: JsonObject) -> str:
     import google_crc32c
 
-    told = {key: value for key, value in manifest.items() if key != "crc32c"}
-    return f"{google_crc32c.value(json.dumps(told, sort_keys=True).encode()):08x}"
+    content = {key: value for key, value in manifest.items() if key != "crc32c"}
+    return f"{google_crc32c.value(json.dumps(content, sort_keys=True).encode()):08x}"
 
 
 def _read_manifest(folder: Path) -> JsonObject:
@@ -205,14 +192,18 @@ def _read_manifest(folder: Path) -> JsonObject:
             return manifest
     except (OSError, ValueError, KeyError, AttributeError):
         pass
-    raise UserError(f"{folder / MANIFEST_FILE} is not there or damaged: this is no whole export")
+    raise UserError(
+        f"{folder / MANIFEST_FILE} is missing or damaged, so the export is incomplete; export again"
+    )
 
 
 def _write_json(path: Path, columns: Columns, rows: Iterable[Cells]) -> None:
-    names = list(columns)
     with path.open("w", encoding="utf-8") as file:
         for row in rows:
-            cells = {n: _to_json(v) for n, v in zip(names, row, strict=True) if v is not None}
+            cells = {n: v for n, v in zip(columns, row, strict=True) if v is not None}
+            for name, value in cells.items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    cells[name] = str(value)
             file.write(json.dumps(cells) + "\n")
 
 
@@ -224,10 +215,6 @@ def _read_json(path: Path, columns: Columns) -> Iterator[Cells]:
                 float(cells[n]) if kind == "number" and n in cells else cells.get(n)
                 for n, kind in columns.items()
             )
-
-
-def _to_json(value: JsonValue) -> JsonValue:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _write_csv(path: Path, columns: Columns, rows: Iterable[Cells]) -> None:
@@ -254,24 +241,12 @@ def _write_parquet(path: Path, columns: Columns, rows: Iterable[Cells]) -> None:
 
     kinds = {"text": pyarrow.string(), "integer": pyarrow.int64(), "number": pyarrow.float64()}
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+    rest = iter(rows)
     with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-        batch: list[Cells] = []
-        for row in rows:
-            batch.append(row)
-            if len(batch) == _BATCH:
-                writer.write_table(_make_batch(schema, batch))
-                batch = []
-        writer.write_table(_make_batch(schema, batch))
-
-
-def _make_batch(schema: object, rows: list[Cells]) -> object:
-    import pyarrow
-
-    cells = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [
-        pyarrow.array(column, field.type) for column, field in zip(cells, schema, strict=True)
-    ]
-    return pyarrow.Table.from_arrays(arrays, schema=schema)
+        while batch := list(itertools.islice(rest, _BATCH)):
+            cells = zip(*batch, strict=True)
+            arrays = [pyarrow.array(c, field.type) for c, field in zip(cells, schema, strict=True)]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
 def _read_parquet(path: Path, columns: Columns) -> Iterator[Cells]:
@@ -282,8 +257,5 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[Cells]:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-_FORMS = {
-    "json": _TableForm(_write_json, _read_json),
-    "csv": _TableForm(_write_csv, _read_csv),
-    "parquet": _TableForm(_write_parquet, _read_parquet),
-}
+_WRITERS = {"json": _write_json, "csv": _write_csv, "parquet": _write_parquet}
+_READERS = {"json": _read_json, "csv": _read_csv, "parquet": _read_parquet}

@@ -1,4 +1,4 @@
-"""Numbers and times in words, the same at a terminal and on a page."""
+"""Formats numbers and times, the same for terminal and pages."""
 
 from __future__ import annotations
 
@@ -9,60 +9,34 @@ from collections.abc import Sequence
 
 from utils.json_types import JsonValue
 
-# Word of a state, verdict, outcome or fault -> its tone: good, busy, warn, bad, dim or none. The
-# colour is never the only thing that tells it.
-TONES = {
-    **dict.fromkeys(("complete", "better", "pass", "fits"), "good"),
-    "running": "busy",
-    **dict.fromkeys(
-        (
-            "stopping",
-            "waiting",
-            "preempted",
-            "interrupted",
-            "stopped",
-            "undecided",
-            "torn",
-            "missing",
-        ),
-        "warn",
-    ),
-    **dict.fromkeys(
-        (
-            "failed",
-            "killed",
-            "damaged",
-            "stalled",
-            "diverged",
-            "worse",
-            "much worse",
-            "fail",
-            "does not fit",
-            "damage",
-        ),
-        "bad",
-    ),
-    **dict.fromkeys(("too few", "skipped"), "dim"),
-    "odd": "odd",
-}
+# Tone -> statuses, verdicts, outcomes and faults. Its colour is never the only distinction.
+_TONES = {
+    "good": ("complete", "better", "pass", "fits"),
+    "busy": ("running",),
+    "warn": ("stopping", "waiting", "preempted", "interrupted", "stopped", "undecided", "torn",
+             "missing"),
+    "bad": ("failed", "killed", "damaged", "stalled", "diverged", "worse", "much worse", "fail",
+            "does not fit", "damage"),
+    "dim": ("too few", "skipped"),
+    "odd": ("odd",),
+}  # fmt: skip
+TONES = {word: tone for tone, words in _TONES.items() for word in words}
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def format_sample(mean: float, sd: float | None, n: int, runs: int) -> str:
-    """92.56 ± 1.39 (3): n seeds; of more runs than seeds both numbers are told."""
-    counts = f" ({n})" if n > 1 else ""
-    if runs > n:
-        counts = f" ({count_runs(runs, n)})"
+    """Format 92.56 ± 1.39 (3), with the number of seeds, and of runs if there are more."""
+    counts = f" ({count_runs(runs, n)})" if runs > n else f" ({n})" * (n > 1)
     return f"{format_value(mean)}{'' if sd is None else f' ± {sd:.3g}'}{counts}"
 
 
 def count_runs(runs: int, seeds: int) -> str:
-    """3 runs of 1 seed."""
+    """Format 3 runs of 1 seed."""
     return f"{runs} run{'s' * (runs != 1)} of {seeds} seed{'s' * (seeds != 1)}"
 
 
 def format_value(value: JsonValue) -> str:
-    """A number with five digits, other values as they are."""
+    """Format a number with five digits; other values do not change."""
     if value is None:
         return "-"
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -73,20 +47,20 @@ def format_value(value: JsonValue) -> str:
 
 
 def format_time(seconds: JsonValue) -> str:
-    """Local time to the minute."""
+    """Format local time to the minute."""
     if not isinstance(seconds, int | float):
         return "-"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 def name_few(names: Sequence[str], most: int = 6) -> str:
-    """The first of some names, and how many more there are."""
+    """Format the first names, and the number of further ones."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def format_duration(seconds: float) -> str:
-    """3 h 05 min, 12 min 30 s, 8.1 s."""
+    """Format 3 h 05 min, 12 min 30 s, 8.1 s."""
     if seconds >= 3600:
         return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
     if seconds >= 60:
@@ -95,12 +69,12 @@ def format_duration(seconds: float) -> str:
 
 
 def format_least(seconds: float | None, *, is_least: bool) -> str:
-    """A duration that may be longer: ≥ 3.4 s; `-` where nobody knows it."""
+    """Format a duration that may be longer: ≥ 3.4 s; `-` if unknown."""
     return "-" if seconds is None else f"{'≥ ' if is_least else ''}{format_duration(seconds)}"
 
 
 def draw_line(values: Sequence[float], width: int = 40) -> str:
-    """A curve in one line: the mean of each column; a cross where nothing was finite."""
+    """Draw a curve in one line: the mean of each column; a cross if none of it was finite."""
     if not values:
         return ""
     width = min(width, len(values))

@@ -197,7 +197,7 @@ def test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming(gs, tm
     assert folder.list_names() == ["a"]
     folder.child("notes").write_text("thesis.tex", "years of work")
     assert main([*flags, "--run.overwrite=true", "--run.run_id=notes"]) == 2
-    assert "holds no run.json of this program" in capsys.readouterr().err
+    assert "contains no run.json of this program" in capsys.readouterr().err
     assert folder.child("notes").list_names() == ["thesis.tex"]
 
 

@@ -73,7 +73,7 @@ def test_overwrite_leaves_what_never_was_a_run_alone(tmp_path, capsys):
     (tmp_path / "tiny" / "a").mkdir(parents=True)
     (tmp_path / "tiny" / "a" / "thesis.tex").write_text("years of work")
     assert run(tmp_path, "--run.overwrite=true") == 2
-    assert "holds no run.json of this program" in capsys.readouterr().err
+    assert "contains no run.json of this program" in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "tiny" / "a").iterdir()] == ["thesis.tex"]
 
 
@@ -159,7 +159,7 @@ def make_full(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "moment",
     [
-        "store.record.lock._write_owner",
+        "store.record.lock.describe_self",
         "store.record.runs.Run.write_config",
         "store.record.session.begin_attempt",
         "store.record.session.write_environment",

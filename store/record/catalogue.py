@@ -1,7 +1,7 @@
-"""The catalogue of metrics: what each number of a line is, and how it may be compared.
+"""The catalogue of metrics: unit, direction and nature of each number of a line.
 
 A line of `metrics.jsonl` has a head (`step`, `kind`, `attempt`, `nonfinite`) and numbers by name.
-Every number has its entry here; a task of one's own adds what its evaluations give:
+Every number has its entry here; a custom task adds those of its evaluations:
 `METRICS.add(Metric("mse", "", "lower", "deterministic", "mean squared error"))`.
 """
 
@@ -16,12 +16,12 @@ from typing import Literal
 from utils.errors import UserError
 
 TRAIN, EVAL = "train", "eval"
-# What a line tells of itself, before its numbers.
+# Fields of a line besides its numbers.
 HEAD = ("step", "kind", "attempt", "nonfinite")
-# The parts of a step's loss stand below this name.
+# Prefix of the parts of a step's loss.
 LOSS = "loss/"
 _AVERAGE = re.compile(r"ema\d+")
-# What quantiles are kept of: two are measured at each step, the last one at log points.
+# Numbers with quantiles: two are measured at each step, the last one at log points.
 STEP_S, WAIT_S, GRAD_NORM = "step_s", "input_wait_s", "grad_norm"
 
 Direction = Literal["higher", "lower", "none"]
@@ -30,15 +30,15 @@ Nature = Literal["deterministic", "clock", "resource"]
 
 @dataclass(frozen=True)
 class Metric:
-    """What a number of a line is.
+    """Description of a number of a line.
 
-    Args:
-      name: as it stands in a line; `*` stands for any text.
-      unit: of the number; empty: it has none of its own.
+    Attributes:
+      name: in a line; `*` stands for any text.
+      unit: empty if it has none.
       direction: which way is better.
-      nature: `deterministic`: equal in runs that are equal bit for bit; `clock`: time was measured;
-        `resource`: what the program has used, which depends on the machine and the attempt.
-      text: what it says, for a person.
+      nature: `deterministic`: equal in runs that are equal bit for bit; `clock`: a measured time;
+        `resource`: usage by the program, which depends on the machine and the attempt.
+      text: description for people.
     """
 
     name: str
@@ -49,56 +49,48 @@ class Metric:
 
 
 class Catalogue:
-    """Metrics by name; an entry of the very name comes before a pattern."""
+    """Metrics by name; an exact name takes precedence over a pattern."""
 
     def __init__(self, *metrics: Metric) -> None:
         self._metrics: dict[str, Metric] = {}
         self.add(*metrics)
 
     def add(self, *metrics: Metric) -> None:
-        """Enter metrics; a name is given once."""
+        """Add metrics with new names."""
         for metric in metrics:
             if metric.name in self._metrics:
-                raise RuntimeError(f"metric {metric.name!r} is entered twice")
+                raise RuntimeError(f"metric {metric.name!r} is already in the catalogue")
             self._metrics[metric.name] = metric
 
     def find(self, name: str) -> Metric | None:
-        """The entry of a number; none: it has no entry.
-
-        What is said of a further average, `ema2/top1`, is what is said of the first.
-        """
+        """Find the entry of a number, or None; an average's (`ema2/top1`) is that of the number."""
         if name in self._metrics:
             return self._metrics[name]
-        average, _, judged = name.partition("/")
-        if judged and _AVERAGE.fullmatch(average):
-            return self.find(judged)
-        patterns = (one for one in self if "*" in one.name)
-        return next((one for one in patterns if fnmatchcase(name, one.name)), None)
+        average, _, rest = name.partition("/")
+        if rest and _AVERAGE.fullmatch(average):
+            return self.find(rest)
+        patterns = (metric for metric in self if "*" in metric.name)
+        return next((metric for metric in patterns if fnmatchcase(name, metric.name)), None)
 
     def is_deterministic(self, name: str) -> bool:
-        """Whether equal runs have this number in common; what nobody knows is held to that."""
+        """Return whether equal runs have equal values; True for an unknown number."""
         metric = self.find(name)
         return metric is None or metric.nature == "deterministic"
 
     def require(self, names: Iterable[str]) -> None:
-        """Refuse a number that nobody could read later.
-
-        Raises:
-          UserError: a name without an entry.
-        """
+        """Refuse numbers without an entry: they could not be interpreted later."""
         for name in names:
             if self.find(name) is None:
                 raise UserError(
-                    f"metric {name!r} has no entry in the catalogue of metrics, so nobody could "
-                    "tell what it says; add one by store.METRICS.add(Metric(...)) beside the task "
-                    "that gives it"
+                    f"metric {name!r} is not in the catalogue of metrics; add it by "
+                    "store.METRICS.add(Metric(...)) beside the task that computes it"
                 )
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._metrics.values())
 
 
-# What the loop and the input write of themselves, whatever is learnt.
+# Numbers of the loop and the input, for any task.
 LOOP = (
     Metric("epoch", "epochs", "none", "deterministic", "passes over the training split so far"),
     Metric("lr", "", "none", "deterministic", "learning rate of the step, before group scales"),
@@ -125,7 +117,7 @@ LOOP = (
     Metric("graphs_train", "graphs", "lower", "resource", "those compiled by training steps"),
     Metric("graphs_eval", "graphs", "lower", "resource", "those compiled by evaluations"),
 )  # fmt: skip
-# What is learnt: parts of the loss in lines of training, verdicts in lines of evaluation.
+# Numbers of a task: parts of the loss in lines of training, results in lines of evaluation.
 LEARNT = (
     Metric(LOSS + "*", "", "lower", "deterministic",
            "a part of the loss before its weight; `loss/total` is what is trained on"),
@@ -182,6 +174,6 @@ METRICS = Catalogue(*LEARNT, *LOOP)
 
 
 def find_entry(metric: str) -> Metric | None:
-    """The catalogue's entry of a number as filters name it: `eval.top1` is `top1`."""
+    """Find the entry of a number as filters name it: `eval.top1` is `top1`."""
     kind, _, rest = metric.partition(".")
     return METRICS.find(rest if rest and kind in ("train", "eval", "test") else metric)

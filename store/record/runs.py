@@ -1,7 +1,6 @@
 """Run directories: `<output_dir>/<experiment>/<run_id>/`, on a disk or on a bucket.
 
-A run on a bucket is written to a directory of the user's cache and carried over by
-`store.record.mirror`.
+A run on a bucket is written in the user's cache and uploaded by `store.record.mirror`.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from utils.storage.places import get_user_cache, is_remote, join_place, open_fol
 
 CHECKPOINTS = "checkpoints"
 SCHEMA_VERSION = 2
-# The loop, the checkpoint writer and the stall watch all note facts.
+# The loop, the checkpoint writer and the stall watch all update facts.
 _UPDATING = threading.Lock()
 
 
@@ -35,11 +34,11 @@ _UPDATING = threading.Lock()
 class Run:
     """One run.
 
-    Args:
+    Attributes:
       path: its directory on this machine.
-      remote: its place on a bucket, or below `checkpoint_root`; empty: it lives here alone.
-      checkpoint_root: directory or URL below which the checkpoints lie, as
-        `<experiment>/<run_id>`; empty: in the run itself.
+      remote: its URL on a bucket, or its path below `checkpoint_root`; empty without either.
+      checkpoint_root: directory or URL of its checkpoints, as `<experiment>/<run_id>`; empty: they
+        are in the run itself.
     """
 
     path: Path
@@ -48,23 +47,23 @@ class Run:
 
     @property
     def is_cached(self) -> bool:
-        """Whether the run lives on a bucket, and its directory here is a copy."""
+        """Whether the run is on a bucket, and its directory here is a copy."""
         return is_remote(self.remote) and not self.checkpoint_root
 
     @property
     def place(self) -> str | Path:
-        """Where a person finds it."""
+        """Its directory or URL for users."""
         return self.remote if self.is_cached else self.path
 
     @property
     def checkpoints(self) -> str | Path:
-        """Where its checkpoints lie."""
+        """Directory or URL of its checkpoints."""
         if self.checkpoint_root:
             return join_place(self.checkpoint_root, self.path.parent.name, self.path.name)
         return join_place(self.remote or self.path, CHECKPOINTS)
 
     def read(self) -> JsonObject:
-        """What run.json says here; empty before the run has begun, or if it is damaged."""
+        """Read `run.json` of this machine; empty before the run has begun, or if it is damaged."""
         file = self.path / RUN_FILE
         try:
             return _parse(file.read_text(encoding="utf-8", errors="replace"), file)
@@ -72,16 +71,16 @@ class Run:
             return {}
 
     def update(self, **facts: JsonValue) -> None:
-        """Merge facts into run.json, atomically; a new status goes to the bucket at once.
+        """Merge facts into `run.json`, atomically; a new status is uploaded at once.
 
         Raises:
           OSError: the disk or the store refuses.
         """
         with _UPDATING:
             known = self.read()
-            told = known.pop("nonfinite", {})
+            words = known.pop("nonfinite", {})
             merged, nonfinite = _split_nonfinite({**known, **facts})
-            kept = {k: v for k, v in told.items() if k.partition(".")[0] not in facts}
+            kept = {k: v for k, v in words.items() if k.partition(".")[0] not in facts}
             if kept | nonfinite:
                 merged["nonfinite"] = kept | nonfinite
             text = json.dumps(merged, indent=2, allow_nan=False) + "\n"
@@ -90,7 +89,7 @@ class Run:
             send_small(self.path, open_folder(self.remote))
 
     def write_config(self, text: str) -> None:
-        """Keep the resolved configuration."""
+        """Write the resolved configuration."""
         write_atomically(self.path / CONFIG_FILE, text)
 
 
@@ -101,10 +100,7 @@ class RunStore:
       output_dir: root of the store, a directory or a URL.
       experiment: directory below it.
       checkpoint_root: of its runs.
-      cache_dir: where runs on a bucket are written first; empty: the user's cache.
-
-    Raises:
-      UserError: no name for a directory, or a protocol that nobody knows.
+      cache_dir: local directory of runs on a bucket; empty: the user's cache.
     """
 
     def __init__(
@@ -122,15 +118,11 @@ class RunStore:
 
     @property
     def folder(self) -> Folder:
-        """Where the runs lie."""
+        """The folder of the runs."""
         return open_folder(self.place)
 
     def get(self, run_id: str) -> Run:
-        """The run of that name, begun or not.
-
-        Raises:
-          UserError: no name for a directory.
-        """
+        """Return the run of a name, which need not exist; UserError for an invalid name."""
         check_name("run.run_id", run_id)
         remote = ""
         if self._is_remote:
@@ -140,36 +132,29 @@ class RunStore:
         return Run(self._local / run_id, remote, self.checkpoint_root)
 
     def choose(self, run_id: str, seed: int) -> Run:
-        """The directory of a new run, not yet made; a name of its own if `run_id` is empty."""
+        """Return a new run, not yet created; its name is generated if `run_id` is empty."""
         return self.get(run_id or create_run_name(seed))
 
     def find_newest(self) -> Run | None:
-        """The run that was begun last; none if there is none.
-
-        On a new machine only what lies below checkpoint_root is left.
-        """
-        found = _read_runs(self.folder)
-        if not found and self.checkpoint_root:
+        """Return the most recently started run, or None; on a new machine from checkpoint_root."""
+        runs = _read_runs(self.folder)
+        if not runs and self.checkpoint_root:
             folder = open_folder(join_place(self.checkpoint_root, self._local.name))
-            found = _read_runs(folder)
-            if not found:
+            runs = _read_runs(folder)
+            if not runs:
                 return next(map(self.get, reversed(folder.list_names())), None)
-        name = max(found, key=lambda name: _get_age(found[name]), default=None)
+        name = max(runs, key=lambda name: _get_age(runs[name]), default=None)
         return None if name is None else self.get(name)
 
     def find_newest_id(self) -> str:
-        """The id of the run that was begun last; empty if none has one."""
+        """Return the id of the most recently started run, or ""."""
         ids = [facts.get("id") for facts in _read_runs(self.folder).values()]
-        return max((one for one in ids if is_id(one)), default="")
+        return max(filter(is_id, ids), default="")
 
 
 def check_free(run: Run, *, overwrite: bool) -> None:
-    """Refuse a run directory that is taken, unless it is a run that may be replaced.
-
-    Raises:
-      UserError: says what stands there.
-    """
-    taken = [place for place in _list_places(run) if _holds_more_than_lock(place)]
+    """Refuse a run directory that is in use, unless it is a run that may be replaced."""
+    taken = [folder for folder in _list_folders(run) if _has_more_than_lock(folder)]
     if not taken:
         return
     if not overwrite:
@@ -177,31 +162,33 @@ def check_free(run: Run, *, overwrite: bool) -> None:
             f"run.run_id: {taken[0]} exists; choose another run.run_id, --resume auto to continue "
             "it, or --run.overwrite to replace it"
         )
-    if not any(_is_run(place) for place in taken):
+    known = [facts for facts in map(_read_facts, taken) if "status" in facts]
+    # Runs of version 1 have no id.
+    if not any(is_id(f.get("id")) or "number" in f or "started" in f for f in known):
         raise UserError(
-            f"run.overwrite: {taken[0]} holds no {RUN_FILE} of this program, so it is no run and "
-            "is left alone; choose another run.run_id, or move it away yourself"
+            f"run.overwrite: {taken[0]} contains no {RUN_FILE} of this program, so it is no run "
+            "and is not replaced; choose another run.run_id, or move it away yourself"
         )
 
 
 def find_leftovers(run: Run) -> list[Folder]:
-    """What stands in a new run's place: a run to be replaced, a bucket's copy in the cache."""
-    places = {str(folder): folder for folder in (open_folder(run.path), *_list_places(run))}
-    return [folder for folder in places.values() if _holds_more_than_lock(folder)]
+    """Find the folders at a new run's path: a run to be replaced, a bucket's copy in the cache."""
+    folders = {str(folder): folder for folder in (open_folder(run.path), *_list_folders(run))}
+    return [folder for folder in folders.values() if _has_more_than_lock(folder)]
 
 
 def set_aside(folder: Folder) -> Folder:
-    """Rename a run's folder; gives it under its new name."""
+    """Rename a run's folder so that another run can take its name; return the renamed one."""
     name = choose_aside_name(folder.name, folder.parent.list_names())
-    get_logger().warning("%s is set aside as %s", folder, name)
+    get_logger().warning("%s is renamed to %s", folder, name)
     return folder.rename(name)
 
 
 def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "") -> None:
-    """Make a run's directory and write its configuration and facts; its id stays if it has one.
+    """Create a run's directory with its configuration and facts; an existing id stays.
 
     Args:
-      newest_id: of the experiment's runs: the new one sorts behind it.
+      newest_id: of the experiment's runs: the new id sorts after it.
     """
     run.path.mkdir(parents=True, exist_ok=True)
     run.write_config(config_text)
@@ -213,38 +200,32 @@ def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "")
         "name": run.path.name,
     }
     started = known.get("started", time.time())
-    # From its first text on run.json says how the run stands: a kill may come right behind it.
+    # The first text of run.json contains the status: a kill may follow immediately.
     head |= {"started": started, "started_utc": format_utc(started), "status": "running"}
     run.update(**head, **facts)
 
 
 def has_facts(folder: Folder) -> bool:
-    """Whether a run has told anything of itself there."""
+    """Return whether a folder has a valid `run.json`."""
     return bool(_read_facts(folder))
 
 
 def get_cache_folder(output_dir: str, cache_dir: str = "") -> Path:
-    """Where the runs of a bucket are written first: a folder for each output_dir."""
+    """Return the local directory for the runs of a bucket: one for each output_dir."""
     root = to_path(cache_dir) if cache_dir else get_user_cache("trainer", "runs")
     text = output_dir.rstrip("/")
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return root / f"{text.partition('://')[2].replace('/', '_')}-{digest}"
 
 
-def _list_places(run: Run) -> list[Folder]:
-    """Every folder that a run of this name would write to."""
+def _list_folders(run: Run) -> list[Folder]:
+    """List every folder that a run of this name would write to."""
     local = [] if run.is_cached else [open_folder(run.path)]
     return [*local, *([open_folder(run.remote)] if run.remote else [])]
 
 
-def _holds_more_than_lock(folder: Folder) -> bool:
+def _has_more_than_lock(folder: Folder) -> bool:
     return any(name != LOCK_FILE for name in folder.list_names())
-
-
-def _is_run(folder: Folder) -> bool:
-    """Whether a run.json of this program stands there, of this version or an earlier one."""
-    facts = _read_facts(folder)
-    return "status" in facts and (is_id(facts.get("id")) or "number" in facts or "started" in facts)
 
 
 def _read_facts(folder: Folder) -> JsonObject:
@@ -253,7 +234,6 @@ def _read_facts(folder: Folder) -> JsonObject:
 
 
 def _read_runs(folder: Folder) -> dict[str, JsonObject]:
-    """run.json of every run of an experiment, by name."""
     files = {
         f"{name}/{RUN_FILE}": name
         for name in folder.list_names()
@@ -273,7 +253,7 @@ def _parse(text: str, file: str | Path) -> JsonObject:
 
 
 def _get_age(facts: JsonObject) -> tuple[str, int, float]:
-    """Orders runs by their beginning; those of version 1 have a number, or their clock alone."""
+    """Return the order of runs by their start; those of version 1 have a number or only a time."""
     number, started = facts.get("number", 0), facts.get("started", 0.0)
     return (
         facts["id"] if is_id(facts.get("id")) else "",
@@ -283,19 +263,19 @@ def _get_age(facts: JsonObject) -> tuple[str, int, float]:
 
 
 def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[JsonValue, dict[str, str]]:
-    """A value as JSON can hold it, and which numbers of it were not finite: `final.loss` -> nan."""
+    """Replace numbers that JSON cannot hold by None; return them by name: `final.loss` -> nan."""
     if isinstance(value, float) and not math.isfinite(value):
         return None, {name: str(value)}
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     if isinstance(value, dict):
         clean = {}
         for key, inner in value.items():
             clean[key], more = _split_nonfinite(inner, f"{name}.{key}" if name else str(key))
-            found |= more
-        return clean, found
+            words |= more
+        return clean, words
     if isinstance(value, list | tuple):
         pairs = [_split_nonfinite(inner, f"{name}.{i}") for i, inner in enumerate(value)]
         for _, more in pairs:
-            found |= more
-        return [inner for inner, _ in pairs], found
-    return value, found
+            words |= more
+        return [inner for inner, _ in pairs], words
+    return value, words

@@ -1,4 +1,4 @@
-"""`RunSession`: one program's time with a run, from taking it to letting it go."""
+"""`RunSession`: one program's work on a run, from acquiring to releasing it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from utils.log import get_logger
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
-# What a bill depends on.
+# Fields that affect the cost.
 _HARDWARE = ("device", "hardware", "chip", "devices", "world_size", "cores")
 
 
 class RunSession:
-    """Held by the rank that writes. Nothing is looked at before the lock is held.
+    """Held by the rank that writes. Nothing is read before the lock is held.
 
     Attributes:
-      attempt: this program's number among those that have worked on the run; 0 before `begin`.
-      mirror: carries lines and facts to the run's bucket; none where it has none.
+      attempt: this program's number among those that worked on the run; 0 before `begin`.
+      mirror: uploads lines and facts to the run's bucket; None without one.
     """
 
     def __init__(self, run: Run) -> None:
@@ -37,19 +37,15 @@ class RunSession:
         self.mirror: Mirror | None = None
         self._lock = RunLock(run.path, run.remote)
         self._aside: list[Folder] = []
-        self._made: list[Path] = []  # directories that were not there, the deepest first
+        self._made: list[Path] = []  # directories that did not exist, the deepest first
 
     @property
     def is_lost(self) -> bool:
-        """Whether another machine has taken the run over."""
+        """Whether another machine has taken over the run."""
         return self._lock.is_lost
 
     def take_new(self, *, overwrite: bool) -> None:
-        """Take the place of a new run; a run that may be replaced is set aside.
-
-        Raises:
-          UserError: the place is taken, or another program has it.
-        """
+        """Acquire a new run; a run of its name is set aside if it may be replaced."""
         folders = (self.run.path, *self.run.path.parents)
         self._made = [folder for folder in folders if not folder.exists()]
         self._lock.acquire()
@@ -58,7 +54,7 @@ class RunSession:
         if not leftovers:
             return
         old = self._lock
-        old.release_claim()  # it is moved with the rest; the lock on the disk is kept meanwhile
+        old.release_claim()  # it is renamed with the rest; the lock on the disk is held meanwhile
         self._aside = [set_aside(folder) for folder in leftovers]
         self._lock = RunLock(self.run.path, self.run.remote)
         self._lock.acquire()
@@ -66,11 +62,7 @@ class RunSession:
         check_free(self.run, overwrite=False)
 
     def take_old(self) -> None:
-        """Take a run that goes on, and bring from its bucket what this machine lacks.
-
-        Raises:
-          UserError: another program has it.
-        """
+        """Acquire a run to resume, and download from its bucket what this machine lacks."""
         self._lock.acquire()
         if self.run.remote and has_facts(open_folder(self.run.remote)):
             pull(self.run.path, self.run.remote)
@@ -78,44 +70,45 @@ class RunSession:
     def begin(
         self, config_text: str, facts: JsonObject, *, from_step: int, newest_id: str = ""
     ) -> None:
-        """Write what is known at the start, once everything has been built.
+        """Write the facts of the start, after everything has been built.
 
         Args:
           from_step: steps done before this attempt.
-          newest_id: of the experiment's runs; a new run sorts behind it.
+          newest_id: of the experiment's runs; the id of a new run sorts after it.
 
         Raises:
-          OSError: the disk or the store refuses; of a new run nothing is left on the disk.
+          OSError: the disk or the store refuses; of a new run nothing remains on the disk.
         """
         try:
-            self._write_first(config_text, facts, from_step, newest_id)
+            withdraw_summary(self.run.path, self.run.remote)
+            begin(self.run, config_text, facts, newest_id=newest_id)
+            environment, source = facts.get("environment", {}), read_source()
+            hardware = {k: v for k, v in environment.items() if k in _HARDWARE}
+            self.attempt = begin_attempt(self.run.path, from_step, hardware, source.name)
+            write_environment(self.run.path, environment, source, self.attempt)
+            self.run.update(status="running", attempts=self.attempt, final_up_to_step=from_step)
+            if self.run.remote:
+                self._upload(ENVIRONMENT_FILE, DIFF_FILE)
+                self.mirror = Mirror(
+                    self.run.path, self.run.remote, self.attempt, from_step=from_step
+                )
         except OSError:
-            self._forget()
+            self.attempt = 0
+            if self.run.path in self._made:
+                with contextlib.suppress(OSError):
+                    for file in self.run.path.iterdir():
+                        file.unlink()
             raise
 
-    def _write_first(
-        self, config_text: str, facts: JsonObject, from_step: int, newest_id: str
-    ) -> None:
-        withdraw_summary(self.run.path, self.run.remote)
-        begin(self.run, config_text, facts, newest_id=newest_id)
-        environment, source = facts.get("environment", {}), read_source()
-        hardware = {k: v for k, v in environment.items() if k in _HARDWARE}
-        self.attempt = begin_attempt(self.run.path, from_step, hardware, source.name)
-        write_environment(self.run.path, environment, source, self.attempt)
-        self.run.update(status="running", attempts=self.attempt, final_up_to_step=from_step)
-        if self.run.remote:
-            self._send_once(ENVIRONMENT_FILE, DIFF_FILE)
-            self.mirror = Mirror(self.run.path, self.run.remote, self.attempt, from_step=from_step)
-
     def note_checkpoint(self, step: int) -> None:
-        """A checkpoint stands whole: what came before it will not be done again."""
+        """Record that a checkpoint is complete: earlier steps will not be repeated."""
         self.run.update(final_up_to_step=step)
         while self._aside:
-            # The new run stands on its own feet; only now the one that it replaces may go.
+            # Only now that the new run can be resumed the one that it replaces is deleted.
             self._aside.pop().remove()
 
     def complete(self, step: int, final: JsonObject, reason: str) -> None:
-        """Note a run's end, after all that it leaves behind has been sent and checked.
+        """Record a run's end, after all its files have been uploaded and checked.
 
         Raises:
           OSError: the disk or the store refuses.
@@ -129,7 +122,7 @@ class RunSession:
         write_summary(self.run.path, artifacts, self.run.remote)
 
     def end(self, step: int, status: str, reason: str) -> None:
-        """Note that the attempt has ended another way; a disk that refuses is said, not raised."""
+        """Record another end of the attempt; if the disk refuses, that is logged, not raised."""
         if not self.attempt or not self.run.path.is_dir():
             return
         try:
@@ -137,30 +130,22 @@ class RunSession:
             end_attempt(self.run.path, self.attempt, step, status, reason)
             self.run.update(status=status, reason=reason, **_get_end())
         except OSError as error:
-            get_logger().error("%s: the run's end could not be noted: %s", self.run.place, error)
+            get_logger().error("%s: the run's end could not be recorded: %s", self.run.place, error)
 
     def close(self) -> None:
-        """Send the rest and let go of the run."""
+        """Upload the rest and release the run."""
         if self.mirror is not None and not self.is_lost:
             self.mirror.close()
         if not self.attempt and self._made:
-            # What never began leaves nothing behind.
+            # A run that never began leaves nothing behind.
             self._lock.remove()
             with contextlib.suppress(OSError):
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()
 
-    def _forget(self) -> None:
-        """Take away what has been written of a run whose directory this program has made."""
-        self.attempt = 0
-        if self.run.path in self._made:
-            with contextlib.suppress(OSError):
-                for file in self.run.path.iterdir():
-                    file.unlink()
-
-    def _send_once(self, *names: str) -> None:
-        """Have files on the bucket as they are here, or as little there as here."""
+    def _upload(self, *names: str) -> None:
+        """Upload files, and delete those that do not exist here."""
         target = open_folder(self.run.remote)
         for name in names:
             if (self.run.path / name).is_file():
@@ -170,6 +155,6 @@ class RunSession:
 
 
 def _get_end() -> JsonObject:
-    """When a run ended: seconds since 1970, and for people."""
+    """Return the time of an end: seconds since 1970, and for people."""
     now = time.time()
     return {"ended": now, "ended_utc": format_utc(now)}

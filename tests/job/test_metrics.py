@@ -87,7 +87,7 @@ def test_a_line_is_written_at_once_and_reads_back(tmp_path):
 def test_a_number_that_nobody_knows_is_refused_before_it_is_written(tmp_path):
     writer = MetricWriter(tmp_path)
     writer.write(1, "eval", {"top1": 50.0})
-    with pytest.raises(UserError, match=r"metric 'bleu' has no entry .* store\.METRICS\.add"):
+    with pytest.raises(UserError, match=r"'bleu' is not in the catalogue .* store\.METRICS\.add"):
         writer.write(2, "eval", {"top1": 51.0, "bleu": 0.3})
     writer.close()
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]

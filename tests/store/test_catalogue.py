@@ -37,13 +37,13 @@ def test_a_pattern_stands_behind_an_entry_of_the_very_name():
 
 
 def test_a_metric_is_entered_once():
-    with pytest.raises(RuntimeError, match="'top1' is entered twice"):
+    with pytest.raises(RuntimeError, match="'top1' is already in"):
         METRICS.add(Metric("top1", "%", "higher", "deterministic", "again"))
 
 
 def test_a_name_without_an_entry_is_refused():
     METRICS.require(["top1", "loss/kd", "tokens_per_s"])
-    with pytest.raises(UserError, match="metric 'bleu' has no entry"):
+    with pytest.raises(UserError, match="metric 'bleu' is not in the catalogue"):
         METRICS.require(["top1", "bleu"])
     # What a line tells of itself is no number, and no task may write over it.
     for name in HEAD:

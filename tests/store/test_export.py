@@ -76,7 +76,7 @@ def test_no_runs_are_an_empty_export(tmp_path):
 def test_a_place_that_is_taken_or_cannot_be_made_is_refused(records, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "file").write_text("x")
-    for place, word in (("taken", "is there already"), ("file/out", "cannot be made")):
+    for place, word in (("taken", "exists; give"), ("file/out", "cannot be created")):
         with pytest.raises(UserError, match=word):
             export_runs(records, tmp_path / place, "csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "runs", "taken"]

@@ -74,7 +74,7 @@ def test_what_never_was_a_run_is_refused_even_with_overwrite_and_stays(tmp_path)
     for text in (None, "{", '{"status": "draft"}', "[]"):
         if text is not None:
             (run.path / "run.json").write_text(text, errors="surrogateescape")
-        with pytest.raises(UserError, match=r"run.overwrite: .*thesis holds no run.json"):
+        with pytest.raises(UserError, match=r"run.overwrite: .*thesis contains no run.json"):
             check_free(run, overwrite=True)
     assert (run.path / "thesis.tex").read_text() == "years of work"
 
