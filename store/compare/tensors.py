@@ -25,13 +25,12 @@ def find_tensors(base: str | Path | Folder, new: str | Path | Folder) -> list[st
     folders = [open_folder(path_or_url) for path_or_url in (base, new)]
     names = {name for folder in folders for name in folder.list_names() if name.endswith(_ENDING)}
     differing = []
-    for name in sorted(names):
-        if not _are_equal(folders, name):
-            tables = [_read_table(folder, name) for folder in folders]
-            pairs = list(zip(folders, tables, strict=True))
-            for tensor in sorted(tables[0].keys() | tables[1].keys()):
-                if len({_read(*pair, name, tensor) for pair in pairs}) > 1:
-                    differing.append(f"{name}:{tensor}")
+    for name in (name for name in sorted(names) if not _are_equal(folders, name)):
+        tables = [_read_table(folder, name) for folder in folders]
+        pairs = list(zip(folders, tables, strict=True))
+        for tensor in sorted(tables[0].keys() | tables[1].keys()):
+            if len({_read(*pair, name, tensor) for pair in pairs}) > 1:
+                differing.append(f"{name}:{tensor}")
     return differing
 
 
