@@ -7,7 +7,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from store.record.catalogue import METRICS
 from store.record.history import (
@@ -20,6 +20,8 @@ from store.record.history import (
 )
 
 if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
     from store.record.mirror import Mirror
 
 # What a line counts from the run's beginning.
@@ -48,7 +50,7 @@ class MetricWriter:
         self.path = folder / METRICS_FILE
         self._attempt, self._mirror = attempt, mirror
         self._tensorboard = tensorboard
-        self._events: Any = None
+        self._events: SummaryWriter | None = None
         self._file = self._go_on_from(first_step)
         # Time and graphs count over all attempts; the loop's meter knows its own process alone.
         self._before = {name: self._last.get(name) or 0 for name in _COUNTED_ON}

@@ -15,6 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# An entry of `programs`; a function of JAX with the shapes of its arguments.
+Program = dict[str, Any]
+Example = tuple[Any, Any]
 _OUT_OF_REACH = -1e30
 
 
@@ -46,7 +49,7 @@ def export_program(function: Any, arguments: Any) -> bytes:
     return exported.mlir_module_serialized
 
 
-def run_program(function: Any, program: dict[str, Any]) -> None:
+def run_program(function: Any, program: Program) -> None:
     """What a function gives of stored arrays."""
     import jax
     import numpy as np
@@ -64,7 +67,7 @@ def describe(*sizes: int, dtype: str = "bfloat16") -> Any:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
 
 
-def make_product(program: dict[str, Any]) -> tuple[Any, Any]:
+def make_product(program: Program) -> Example:
     """`sizes` [M, K, N]: a product of bfloat16 matrices."""
     import jax.numpy as jnp
 
@@ -72,7 +75,7 @@ def make_product(program: dict[str, Any]) -> tuple[Any, Any]:
     return jnp.matmul, (describe(rows, inner), describe(inner, columns))
 
 
-def make_kernel_product(program: dict[str, Any]) -> tuple[Any, Any]:
+def make_kernel_product(program: Program) -> Example:
     """The same as a Pallas kernel that sums over K in its memory, `blocks` [M, K, N] at a time."""
     import jax.numpy as jnp
     from jax import ShapeDtypeStruct
@@ -105,7 +108,7 @@ def make_kernel_product(program: dict[str, Any]) -> tuple[Any, Any]:
     return function, (describe(rows, inner), describe(inner, columns))
 
 
-def make_loop(program: dict[str, Any]) -> tuple[Any, Any]:
+def make_loop(program: Program) -> Example:
     """`trips` products of a square matrix of `size` with itself, one after the other."""
     import jax
     import jax.numpy as jnp
@@ -119,7 +122,7 @@ def make_loop(program: dict[str, Any]) -> tuple[Any, Any]:
     return function, (describe(program["size"], program["size"]),)
 
 
-def make_sum(program: dict[str, Any]) -> tuple[Any, Any]:
+def make_sum(program: Program) -> Example:
     """Two float32 arrays of `elements` added: nothing but traffic."""
     import jax.numpy as jnp
 
@@ -127,7 +130,7 @@ def make_sum(program: dict[str, Any]) -> tuple[Any, Any]:
     return jnp.add, (argument, argument)
 
 
-def make_delta_rule(program: dict[str, Any]) -> tuple[Any, Any]:
+def make_delta_rule(program: Program) -> Example:
     """Gated DeltaNet of `sizes` [B, T, Hk, Hv, K = V, C], and with `backward` its gradients.
 
     As JAX trainers write it: a triangular solve of all chunks, a scan over them, every product at
@@ -193,7 +196,7 @@ def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) ->
     return output.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, heads, width).astype(dtype)
 
 
-def make_residual_step(program: dict[str, Any]) -> tuple[Any, Any]:
+def make_residual_step(program: Program) -> Example:
     """A training step of a residual network of `batch` float32 images, as big_vision trains BiT.
 
     Bottlenecks of `blocks` a stage, standardised kernels, GroupNorm of 32 groups, cross-entropy,
