@@ -14,10 +14,7 @@ EXIT_TERMINATED = 143
 
 
 class UserError(ValueError):
-    """An error that the user can fix: one sentence with key, value, rule and way out.
-
-    Programs print it in one line without a traceback, and exit with code 2.
-    """
+    """An error that the user can fix: one sentence with key, value, rule and way out."""
 
 
 def get_near_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:

@@ -45,11 +45,7 @@ def check_rules(key: str, rules: Mapping[str, str], names: Iterable[str]) -> Non
 
 
 def check_patterns(key: str, patterns: Sequence[str], names: Iterable[str]) -> None:
-    """Raise a UserError with similar names for a pattern that matches no name.
-
-    Args:
-      key: of the configuration, for errors.
-    """
+    """Raise a UserError for `key` with similar names if a pattern matches no name."""
     known = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):

@@ -82,8 +82,10 @@ def watch_maintenance(ask: Callable[[str], None]) -> threading.Event:
     """
     done = threading.Event()
     # As in Google's own libraries.
-    host = os.environ.get("GCE_METADATA_HOST")
-    host = host or ("metadata.google.internal" if _is_on_google() else "")
+    host = os.environ.get("GCE_METADATA_HOST", "")
+    with contextlib.suppress(OSError):
+        if not host and "Google" in _VENDOR_FILE.read_text(encoding="utf-8"):
+            host = "metadata.google.internal"
     if host:
         for notice in _NOTICES:
             threading.Thread(
@@ -134,13 +136,6 @@ def _read_notice(host: str, notice: str, etag: str) -> tuple[str, str] | None:
             return value, response.headers.get("ETag", "")
     except (OSError, ValueError, http.client.HTTPException):
         return None
-
-
-def _is_on_google() -> bool:
-    try:
-        return "Google" in _VENDOR_FILE.read_text(encoding="utf-8")
-    except OSError:
-        return False
 
 
 class StallWatch:

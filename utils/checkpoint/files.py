@@ -87,11 +87,7 @@ def load_checkpoint(location: Location | Folder) -> tuple[Tensors, JsonObject]:
 
 
 def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
-    """Load the tensors of one part, each checked against the table.
-
-    Raises:
-      CheckpointError: a file is missing or unreadable, or a tensor differs from the table.
-    """
+    """Load the tensors of one part, each checked against the table; CheckpointError if broken."""
     folder = open_folder(location)
     table = inspect_checkpoint(folder)["tensors"]
     tensors = _read_part(folder, part, table, "pread")

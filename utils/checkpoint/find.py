@@ -61,11 +61,7 @@ def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
 def load_newest(
     location: Location, *, fall_back: bool = True
 ) -> tuple[Location, Tensors, JsonObject]:
-    """Load a checkpoint or, if it is broken and `fall_back` is set, the newest whole older one.
-
-    Raises:
-      CheckpointError: none is whole; the text is that of the first.
-    """
+    """Load a checkpoint, or the newest whole older one if `fall_back`; else a CheckpointError."""
     first = open_folder(location)
     failure: CheckpointError | None = None
     for folder in (first, *(_iterate_older(first) if fall_back else ())):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Protocol
 
@@ -34,11 +34,7 @@ class TrainStateLike(Protocol):
 def collect_state(
     state: TrainStateLike, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
 ) -> tuple[Tensors, JsonObject]:
-    """Return host tensors by part and name, and facts, of a train state.
-
-    Args:
-      fetch_all: dict of device tensors -> dict of host tensors, in one read.
-    """
+    """Return host tensors by part and name, and facts; `fetch_all` reads all tensors at once."""
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
     flat |= {f"extra/{k}": v for k, v in state.loss_modules.state_dict().items()}
     for part, average in state.averages.items():
@@ -61,25 +57,10 @@ def collect_state(
     return parts, facts
 
 
-@torch.no_grad()
-def copy_tensors(own: Mapping[str, Tensor], source: Mapping[str, Tensor]) -> None:
-    """Copy host tensors into those of a state, by name and in place."""
-    for name, value in own.items():
-        # XLA shares one scalar among equal ones and compiles 0 and 1 as constants; an element of
-        # a vector is separate data, as it will be after the next step.
-        host = source[name]
-        host = host.reshape(1).to(value.device)[0] if value.ndim == 0 else host
-        value.copy_(host)
-
-
 def restore_state(
     state: TrainStateLike, parts: Tensors, facts: JsonMapping, location: Location
 ) -> None:
-    """Copy a checkpoint into a train state in place, all or nothing.
-
-    Raises:
-      UserError: the checkpoint is of another model, optimizer or EMA setting.
-    """
+    """Copy a checkpoint into a train state, all or nothing; a UserError if it does not fit."""
     modules = {"model": state.model, "extra": state.loss_modules, **state.averages}
     own: Tensors = {part: module.state_dict() for part, module in modules.items()}
     own |= {part: {} for part in parts if part.startswith("ema") and part not in own}
@@ -91,9 +72,20 @@ def restore_state(
             f"checkpoint {location} does not fit this run's {' and '.join(wrong)}: {faults}; "
             "resume with the configuration that wrote it"
         )
-    for part, tensors in own.items():
-        copy_tensors(tensors, parts.get(part, {}))
-    _restore_scalars(state, facts["optimizer"])
+    # XLA shares one scalar among equal ones and compiles 0 and 1 as constants; an element of a
+    # vector is separate data, as it will be after the next step.
+    with torch.no_grad():
+        for part, tensors in own.items():
+            for name, value in tensors.items():
+                host = parts[part][name]
+                value.copy_(host.reshape(1).to(value.device)[0] if value.ndim == 0 else host)
+    parameters = {name: p for p, name in _names_of(state).items()}
+    for name, value in facts["optimizer"].items():
+        owner, _, key = name.partition("|")
+        if owner in parameters:
+            state.optimizer.state[parameters[owner]][key] = value
+        else:
+            state.optimizer.param_groups[int(owner.removeprefix("group"))][key] = value
     if state.scaler is not None and facts.get("scaler"):
         state.scaler.load_state_dict(facts["scaler"])
     state.step, state.best_score = facts["step"], facts["best_metric"]
@@ -129,13 +121,3 @@ def _flatten_optimizer(state: TrainStateLike) -> tuple[dict[str, Tensor], JsonOb
         elif "step" in group:
             scalars[f"group{index}|step"] = group["step"]
     return tensors, scalars
-
-
-def _restore_scalars(state: TrainStateLike, scalars: JsonMapping) -> None:
-    parameters = {name: p for p, name in _names_of(state).items()}
-    for name, value in scalars.items():
-        owner, _, key = name.partition("|")
-        if owner in parameters:
-            state.optimizer.state[parameters[owner]][key] = value
-        else:
-            state.optimizer.param_groups[int(owner.removeprefix("group"))][key] = value

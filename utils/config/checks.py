@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
 
 from utils.config.metadata import ConfigSection, KeyInfo, read_key_info
+from utils.config.sections import RunConfig
 from utils.errors import UserError
-
-if TYPE_CHECKING:
-    from utils.config.sections import RunConfig
 
 
 def check_config(config: RunConfig) -> None:
-    """Refuse keys that contradict each other.
-
-    Raises:
-      UserError: the first contradiction, with the way out.
-    """
+    """Raise a UserError for the first contradiction between keys, with the way out."""
     _check_model_args(config)
     for name, value, info in _iterate_set_keys(config, ""):
         clash = next((other for other in info.excludes if _holds(config, other)), None)
@@ -40,7 +33,7 @@ def check_config(config: RunConfig) -> None:
             )
 
 
-def _iterate_set_keys(section: ConfigSection, prefix: str) -> Iterator[tuple[str, Any, KeyInfo]]:
+def _iterate_set_keys(section: ConfigSection, prefix: str) -> Iterator[tuple[str, object, KeyInfo]]:
     """Yield name, value and rules of each key that is not at its default, in lists, too."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

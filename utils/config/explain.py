@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from utils.config.keys import Key, find_keys, iterate_keys
 from utils.errors import get_hint, get_near_names
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 # Error type of pydantic -> rule; pydantic's numbers and choices are filled in.
 _RULES = {
@@ -57,7 +53,15 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
         return f"{section} has the number {place[-1]} for a key; {_POINT}", place
     if problem["type"] == "missing":
         return f"{key} is missing; set it", place
-    rule = _OWN_RULES.get(key) or _get_rule(problem)
+    rule = _OWN_RULES.get(key)
+    if rule is None and problem["type"] in _RULES:
+        # 1 for 1.0
+        limits = {
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, value in problem.get("ctx", {}).items()
+        }
+        rule = _RULES[problem["type"]].format(**limits)
+    rule = rule or problem["msg"][0].lower() + problem["msg"][1:]
     if _COMMA.fullmatch(str(problem["input"])):
         rule = f"{rule}; {_POINT}"
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
@@ -105,15 +109,3 @@ def _hint_key(place: tuple[str | int, ...], value: object) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return get_near_keys(key, [*iterate_keys(), *(["extends"] if len(place) == 1 else [])])
-
-
-def _get_rule(problem: ErrorDetails) -> str:
-    if problem["type"] in _RULES:
-        limits = {name: _shorten(value) for name, value in problem.get("ctx", {}).items()}
-        return _RULES[problem["type"]].format(**limits)
-    return problem["msg"][0].lower() + problem["msg"][1:]
-
-
-def _shorten(value: object) -> object:
-    """Return 1 for 1.0."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -35,13 +35,14 @@ class Layer:
 
 
 def read_layers(config: str | None, preset: str | None) -> list[Layer]:
-    """Read the layers of `--config` and `--preset`, the strongest last.
-
-    Raises:
-      UserError: a file or preset does not exist or is not YAML, or files extend each other.
-    """
+    """Read the layers of `--config` and `--preset`, the strongest last; UserError if wrong."""
     layers = [] if config is None else _read_file(config, "--config", ())
-    return layers if preset is None else [*layers, *_read_preset(preset)]
+    if preset is None:
+        return layers
+    if preset not in list_presets():
+        raise UserError(f"unknown --preset {preset!r}; {get_hint(preset, list_presets())}")
+    *below, own = _read_file(str(PRESETS / f"{preset}.yaml"), "--preset", ())
+    return [*layers, *below, Layer(f"preset {preset}", own.values)]
 
 
 def merge_layers(layers: Iterable[Layer]) -> JsonObject:
@@ -77,14 +78,6 @@ def format_origins(config: RunConfig, layers: Sequence[Layer]) -> str:
 def list_presets() -> list[str]:
     """Return the names of presets."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
-
-
-def _read_preset(name: str) -> list[Layer]:
-    if name not in list_presets():
-        hint = get_hint(name, list_presets())
-        raise UserError(f"unknown --preset {name!r}; {hint}")
-    *below, own = _read_file(str(PRESETS / f"{name}.yaml"), "--preset", ())
-    return [*below, Layer(f"preset {name}", own.values)]
 
 
 def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:

@@ -120,11 +120,7 @@ def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfi
 
 
 def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
-    """Return the configuration with other values, checked: `change(config, run={"resume": ""})`.
-
-    Raises:
-      UserError: as in `load_config`.
-    """
+    """Return the configuration with other values, checked: `change(config, run={"resume": ""})`."""
     values = config.model_dump()
     changed = _validate(values | {name: {**values[name], **new} for name, new in keys.items()})
     check_config(changed)

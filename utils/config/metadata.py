@@ -64,7 +64,7 @@ class KeyInfo:
     affects_results: bool | None = None
 
 
-def key(default: Any, description: str, **rules: Any) -> Any:
+def key(default: object, description: str, **rules: Any) -> Any:
     """Declare a key of a `ConfigSection`.
 
     Args:
@@ -86,15 +86,7 @@ def read_key_info(extra: JsonDict | None) -> KeyInfo:
 
 
 def check_devices(device: str, **sections: ConfigSection) -> None:
-    """Refuse keys that a device does not support, instead of ignoring them.
-
-    Args:
-      device: a name of `runtime.device`, not auto.
-      sections: sections of the configuration, by name.
-
-    Raises:
-      UserError: the first such key.
-    """
+    """Raise a UserError for the first key that a device (not auto) does not support."""
     for prefix, section in sections.items():
         for name, field in type(section).model_fields.items():
             devices, value = read_key_info(field.json_schema_extra).devices, getattr(section, name)

@@ -6,13 +6,14 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 import torch.profiler
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from utils.config.execution import RuntimeSection
 from utils.json_types import JsonObject
 from utils.runtime.compilation import ModelCompiler
 from utils.runtime.feeding import Feeder
@@ -20,9 +21,6 @@ from utils.runtime.instruments import Instruments
 from utils.runtime.processes.ranks import Alone, Ranks
 from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -135,11 +133,7 @@ class Runtime(ABC):
         return inputs
 
     def trace_once(self, model: nn.Module, *inputs: Tensor) -> None:
-        """Trace a model before step 0, if tracing has side effects.
-
-        Args:
-          inputs: host inputs of the model: this rank's part of a micro-batch.
-        """
+        """Trace a model on this rank's host inputs before step 0, if tracing has side effects."""
         return
 
     def upload(self, values: Sequence[float] | Tensor) -> Tensor:

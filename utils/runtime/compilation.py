@@ -11,18 +11,15 @@ import functools
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
 
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.runtime.choice import choose_compiler
-
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
-    from utils.config.execution import RuntimeSection
 
 _SWITCH_ON = "unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE where they are set, "
 _INSTALL = "install a C++ compiler that works, such as g++, or set CXX to one, "

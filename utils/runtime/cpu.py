@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from utils.config.execution import RuntimeSection
 from utils.runtime.base import derive_seed
 from utils.runtime.narrow_convolutions import guard_narrow_convolutions
 from utils.runtime.native import NativeRuntime
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 
 class CpuRuntime(NativeRuntime):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from utils.config.execution import RuntimeSection
 from utils.device_use import read_nvidia
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -19,9 +17,6 @@ from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.native import NativeRuntime
 from utils.runtime.start import DeviceStart, get_planned_size
 from utils.runtime.updates import Updates
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 _FUSED = ("adam", "adamw", "sgd", "nesterov", "momentum")  # timm names of torch's own optimizers
 
@@ -116,8 +111,11 @@ class CudaRuntime(NativeRuntime):
 
     def to_device(self, batch: B) -> B:
         """Copy in the feeder's thread and wait, so that the loop gets finished batches."""
-        with self._copying():
-            return super().to_device(batch)
+        torch.cuda.set_device(self.device)  # the current device belongs to the thread
+        with torch.cuda.stream(self._copies):
+            moved = super().to_device(batch)
+        self._copies.synchronize()
+        return moved
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
         if torch.cuda.current_stream() != self._copies:
@@ -125,13 +123,6 @@ class CudaRuntime(NativeRuntime):
         moved = tensor.pin_memory().to(self.device, non_blocking=True)
         moved.record_stream(torch.cuda.default_stream(self.device))
         return moved
-
-    @contextlib.contextmanager
-    def _copying(self) -> Iterator[None]:
-        torch.cuda.set_device(self.device)  # the current device belongs to the thread
-        with torch.cuda.stream(self._copies):
-            yield
-        self._copies.synchronize()
 
     def describe(self) -> JsonObject:
         return {**super().describe(), "hardware": torch.cuda.get_device_name(self.device)}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.config.execution import RuntimeSection
 from utils.runtime.base import DTYPES, B, HasLoss, Runtime, Task, derive_seed
 from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.processes.ranks import ProcessRanks
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 
 class NativeRuntime(Runtime):

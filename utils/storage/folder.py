@@ -82,11 +82,7 @@ class Folder(ABC):
 
     @abstractmethod
     def put_file(self, source: Path, name: str) -> int:
-        """Copy a local file whole to a name below (also `child/file`); return its CRC32C.
-
-        Raises:
-          OSError: the store refuses, or has other bytes than were sent.
-        """
+        """Copy a local file whole to a name below (also `child/file`); return its CRC32C."""
 
     @abstractmethod
     def read_claim(self, name: str) -> tuple[str, str] | None:

@@ -15,11 +15,7 @@ def lock_file(file: IO | int) -> None:
 
 
 def try_lock(file: IO | int) -> bool:
-    """Take the file's lock; False if another process holds it.
-
-    Raises:
-      OSError: the file system has no locks.
-    """
+    """Take a file's lock; False if another process has it, OSError without locks on the disk."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -16,11 +16,7 @@ from utils.storage.retry import explain
 
 
 def open_folder(place: str | Path | Folder) -> Folder:
-    """Return the folder behind a path or a URL such as gs://bucket/name.
-
-    Raises:
-      UserError: a protocol that fsspec does not know, or whose package is missing.
-    """
+    """Return the folder behind a path or URL; UserError for a protocol without its package."""
     if isinstance(place, Folder):
         return place
     if not is_remote(place):
@@ -61,14 +57,7 @@ def is_there(place: str | Path) -> bool:
 
 
 def to_path(place: str | Path, key: str = "") -> Path:
-    """Return a local path, without `file://` and with `~` and `$NAME` expanded.
-
-    Args:
-      key: the flag or the configuration's key that holds it, for errors.
-
-    Raises:
-      UserError: it is a URL.
-    """
+    """Return a local path with `~` and `$NAME` expanded; a UserError for `key` if it is a URL."""
     if is_remote(place):
         named = f"{key} ({str(place)!r})" if key else repr(str(place))
         raise UserError(f"{named} is a URL, but a local path is needed; use a path")

@@ -7,14 +7,10 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.storage.places import is_remote, open_folder, to_path
 from utils.storage.retry import explain, retry
-
-if TYPE_CHECKING:
-    from utils.storage.remote import RemoteFolder
 
 # A store answers within a second; without a network its clients retry for minutes.
 _LIMIT_S = 30.0
@@ -64,8 +60,7 @@ def _silence_clients() -> Iterator[None]:
 
 def _try_listing(place: str | Path) -> BaseException | None:
     try:
-        folder: RemoteFolder = open_folder(place)
-        retry(folder.list_once, place=str(place), tries=1)
+        retry(open_folder(place).list_once, place=str(place), tries=1)
     except (OSError, UserError) as error:
         return error.__cause__ if isinstance(error.__cause__, OSError) else error
     return None

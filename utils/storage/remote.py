@@ -14,15 +14,14 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from fsspec import AbstractFileSystem
 
 from utils.json_types import JsonObject
 from utils.storage.folder import ASIDE, COMMIT_FILE, Folder, StorageError
 from utils.storage.local import compute_crc32c
 from utils.storage.retry import retry
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
 

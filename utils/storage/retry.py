@@ -40,7 +40,8 @@ def retry(call: Callable[..., T], *arguments: object, place: str, tries: int = T
         except _FINAL:
             raise
         except Exception as error:
-            if not _is_of_store(error):
+            package = type(error).__module__.partition(".")[0]
+            if not isinstance(error, OSError) and package not in _CLIENTS:
                 raise
             is_late = time.monotonic() - began > _PATIENCE_S.get()
             if number + 1 == tries or is_late or not _may_pass(error):
@@ -65,10 +66,6 @@ def explain(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _is_of_store(error: Exception) -> bool:
-    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in _CLIENTS
 
 
 def _may_pass(error: Exception) -> bool:

@@ -107,11 +107,7 @@ def list_entries(header: JsonMapping) -> JsonObject:
 
 
 def read_kinds(header: JsonMapping) -> dict[str, Kind]:
-    """Return shapes and types of the tensors of a .safetensors file.
-
-    Raises:
-      WeightsError: a type that PyTorch does not have.
-    """
+    """Return shapes and types of the tensors of a .safetensors file; WeightsError if unknown."""
     kinds = {}
     for name, entry in list_entries(header).items():
         if entry["dtype"] not in _TYPES:
@@ -160,11 +156,7 @@ def load_pickled(file: Path) -> dict[str, Tensor]:
 
 
 def read_pickled_kinds(file: Path) -> dict[str, Kind]:
-    """Read shapes and types of the tensors of a .pth, without their bytes if its form allows it.
-
-    Raises:
-      WeightsError: as `load_pickled`.
-    """
+    """Read shapes and types of the tensors of a .pth, without their bytes if possible."""
     # Files from before PyTorch 1.6 are not archives and are read in full.
     tensors = _unwrap(_unpickle(file, mmap=zipfile.is_zipfile(file)))
     return {name: get_kind(value) for name, value in tensors.items()}

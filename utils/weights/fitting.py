@@ -66,14 +66,7 @@ class Fit:
 
 
 def fit(model: nn.Module, weights: Weights, rules: FitRules, *, read: bool) -> Fit:
-    """Adapt weights to a model by the rules; nothing is copied into it.
-
-    Args:
-      read: read the tensors; else only kinds are compared, and nothing is resampled.
-
-    Raises:
-      UserError: the weights cannot be read, or a pattern matches nothing.
-    """
+    """Adapt weights to a model by the rules; without `read`, compare kinds and resample nothing."""
     raw = weights.get_tensors(model) if read else weights.get_kinds(model)
     own = model.state_dict()
     if rules.rename:
@@ -102,11 +95,7 @@ def list_head_names(model: nn.Module) -> list[str]:
 
 
 def _renew_head(model: nn.Module, fitted: Fit, rules: FitRules, weights: Weights) -> None:
-    """Drop the head if the rules say so, or if it has other classes.
-
-    Raises:
-      UserError: the classes have other names or another order, which the rules refuse.
-    """
+    """Drop the head if the rules say so, or if it has other classes that they allow."""
     own = model.state_dict()
     heads = [name for name in list_head_names(model) if name not in fitted.kept]
     if not heads:

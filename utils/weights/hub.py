@@ -32,11 +32,7 @@ def is_shared(path: str) -> bool:
 
 
 def open_shared(path: str, key: str) -> Folder:
-    """Open the folder of a shared model's config.json and weights.
-
-    Raises:
-      UserError: it does not exist, or cannot be downloaded.
-    """
+    """Open the folder of a shared model's config.json and weights; UserError if it fails."""
     _, _, name = path.partition(":")
     folder = open_folder(name if path.startswith(LOCAL) else _fetch(path, name, key))
     if not name or CONFIG not in folder.list_names():

@@ -95,14 +95,7 @@ VARIANTS = (
 
 
 def read_language_facts(said: JsonMapping, refuse: Callable[[str], UserError]) -> JsonObject | None:
-    """Read config.json as facts of this program; None if the model has no variant here.
-
-    Args:
-      refuse: creates the error for a reason.
-
-    Raises:
-      UserError: models/delta/ does not support a setting.
-    """
+    """Read config.json as facts of this program; None for other models, `refuse` for settings."""
     text = said.get("text_config")
     config = text if isinstance(text, dict) else said
     kind = str(config.get("model_type", "")).replace("rwkv7_fla", "rwkv7")
@@ -259,11 +252,7 @@ def _read_base(config: JsonMapping, variant: Variant, refuse: Callable[[str], Us
 
 
 class LanguageWeights(Weights):
-    """A folder of .safetensors files whose tensor names may differ from this program's.
-
-    Args:
-      facts: of its config.json.
-    """
+    """A folder of .safetensors files with names of transformers or fla; `facts` of config.json."""
 
     def __init__(self, path: str, key: str, folder: Folder, facts: JsonObject) -> None:
         super().__init__(path, key)
@@ -347,11 +336,7 @@ def join(pieces: Pieces, tensors: Mapping[str, Tensor]) -> Tensor:
 
 
 def split(name: str, tensor: Tensor, model: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of a file that `find_pieces` would join into this one.
-
-    Args:
-      model: the model's name here.
-    """
+    """Yield names and tensors of a file that `find_pieces` would join into this one of a model."""
     layer, _, kind = name.rpartition(".")
     if model == "qwen3_next" and kind in ("gate_up_proj", "down_proj") and tensor.dim() == 3:
         parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)

@@ -85,11 +85,7 @@ def _count_bad(value: Tensor, is_parameter: bool) -> int:
 
 
 def find_other_variant(model: nn.Module, facts: JsonMapping, key: str, path: str) -> str:
-    """Describe arguments by which a model's tensors mean something else than a checkpoint's.
-
-    Raises:
-      UserError: the checkpoint's facts have arguments that its model does not take.
-    """
+    """Describe arguments by which a model's tensors mean something else than a checkpoint's."""
     own: TensorMeanings | None = getattr(model, "meanings", None)
     if own is None or (theirs := read_meanings(own, facts, key, path)) is None:
         return ""

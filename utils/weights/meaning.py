@@ -101,14 +101,7 @@ def find_meanings(registry: Registry, model: object, args: object) -> TensorMean
 def read_meanings(
     own: TensorMeanings, facts: JsonMapping, key: str, path: str
 ) -> TensorMeanings | None:
-    """Return the meanings of weights by their model's name and arguments; None if unknown.
-
-    Args:
-      own: meanings of the model that loads them.
-
-    Raises:
-      UserError: the weights' model does not take its arguments.
-    """
+    """Return the meanings of weights by their model's name and arguments; None if unknown."""
     try:
         return find_meanings(own.registry, facts.get("model"), facts.get("args"))
     except UserError as error:

@@ -86,11 +86,7 @@ class Weights(ABC):
 
 
 class FileWeights(Weights):
-    """A file, with an optional `NAME.json` of the same name beside it.
-
-    Args:
-      given: facts that replace those of the file.
-    """
+    """A file with an optional `NAME.json` beside it; `given` facts replace those of the file."""
 
     def __init__(
         self, path: str, key: str, folder: Folder, name: str, given: JsonObject | None = None
@@ -196,7 +192,7 @@ class CheckpointWeights(Weights):
         return {name.removeprefix(start): e for name, e in entries if name.startswith(start)}
 
     def _find(self, root: Folder) -> tuple[Folder, JsonObject]:
-        """Find the newest that is whole, judged without its tensors."""
+        """Find the newest whole one, without reading its tensors."""
         failure: CheckpointError | None = None
         for folder in iterate_checkpoints(root):
             try:

@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -96,8 +96,7 @@ def launch_processes(
             context.Process(target=_run_rank, args=(rank, shared, entry, args), name=f"rank {rank}")
             for rank in range(count)
         ]
-        forwarded = _ForwardedSignals(processes)
-        with forwarded:
+        with _forward_signals(processes) as received:
             try:
                 with _share_threads(count):
                     for process in processes:
@@ -106,7 +105,7 @@ def launch_processes(
             finally:
                 _end(processes)
         codes = {rank: process.exitcode or 0 for rank, process in enumerate(processes)}
-        if forwarded.terminated and -signal.SIGTERM in codes.values():
+        if signal.SIGTERM in received and -signal.SIGTERM in codes.values():
             return EXIT_PREEMPTED  # before that rank could save anything: nothing is wrong
         return _explain_exit(read_failures(Path(folder)), codes, killed, timeout_s)
 
@@ -329,24 +328,20 @@ def _end(processes: Sequence[BaseProcess]) -> None:
             process.join()
 
 
-class _ForwardedSignals:
-    """Forwards SIGINT and SIGTERM of the parent to the ranks."""
+@contextlib.contextmanager
+def _forward_signals(processes: Sequence[BaseProcess]) -> Iterator[list[int]]:
+    """Forward SIGINT and SIGTERM of the parent to the ranks; yield the list of those received."""
+    received: list[int] = []
 
-    def __init__(self, processes: Sequence[BaseProcess]) -> None:
-        self._processes = processes
-        self._before: dict[int, Any] = {}
-        self.terminated = False
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._forward)
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _forward(self, number: int, _: FrameType | None) -> None:
-        self.terminated |= number == signal.SIGTERM
-        for process in self._processes:
+    def forward(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        for process in processes:
             if process.pid is not None and process.exitcode is None:
                 os.kill(process.pid, number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

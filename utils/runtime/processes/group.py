@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from utils.config.execution import RuntimeSection
 from utils.runtime.start import get_planned_size
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 T = TypeVar("T")
 

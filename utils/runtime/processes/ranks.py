@@ -119,7 +119,9 @@ class Ranks(ABC):
         if self.size == 1:
             return
         host = self._device.fetch_all(tensors)
-        compare_checksums(self.gather({n: _compute_crc32(t) for n, t in host.items()}), when)
+        flat = {n: t.contiguous().reshape(-1).view(torch.uint8) for n, t in host.items()}
+        sums = {name: zlib.crc32(values.numpy()) for name, values in flat.items()}
+        compare_checksums(self.gather(sums), when)
 
     def leave(self) -> None:
         """Close the connections to the other ranks."""
@@ -256,7 +258,3 @@ def compare_checksums(sums: Sequence[Mapping[str, int]], when: str) -> None:
             f"the weights of rank {', '.join(map(str, odd))} differ from the others' {when}: "
             f"{len(names)} of {len(mine)} tensors, first {names[0] if names else 'a missing one'}"
         )
-
-
-def _compute_crc32(tensor: Tensor) -> int:
-    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -6,8 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from utils.config.execution import RuntimeSection
 from utils.runtime.processes.children import (
     RECORDS,
     pass_on_sigterm,
@@ -18,9 +18,6 @@ from utils.runtime.processes.children import (
     watch_records,
 )
 from utils.runtime.xla.runtime import XlaRuntime
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 
 def launch_on_chips(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -22,9 +22,6 @@ from torch.optim import Optimizer
 from utils.log import get_logger
 from utils.runtime.axes import view_as_in_files
 from utils.runtime.updates import Updates
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 # Classes of timm's optimizers with such a decay.
 FACTOR_DECAYS = ("AdaBelief", "AdafactorBigVision", "Adan", "Lion", "SGDW")

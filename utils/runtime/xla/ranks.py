@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed
 from torch import Tensor
 
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.mesh_gradients import join_gradients
 from utils.runtime.processes.group import ProcessGroup, flatten, unflatten
 from utils.runtime.processes.ranks import Alone, Device, ProcessRanks, list_owners
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 T = TypeVar("T")
 
@@ -123,13 +121,7 @@ def join_hosts(section: RuntimeSection) -> ProcessGroup:
 
 
 def check_collectives(world_size: int) -> None:
-    """Refuse a torch.distributed group of backend `xla` with more ranks than XLA itself has.
-
-    Across CPU processes each rank would silently get back its own value for a sum.
-
-    Args:
-      world_size: XLA's number of ranks.
-    """
+    """Refuse a group of backend `xla` with other ranks than XLA's: each would get its own sum."""
     if not torch.distributed.is_initialized() or torch.distributed.get_backend() != "xla":
         return
     size = torch.distributed.get_world_size()

@@ -7,11 +7,11 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from utils.config.execution import RuntimeSection
 from utils.device_use import read_tpu
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -27,9 +27,6 @@ from utils.runtime.updates import Updates
 from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 from utils.storage.places import to_path
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
 
 
 class XlaInstruments(Instruments):

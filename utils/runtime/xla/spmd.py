@@ -9,12 +9,12 @@ split the tokens of each example along a third axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.mesh_gradients import split_gradients
@@ -25,19 +25,12 @@ from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import MeshRanks, join_hosts
 from utils.runtime.xla.runtime import XlaRuntime
 
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
-
 _DATA, _FSDP, _CONTEXT = "data", "fsdp", "context"
 _BATCH = (_DATA, _FSDP)
 
 
 def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, ...]:
-    """Return the devices along (data, fsdp), and along context if sequences are split.
-
-    Raises:
-      UserError: the keys do not match the devices.
-    """
+    """Return the devices along (data, fsdp[, context]); UserError if keys and devices differ."""
     fsdp, context = section.mesh_fsdp, section.mesh_context
     data = section.mesh_data or max(devices // (fsdp * context), 1)
     if data * fsdp * context != devices:
@@ -130,10 +123,7 @@ class XlaSpmdRuntime(XlaRuntime):
         return self._xs.annotate_custom_sharding(x, self._mesh, tuple(partition)).global_tensor
 
     def _lay_out_state(self, value: Tensor, parameter: Tensor) -> Tensor:
-        """Upload a tensor of an optimizer's state in its parameter's layout, or replicated.
-
-        The zeroing step has left it in another layout.
-        """
+        """Upload a tensor of an optimizer's state in its parameter's layout, or replicated."""
         same = value.shape == parameter.shape
         partition = self._get_partition(value.shape) if same else (None,) * value.dim()
         return self._upload(value.cpu(), partition)
