@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def start(config: RunConfig) -> int:
-    """Check a configuration on the host, then run it on its runtime; gives the exit code."""
+    """Check a configuration on the host, then run it on its runtime; return the exit code."""
     device = choose_device(config.runtime)
-    # PyTorch is imported behind this door: who asks for help, mistypes a flag or names a device
-    # that is not here waits for nothing.
+    # PyTorch is imported only now, so that --help and errors of flags or devices are immediate.
     with pause_collection():
         from job.entry import start
 

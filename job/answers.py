@@ -1,7 +1,7 @@
-"""Which examples of an evaluation were answered rightly: gathered beside it, at no pass of its own.
+"""Which examples of an evaluation were classified correctly, without a pass of its own.
 
-The marks of each batch stay on the device as outputs of the batch's own graph, and come to the host
-in one read once the evaluation is over.
+The marks of each batch stay on the device as outputs of the batch's own graph, and are copied to
+the host in one read after the evaluation.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 def describe_split(job: Job) -> list[str]:
-    """What tells the evaluated split from others, wherever it lies and however it is prepared."""
+    """Return what identifies the evaluated split, independent of its path and preprocessing."""
     data = job.config.data
     return [data.source, data.name, str(job.stream["dataset"][2]), data.eval_split]
 
 
 class Answers:
-    """A task as an evaluation calls it, which keeps what is said of each example.
+    """A task for an evaluation, which keeps the correctness of each example.
 
     Args:
-      identity: what tells the split from others, for the hash of its examples.
+      identity: of the split, for the hash of its examples.
     """
 
     def __init__(self, task: RunTask, runtime: Runtime, identity: Sequence[object] = ()) -> None:
@@ -51,15 +51,15 @@ class Answers:
         self._seen: list[_Seen] = []
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
-        """As `engine.evaluate`."""
+        """Evaluate a model as `engine.evaluate` does."""
         return evaluate(model, self._follow(batches), self, self._runtime)
 
     def loss(self, model: nn.Module, batch: Batch) -> object:
-        """As the task's."""
+        """Call the task's method."""
         return self._task.loss(model, batch)
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
-        """As the task's; the marks of the batch stay on the device."""
+        """Call the task's method; the marks of the batch stay on the device."""
         if not isinstance(self._task, MarksExamples):
             return self._task.count(model, batch)
         sums, marks = self._task.count_marked(model, batch)
@@ -68,47 +68,50 @@ class Answers:
         return sums
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """As the task's."""
+        """Call the task's method."""
         return self._task.summarise(sums)
 
     def gather(self, step: int) -> Hits | None:
-        """The marks of all ranks in the order of the split; called by all ranks alike.
+        """Gather the marks of all ranks in the order of the split; called by all ranks alike.
 
-        None where the task marks nothing. # host read: one in all
+        None if the task marks nothing. # host read: one in all
         """
         if not self._marks:
             return None
-        host = self._runtime.fetch_all({str(n): one for n, one in enumerate(self._marks)})
+        host = self._runtime.fetch_all({str(n): mark for n, mark in enumerate(self._marks)})
         marks = [host[str(number)].numpy() for number in range(len(self._marks))]
         ranks = self._runtime.ranks
-        rows: list[np.ndarray] = []
+        blocks: list[np.ndarray] = []
         for seen, mark in zip(self._seen, marks, strict=True):
             # Over several hosts a mesh's array holds the examples of all of them.
             first = ranks.index * seen.size if len(mark) > seen.size else 0
             own = mark[first : first + seen.size][seen.valid]
-            rows.append(np.column_stack([seen.ids, own.astype(np.int64)]))
-        found = np.concatenate(ranks.gather(np.concatenate(rows)))
-        return self._pack(step, found[np.argsort(found[:, 0], kind="stable")])
-
-    def _pack(self, step: int, rows: np.ndarray) -> Hits:
+            blocks.append(np.column_stack([seen.ids, own.astype(np.int64)]))
+        rows = np.concatenate(ranks.gather(np.concatenate(blocks)))
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
         ids = hashlib.sha256(self._identity)
         ids.update(np.ascontiguousarray(rows[:, :2].astype("<i8")).tobytes())
         bits = np.packbits(rows[:, 2].astype(bool)).tobytes()
         return Hits(step, len(rows), ids.hexdigest(), bits)
 
     def _follow(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Notes which examples a batch holds, while it is on the host."""
+        """Record the examples of each batch while it is on the host."""
         for batch in batches:
-            self._seen.append(_look_at(batch))
+            valid = batch.mask.numpy().copy()
+            indices = batch.indices.numpy()[valid].astype(np.int64)
+            labels = batch.get_tensors().get("labels")
+            known = np.zeros_like(indices) if labels is None else labels.numpy()[valid]
+            ids = np.stack([indices, known.astype(np.int64)], axis=1)
+            self._seen.append(_Seen(len(batch), valid, ids))
             yield batch
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is known of a batch on the host.
+    """Examples of a batch.
 
     Attributes:
-      size: padding included.
+      size: with padding.
       valid: [size] bool.
       ids: [n, 2] int64 of the valid examples: index in the split, label.
     """
@@ -118,37 +121,29 @@ class _Seen:
     ids: np.ndarray
 
 
-def _look_at(batch: Batch) -> _Seen:
-    valid = batch.mask.numpy().copy()
-    indices = batch.indices.numpy()[valid].astype(np.int64)
-    labels = batch.get_tensors().get("labels")
-    known = np.zeros_like(indices) if labels is None else labels.numpy()[valid]
-    return _Seen(len(batch), valid, np.stack([indices, known.astype(np.int64)], axis=1))
-
-
 def add_further_sets(
     evaluation: Evaluation,
     runtime: Runtime,
     parts: Parts,
     follow: Callable[[Iterable[Batch]], Iterator[Batch]],
 ) -> Evaluation:
-    """An evaluation with what the task says of further sets, where it has some.
+    """Add the task's metrics on further sets to an evaluation, if it has such sets.
 
     Args:
-      follow: batches -> the same, with a sign of life for each.
+      follow: batches -> the same, with a beat of the stall watch for each.
     """
     task, state, plan = parts.task, parts.state, parts.plan
     if not isinstance(task, HasExtraSets):
         return evaluation
     number = None if state.step >= plan.total_steps else state.step // plan.eval_every
-    found = task.judge(
+    metrics = task.judge(
         state.eval_model,
         lambda count, batches: sum_batches(count, follow(batches), runtime),
         number,
     )
-    strange = next((name for name, value in found.items() if not math.isfinite(value)), None)
-    if strange is not None:
-        get_logger().warning("step %d: %s of data.evals is not finite", state.step, strange)
+    bad = next((name for name, value in metrics.items() if not math.isfinite(value)), None)
+    if bad is not None:
+        get_logger().warning("step %d: %s of data.evals is not finite", state.step, bad)
     name = task.score_metric
-    score = found.get(name, math.nan) if name else evaluation.score
-    return replace(evaluation, beside=found, score=score)
+    score = metrics.get(name, math.nan) if name else evaluation.score
+    return replace(evaluation, beside=metrics, score=score)

@@ -1,4 +1,4 @@
-"""Builds what a replica works with: loaders, student, task and train state."""
+"""Builds the parts of a replica: loaders, student, task and train state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 from datasets import Loader, Role, create_loader
 from engine import Plan, TrainState
 from job.check import check_split
-from job.micro_batches import settle_micro_batches
+from job.micro_batches import resolve_micro_batches
 from job.resume import restore, start_weights
 from job.spec import count_eval_steps, count_steps, with_input_processes
 from models.batch_norm import synchronise_batch_norm
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
-# XLA graphs beyond a run's own where torch.compile makes the forward and the backward pass graphs
-# apart from the rest of a step and of an evaluation.
+# XLA graphs beyond a run's own if torch.compile separates the forward and backward pass from the
+# rest of a step and of an evaluation.
 _CUT_GRAPHS = 8
 
 
 @dataclass
 class Parts:
-    """What a replica works with.
+    """Parts of a replica.
 
-    Args:
+    Attributes:
       train_loaders: of the same examples in the same order, each augmented in its own way.
-      resumed: facts of the checkpoint that the state was restored from; empty: a new run.
+      resumed: facts of the restored checkpoint; empty for a new run.
       teacher_metrics: of each teacher on the evaluation split.
     """
 
@@ -68,15 +68,15 @@ class Parts:
 
     @property
     def train_loader(self) -> Loader:
-        """The first of the training loaders: its positions and counters are the run's."""
+        """The first of the training loaders, whose positions and counters are the run's."""
         return self.train_loaders[0]
 
     def count_parameters(self) -> int:
-        """Trainable numbers of the student."""
+        """Count the trainable numbers of the student."""
         return sum(p.numel() for p in self.state.model.parameters() if p.requires_grad)
 
     def close(self) -> None:
-        """Let the loaders and what the task has opened go."""
+        """Close the loaders and the files that the task has opened."""
         for part in (*self.train_loaders, self.eval_loader):
             part.close()
         if isinstance(self.task, Caches):
@@ -84,8 +84,8 @@ class Parts:
 
 
 def build_parts(runtime: Runtime, job: Job) -> Parts:
-    """Loaders, student, task and train state of this replica, restored if asked."""
-    job = settle_micro_batches(job, name_chip_of(runtime), runtime.device_count)
+    """Build loaders, student, task and train state of this replica, restored if configured."""
+    job = resolve_micro_batches(job, name_chip_of(runtime), runtime.device_count)
     config = job.config
     train_loaders = [
         open_loader(runtime, change(config, data=data.model_dump()), "train", augmentation=number)
@@ -125,7 +125,7 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
 def open_loader(
     runtime: Runtime, config: RunConfig, role: Role, *, augmentation: int = 0
 ) -> Loader:
-    """The loader of a run's split for this replica."""
+    """Open the loader of a run's split for this replica."""
     return create_loader(
         config.data,
         role,
@@ -146,8 +146,8 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
     if config.train.remat:
         recompute_blocks(student, runtime.checkpoint_block)
     if config.train.sync_batchnorm and runtime.ranks.size > 1:
-        for one in filter(None, (student, getattr(losses, "peer", None))):
-            synchronise_batch_norm(one, runtime.ranks.sum_with_gradient)
+        for model in filter(None, (student, getattr(losses, "peer", None))):
+            synchronise_batch_norm(model, runtime.ranks.sum_with_gradient)
     runtime.prepare(losses)
     for model in (student, *averages.values()):
         runtime.accelerate(runtime.prepare(model))
@@ -172,30 +172,24 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
 
 
 def get_decays(config: RunConfig) -> tuple[float, ...]:
-    """The decay of each average that is kept; the first is the one that is exported."""
+    """Return the decay of each average; the first one is exported."""
     train = config.train
     return (train.ema_decay, *train.ema_more) if train.ema else ()
 
 
 def _has_past(config: RunConfig) -> bool:
-    """Whether the student's last epoch teaches, and is kept for it."""
-    return PAST in (one.model for one in get_teacher_sections(config.distill))
-
-
-def _count_declared(job: Job) -> int:
-    """Graphs beyond those of a run whose steps have one shape: what is declared is no surprise.
-
-    One for each further shape, and one that brings the state back after it was tried; and those
-    that further sets are judged by, as far as the task knows them; and what torch.compile cuts off.
-    """
-    shapes = job.facts.step_shapes
-    cut = _CUT_GRAPHS if job.config.runtime.compile else 0
-    return (shapes if shapes > 1 else 0) + job.facts.set_graphs + cut
+    """Return whether the student's last epoch teaches, so that it must be kept."""
+    return PAST in (section.model for section in get_teacher_sections(config.distill))
 
 
 def _create_plan(job: Job) -> Plan:
     config = job.config
     train, steps_per_epoch = config.train, job.steps_per_epoch
+    # Graphs beyond those of a run of one shape: one for each further shape and one that restores
+    # the state after trying them, those of further sets, and those that torch.compile adds.
+    shapes = job.facts.step_shapes
+    graphs = (shapes if shapes > 1 else 0) + job.facts.set_graphs
+    graphs += _CUT_GRAPHS if config.runtime.compile else 0
     plan = Plan(
         total_steps=job.total_steps,
         steps_per_epoch=steps_per_epoch,
@@ -204,7 +198,7 @@ def _create_plan(job: Job) -> Plan:
         checkpoint_every=train.checkpoint_every_steps
         or count_steps(train.checkpoint_every_epochs, steps_per_epoch),
         seed=train.seed,
-        graph_budget=config.runtime.graph_budget + _count_declared(job),
+        graph_budget=config.runtime.graph_budget + graphs,
         schedule=create_schedule(
             scale_lr(config), total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
         ),

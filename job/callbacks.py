@@ -1,4 +1,4 @@
-"""`RunCallbacks`: what the engine calls back, so that a run is never lost."""
+"""`RunCallbacks`: recording, saving and stopping, called by the engine's loop."""
 
 from __future__ import annotations
 
@@ -29,35 +29,31 @@ if TYPE_CHECKING:
 
 
 class RunCallbacks(Callbacks):
-    """Metrics, checkpoints, requests to end, going back and the stall watch of one replica.
+    """Metrics, checkpoints, stop requests, rollbacks and the stall watch of one replica.
 
-    As a context it makes sure that a checkpoint that is being written ends whole.
+    As a context manager it ensures that a checkpoint that is being written is completed.
 
     Args:
-      ahead: makes steps of shapes to come before the first step; None if there are none.
+      ahead: compiles later batch shapes before step 1; None disables it.
     """
 
     def __init__(
-        self,
-        runtime: Runtime,
-        job: Job,
-        parts: Parts,
-        session: RunSession | None,
+        self, runtime: Runtime, job: Job, parts: Parts, session: RunSession | None,
         ahead: StepsAhead | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.runtime, self.job, self.parts, self.ahead = runtime, job, parts, ahead
         replica = Replica(runtime, job, parts, session)
         manager = open_checkpoints(replica)
-        goes_on = session is not None and job.checkpoint is not None
-        self.recording = Recording(replica, manager.list_steps() if goes_on else ())
+        resumes = session is not None and job.checkpoint is not None
+        self.recording = Recording(replica, manager.list_steps() if resumes else ())
         self.stopping = Stopping(replica, self.recording.recorder)
         self._watch = self.stopping.watch
         self.saving = Saving(replica, manager, self.recording, self._watch.beat)
 
     def __enter__(self) -> RunCallbacks:
         self.stopping.listening.__enter__()
-        goes_back = self.job.config.train.on_nonfinite == "rollback"
-        if goes_back and self.parts.state.step == 0:
+        rolls_back = self.job.config.train.on_nonfinite == "rollback"
+        if rolls_back and self.parts.state.step == 0:
             self.save(self.parts.state, False)
         return self
 
@@ -75,70 +71,62 @@ class RunCallbacks(Callbacks):
             self.recording.close()
 
     def get_batches(self, step: int) -> Iterator[Batch]:
-        """Training batches from a step on, with all that travels with them."""
+        """Return training batches from a step on, with their draws and values."""
         state = self.parts.state
-        begun_with = state.input_processes
-        # From here on positions count on this run's processes.
-        state.input_processes = self.parts.train_loader.shard[1]
-        batches = iterate_batches(self.parts, step, begun_with)
+        # From here on positions refer to this run's processes.
+        before, state.input_processes = state.input_processes, self.parts.train_loader.shard[1]
+        batches = iterate_batches(self.parts, step, before)
         return batches if self.ahead is None else self.ahead.watch(batches)
 
     def begin_step(self, step: int) -> None:
-        """A sign of life, and a trace that may start or end."""
+        """Beat, and start or end a trace."""
         if self.ahead is not None:
             self.ahead.run(self._watch.beat)
         self._watch.beat()
         self.recording.begin_step(step)
 
     def evaluate(self, state: TrainState) -> Evaluation:
-        """The task's verdict on the evaluated weights over the evaluation split.
-
-        What it says of further sets stands beside it, and decides nothing.
-        """
+        """Evaluate the model and its averages on the evaluation split, and on further sets."""
         answers = Answers(self.parts.task, self.runtime, describe_split(self.job))
-        evaluation = self._ask(answers, state.eval_model)
+        evaluation = self._evaluate(answers, state.eval_model)
         for name, average in state.averages.items():
             if name in ("ema", PAST):
                 continue  # the first one is evaluated above, and the past is no average
-            # Its answers are marked and not kept: so it is the same graph.
-            more = self._ask(Answers(self.parts.task, self.runtime), average).metrics
-            evaluation.metrics.update({f"{name}/{key}": value for key, value in more.items()})
-        self.recording.note_hits(answers.gather(state.step), is_best=_is_best(state, evaluation))
+            # Its hits are computed and dropped, so that the graph is the same.
+            extra = self._evaluate(Answers(self.parts.task, self.runtime), average).metrics
+            evaluation.metrics.update({f"{name}/{key}": value for key, value in extra.items()})
+        # As the loop decides it after this.
+        is_best = state.best_score is None or evaluation.score > state.best_score
+        hits = answers.gather(state.step)
+        self.recording.note_hits(hits, is_best=evaluation.is_finite and is_best)
         self.recording.gather_numbers()
         return add_further_sets(evaluation, self.runtime, self.parts, self._watch.follow)
 
-    def _ask(self, answers: Answers, model: nn.Module) -> Evaluation:
+    def _evaluate(self, answers: Answers, model: nn.Module) -> Evaluation:
         return answers.evaluate(model, self._watch.follow(self.parts.eval_loader.batches()))
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
-        """A line of metrics, written and shown; what the checkpoint thread met is raised here."""
+        """Write and show a line of metrics; errors of the checkpoint thread are raised here."""
         self._watch.beat()
         self.stopping.require_run()
         if self.runtime.ranks.size == 1:
-            self.saving.manager.check()  # several ranks look at it together: should_stop, save
+            self.saving.manager.check()  # several ranks do this together: should_stop, save
         line = {**scalars, **self.parts.train_loader.counters}
         if kind == TRAIN:
             line["checkpoint_held_s"] = self.saving.manager.pop_blocked_s()
         self.recording.write(step, kind, scalars, line)
 
     def save(self, state: TrainState, best: bool) -> None:
-        """Take the state to the host and have it written beside the loop, by rank zero."""
+        """Copy the state to the host and have rank zero write it beside the loop."""
         self.saving.save(state, best)
 
     def should_stop(self, step: int) -> bool:
-        """Whether any rank was asked to end; alike on all of them."""
+        """Return whether any rank was asked to stop; the same on all of them."""
         if not self.stopping.is_due(step):
             return False
         self.saving.check()
         return self.stopping.is_asked(step)
 
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
-        """Go back to the last checkpoint and skip the batch of a bad step, if that is wanted."""
+        """Go back to the last checkpoint and skip a bad step's batch; False if not configured."""
         return self.saving.roll_back(state, bad_step)
-
-
-def _is_best(state: TrainState, evaluation: Evaluation) -> bool:
-    """Whether no evaluation has given a higher score, as the loop decides it behind this."""
-    return evaluation.is_finite and (
-        state.best_score is None or evaluation.score > state.best_score
-    )

@@ -1,12 +1,10 @@
-"""What can be found wrong before any device is touched: `check` turns a config into a `Job`."""
+"""Checks a configuration before any device is touched: `check` turns it into a `Job`."""
 
 from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from pydantic import BaseModel
 
 from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run, describe_start
@@ -34,26 +32,23 @@ if TYPE_CHECKING:
 
 
 def check(config: RunConfig, device: str | None = None) -> Job:
-    """All that can be found wrong without a device; nothing is written.
+    """Check all that needs no device, and write nothing; UserError is the first fault.
 
     Args:
-      device: that has been chosen already; none: it is chosen here.
-
-    Raises:
-      UserError: the first thing that is wrong.
+      device: an earlier choice; None: it is chosen here.
     """
     device = device or choose_device(config.runtime)
     check_devices(device, **dict(config))
-    kind = TASKS.get(config.train.task)
-    _refuse_unread_keys(config, kind)
+    task_class = TASKS.get(config.train.task)
+    _refuse_unread_keys(config, task_class)
     step = compute_step_hash(config)
-    config = _settle_model(config)
+    config = _resolve_model(config)
     find_model_name(config.model.name)
     check_patch_names(config.model.skip_patches)
-    task: TaskCheck = kind.check(config)
+    task: TaskCheck = task_class.check(config)
     steps_per_epoch = task.dataset.num_examples["train"] // config.data.global_batch_size
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
-    # Refused here, made again on each replica: a schedule is functions, which do not travel.
+    # Checked here, created again on each replica, because functions cannot be sent to it.
     create_schedule(scale_lr(config), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     check_profiled_steps(config.profile.steps, total_steps)
     eval_every = count_eval_steps(config.train, steps_per_epoch)
@@ -91,10 +86,10 @@ def check(config: RunConfig, device: str | None = None) -> Job:
 
 
 def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> None:
-    """Refuse a global batch that does not deal out evenly, or not as the task needs it.
+    """Refuse a global batch that cannot be split evenly, or not as the task needs it.
 
     Args:
-      devices: that the global batch is dealt to.
+      devices: number of devices that share the global batch.
     """
     batch, parts = config.data.global_batch_size, config.train.known_parts
     if batch % (parts * devices):
@@ -107,31 +102,26 @@ def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> N
         task.check_micro_batch(batch // (parts * devices), devices)
 
 
-def _refuse_unread_keys(config: RunConfig, kind: type[RunTask]) -> None:
-    """A key that only other tasks read must stand at its default: it would have no effect."""
+def _refuse_unread_keys(config: RunConfig, task_class: type[RunTask]) -> None:
+    """Refuse a key of other tasks with another value than its default: it would have no effect."""
     task = config.train.task
     others = (k.name for k in get_keys().values() if k.tasks and task not in k.tasks)
-    for section, _, field in sorted(n.partition(".") for n in others if n not in kind.reads):
+    for section, _, field in sorted(n.partition(".") for n in others if n not in task_class.reads):
         owner = getattr(config, section)
-        value, default = getattr(owner, field), _get_default(owner, field)
-        if value != default:
+        value = getattr(owner, field)
+        if value != type(owner).model_fields[field].get_default(call_default_factory=True):
             raise UserError(
-                f"{section}.{field} ({value!r}) means nothing to train.task="
-                f"{config.train.task}; leave it out"
+                f"{section}.{field} ({value!r}) is not supported with train.task={task}; remove it"
             )
 
 
-def _get_default(section: BaseModel, field: str) -> object:
-    return type(section).model_fields[field].get_default(call_default_factory=True)
-
-
-def _settle_model(config: RunConfig) -> RunConfig:
-    """The student by timm's own names; what is only judged keeps the head of its weights."""
+def _resolve_model(config: RunConfig) -> RunConfig:
+    """Use timm's own names; an evaluation keeps the head of its weights."""
     keys = settle_model(config.model)
     if config.run.eval_only and config.model.reset_head == "always":
         raise UserError(
-            "model.reset_head (always) with run.eval_only would judge a head that nobody has "
-            "trained; leave one of them out"
+            "model.reset_head (always) with run.eval_only would evaluate an untrained head; remove "
+            "one of them"
         )
     if config.run.eval_only and not config.run.resume and config.model.reset_head == "auto":
         keys["reset_head"] = "never"
@@ -151,14 +141,14 @@ def _check_ranks(config: RunConfig, task: TaskCheck, device: str) -> None:
 
 
 def _check_blocks(config: RunConfig, student: nn.Module) -> None:
-    """Whether the student has the blocks that train.remat and train.scan_layers work on."""
+    """Check that the student has the blocks that train.remat and train.scan_layers need."""
     if config.train.remat:
         recompute_blocks(deepcopy(student), lambda function, *args: function(*args))
     frozen = "optim.freeze" if config.optim.freeze else "model.lora" if config.model.lora else ""
     if config.train.scan_layers and frozen:
         raise UserError(
-            f"train.scan_layers and {frozen} are both set, but one compiled block stands for all "
-            "of them; leave one out"
+            f"train.scan_layers is not supported with {frozen}, because one compiled block stands "
+            "for all of them; remove one"
         )
     if config.train.scan_layers:
         scan_blocks(deepcopy(student), lambda blocks, inputs: inputs)

@@ -1,4 +1,4 @@
-"""Pictures of runs: the loss in training and the first verdict of each evaluation."""
+"""Draws runs: the loss in training and the first metric of each evaluation."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def draw_run(folder: Path) -> Path:
 
 
 def draw_curves(runs: Mapping[str, Path], path: Path) -> Path:
-    """First part of the loss and first verdict of evaluation, one colour for each run.
+    """Draw the first loss term and the first metric of evaluations, one colour for each run.
 
-    Both are what the task names first: `loss/task` and `top1` of a classification.
+    The task's order decides: `loss/task` and `top1` for a classification.
     """
     import matplotlib
 
@@ -35,7 +35,8 @@ def draw_curves(runs: Mapping[str, Path], path: Path) -> Path:
             name, points = read_curve(folder, kind)
             if points:
                 axes.plot(*zip(*points, strict=True), label=label, marker=marker, linewidth=1.2)
-                axes.set_ylabel(_describe(name))
+                metric = METRICS.find(name)
+                axes.set_ylabel(f"{name} ({metric.unit})" if metric and metric.unit else name)
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize="small")
@@ -45,14 +46,9 @@ def draw_curves(runs: Mapping[str, Path], path: Path) -> Path:
 
 
 def read_curve(folder: Path, kind: str) -> tuple[str, list[tuple[int, float]]]:
-    """What a run's lines of a kind name first of what is learnt, and (step, value) of it."""
+    """Return the first learnt number of a run's lines of a kind, and its (step, value) pairs."""
     lines = [
         (line["step"], get_learnt(line)) for line in read_metrics(folder) if line["kind"] == kind
     ]
     name = next((name for _, numbers in lines for name in numbers), "")
-    return name, [(step, found[name]) for step, found in lines if found.get(name) is not None]
-
-
-def _describe(name: str) -> str:
-    metric = METRICS.find(name)
-    return f"{name} ({metric.unit})" if metric and metric.unit else name
+    return name, [(step, value) for step, row in lines if (value := row.get(name)) is not None]

@@ -1,4 +1,4 @@
-"""From a configuration to an exit code: check it, start its replicas, say what stopped them."""
+"""From a configuration to an exit code: check it, start its replicas, report what stopped them."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from utils.runtime.processes.ranks import ReplicaError
 from utils.storage.folder import StorageError
 
 if TYPE_CHECKING:
-    from job.spec import Job
     from utils.config.load import RunConfig
 
-# What stops a run that was rightly begun: one line says it, and no traceback.
+# Errors of a run that was started correctly: reported in one line, without a traceback.
 _STOPS = (
     CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError,
     NonFiniteEvaluationError, ReplicaError, StorageError,
 )  # fmt: skip
-# A disk that takes nothing more, a user's share of it, or a limit on files.
+# A full disk, an exceeded quota, or a limit on file sizes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def start(config: RunConfig, device: str) -> int:
-    """Check a configuration on the host, then run it on a runtime; gives the exit code."""
+    """Check a configuration on the host, then run it on a runtime; return the exit code."""
     job = check(config, device)
     if config.run.check_only:
-        return _show_check(job)
+        for line in (*describe_job(job), *job.start):
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.write("all checks passed; no device was used and nothing was written\n")
+        return 0
     logging.captureWarnings(True)
     try:
         return launch(config.runtime, run, job, device=job.device)
@@ -56,14 +58,6 @@ def start(config: RunConfig, device: str) -> int:
     except UserError as error:
         if not is_silent_rank():
             raise
-        # Found on its own device or host: nobody else may say it.
+        # Only this rank found it, on its own device or host, so it reports it.
         sys.stderr.write(f"error on a rank above 0: {error}\n")
         return EXIT_USER_ERROR
-
-
-def _show_check(job: Job) -> int:
-    """`--check`: what a run would be, on stdout; gives the exit code."""
-    for line in (*describe_job(job), *job.start):
-        sys.stdout.write(f"{line}\n")
-    sys.stdout.write("all checks passed; no device was used and nothing was written\n")
-    return 0

@@ -1,4 +1,4 @@
-"""Writes a run's metrics to its one file."""
+"""Writes a run's metrics to their file."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
     from store.record.mirror import Mirror
 
-# What a line counts from the run's beginning.
+# Numbers of a line that count from the run's start.
 _COUNTED_ON = ("time_s", "graphs", "graphs_train", "graphs_eval")
 
 
 class LostRunError(RuntimeError):
-    """What the run has written is gone."""
+    """The run's files are gone, or can no longer be written."""
 
 
 class MetricWriter:
@@ -38,9 +38,9 @@ class MetricWriter:
     Args:
       folder: the run's directory.
       first_step: of a resumed run: later lines in the file are dropped, and so is an evaluation
-        at this very step, which is made again.
-      attempt: number of this program's attempt, which every line bears; 0: it bears none.
-      mirror: takes the lines to the run's bucket, if it has one.
+        at this step, which is repeated.
+      attempt: number of this program's attempt, for every line; 0: without.
+      mirror: uploads the lines to the run's bucket, if it has one.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class MetricWriter:
         self._attempt, self._mirror = attempt, mirror
         self._tensorboard = tensorboard
         self._events: SummaryWriter | None = None
-        self._file = self._go_on_from(first_step)
-        # Time and graphs count over all attempts; the loop's meter knows its own process alone.
+        self._file = self._reopen(first_step)
+        # Time and graphs count over all attempts; the loop counts those of its own process.
         self._before = {name: self._last.get(name) or 0 for name in _COUNTED_ON}
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
-        """One line: the step, `train` or `eval`, and its scalars.
+        """Write one line: the step, `train` or `eval`, and its scalars.
 
-        A number that is not finite becomes null, and `nonfinite` says which one it was.
+        A number that is not finite becomes null, and `nonfinite` contains its name and value.
 
         Raises:
           UserError: a scalar has no entry in the catalogue of metrics.
@@ -79,58 +79,55 @@ class MetricWriter:
             self._file.flush()
         except OSError as error:
             raise LostRunError(
-                f"{self.path} cannot be written: {error.strerror}; mend the disk and continue with "
+                f"{self.path} cannot be written: {error.strerror}; free or repair it and resume by "
                 "--resume auto"
             ) from error
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise LostRunError(
                 f"{self.path} was deleted while the run was writing it; restore the directory from "
-                "a copy, or begin the run again"
+                "a copy, or start the run again"
             )
         if self._mirror is not None:
             self._mirror.add_line(text)
         self._show(line)
 
     def sync(self) -> None:
-        """Have all lines so far on the disk and the bucket: before a checkpoint counts on them."""
+        """Sync all lines to the disk and the bucket: before a checkpoint that relies on them."""
         os.fsync(self._file.fileno())
         if self._mirror is not None:
             self._mirror.flush()
 
     def rewind(self, step: int) -> None:
-        """Drop the lines after a step, which the run does again."""
+        """Drop the lines after a step, which the run repeats."""
         self._file.close()
         if self._mirror is not None:
             self._mirror.rewind(step)
-        self._file = self._go_on_from(step)
+        self._file = self._reopen(step)
 
     def close(self) -> None:
-        """Close the files; every line was flushed when it was written, or refused then."""
+        """Close the files; each line was flushed when it was written."""
         with contextlib.suppress(OSError):
             self._file.close()
         if self._events is not None:
             with contextlib.suppress(OSError):
                 self._events.close()
 
-    def _go_on_from(self, step: int) -> IO[str]:
-        """The file, and TensorBoard's, with nothing in them that is done again."""
+    def _reopen(self, step: int) -> IO[str]:
+        """Open the file, and TensorBoard's, without the lines that will be repeated."""
         kept = keep_until(read_metrics(self.path.parent), step) if self.path.is_file() else []
         if kept or self.path.is_file():
             write_lines(self.path.parent, kept)
         self._last = kept[-1] if kept else {}
         if self._tensorboard:
-            self._reopen_events(step, [line for line in kept if line["step"] == step])
+            from torch.utils.tensorboard import SummaryWriter
+
+            if self._events is not None:
+                self._events.close()
+            # TensorBoard drops what purge_step covers, this step's lines included.
+            self._events = SummaryWriter(str(self.path.parent), purge_step=step or None)
+            for line in (line for line in kept if line["step"] == step):
+                self._show(line)
         return self.path.open("a", encoding="utf-8")
-
-    def _reopen_events(self, step: int, lines: list[Line]) -> None:
-        """TensorBoard forgets what a new file's purge_step covers, the step itself included."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        if self._events is not None:
-            self._events.close()
-        self._events = SummaryWriter(str(self.path.parent), purge_step=step or None)
-        for line in lines:
-            self._show(line)
 
     def _show(self, line: Line) -> None:
         if self._events is None:

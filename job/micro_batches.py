@@ -1,7 +1,7 @@
-"""How many micro-batches a step is split into, where `train.accumulate_steps` is auto.
+"""Resolves `train.accumulate_steps: auto`: into how many micro-batches a step is split.
 
-The TPU compiler's verdict on the step decides, which the configuration keeps by chip and examples;
-where there is no TPU a step is one batch.
+The configuration contains the TPU compiler's estimates by chip and examples, which decide it;
+without a TPU a step is one batch.
 """
 
 from __future__ import annotations
@@ -27,41 +27,36 @@ _WAY_OUT += "--micro-batches --write, or give a number"
 
 
 def compute_step_hash(config: RunConfig) -> str:
-    """A hash of what decides a step's program, but for the batch and how it is split."""
+    """Hash all that determines a step's program, except the batch and its micro-batches."""
     plain = change(config, train={"accumulate_steps": 1, "verdicts": {}})
     return hash_step(plain.model_dump(mode="json"))
 
 
 def check_automatic_parts(config: RunConfig, student: nn.Module, chip: str) -> None:
-    """Refuse what the verdicts cannot decide, before a device is touched.
+    """Refuse what the estimates cannot decide, before a device is touched.
 
     Args:
-      chip: such as v5e; empty: no TPU, or one that does not tell.
-
-    Raises:
-      UserError: the student has BatchNorm, or nothing is known of the chip.
+      chip: such as v5e; empty without a TPU, or if it is unknown.
     """
     if config.train.accumulate_steps != "auto":
         return
     if has_batch_norm(student):
         raise UserError(
-            f"train.accumulate_steps (auto) would decide by cost over how many images BatchNorm of "
-            f"{config.model.name} takes its statistics; give a number"
+            f"train.accumulate_steps (auto) is not supported with the BatchNorm of "
+            f"{config.model.name}: it would decide how many images its statistics are of; give a "
+            "number"
         )
     names = list(config.train.verdicts)
     if chip and not any(name.startswith(f"{chip}:") for name in names):
-        raise UserError(_say_missing(chip, "IMAGES", names))
+        raise UserError(_describe_missing(chip, "IMAGES", names))
 
 
-def settle_micro_batches(job: Job, chip: str, devices: int) -> Job:
-    """The job with a number of micro-batches, which is said.
+def resolve_micro_batches(job: Job, chip: str, devices: int) -> Job:
+    """Return the job with a number of micro-batches, which is logged.
 
     Args:
-      chip: that the step runs on, such as v5e; empty: no TPU.
-      devices: that the global batch is dealt to.
-
-    Raises:
-      UserError: there is no verdict on this step.
+      chip: such as v5e; empty without a TPU.
+      devices: number of devices that share the global batch.
     """
     config = job.config
     if config.train.accumulate_steps != "auto":
@@ -72,39 +67,39 @@ def settle_micro_batches(job: Job, chip: str, devices: int) -> Job:
 
 
 def choose_parts(config: RunConfig, step: str, chip: str, examples: int) -> tuple[int, str]:
-    """Micro-batches of a step and why.
+    """Choose the number of micro-batches of a step; return it with the reason.
 
     Args:
-      step: hash of what decides its program.
+      step: hash of its program.
       examples: of the step on one chip.
 
     Raises:
-      UserError: the configuration holds no verdict on it, or one on another step.
+      UserError: the configuration has no estimate of it, or one of another step.
     """
     if not chip:
         return 1, "there is no TPU here"
     name = f"{chip}:{examples}"
-    found = config.train.verdicts.get(name)
-    if found is None:
-        raise UserError(_say_missing(chip, examples, list(config.train.verdicts)))
-    if found.step != step:
+    verdict = config.train.verdicts.get(name)
+    if verdict is None:
+        raise UserError(_describe_missing(chip, examples, list(config.train.verdicts)))
+    if verdict.step != step:
         way_out = _WAY_OUT.format(chip, examples)
         raise UserError(
-            f"train.verdicts.{name} is of another step ({found.step}, now {step}): what decides "
-            f"its program has changed; run {way_out}"
+            f"train.verdicts.{name} is of another step ({verdict.step}, now {step}), because the "
+            f"configuration of its program has changed; run {way_out}"
         )
-    return found.parts, (
+    return verdict.parts, (
         f"by the compiler's verdict {examples} examples a {chip} cost least "
-        f"{examples // found.parts} at a time (graph {found.graph})"
+        f"{examples // verdict.parts} at a time (graph {verdict.graph})"
     )
 
 
 def get_examples_per_chip(chip: str, examples: int) -> int:
-    """Of a chip, from those of what the compiler calls a device: v4's is one of two cores."""
+    """Return examples of a chip from those of a compiler's device: a v4 core is half a chip."""
     return examples * GENERATIONS[chip].devices_per_chip
 
 
-def _say_missing(chip: str, examples: int | str, names: list[str]) -> str:
+def _describe_missing(chip: str, examples: int | str, names: list[str]) -> str:
     known = ", ".join(names) or "none"
     return (
         f"train.accumulate_steps (auto) has no verdict for {chip}:{examples} in train.verdicts "

@@ -1,4 +1,4 @@
-"""`LoopRecorder`: times what the loop does, by the host's clock alone."""
+"""`LoopRecorder`: times the loop by the host's clock alone."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ if TYPE_CHECKING:
     from store.record.windows import QuantileWriter
     from utils.runtime.base import Runtime
 
-# Steps of an attempt that have a line of their own whatever they take.
+# The first steps of an attempt have a line each; later ones if they take so many times the median,
+# up to a limit.
 _FIRST_STEPS = 200
-# How many times the median a step must take to have one later, and how many of those there are.
 _SLOW, _MOST_SLOW = 3.0, 10_000
-# Steps that the median is taken of.
+# Number of steps of the median.
 _RECENT = 128
-# Spans before which a step has ended.
+# A step has ended before these spans.
 _BETWEEN_STEPS = ("evaluation", "checkpoint")
 
 
 class LoopRecorder:
-    """Watches a runtime's spans: the rank that writes keeps them, every rank counts its steps.
+    """Watches a runtime's spans: the writing rank saves them, every rank counts its steps.
 
-    A step's time goes from the end of its wait for input to the next wait, without evaluations and
-    checkpoints. Nothing here reads the device.
+    A step's time begins after its wait for input and ends before the next wait, without evaluations
+    and checkpoints. Nothing here reads the device.
 
     Args:
       step: steps done before this attempt.
-      writer: of `spans.jsonl`; none on ranks that do not write: all of them do the same at the
-        same time.
-      keeper: takes the time of each step, and its wait for input.
+      writer: of `spans.jsonl`; None on ranks that do not write, all of which work in lockstep.
+      keeper: counts the time of each step, and its wait for input.
     """
 
     def __init__(
@@ -59,19 +58,19 @@ class LoopRecorder:
         runtime.instruments.watcher = self
 
     def begin_step(self, step: int) -> None:
-        """A step is about to begin, as its number from 0 on; the one before has ended."""
+        """Begin a step, numbered from 0; the one before has ended."""
         self._end_step(time.perf_counter())
         self._current = step
 
     def begin_span(self, name: str, now: float) -> None:
-        """A stretch of the loop begins, by the runtime's clock."""
+        """Begin a span of the loop, by the runtime's clock."""
         if name in _BETWEEN_STEPS:
             self._end_step(now)
         if name == "input" and self._window_began is None:
             self._window_began = now
 
     def end_span(self, name: str, began: float, now: float) -> None:
-        """A stretch of the loop has ended."""
+        """End a span of the loop."""
         if name == "input":
             self._input_began, self._wait_s, self._step_began = began, now - began, now
         elif name == "step":
@@ -81,7 +80,7 @@ class LoopRecorder:
             self._note_compiling(began)
 
     def end_window(self, step: int) -> None:
-        """A log line of a step is written: sums of the steps since the one before."""
+        """Write the window of a log line: sums of the steps since the line before."""
         if self._current < step:
             self._end_step(time.perf_counter())
         count, step_s, wait_s = self._window
@@ -99,7 +98,7 @@ class LoopRecorder:
 
     @contextlib.contextmanager
     def hold(self, name: str) -> Iterator[None]:
-        """Around what the loop waits for outside steps."""
+        """Record the time of a block that the loop waits for outside steps."""
         began = time.perf_counter()
         try:
             yield
@@ -107,28 +106,24 @@ class LoopRecorder:
             self._add(name, began, time.perf_counter() - began)
 
     def note_write(self, step: int, seconds: float) -> None:
-        """A checkpoint stands, so many seconds after its writing began; called by its thread."""
+        """Record a checkpoint and the seconds of its writing; called by its thread."""
         if self._writer is not None:
             self._writer.add(WRITE, step, time.time() - seconds, seconds)
 
     def note_stall(self, seconds: float) -> None:
-        """The loop has stood still for so long, and the program is about to end."""
+        """Record how long the loop has been stalled, before the program ends."""
         if self._writer is not None:
             self._writer.add(STALL, self.done, time.time() - seconds, seconds)
             self._writer.flush()
 
     def note_rollback(self, step: int, began: float) -> None:
-        """The run has gone back to a step; what it has done since is done again.
-
-        Args:
-          began: by the clock of `time.perf_counter`.
-        """
+        """Record a rollback to a step; `began`: by `time.perf_counter`."""
         lost, self.done = max(0, self.done - step), step
         self._add(ROLLBACK, began, time.perf_counter() - began, count=lost)
         self._step_began = self._window_began = None
 
     def end_steps(self) -> None:
-        """No step follows for now: what runs has ended, and its window as well."""
+        """End the running step and its window: no step follows for now."""
         self._end_step(time.perf_counter())
         self.end_window(self.done)
 
@@ -166,7 +161,7 @@ class LoopRecorder:
         self._add(STEP, began, step_s)
 
     def _note_compiling(self, began: float) -> None:
-        """A span for what was compiled since the last call, as if at one go from `began` on."""
+        """Record what was compiled since the last call, as one span that began at `began`."""
         seconds = self._runtime.instruments.get_compile_s()
         if seconds <= self._compiled_s:
             return

@@ -1,8 +1,9 @@
-"""`Recording`: numbers, times and answers of one replica, as its run directory keeps them."""
+"""`Recording`: metrics, spans and hits of one replica, written to its run directory."""
 
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,17 +28,13 @@ if TYPE_CHECKING:
     from store.record.session import RunSession
     from utils.runtime.base import Runtime
 
-# Names and patterns of the catalogue that are shown, in this order.
+# Names and patterns of the catalogue for progress lines, in this order.
 _SHOWN = ("loss/total", "loss/*", "lr", "grad_norm", "*_per_s")
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One replica of a run.
-
-    Args:
-      session: of the rank that writes; None on the others.
-    """
+    """One replica of a run; `session` is None on ranks that do not write."""
 
     runtime: Runtime
     job: Job
@@ -46,10 +43,10 @@ class Replica:
 
 
 class Recording:
-    """Keeps metrics, spans, sketches, answers and profiles; only one rank writes them.
+    """Records metrics, spans, sketches, hits and profiles; only one rank writes them.
 
     Args:
-      kept: steps of the checkpoints that the run goes on from.
+      kept: steps of the checkpoints of a resumed run.
 
     Attributes:
       writer: of metrics; None on ranks that do not write.
@@ -73,12 +70,12 @@ class Recording:
             self._hits.drop_later_than(step)
         self.keeper = QuantileWriter(config.quantile.epsilon, step, folder, kept)
         self.recorder = LoopRecorder(runtime, step, spans, self.keeper)
-        total_steps = replica.parts.plan.total_steps
-        self._progress = Progress(step, total_steps, enabled=runtime.ranks.is_writer)
+        total = replica.parts.plan.total_steps
+        self._progress = Progress(step, total, enabled=runtime.ranks.is_writer)
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the rest."""
         self._tracer.close()
         self._progress.close()
         self.recorder.close()
@@ -87,7 +84,7 @@ class Recording:
             self.writer.close()
 
     def begin_step(self, step: int) -> None:
-        """A trace may start or end."""
+        """Start or end a trace and the step's times."""
         self._tracer.begin_step(step)
         self.recorder.begin_step(step)
 
@@ -107,29 +104,24 @@ class Recording:
             self.keeper.write_if_due(self.recorder.done)
 
     def note_hits(self, hits: Hits | None, *, is_best: bool) -> None:
-        """Keep which examples were answered rightly, where that is known."""
+        """Save which examples were classified correctly, if known."""
         if self._hits is not None and hits is not None:
             self._hits.note(hits, is_best=is_best)
 
     def gather_numbers(self) -> None:
-        """Bring together what each rank has counted; called by all of them alike."""
+        """Gather the counts of each rank on the writer; called by all ranks alike."""
         ranks = self._replica.runtime.ranks
-        if ranks.size == 1:
-            return
-        told = ranks.gather(self.keeper.hand_over())
-        if self.writer is not None:
-            self.keeper.take_over(told)
+        if ranks.size > 1:
+            counts = ranks.gather(self.keeper.hand_over())
+            if self.writer is not None:
+                self.keeper.take_over(counts)
 
     def go_back(self, state: TrainState, began: float) -> None:
-        """Drop what is later than a state that was restored after a bad step.
-
-        Args:
-          began: when the loop met that step, by `time.perf_counter`.
-        """
+        """Drop all later records after a rollback; `began`: `time.perf_counter` at the bad step."""
         if self.writer is not None:
             self.writer.rewind(state.step)
             self._hits.drop_later_than(state.step)
-            # Where a broken checkpoint was passed over, less is final than before.
+            # If a broken checkpoint was skipped, fewer steps are final than before.
             facts = {"skipped_steps": list(state.skipped_steps), "final_up_to_step": state.step}
             self._replica.job.run.update(**facts)
         self.keeper.go_back(state.step)
@@ -137,7 +129,7 @@ class Recording:
 
 
 class Progress:
-    """Shows log points and evaluations; silent when not enabled (other ranks)."""
+    """Shows log points and evaluations; silent if not enabled (on other ranks)."""
 
     def __init__(self, step: int, total_steps: int, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -147,10 +139,11 @@ class Progress:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
-        """A log point's numbers."""
+        """Show a log point's numbers."""
         if not self._enabled:
             return
-        names = dict.fromkeys(name for one in _SHOWN for name in fnmatch.filter(scalars, one))
+        matches = (fnmatch.filter(scalars, pattern) for pattern in _SHOWN)
+        names = dict.fromkeys(itertools.chain.from_iterable(matches))
         shown = ", ".join(f"{name.removeprefix(LOSS)} {scalars[name]:.4g}" for name in names)
         if self._bar is None:
             get_logger().info("step %d/%d: %s", step, self._total_steps, shown)
@@ -159,7 +152,7 @@ class Progress:
         self._bar.set_postfix_str(shown)
 
     def tell(self, step: int, text: str) -> None:
-        """What an evaluation has found."""
+        """Show an evaluation's result."""
         if not self._enabled:
             return
         if self._bar is None:
@@ -169,6 +162,6 @@ class Progress:
         self._bar.write(f"step {step}: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._bar is not None:
             self._bar.close()

@@ -1,4 +1,4 @@
-"""One replica of a run: builds its parts, trains or evaluates, and keeps the run's status true."""
+"""One replica of a run: builds its parts, trains or evaluates, and records the run's status."""
 
 from __future__ import annotations
 
@@ -45,9 +45,11 @@ def _log_job(runtime: Runtime, job: Job) -> None:
 
 
 def run(runtime: Runtime, job: Job) -> int:
-    """On one replica: build the parts, train or evaluate; gives the exit code."""
+    """Build the parts of one replica, then train or evaluate; return the exit code."""
     setup_logging(runtime.ranks.index, runtime.ranks.size)
-    job = _broadcast_choice(runtime, job)
+    # Names of runs contain the time, so rank zero's choice is used on all ranks.
+    chosen, checkpoint = runtime.ranks.broadcast_value((job.run, job.checkpoint))
+    job = replace(job, run=chosen, checkpoint=checkpoint)
     if job.config.run.eval_only:
         _log_job(runtime, job)
         evaluate_checkpoint(runtime, job)
@@ -77,7 +79,7 @@ def run(runtime: Runtime, job: Job) -> int:
 
 
 def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> int:
-    """Train, and keep the run's status true; gives the exit code."""
+    """Train, and record the run's status; return the exit code."""
     first_step = parts.state.step
     try:
         outcome = train(runtime, job, parts, session)
@@ -90,7 +92,7 @@ def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSes
             reason = f"{type(error).__name__}: {error}"
             session.end(parts.state.step, status.get(type(error), "failed"), reason)
         if isinstance(error, PreemptedError):
-            get_logger().warning("preempted at step %d; --resume auto goes on", error.step)
+            get_logger().warning("preempted at step %d; continue with --resume auto", error.step)
             return EXIT_PREEMPTED
         raise
     get_logger().info("%s", reason)
@@ -100,29 +102,19 @@ def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSes
 
 
 def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Location | Finished | None:
-    """Have rank zero take the run and look again; what it finds holds for all ranks.
-
-    Raises:
-      UserError: on every rank, where rank zero met it.
-    """
-    found: Location | Finished | UserError | None = None
+    """Take the run on rank zero and choose again; its result or UserError is that of all ranks."""
+    result: Location | Finished | UserError | None = None
     if session is not None:
         try:
-            found = take_run(job.config, session, job.checkpoint)
+            result = take_run(job.config, session, job.checkpoint)
         except (UserError, StorageError) as error:
-            found = UserError(str(error))
+            result = UserError(str(error))
         except OSError as error:
-            found = _describe_refusal(job, error)
-    found = runtime.ranks.broadcast_value(found)
-    if isinstance(found, UserError):
-        raise found
-    return found
-
-
-def _broadcast_choice(runtime: Runtime, job: Job) -> Job:
-    """Rank zero's choice of directory and checkpoint: names are made from the clock."""
-    run, checkpoint = runtime.ranks.broadcast_value((job.run, job.checkpoint))
-    return replace(job, run=run, checkpoint=checkpoint)
+            result = _describe_refusal(job, error)
+    result = runtime.ranks.broadcast_value(result)
+    if isinstance(result, UserError):
+        raise result
+    return result
 
 
 def _describe_refusal(job: Job, error: OSError) -> UserError:
@@ -130,17 +122,13 @@ def _describe_refusal(job: Job, error: OSError) -> UserError:
 
 
 def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> None:
-    """Have rank zero write the run's first facts, once every part has been built.
-
-    Raises:
-      UserError: on every rank, where the disk of rank zero refuses.
-    """
+    """Write the run's first facts on rank zero; if its disk refuses, UserError on every rank."""
     refusal = None
     if session is not None:
         try:
             _write_first_facts(runtime, job, parts, session)
         except StorageError:
-            raise  # a bucket's own words say which call it refused
+            raise  # its message names the call that the bucket refused
         except OSError as error:
             refusal = _describe_refusal(job, error)
     refusal = runtime.ranks.broadcast_value(refusal)
@@ -153,7 +141,7 @@ def _write_first_facts(runtime: Runtime, job: Job, parts: Parts, session: RunSes
         "environment": {**read_environment(), **runtime.describe()},
         "teachers": parts.teacher_metrics,
     }
-    # What was known when the run began stays, and a later attempt may bring another teacher.
+    # The lineage at the run's start stays, and a later attempt may add another teacher.
     lineage = join_lineages(read_lineage(job.run.read()), find_lineage(job, parts.teacher_metrics))
     if lineage:
         facts[LINEAGE] = tell_lineage(lineage)
@@ -165,7 +153,7 @@ def _write_first_facts(runtime: Runtime, job: Job, parts: Parts, session: RunSes
 
 
 def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> JsonObject:
-    """Train to the end, export the student and report what it has become."""
+    """Train to the end, export the student and return the final metrics."""
     state = parts.state
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     began = time.perf_counter()
@@ -180,19 +168,23 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
         outcome |= parts.task.compare(state.eval_model.eval(), sum_over(runtime, parts))
     if job.config.data.test_split:
         outcome |= _evaluate_test(runtime, job, parts)
-    _finish(runtime, job, parts)
+    tensors = runtime.fetch_all(parts.state.eval_model.state_dict())
+    if runtime.ranks.is_writer:
+        path = export_model(tensors, job.facts.export, job.run.path)
+        draw_run(job.run.path)
+        get_logger().info("exported %s", path)
     return {**outcome, **runtime.counters(), "parameters": parts.count_parameters()}
 
 
 def sum_over(runtime: Runtime, parts: Parts) -> SumOver:
-    """Goes over the evaluation split for whatever the task wants to count."""
+    """Return a function that sums any count of the task over the evaluation split."""
     return lambda count: sum_batches(count, parts.eval_loader.batches(), runtime)
 
 
 def _evaluate_test(runtime: Runtime, job: Job, parts: Parts) -> dict[str, float]:
     loader = open_loader(runtime, job.config, "test")
     try:
-        # Counted as the evaluations were: it is the same graph.
+        # With hits like the other evaluations, so that the graph is the same.
         answers = Answers(parts.task, runtime)
         evaluation = answers.evaluate(parts.state.eval_model, loader.batches())
     finally:
@@ -201,17 +193,8 @@ def _evaluate_test(runtime: Runtime, job: Job, parts: Parts) -> dict[str, float]
     return {f"test_{name}": value for name, value in evaluation.metrics.items()}
 
 
-def _finish(runtime: Runtime, job: Job, parts: Parts) -> None:
-    """Export the evaluated weights and draw the curves."""
-    tensors = runtime.fetch_all(parts.state.eval_model.state_dict())
-    if runtime.ranks.is_writer:
-        path = export_model(tensors, job.facts.export, job.run.path)
-        draw_run(job.run.path)
-        get_logger().info("exported %s", path)
-
-
 def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
-    """`--eval`: metrics of a checkpoint or of weights on data.eval_split and on further sets."""
+    """Evaluate a checkpoint or weights on data.eval_split and on further sets (`--eval`)."""
     config = job.config
     loader = open_loader(runtime, config, "eval")
     student = create_model(config.model, **job.facts.model_arguments)
@@ -226,17 +209,17 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
     model = runtime.prepare(student)
     try:
         evaluation = evaluate(model, loader.batches(), task, runtime)
-        further = {}
+        extra = {}
         if isinstance(task, HasExtraSets):
-            further = task.judge(model, partial(sum_batches, runtime=runtime), None)
+            extra = task.judge(model, partial(sum_batches, runtime=runtime), None)
     finally:
         loader.close()
         if isinstance(task, Caches):
             task.close()
-    text = task.describe({**evaluation.metrics, **further})
+    text = task.describe({**evaluation.metrics, **extra})
     get_logger().info("%s on %s: %s", source, config.data.eval_split, text)
     if not evaluation.is_finite:
         raise NonFiniteEvaluationError(
-            f"{source} gives answers that are not finite on {config.data.eval_split}; its weights "
-            "or running statistics hold NaN"
+            f"{source} gives outputs that are not finite on {config.data.eval_split}; its weights "
+            "or running statistics contain NaN"
         )

@@ -1,4 +1,4 @@
-"""Chooses the run and checkpoint to resume from, checks that they fit, and restores the state."""
+"""Chooses the run and checkpoint to resume, checks that they fit, and restores the state."""
 
 from __future__ import annotations
 
@@ -33,8 +33,6 @@ from utils.weights.load import find_other_variant, load_weights
 from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
     from engine import TrainState
@@ -42,26 +40,22 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
-# Where a run's data lie.
+# Keys of a run's data.
 _DATA_KEYS = ("data.source", "data.name", "data.root")
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is complete, so that nothing is left to do.
-
-    Args:
-      reason: why it ended, as its run.json says.
-    """
+    """A complete run, of which nothing is left to do; `reason`: that of its run.json."""
 
     reason: str
 
 
 def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
-    """The run's directory and the checkpoint to continue or evaluate, if any.
+    """Choose the run's directory and the checkpoint to resume or evaluate, if any.
 
     Raises:
-      UserError: the directory is taken or in use, or there is nothing to continue.
+      UserError: the directory exists or is in use, or there is nothing to resume.
     """
     store = open_store(config)
     with hurry():
@@ -74,26 +68,21 @@ def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
         except StorageError as error:
             key = "run.resume" if config.run.resume not in ("", "auto") else "run.output_dir"
             raise UserError(
-                f"{key}: {error}; look at the bucket's name, your login and its rights"
+                f"{key}: {error}; check the bucket's name, your login and its permissions"
             ) from error
     if not config.run.eval_only:
-        _refuse_file(run.path)
+        nearest = next(p for p in (run.path, *run.path.absolute().parents) if p.exists())
+        if not nearest.is_dir():
+            raise UserError(
+                f"run.output_dir: the run would be in {run.path}, but {nearest} is a file; move it "
+                "away, or change run.output_dir, run.experiment or run.run_id"
+            )
         refuse_if_owned(run.path)
     return run, checkpoint
 
 
-def _refuse_file(folder: Path) -> None:
-    """Refuse a run whose directory, or one above it, is a file."""
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise UserError(
-            f"run.output_dir: the run would lie in {folder}, but {nearest} is a file; move it "
-            "away, or change run.output_dir, run.experiment or run.run_id"
-        )
-
-
 def open_store(config: RunConfig) -> RunStore:
-    """The runs of the configuration's experiment."""
+    """Open the runs of the configuration's experiment."""
     section = config.run
     return RunStore(
         section.output_dir, section.experiment, section.checkpoint_root, section.cache_dir
@@ -103,15 +92,12 @@ def open_store(config: RunConfig) -> RunStore:
 def take_run(
     config: RunConfig, session: RunSession, checkpoint: Location | None
 ) -> Location | Finished | None:
-    """Take the run that was chosen, and look again: gives the checkpoint that it goes on from.
+    """Acquire the chosen run, and return its newest checkpoint.
 
     Between the choice and the lock another program may have begun, written or ended.
 
     Returns:
-      `Finished` where `run.resume: auto` meets a complete run of the same configuration.
-
-    Raises:
-      UserError: the run is taken, or in use.
+      `Finished` if `run.resume: auto` finds a complete run of the same configuration.
     """
     if not config.run.resume:
         session.take_new(overwrite=config.run.overwrite)
@@ -121,7 +107,7 @@ def take_run(
         return checkpoint
     location = session.run.checkpoints
     newest = find_checkpoint(location, verify=False) if has_checkpoints(location) else None
-    # The cheap question first: the other reads the whole checkpoint.
+    # The cheaper check first: the other one reads the whole checkpoint.
     own = config.model_dump(mode="json")
     if is_finished(session.run, own, get_neutral_keys()) and _is_at_end(session.run, newest):
         return Finished(str(session.run.read().get("reason", "")))
@@ -129,7 +115,7 @@ def take_run(
 
 
 def _is_at_end(run: Run, newest: Location | None) -> bool:
-    """Return whether no checkpoint is left, or the newest is whole and of a complete run's end."""
+    """Return whether no checkpoint is left, or the newest is valid and of a complete run's end."""
     final = run.read().get("final")
     steps = final.get("steps") if isinstance(final, dict) else None
     if newest is None or open_folder(newest).name != f"step_{steps or 0:08d}":
@@ -137,12 +123,12 @@ def _is_at_end(run: Run, newest: Location | None) -> bool:
     try:
         verify_checkpoint(newest)
     except CheckpointError:
-        return False  # the restore names it and takes an older one
+        return False  # the restore names it and uses an older one
     return True
 
 
 def check_resume(job: Job, student: nn.Module) -> None:
-    """Whether the configuration may go on from the checkpoint, before a device is touched.
+    """Check that the configuration fits the checkpoint, before a device is touched.
 
     Raises:
       UserError: another model, another configuration or other teachers wrote it.
@@ -164,28 +150,28 @@ def check_resume(job: Job, student: nn.Module) -> None:
 
 
 def check_same_config(job: Job, facts: JsonObject) -> list[str]:
-    """Refuse a checkpoint of another configuration; gives a line for each change of bits.
+    """Refuse a checkpoint of another configuration; return a line for each change of bits.
 
     Raises:
-      UserError: names each key with both values, or the run has done more steps than it should.
+      UserError: names each key with both values, or the run has done more steps than configured.
     """
     if (done := facts["step"]) > job.total_steps:
         key = "train.epochs" if job.config.train.steps is None else "train.steps"
         raise UserError(
             f"{key} gives {job.total_steps} steps, but the checkpoint in run.resume has done "
-            f"{done}; resume with at least as many, or begin a new run by --init-from"
+            f"{done}; resume with at least as many, or start a new run by --init-from"
         )
     then = facts.get("config")
     if not isinstance(then, dict):
-        return ["the checkpoint does not tell its configuration: nothing could be compared"]
+        return ["the checkpoint has no configuration: nothing could be compared"]
     allowed = job.config.run.allow_changes
     rules = get_resume_rules()
     lines = check_changes(then, job.config.model_dump(mode="json"), allowed, rules)
     teachers = facts.get("teachers", job.facts.teachers)
     if teachers != job.facts.teachers and "distill.teacher_weights" not in allowed:
         raise UserError(
-            "distill.teacher_weights: the teachers' weights are not those of the run's start; "
-            "give the same files, or allow it by "
+            "distill.teacher_weights: the teachers' weights differ from those of the run's start; "
+            "use the same files, or allow it by "
             """--run.allow_changes='["distill.teacher_weights"]'"""
         )
     if "stream" not in facts:
@@ -195,12 +181,9 @@ def check_same_config(job: Job, facts: JsonObject) -> list[str]:
 
 
 def start_weights(job: Job, student: nn.Module) -> Fit | None:
-    """Give a new run's student the weights of run.init_from, if it is set.
+    """Load the weights of run.init_from into a new run's student, if it is set.
 
-    On the meta device this is a check alone.
-
-    Raises:
-      UserError: they cannot be read, or do not fit.
+    On the meta device this is only a check.
     """
     section = job.config.run
     if not section.init_from or job.checkpoint is not None:
@@ -210,22 +193,22 @@ def start_weights(job: Job, student: nn.Module) -> Fit | None:
 
 
 def describe_start(job: Job, student: nn.Module) -> tuple[str, ...]:
-    """Lines on what a new run's student takes of model.weights and run.init_from.
+    """Describe the weights that a new run's student takes from model.weights and run.init_from.
 
-    Warns where class names are known on one side alone.
+    Logs a warning if class names are known on one side only.
 
     Args:
       student: on the meta device.
     """
     if job.checkpoint is not None:
         return ()
-    place, lines = job.config.model.weights, []
-    found: dict[str, Fit | None] = {}
-    if place:
-        rules = _create_rules(job, student)
-        found["model.weights"] = load_weights(student, open_weights(place, "model.weights"), rules)
-    found["run.init_from"] = start_weights(job, student)
-    for key, fit in found.items():
+    path_or_url, lines = job.config.model.weights, []
+    fits: dict[str, Fit | None] = {}
+    if path_or_url:
+        opened = open_weights(path_or_url, "model.weights")
+        fits["model.weights"] = load_weights(student, opened, _create_rules(job, student))
+    fits["run.init_from"] = start_weights(job, student)
+    for key, fit in fits.items():
         if fit is not None:
             lines += [f"{key}: {note}" for note in fit.notes]
         if fit is not None and fit.warning:
@@ -239,27 +222,34 @@ def _create_rules(
     skip: tuple[str, ...] = (),
     renamed: Mapping[str, str] = MappingProxyType({}),
 ) -> FitRules:
-    # Adapters are the run's own: they keep their start whatever weights come.
+    # Adapters are the run's own: they keep their initial values with any weights.
     kept = (*skip, *filter(is_adapter, student.state_dict()))
     names = job.facts.class_names
     return FitRules(kept, renamed, job.config.model.reset_head, names)
 
 
 def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
-    """Bring the state back that the job goes on from; nothing to do for a new run.
+    """Restore the state of the job's checkpoint, if it has one; return the checkpoint's facts.
 
-    A checkpoint that proves broken only now gives way to an older one, unless it was named.
-
-    Returns:
-      The checkpoint's facts; empty for a new run.
+    If a checkpoint proves broken only now, an older one is used, unless it was named.
 
     Raises:
       UserError: the named checkpoint is broken, or none fits.
-      CheckpointError: no checkpoint is whole, or the ranks have read different ones.
+      CheckpointError: no checkpoint is valid, or the ranks have read different ones.
     """
     if job.checkpoint is None:
         return {}
-    location, facts = _restore_from(runtime, job, state, job.checkpoint)
+    wanted, location = job.config.run.resume, job.checkpoint
+    is_named = wanted != "auto" and open_folder(wanted).name == open_folder(location).name
+    try:
+        location, parts, facts = load_newest(location, fall_back=not is_named)
+    except CheckpointError as error:
+        if is_named:
+            raise UserError(f"run.resume: {error}; choose another checkpoint") from error
+        raise
+    check_same_config(job, facts)  # it may be newer or older than the one checked before
+    _check_hardware(runtime, job, facts)
+    restore_state(state, parts, facts, location)
     runtime.finish_step()
     # Another host may not see the run's directory.
     known = runtime.ranks.broadcast_value(job.run.read().get("skipped_steps", ()))
@@ -271,34 +261,14 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
     return facts
 
 
-def _restore_from(
-    runtime: Runtime, job: Job, state: TrainState, location: Location
-) -> tuple[Location, JsonObject]:
-    wanted = job.config.run.resume
-    is_named = wanted != "auto" and open_folder(wanted).name == open_folder(location).name
-    try:
-        found, parts, facts = load_newest(location, fall_back=not is_named)
-    except CheckpointError as error:
-        if is_named:
-            raise UserError(f"run.resume: {error}; choose another checkpoint") from error
-        raise
-    check_same_config(job, facts)  # a later one than was looked at before, or an older one
-    _check_hardware(runtime, job, facts)
-    restore_state(state, parts, facts, found)
-    return found, facts
-
-
 def describe_hardware(runtime: Runtime) -> JsonObject:
-    """What decides the bits beside the configuration: device, ranks, threads, versions."""
-    return {
-        **runtime.describe(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
+    """Return what affects bits besides the configuration: device, ranks, threads, versions."""
+    threads = torch.get_num_threads()
+    return {**runtime.describe(), "threads": threads, "torch": torch.__version__}
 
 
 def _check_hardware(runtime: Runtime, job: Job, facts: JsonObject) -> None:
-    """Tell, or with train.deterministic refuse, hardware on which bits cannot be the same."""
+    """Log, or with train.deterministic refuse, hardware on which bits may differ."""
     then, now = facts.get("environment", {}), describe_hardware(runtime)
     changed = [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k, now[k]) != now[k]]
     if not changed:
@@ -307,13 +277,13 @@ def _check_hardware(runtime: Runtime, job: Job, facts: JsonObject) -> None:
     if job.config.train.deterministic:
         raise UserError(
             f"train.deterministic: the checkpoint was written elsewhere ({words}), so bits would "
-            "differ; go on there, or drop train.deterministic"
+            "differ; resume there, or remove train.deterministic"
         )
-    get_logger().warning("bits may differ from an unbroken run's: %s", words)
+    get_logger().warning("bits may differ from those of an unbroken run: %s", words)
 
 
 def roll_back_state(runtime: Runtime, job: Job, state: TrainState, bad_step: int) -> bool:
-    """Bring the state of the newest checkpoint before a bad step back; whether there is one."""
+    """Restore the newest checkpoint before a bad step; return whether there is one."""
     location = None
     if runtime.ranks.is_writer and has_checkpoints(job.run.checkpoints):
         location = find_checkpoint(job.run.checkpoints)
@@ -337,27 +307,27 @@ def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Location | None]:
     if config.run.resume != "auto":
         checkpoint = find_checkpoint(config.run.resume, verify=False)
         return _find_owner(config, store, checkpoint), checkpoint
-    found = store.get(config.run.run_id) if config.run.run_id else store.find_newest()
-    if found is None or not has_checkpoints(found.checkpoints):
+    run = store.get(config.run.run_id) if config.run.run_id else store.find_newest()
+    if run is None or not has_checkpoints(run.checkpoints):
         if config.run.eval_only:
             raise UserError(
                 f"run.resume 'auto' finds no checkpoint under {store.place}; train first, or give "
                 "--resume PATH"
             )
-        return found or store.choose(config.run.run_id, config.train.seed), None
-    return found, find_checkpoint(found.checkpoints, verify=False)
+        return run or store.choose(config.run.run_id, config.train.seed), None
+    return run, find_checkpoint(run.checkpoints, verify=False)
 
 
 def _find_owner(config: RunConfig, store: RunStore, checkpoint: Location) -> Run:
-    """The run that a checkpoint belongs to."""
+    """Return the run that a checkpoint belongs to."""
     folder = open_folder(checkpoint).parent
     if folder.name != CHECKPOINTS:
         return store.get(config.run.run_id or folder.name)
     home = folder.parent
     if config.run.run_id not in ("", home.name):
         raise UserError(
-            f"run.run_id ({config.run.run_id!r}) contradicts run.resume, which goes on in "
-            f"{home.name!r}; drop it, or begin a new run by --init-from"
+            f"run.run_id ({config.run.run_id!r}) is not supported with run.resume of "
+            f"{home.name!r}; remove it, or start a new run by --init-from"
         )
     if not is_remote(home.place):
         return Run(to_path(home.place))
@@ -366,10 +336,9 @@ def _find_owner(config: RunConfig, store: RunStore, checkpoint: Location) -> Run
 
 
 def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None:
-    """All tensors of the model at once: names, shapes and types."""
     own = {f"model/{name}": value for name, value in student.state_dict().items()}
-    found = {name: entry for name, entry in table.items() if name.startswith("model/")}
-    diff = compare_tensors(own, found)
+    saved = {name: entry for name, entry in table.items() if name.startswith("model/")}
+    diff = compare_tensors(own, saved)
     if len(diff):
         raise UserError(
             f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
@@ -378,17 +347,15 @@ def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None
 
 
 def _check_classes(job: Job, facts: JsonObject) -> None:
-    """Refuse data whose class numbers mean other classes than the checkpoint's, unless allowed."""
+    """Refuse data whose class numbers have another meaning than the checkpoint's."""
     path, allowed = str(job.checkpoint), job.config.run.allow_changes
-    told = facts.get("model")
-    data = job.config.data
+    model, data = facts.get("model"), job.config.data
     own = ClassSide(
         f"data.{'name' if data.name else 'root'} ({data.name or data.root!r})",
         job.facts.export.get("classes"),
     )
-    then = ClassSide(
-        f"run.resume ({path!r})", told.get("classes") if isinstance(told, dict) else None
-    )
+    classes = model.get("classes") if isinstance(model, dict) else None
+    then = ClassSide(f"run.resume ({path!r})", classes)
     if job.config.run.eval_only:
         way = "evaluate it by python -m tools.evaluate RUN --sets, "
         by_name, way = f"{way}which maps classes by name", f"{way}with a class_map"
@@ -402,26 +369,23 @@ def _check_classes(job: Job, facts: JsonObject) -> None:
 
 
 def _warn_of_other_data(job: Job, facts: JsonObject) -> None:
-    """Say in one line that other data are evaluated than those of the checkpoint's run."""
+    """Log in one line that other data are evaluated than those of the checkpoint's run."""
     then, now = facts.get("config"), job.config.model_dump(mode="json")
     changes = find_changes(then, now) if isinstance(then, dict) else {}
-    words = [
-        f"{key} was {changes[key][0]!r}, is {changes[key][1]!r}"
-        for key in _DATA_KEYS
-        if key in changes
-    ]
+    changed = [(key, changes[key]) for key in _DATA_KEYS if key in changes]
+    words = [f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed]
     if words:
         get_logger().warning("other data than the checkpoint's run: %s", "; ".join(words))
 
 
 def _check_variant(job: Job, student: nn.Module, facts: JsonObject) -> None:
-    """Refuse arguments by which the same tensors mean something else, unless they are allowed."""
+    """Refuse arguments that change the meaning of equal tensors, unless they are allowed."""
     model = facts.get("model")
     if not isinstance(model, dict) or matches("model.args", job.config.run.allow_changes):
         return
     path = str(job.checkpoint)
     if words := find_other_variant(student, model, "run.resume", path):
         raise UserError(
-            f"run.resume ({path!r}) is a checkpoint of another variant: {words}, which gives "
-            "tensors of the same names and shapes another meaning; set what is there"
+            f"run.resume ({path!r}) is a checkpoint of another variant: {words}, which changes the "
+            "meaning of tensors of the same names and shapes; set the checkpoint's values"
         )

@@ -1,4 +1,4 @@
-"""`Saving`: checkpoints of one replica, written beside its loop, and the way back to them."""
+"""`Saving`: checkpoints of one replica, written beside its loop, and rollbacks to them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 T = TypeVar("T")
-# Seconds between two looks at a checkpoint that is being written, while the loop waits for it.
+# Seconds between two checks of a checkpoint that is being written while the loop waits for it.
 LOOK_EVERY_S = 10.0
 
 
 def open_checkpoints(replica: Replica) -> CheckpointManager:
-    """The run's checkpoints; those of steps that are done again are hidden."""
+    """Open the run's checkpoints; those of steps that will be repeated are hidden."""
     job, step = replica.job, replica.parts.state.step
     train = job.config.train
     manager = CheckpointManager(job.run.checkpoints, train.keep_checkpoints, train.keep_every_steps)
@@ -44,20 +44,17 @@ def open_checkpoints(replica: Replica) -> CheckpointManager:
 
 
 class Saving:
-    """Takes states to the host; rank zero has them written.
+    """Copies states to the host; rank zero writes them.
 
     Args:
-      recording: what a checkpoint counts on is written before it.
-      beat: a sign of life, while the loop waits.
+      recording: its numbers and lines are written before the checkpoint that relies on them.
+      beat: called while the loop waits, so that it does not count as stalled.
     """
 
     def __init__(
-        self,
-        replica: Replica,
-        manager: CheckpointManager,
-        recording: Recording,
+        self, replica: Replica, manager: CheckpointManager, recording: Recording,
         beat: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._replica, self.manager = replica, manager
         self._recording, self._beat = recording, beat
         self.max_rollbacks = replica.job.config.train.max_rollbacks
@@ -65,54 +62,41 @@ class Saving:
             manager.announce = self._note_checkpoint
 
     def save(self, state: TrainState, best: bool) -> None:
-        """Take the state to the host and have it written beside the loop, by rank zero."""
+        """Copy the state to the host and have rank zero write it beside the loop."""
         with self._recording.recorder.hold(HELD):
-            self._save(state, best)
-
-    def _save(self, state: TrainState, best: bool) -> None:
-        # Only the writer knows, and a shard of a global array is fetched by all hosts or by none.
-        is_needed = self._ask_writer(partial(self.manager.needs, state.step))
-        if is_needed:
-            self.await_write()
-            self._recording.gather_numbers()
-            self._recording.keeper.cut(state.step)
-        if not is_needed:
-            self.manager.note(state.step, best=best)
-        elif self._replica.session is not None:
-            collect = partial(self._collect, state)
-            self.manager.submit(
-                state.step, collect, best=best, before=partial(self._sync, state.step)
-            )
-        elif self._replica.runtime.local_devices > 1:
-            self._collect(state)
-        self._beat()
+            # Only the writer knows, and a shard of a global array is fetched by all hosts or none.
+            if not self._run_on_writer(partial(self.manager.needs, state.step)):
+                self.manager.note(state.step, best=best)
+            else:
+                self.await_write()
+                self._recording.gather_numbers()
+                self._recording.keeper.cut(state.step)
+                collect = partial(self._collect, state)
+                if self._replica.session is not None:
+                    before = partial(self._sync, state.step)
+                    self.manager.submit(state.step, collect, best=best, before=before)
+                elif self._replica.runtime.local_devices > 1:
+                    collect()
+            self._beat()
 
     def check(self) -> None:
-        """Raise what the thread that writes has met; called by all ranks alike.
-
-        Raises:
-          CheckpointError: on every rank.
-        """
-        self._ask_writer(self.manager.check)
+        """Raise the CheckpointError of the writing thread on every rank; called by all alike."""
+        self._run_on_writer(self.manager.check)
 
     def finish(self) -> None:
-        """Wait for the last write, once the loop has ended well.
-
-        Raises:
-          CheckpointError: on every rank, where the write has failed.
-        """
+        """Wait for the last write; its CheckpointError is raised on every rank."""
         with self._recording.recorder.hold(HELD):
             self.await_write()
 
     def give_up(self) -> None:
-        """Wait for a write that is under way, where the loop has ended by an error."""
+        """Wait for a write after the loop has failed; its error is only logged."""
         try:
             self.manager.wait()
         except CheckpointError as failure:
             get_logger().error("%s", failure)
 
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
-        """Go back to the last checkpoint and skip the batch of a bad step, if that is wanted."""
+        """Go back to the last checkpoint and skip a bad step's batch; False if not configured."""
         replica = self._replica
         if replica.job.config.train.on_nonfinite != "rollback":
             return False
@@ -133,34 +117,29 @@ class Saving:
         return True
 
     def await_write(self) -> None:
-        """Until nothing is being written; an upload may outlast every rank's patience with another.
+        """Wait until nothing is being written; a CheckpointError is raised on every rank.
 
-        Raises:
-          CheckpointError: on every rank, where the write has failed.
+        Beats meanwhile, because an upload may take longer than the ranks' timeout.
         """
-        while not self._ask_writer(partial(self.manager.wait, LOOK_EVERY_S)):
+        while not self._run_on_writer(partial(self.manager.wait, LOOK_EVERY_S)):
             self._beat()
 
-    def _ask_writer(self, ask: Callable[[], T]) -> T | None:
-        """The writer's answer on every rank, its failure as well; called by all of them alike.
-
-        Raises:
-          CheckpointError: on every rank, where the writer met it.
-        """
-        answer = failure = None
+    def _run_on_writer(self, function: Callable[[], T]) -> T | None:
+        """Return the writer's result, or raise its failure, on every rank; called by all alike."""
+        result = failure = None
         if self._replica.session is not None:
             try:
-                answer = ask()
+                result = function()
             except CheckpointError as error:
                 failure = error
-        told = (answer, failure and str(failure))
-        answer, text = self._replica.runtime.ranks.broadcast_value(told)
+        pair = (result, failure and str(failure))
+        result, text = self._replica.runtime.ranks.broadcast_value(pair)
         if text is not None:
             raise failure or CheckpointError(text)
-        return answer
+        return result
 
     def _sync(self, step: int) -> None:
-        """Have all that a checkpoint counts on where it will be looked for; by its thread."""
+        """Flush and upload all that a checkpoint relies on; called by its thread."""
         kept = None
         with contextlib.suppress(OSError):
             kept = self.manager.list_steps()
@@ -173,13 +152,13 @@ class Saving:
         return parts, facts | describe_checkpoint(replica.runtime, replica.job, replica.parts)
 
     def _note_checkpoint(self, step: int) -> None:
-        """A checkpoint stands whole; called by the thread that wrote it."""
+        """Record a complete checkpoint; called by the thread that wrote it."""
         self._replica.session.note_checkpoint(step)
         self._recording.recorder.note_write(step, self.manager.written_s)
 
 
 def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:
-    """What a checkpoint tells beside its tensors: position, schedule, seeds, configuration."""
+    """Return a checkpoint's facts besides its tensors: position, schedule, seeds, configuration."""
     state, plan = parts.state, parts.plan
     epoch, batches = divmod(state.step, plan.steps_per_epoch)
     config = job.config.model_dump(mode="json")
@@ -191,7 +170,7 @@ def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:
             "steps_per_epoch": plan.steps_per_epoch,
             "lr": plan.schedule.get_lr(state.step, state.waited.cuts),
         },
-        # Host and device are seeded from (seed, step, rank) before each step: no state of theirs.
+        # Host and device are seeded from (seed, step, rank) before each step: they have no state.
         "rng": {"seed": plan.seed, "step": state.step, "device": {}},
         "model": job.facts.export,
         "teachers": job.facts.teachers,

@@ -1,4 +1,4 @@
-"""`Job`: what every replica of a run starts from, with every answer that was found on the way."""
+"""`Job`: a checked configuration, from which every replica of a run starts."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 class Job:
     """A checked configuration.
 
-    Args:
-      device: the runtime's name behind runtime.device.
-      run: where the results go.
-      checkpoint: weights and state to continue or to evaluate; none: a new run.
-      facts: of the task.
-      stream: what decides which training examples come when, in which form.
+    Attributes:
+      device: name of the runtime, resolved from runtime.device.
+      run: directory of the results.
+      checkpoint: weights and state to resume or to evaluate; None for a new run.
+      stream: what determines the order and form of the training examples.
       num_parameters: of the student.
-      step: hash of what decides a step's program, but for the batch and how it is split.
-      start: lines on what weights of others give a new run's student.
+      step: hash of a step's program, except the batch and its micro-batches.
+      start: notes on pretrained weights of a new run's student.
     """
 
     config: RunConfig
@@ -46,13 +45,12 @@ class Job:
     start: tuple[str, ...] = ()
 
 
-# Entries that have come since descriptions were first written, and the value that says nothing: at
-# that they are left out, so that what was stored before stays good.
+# Later entries and their neutral values: these are left out, so that older descriptions stay equal.
 _LATER = {"repeats": 1, "mix_mode": "pair", "mix_off_epoch": None, "erasing_mode": "const"}
 
 
 def count_steps(epochs: float, steps_per_epoch: int) -> int:
-    """Epochs in whole steps, at least one."""
+    """Convert epochs to whole steps, at least one."""
     return max(1, round(epochs * steps_per_epoch))
 
 
@@ -64,14 +62,14 @@ def count_eval_steps(train: TrainSection, steps_per_epoch: int) -> int:
 def describe_stream(
     config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping, processes: int | None
 ) -> JsonObject:
-    """All that decides which examples come when, and what is drawn for them.
+    """Describe all that determines the order of examples, and the draws for them.
 
-    Two runs with equal descriptions see the same examples in the same batches. Keys come in by
-    what their fields say of the stream, beside what the dataset and the machine decide.
+    Two runs with equal descriptions use the same examples in the same batches. Keys are included
+    according to their fields' metadata, besides properties of the dataset and the machine.
 
     Args:
-      of_task: what of the task belongs to it and is no key.
-      processes: input processes; none: the device decides, see `with_input_processes`.
+      of_task: entries of the task that are no keys.
+      processes: input processes; None: the device decides, see `with_input_processes`.
     """
     values, order = get_stream_values(config), create_source(config.data).choose_order()
     values = {name: value for name, value in values.items() if _LATER.get(name, ...) != value}
@@ -89,6 +87,6 @@ def describe_stream(
 
 
 def with_input_processes(stream: JsonMapping, processes: int) -> JsonObject:
-    """The stream's description once the number of input processes is certain."""
+    """Return the stream's description with the actual number of input processes."""
     count = processes if stream["order"] == "sharded" else 0
     return {**stream, "input_processes": count}

@@ -1,4 +1,4 @@
-"""`Stopping`: requests to end, and the watch over a loop that stands still."""
+"""`Stopping`: requests to stop, and the watch for a stalled loop."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ if TYPE_CHECKING:
     from job.recorder import LoopRecorder
     from job.recording import Replica
 
-# Steps between two questions to all ranks whether one was asked to end.
+# Steps between two agreements of all ranks on whether one was asked to stop.
 AGREE_EVERY = 8
 
 
 class Stopping:
-    """Whether a replica should end, was taken over, or stands still.
-
-    Args:
-      recorder: takes note of a stall.
-    """
+    """Decides whether a replica should stop, was taken over, or is stalled."""
 
     def __init__(self, replica: Replica, recorder: LoopRecorder) -> None:
         self._replica, self._recorder = replica, recorder
@@ -34,28 +30,24 @@ class Stopping:
         self.listening = self.request.listen()
 
     def require_run(self) -> None:
-        """Refuse to go on with a run that another program has taken over.
-
-        Raises:
-          LostRunError: it has.
-        """
+        """Raise LostRunError if another program has taken over the run."""
         session = self._replica.session
         if session is not None and session.is_lost:
             raise LostRunError(
-                f"another program has taken over {self._replica.job.run.place}: this one had been "
-                "silent for too long; let the other go on"
+                f"another program has taken over {self._replica.job.run.place} after this one was "
+                "silent for too long; let the other one continue"
             )
 
     def is_due(self, step: int) -> bool:
-        """Whether all ranks ask each other after this step."""
+        """Return whether all ranks agree on stopping after this step."""
         return self._replica.runtime.ranks.size == 1 or step % AGREE_EVERY == 0
 
     def is_asked(self, step: int) -> bool:
-        """Whether any rank was asked to end; alike on all of them, called by all of them alike."""
+        """Return whether any rank was asked to stop; the same on all, called by all alike."""
         asked = self._replica.runtime.ranks.any(bool(self.request.reason))
         if asked:
             reason = self.request.reason or "by another rank"
-            get_logger().warning("asked to end (%s): saving step %d", reason, step)
+            get_logger().warning("stop requested (%s): saving step %d", reason, step)
         return asked
 
     def _report_stall(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""The stream of training batches: this rank's share of what a step needs, from a step on."""
+"""The stream of training batches: this rank's share of each step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 def iterate_batches(
     parts: Parts, first_step: int, input_processes: int | None = None
 ) -> Iterator[Batch]:
-    """Training batches from a step on, with all that travels with them.
+    """Yield training batches from a step on, with their draws and values.
 
-    A stream that is shorter than the run starts over, and so do its epochs' crops and draws.
+    A stream that is shorter than the run starts over, with the same crops and draws.
 
     Args:
-      input_processes: that the position of the first step counts on, 0: any number; none: as many
-        as this run has.
+      input_processes: for the position of the first step; 0: any number, None: those of this run.
     """
     task, loader = parts.task, parts.train_loader
     epochs = task.stream_epochs if isinstance(task, Caches) else None
@@ -34,7 +33,8 @@ def iterate_batches(
         stream_step = step if period is None else step % period
         epoch, batch_in_epoch = divmod(stream_step, loader.batches_per_epoch)
         position = Position(epoch, batch_in_epoch * loader.global_batch_size, processes)
-        for batches in zip(*(one.batches(position) for one in parts.train_loaders), strict=True):
+        streams = (part.batches(position) for part in parts.train_loaders)
+        for batches in zip(*streams, strict=True):
             batch = task.draw(stream_step, *batches) if draws else batches[0]
             if has_values:
                 batch = replace(batch, values={**batch.values, **task.get_values(step)})
@@ -42,5 +42,5 @@ def iterate_batches(
             step, stream_step = step + 1, stream_step + 1
             if period is not None and step % period == 0:
                 break
-        # From here on positions count on this run's processes.
+        # From here on positions refer to this run's processes.
         processes = loader.shard[1]

@@ -1,7 +1,8 @@
-"""Describes a run for a person: at its start, with --check, and at its end."""
+"""Describes a run for users: at its start, with --check, and at its end."""
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from datasets import create_source
@@ -17,20 +18,20 @@ if TYPE_CHECKING:
 
 
 def describe_job(job: Job, devices: int | None = None) -> list[str]:
-    """Device, model, data and directory in a line each, from what `job.check` has found.
+    """Describe device, model, data and directory in a line each.
 
     Args:
-      devices: that the global batch is dealt to; none: no device has been touched yet.
+      devices: number of devices that share the global batch; None before a device was used.
     """
     return [_describe_device(job, devices), _describe_model(job), _describe_data(job),
             _describe_directory(job)]  # fmt: skip
 
 
 def describe_reason(plan: Plan, state: TrainState, first_step: int) -> str:
-    """Why a run that is complete has ended.
+    """Describe why a complete run ended.
 
     Args:
-      first_step: that this program went on from.
+      first_step: of this program.
     """
     reason = f"all {plan.total_steps:,} steps are done"
     if state.step < plan.total_steps:
@@ -40,15 +41,12 @@ def describe_reason(plan: Plan, state: TrainState, first_step: int) -> str:
 
 
 def describe_end(job: Job, score_name: str, state: TrainState, last: float) -> list[str]:
-    """The best evaluation and where what the run has made lies.
-
-    Args:
-      score_name: what a score is called.
-      last: score of the last evaluation.
-    """
+    """Describe the best evaluation and the paths of the results; `last`: the last score."""
     lines = []
     if state.best_score is not None:
-        best = _read_best_step(job)
+        best = None
+        with contextlib.suppress(CheckpointError):
+            best = read_best_step(open_folder(job.run.checkpoints))
         when = "" if best is None else f" at step {best}"
         lines.append(
             f"best {score_name} {_show_score(state.best_score)}{when}; at the end, step "
@@ -59,7 +57,7 @@ def describe_end(job: Job, score_name: str, state: TrainState, last: float) -> l
 
 
 def describe_finished(job: Job, reason: str) -> str:
-    """Return the line of a run that is complete already, so that nothing is done."""
+    """Describe a run that is complete already, so that nothing is done."""
     return (
         f"complete: {job.run.place}, {reason}; nothing is left to do (more train.steps or "
         "train.epochs goes on)"
@@ -67,15 +65,8 @@ def describe_finished(job: Job, reason: str) -> str:
 
 
 def _show_score(score: float) -> str:
-    """Two places of a percentage, four digits of what is smaller than one."""
+    """Format two decimal places of a percentage, four digits of a number below one."""
     return f"{score:.2f}" if abs(score) >= 1 else f"{score:.4g}"
-
-
-def _read_best_step(job: Job) -> int | None:
-    try:
-        return read_best_step(open_folder(job.run.checkpoints))
-    except CheckpointError:
-        return None
 
 
 def _describe_device(job: Job, devices: int | None) -> str:

@@ -264,7 +264,7 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
 def test_a_run_id_beside_the_run_that_is_continued_is_refused(tmp_path, capsys, earlier_run):
     flags = create_argv(tmp_path / "runs", f"--resume={earlier_run}", "--run.run_id=b")
     line = refuse(capsys, flags, tmp_path / "runs")
-    assert "run.run_id ('b') contradicts run.resume, which goes on in 'a'" in line
+    assert "run.run_id ('b') is not supported with run.resume of 'a'" in line
 
 
 CHILDREN = [

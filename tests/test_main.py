@@ -474,7 +474,7 @@ def test_an_interrupted_run_says_so_and_can_be_continued(tmp_path):
     seen += process.stderr.readlines()
     assert process.wait() == 75, "".join(seen)
     assert "Traceback" not in "".join(seen)
-    assert re.search(r"preempted at step \d+; --resume auto goes on", seen[-1])
+    assert re.search(r"preempted at step \d+; continue with --resume auto", seen[-1])
     folder = tmp_path / "tiny" / "a"
     assert Run(folder).read()["status"] == "preempted"
     step = max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*"))

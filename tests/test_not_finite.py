@@ -180,7 +180,7 @@ def test_evaluating_weights_that_are_no_numbers_is_no_success(
     assert main.main(flags) == EXIT_FAILED
     text = capsys.readouterr().err
     assert "top-1 0.00" in text
-    assert f"{weights} gives answers that are not finite" in text.splitlines()[-1]
+    assert f"{weights} gives outputs that are not finite" in text.splitlines()[-1]
 
 
 @pytest.mark.parametrize("weak", ["false", "true"])

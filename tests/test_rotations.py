@@ -176,7 +176,7 @@ def test_two_processes_parts_and_xla_learn_what_one_does(teacher, tmp_path):
         ({"train": {"mixup_alpha": 0.2}}, "train.mixup_alpha (0.2) is not supported with"),
         ({"train": {"cutmix_alpha": 1.0}}, "train.cutmix_alpha (1.0) is not supported with"),
         ({"train": {"task": "distil"}, "distill": {"group_size": 16, "allow_weak_teacher": False}},
-         "distill.views ('rotations') means nothing to train.task=distil"),
+         "distill.views ('rotations') is not supported with train.task=distil"),
         ({"distill": {"teachers": [{}, {}], "teacher_weights": "", "ensemble": "separate"}},
          "takes one teacher and got 2"),
     ],

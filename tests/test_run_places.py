@@ -83,7 +83,7 @@ def test_a_file_where_a_run_would_lie_is_refused_by_the_check(tmp_path, capsys, 
     (tmp_path / place).write_text("mine")
     assert run(tmp_path, "--check") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"the run would lie in {tmp_path}/tiny/a, but {tmp_path / place} is a file" in line
+    assert f"the run would be in {tmp_path}/tiny/a, but {tmp_path / place} is a file" in line
 
 
 def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, monkeypatch):

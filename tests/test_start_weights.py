@@ -148,7 +148,7 @@ def test_a_head_that_nobody_has_trained_is_not_judged(tmp_path, capsys):
     weights = f"--model.weights={tmp_path / 'a.safetensors'}"
     assert "2 different: head.weight" in get_error(tmp_path, capsys, "--eval", weights)
     error = get_error(tmp_path, capsys, "--eval", weights, "--model.reset_head=always")
-    assert "would judge a head that nobody has trained" in error
+    assert "would evaluate an untrained head" in error
 
 
 def test_positions_patches_and_channels_of_another_size_are_resampled(tmp_path, capsys):

@@ -316,7 +316,7 @@ def test_a_run_whose_teacher_has_changed_is_not_continued(tmp_path, capsys):
     place.write_bytes((export(tmp_path / "other", 2) / "student.safetensors").read_bytes())
     capsys.readouterr()
     assert main.main(longer) == EXIT_USER_ERROR
-    assert "weights are not those of the run's start" in capsys.readouterr().err
+    assert "weights differ from those of the run's start" in capsys.readouterr().err
     assert main.main([*longer, '--run.allow_changes=["distill.teacher_weights"]']) == 0
     shutil.rmtree(tmp_path / "tiny")
 

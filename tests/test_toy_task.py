@@ -209,5 +209,5 @@ def test_a_key_of_another_task_is_refused_by_name(tmp_path):
     done = call(get_command(tmp_path, "--mixup=0.8"))
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith(
-        "train.mixup_alpha (0.8) means nothing to train.task=plane; leave it out"
+        "train.mixup_alpha (0.8) is not supported with train.task=plane; remove it"
     )

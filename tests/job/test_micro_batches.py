@@ -17,7 +17,7 @@ from job.micro_batches import (
     choose_parts,
     compute_step_hash,
     get_examples_per_chip,
-    settle_micro_batches,
+    resolve_micro_batches,
 )
 from main import main
 from store.quality.calibration import hash_step
@@ -87,7 +87,7 @@ def test_what_a_verdict_cannot_decide_is_refused_before_a_device_is_touched(tmp_
         check_automatic_parts(config, student, "v6e")
     check_automatic_parts(config, student, "v5e")
     check_automatic_parts(config, student, "")
-    with pytest.raises(UserError, match=r"\(auto\) would decide by cost over how many images"):
+    with pytest.raises(UserError, match=r"\(auto\) is not supported with the BatchNorm"):
         check_automatic_parts(config, nn.Sequential(nn.BatchNorm2d(3)), "")
 
 
@@ -115,11 +115,11 @@ def test_the_run_uses_what_its_chip_is_told(tmp_path, caplog, monkeypatch):
     assert job.config.train.accumulate_steps == "auto"
     job = replace(job, config=create(tmp_path, f"--data.global_batch_size={2 * 64}"))
     with caplog.at_level(logging.INFO):
-        settled = settle_micro_batches(job, "v5e", 2)
+        settled = resolve_micro_batches(job, "v5e", 2)
     assert settled.config.train.accumulate_steps == 4
     assert "train.accumulate_steps (auto) is 4: by the compiler's verdict" in caplog.text
-    assert settle_micro_batches(job, "", 2).config.train.accumulate_steps == 1
-    assert settle_micro_batches(settled, "v6e", 2) is settled
+    assert resolve_micro_batches(job, "", 2).config.train.accumulate_steps == 1
+    assert resolve_micro_batches(settled, "v6e", 2) is settled
     device = tmp_path / "0000:00:05.0"
     device.mkdir()
     (device / "vendor").write_text("0x1ae0\n")

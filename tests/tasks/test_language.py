@@ -139,7 +139,7 @@ def test_counts_leave_padding_out(tmp_path):
          "mean 'depth'"),
         (("--model=qwen3_5", "--model.args={chunks: 16}"), "model.args.chunks (16) is no argument "
          "of 'qwen3_5'; did you mean 'chunk'"),
-        (("--mixup=0.5",), "train.mixup_alpha (0.5) means nothing to train.task=language"),
+        (("--mixup=0.5",), "train.mixup_alpha (0.5) is not supported with train.task=language"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, flags, words):
@@ -158,7 +158,7 @@ def test_another_task_has_no_sequence_length(tmp_path, capsys):
     argv = create_language_argv(tmp_path, "--train.task=classify", "--check")
     assert main.main(argv) == 2
     assert (
-        "data.sequence_length (8) means nothing to train.task=classify" in capsys.readouterr().err
+        "sequence_length (8) is not supported with train.task=classify" in capsys.readouterr().err
     )
 
 

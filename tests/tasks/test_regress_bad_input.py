@@ -116,9 +116,9 @@ WRONG = [
      "did you mean 'relu'"),
     (("--model=mlp", "--model.args.width=[9]"), "model.args.width ([9]) is no argument of 'mlp'",
      "did you mean 'widths'"),
-    (("--mixup=0.5",), "train.mixup_alpha (0.5) means nothing to train.task=regress", "leave"),
-    (("--data.eval_pp=decode",), "data.eval_pp ('decode') means nothing to train.task=regress", ""),
-    (("--data.sequence_length=9",), "data.sequence_length (9) means nothing", "leave it out"),
+    (("--mixup=0.5",), "mixup_alpha (0.5) is not supported with train.task=regress", "remove"),
+    (("--data.eval_pp=decode",), "eval_pp ('decode') is not supported with train.task=regress", ""),
+    (("--data.sequence_length=9",), "data.sequence_length (9) is not supported", "remove it"),
     (("--data.source=synthetic_rows", "--data.name=friedman2"), "names no made-up rows",
      "did you mean 'friedman1'"),
     (("--data.source=synthetic_rows", "--data.name=linear,nois=1"),
@@ -150,4 +150,4 @@ def test_a_task_refuses_the_keys_of_a_regression(tmp_path, capsys):
     flags = ["--data.source=synthetic", "--data.target_columns=[a]", "--model=resnet18"]
     assert main.main([*flags, f"--run.output_dir={tmp_path}"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
-    assert "data.target_columns (('a',)) means nothing to train.task=classify" in line
+    assert "data.target_columns (('a',)) is not supported with train.task=classify" in line

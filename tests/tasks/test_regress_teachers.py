@@ -146,7 +146,7 @@ def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_pa
         (("--distill.losses=[{name: wkd_f, layers: {blocks.0: blocks.0}}]",),
          "wkd_f compares spreads over positions"),
         (("--distill.loss=prediction_mse", "--distill.temperature=2"),
-         "distill.temperature (2.0) means nothing to train.task=regress"),
+         "distill.temperature (2.0) is not supported with train.task=regress"),
         (("--distill.loss=prediction_mse", "--distill.teacher_cache=x"),
          "distill.teacher_cache ('x') means nothing"),
         (("--distill.loss=prediction_mse", "--data.input_columns=[rooms]"),
