@@ -101,7 +101,7 @@ def test_torchrun_on_one_node_and_on_several(cloud):
     ("words", "text"),
     [
         (["train.gpus", "--gpus=2"], "there is no program"),
-        (["train.gpus", "--gpus=0", "--", "main.py"], "begin at 1"),
+        (["train.gpus", "--gpus=0", "--", "main.py"], "must be at least 1"),
         (["train.gpus", "--gpus=1", "--nodes=2", "--", "main.py"], "needs --master"),
         (["train.gpus", "--gpus=1", "--nodes=2", "--node-rank=2", "--master=a", "--", "main.py"],
          "is not below --nodes"),

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.cloud import ROOT, Cloud, needs_git
 from train.sky import cluster
-from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
+from train.sky.cluster import TEMPLATE, SkyJob, create_job_name, find_config, render
 from utils.errors import UserError
 
 OUTPUT = "--output=gs://bucket/runs"
@@ -128,7 +128,7 @@ def test_a_skypilot_that_cannot_be_asked_forgets_nothing(cloud, capfd):
     assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 0
     (cloud.folder / "sky_failure").write_text("API server is not reachable")
     assert cluster.main(["forget"]) == 2
-    assert "could not be asked" in capfd.readouterr().err
+    assert "returned no state" in capfd.readouterr().err
     assert (cloud.folder / ".cluster_name").exists()
 
 
@@ -188,10 +188,10 @@ def test_a_rendered_task_has_no_hole_and_no_key(accelerator):
 @pytest.mark.parametrize(
     ("template", "text"),
     [
-        ("name: {{nobody}}", "has a hole 'nobody'"),
+        ("name: {{nobody}}", "has an unknown placeholder 'nobody'"),
         ("file_mounts: {~/.ssh: ~/.ssh}", "'.ssh': keys stay"),
         ("file_mounts: {a: b}", "mounts files"),
-        ("a: [", "is no YAML"),
+        ("a: [", "is not valid YAML"),
     ],
 )
 def test_a_template_with_a_hole_or_a_key_is_refused(template, text):
@@ -200,7 +200,7 @@ def test_a_template_with_a_hole_or_a_key_is_refused(template, text):
 
 
 def test_a_value_cannot_open_a_hole():
-    with pytest.raises(UserError, match=r"holds \{\{ or"):
+    with pytest.raises(UserError, match=r"contains \{\{ or"):
         render(SkyJob("n", "v4-8", "{{name}}", "gs://b", "r"), "a: {{config}}")
 
 

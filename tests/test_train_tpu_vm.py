@@ -59,7 +59,7 @@ def test_create_asks_once_and_says_so_the_second_time(cloud):
     assert cloud.load("tpu-vm")["vm"]["runtimeVersion"] == "v2-alpha-tpuv5-lite"
     second = run(cloud, *CREATE, "--spot")
     assert second.returncode == 0
-    assert "vm is there already: v5litepod-8, READY" in second.stdout
+    assert "vm exists already: v5litepod-8, READY" in second.stdout
     assert cloud.get_verbs().count("tpu-vm create") == 1
 
 
@@ -82,7 +82,7 @@ def test_create_starts_a_stopped_one_and_stop_can_be_repeated(cloud):
 @pytest.mark.parametrize(
     ("facts", "text"),
     [
-        ({"acceleratorType": "v4-8"}, "is there already as v4-8, not v5litepod-8"),
+        ({"acceleratorType": "v4-8"}, "exists already as v4-8, not v5litepod-8"),
         ({"acceleratorType": "v5litepod-8", "state": "PREEMPTED"}, "is PREEMPTED: delete it"),
     ],
 )
@@ -103,7 +103,7 @@ def test_no_capacity_is_told_in_clouds_own_words(cloud):
 def test_a_queued_request_is_made_once_and_deleted_with_its_machine(cloud):
     cloud.environment["STAND_IN_QUEUED_STATE"] = "WAITING_FOR_RESOURCES"
     flags = ("--queued", "--reserved", "--valid-until=6h")
-    assert "is asked for in the queue" in run(cloud, *CREATE, *flags).stdout
+    assert "is requested in the queue" in run(cloud, *CREATE, *flags).stdout
     call = next(c for c in cloud.get_calls() if c[3:5] == ["queued-resources", "create"])
     assert {"--node-id=vm", "--reserved", "--valid-until-duration=6h"} <= set(call)
     assert "queued already: WAITING_FOR_RESOURCES" in run(cloud, *CREATE, *flags).stdout
@@ -400,9 +400,9 @@ PROJECT = ("train.project", "p", "--bucket=gs://b", "--location=us-west4")
 
 def test_a_project_is_prepared_once(cloud):
     first = cloud.run(*PROJECT)
-    assert (first.returncode, first.stdout) == (0, "p: services are on, gs://b is made\n")
+    assert (first.returncode, first.stdout) == (0, "p: services are on, gs://b is created\n")
     assert "--location=us-west4" in cloud.load("buckets")["gs://b"]
-    assert cloud.run(*PROJECT).stdout == "p: services are on, gs://b was there\n"
+    assert cloud.run(*PROJECT).stdout == "p: services are on, gs://b exists\n"
     creations = [call for call in cloud.get_calls() if "create" in call]
     assert len(creations) == 1
 
@@ -413,7 +413,7 @@ def test_a_project_that_cannot_be_asked_is_told(cloud):
     assert done.returncode == 2 and "PERMISSION_DENIED" in done.stdout
     cloud.save("failures", {"buckets describe": [{"error": "HTTPError 403: no permission"}]})
     done = cloud.run(*PROJECT)
-    assert done.returncode == 2 and "could not be asked about gs://b" in done.stdout
+    assert done.returncode == 2 and "returned no state of gs://b" in done.stdout
     wrong = cloud.run("train.project", "p", "--bucket=b", "--location=l")
     assert wrong.returncode == 2 and "is not gs://NAME" in wrong.stdout
 

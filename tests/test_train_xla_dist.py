@@ -115,7 +115,7 @@ def test_a_signal_ends_all_workers_and_leaves_no_orphans(cloud, number, code):
     process.send_signal(number)
     output, _ = process.communicate()
     assert process.returncode == code, output
-    assert "all workers were told to end" in output
+    assert "all workers were asked to end" in output
     assert get_groups(cloud) == []
 
 
@@ -218,7 +218,7 @@ def test_a_worker_that_is_told_to_end_before_it_began_never_begins(cloud):
     assert cloud.run("train.xla_dist", "--tpu=pod", "--stop=r1").returncode == 0
     done = cloud.run(*words(cloud, *ECHO))
     assert done.returncode == 143
-    assert "was told to end before it began" in done.stdout
+    assert "was ended before it began" in done.stdout
     assert "worker 0 /" not in done.stdout
 
 
@@ -313,7 +313,7 @@ def test_a_cloud_that_cannot_be_asked_is_not_taken_for_one_without_the_tpu(cloud
     cloud.save("failures", {"tpu-vm describe": [{"error": "PERMISSION_DENIED: no access"}]})
     done = cloud.run(*words(cloud, *ECHO))
     assert done.returncode == 2
-    assert "could not be asked about 'pod'" in done.stdout and "PERMISSION_DENIED" in done.stdout
+    assert "returned no state of 'pod'" in done.stdout and "PERMISSION_DENIED" in done.stdout
 
 
 def test_missing_directories_and_programs_on_the_workers_are_named(cloud):

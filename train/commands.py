@@ -1,4 +1,4 @@
-"""Every command line that leaves this machine, as a list of arguments; nothing here runs one."""
+"""Builds every command line that leaves this machine, as a list of arguments; runs none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VENV = ".venv"
 
 @dataclass(frozen=True)
 class Tpu:
-    """A TPU VM or pod slice; empty zone or project: gcloud's own configuration decides."""
+    """A TPU VM or pod slice; gcloud's own configuration supplies an empty zone or project."""
 
     name: str
     zone: str = ""
@@ -26,12 +26,12 @@ class Tpu:
 
 @dataclass(frozen=True)
 class CreateOptions:
-    """How a TPU VM is asked for.
+    """How to request a TPU VM.
 
     Attributes:
-      runtime_version: empty: the generation's.
-      queued: through a queued resource, which waits until there is capacity.
-      valid_until: how long a queued request may wait, such as 6h; empty: for ever.
+      runtime_version: the generation's if empty.
+      queued: use a queued resource, which waits until there is capacity.
+      valid_until: how long a queued request may wait, such as 6h; no limit if empty.
     """
 
     accelerator_type: str
@@ -44,15 +44,15 @@ class CreateOptions:
 
 @dataclass(frozen=True)
 class RemoteCommand:
-    """What a worker runs.
+    """The command that a worker runs.
 
     Attributes:
-      words: the program and its arguments; never seen by a shell.
+      words: the program and its arguments; no shell interprets them.
       env: variables of the program.
       workdir: relative to the home directory of the worker.
-      venv: directory of a virtual environment, relative to workdir; empty: none.
-      conda_env: name of a conda environment; empty: none.
-      end_others: end what an earlier launch has left on the worker.
+      venv: directory of a virtual environment, relative to workdir, or empty.
+      conda_env: name of a conda environment, or empty.
+      end_others: end what an earlier launch left on the worker.
     """
 
     words: tuple[str, ...]
@@ -64,43 +64,48 @@ class RemoteCommand:
 
 
 def show(command: Sequence[str]) -> str:
-    """A command as a person would type it."""
+    """Format a command as a person would type it."""
     return shlex.join(command)
 
 
 def enable_services(project: str) -> list[str]:
-    """Switch on what TPU VMs need."""
+    """Enable the services that TPU VMs need."""
     services = ["tpu.googleapis.com", "compute.googleapis.com", "storage.googleapis.com"]
     return ["gcloud", "services", "enable", *services, f"--project={project}"]
 
 
 def describe_bucket(project: str, bucket: str) -> list[str]:
-    """Whether a bucket is there."""
+    """Describe a bucket; fails if it does not exist."""
     return ["gcloud", "storage", "buckets", "describe", bucket, f"--project={project}"]
 
 
 def create_bucket(project: str, bucket: str, *, location: str) -> list[str]:
-    """Make a bucket in one region, with one kind of permissions."""
-    place = [f"--location={location}", f"--project={project}"]
-    access = ["--uniform-bucket-level-access", "--public-access-prevention"]
-    return ["gcloud", "storage", "buckets", "create", bucket, *place, *access]
+    """Create a bucket in one region, with one kind of permissions."""
+    return [
+        *("gcloud", "storage", "buckets", "create", bucket),
+        *(f"--location={location}", f"--project={project}"),
+        *("--uniform-bucket-level-access", "--public-access-prevention"),
+    ]
 
 
 def describe(tpu: Tpu) -> list[str]:
-    """State, type and hosts of a TPU VM."""
+    """Read state, type and hosts of a TPU VM."""
     return [*_tpu_vm("describe", tpu.name, tpu), "--format=json"]
 
 
 def create(tpu: Tpu, options: CreateOptions) -> list[str]:
-    """Ask for a TPU VM now; fails where there is no capacity."""
+    """Request a TPU VM: now, which fails without capacity, or as a queued resource."""
+    version = options.runtime_version or find_generation(options.accelerator_type).runtime_version
+    accelerator = f"--accelerator-type={options.accelerator_type}"
     if options.queued:
-        return _create_queued(tpu, options)
-    command = [
-        *_tpu_vm("create", tpu.name, tpu),
-        f"--accelerator-type={options.accelerator_type}",
-        f"--version={_get_runtime_version(options)}",
-    ]
-    return [*command, *_get_tier(options)]
+        command = [*_queued("create", tpu), f"--node-id={tpu.name}", accelerator]
+        command.append(f"--runtime-version={version}")
+        if options.valid_until:
+            command.append(f"--valid-until-duration={options.valid_until}")
+    else:
+        command = [*_tpu_vm("create", tpu.name, tpu), accelerator, f"--version={version}"]
+    tiers = {"--spot": options.spot, "--reserved": options.reserved}
+    return [*command, *(flag for flag, is_wanted in tiers.items() if is_wanted)]
 
 
 def start(tpu: Tpu) -> list[str]:
@@ -109,7 +114,7 @@ def start(tpu: Tpu) -> list[str]:
 
 
 def stop(tpu: Tpu) -> list[str]:
-    """Stop a TPU VM; its disk stays and is paid for."""
+    """Stop a TPU VM; its disk stays and is billed."""
     return _tpu_vm("stop", tpu.name, tpu)
 
 
@@ -119,7 +124,7 @@ def delete(tpu: Tpu) -> list[str]:
 
 
 def describe_queued(tpu: Tpu) -> list[str]:
-    """State of the queued resource of a TPU VM."""
+    """Read the state of the queued resource of a TPU VM."""
     return [*_queued("describe", tpu), "--format=json"]
 
 
@@ -129,15 +134,15 @@ def delete_queued(tpu: Tpu) -> list[str]:
 
 
 def login(tpu: Tpu, worker: str) -> list[str]:
-    """An interactive shell on one worker."""
+    """Open an interactive shell on one worker."""
     return [*_tpu_vm("ssh", tpu.name, tpu), f"--worker={worker}"]
 
 
 def run_remote(tpu: Tpu, text: str, *, worker: str = "all") -> list[str]:
     """Run a shell command on workers.
 
-    gcloud splits the text at blanks and gives the parts to ssh, which joins them again: the shell
-    of the worker sees it unchanged.
+    gcloud splits the text at blanks and passes the parts to ssh, which joins them again: the
+    worker's shell sees the text unchanged.
     """
     return [*_tpu_vm("ssh", tpu.name, tpu), f"--worker={worker}", f"--command={text}", "--quiet"]
 
@@ -148,33 +153,29 @@ def copy_to(tpu: Tpu, source: str, *, target: str) -> list[str]:
 
 
 def worker_run(run_id: str, remote: RemoteCommand) -> str:
-    """The shell command by which a worker runs its part of a launch."""
+    """Format the shell command with which a worker runs its part of a launch."""
     words = ["python3", WORKER_SCRIPT, "run", f"--run-id={run_id}", f"--workdir={remote.workdir}"]
-    if remote.venv:
-        words.append(f"--venv={remote.venv}")
-    if remote.conda_env:
-        words.append(f"--conda-env={remote.conda_env}")
-    if remote.end_others:
-        words.append("--end-others")
+    words += [f"--venv={remote.venv}"] if remote.venv else []
+    words += [f"--conda-env={remote.conda_env}"] if remote.conda_env else []
+    words += ["--end-others"] if remote.end_others else []
     words += [f"--env={name}={value}" for name, value in remote.env]
     return shlex.join([*words, "--", *remote.words])
 
 
 def worker_stop(run_id: str, grace_s: float) -> str:
-    """The shell command by which a worker ends a launch: SIGTERM, and SIGKILL after a grace."""
+    """Format the shell command that ends a launch: SIGTERM, then SIGKILL after `grace_s`."""
     return shlex.join(["python3", WORKER_SCRIPT, "stop", run_id, f"--grace-s={grace_s:g}"])
 
 
 def worker_unpack(workdir: str) -> str:
-    """The shell command by which a worker takes over a shipped tree."""
+    """Format the shell command that unpacks a shipped tree."""
     return shlex.join(["python3", WORKER_SCRIPT, "unpack", TREE_ARCHIVE, workdir])
 
 
 def worker_logs(run_id: str, *, lines: int, follow: bool) -> str:
-    """The shell command that shows a worker's own log of a launch; empty run: the newest."""
+    """Format the shell command that shows a worker's log of a launch; the newest if empty."""
     words = ["python3", WORKER_SCRIPT, "logs", f"--lines={lines}"]
-    if run_id:
-        words.append(f"--run-id={run_id}")
+    words += [f"--run-id={run_id}"] if run_id else []
     return shlex.join([*words, *(["--follow"] if follow else [])])
 
 
@@ -184,24 +185,24 @@ def archive_commit(target: str) -> list[str]:
 
 
 def list_tree() -> list[str]:
-    """Every file that version control does not ignore, changed or new."""
+    """List every file that version control does not ignore, changed or new."""
     return ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
 
 
 def list_changes() -> list[str]:
-    """What differs from the commit."""
+    """List what differs from the commit."""
     return ["git", "status", "--porcelain", "--untracked-files=normal"]
 
 
 def get_commit() -> list[str]:
-    """The commit that is checked out."""
+    """Read the commit that is checked out."""
     return ["git", "rev-parse", "HEAD"]
 
 
 def torchrun(
     words: Sequence[str], *, gpus: int, nodes: int = 1, node_rank: int = 0, master: str = ""
 ) -> list[str]:
-    """A run on GPUs: a process for each, on one node or on each of several."""
+    """Start a run on GPUs with one process each, on one node or on one of several."""
     if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc-per-node={gpus}", *words]
     return [
@@ -211,17 +212,17 @@ def torchrun(
 
 
 def build_image(image: str, *, tpu: bool) -> list[str]:
-    """Build the container image, with libtpu or without."""
+    """Build the container image, with or without libtpu."""
     return ["docker", "build", f"--build-arg=TPU={int(tpu)}", f"--tag={image}", "."]
 
 
 def run_image(
     image: str, words: Sequence[str], *, tpu: bool, mounts: Mapping[str, str]
 ) -> list[str]:
-    """Run a program in the container; on a TPU VM with what libtpu needs.
+    """Run a program in the container, on a TPU VM with the options that libtpu needs.
 
-    libtpu opens the devices below /dev and maps pinned memory (`--privileged`), talks to the other
-    hosts and to the metadata server (`--net=host`), and the input pipeline shares memory.
+    libtpu opens the devices below /dev and maps pinned memory (`--privileged`) and connects to the
+    other hosts and the metadata server (`--net=host`); the input pipeline shares memory.
 
     Args:
       mounts: directory of this machine -> directory in the container.
@@ -236,22 +237,22 @@ def run_image(
 
 
 def sky_launch(cluster: str, task: str) -> list[str]:
-    """Start an on-demand cluster, or run again on the one that is there."""
+    """Start an on-demand cluster, or run again on an existing one."""
     return ["sky", "launch", f"--cluster={cluster}", "--detach-run", "--yes", task]
 
 
 def sky_launch_managed(name: str, task: str) -> list[str]:
-    """Start a managed job: on spot machines, and again elsewhere when they are taken away."""
+    """Start a managed job, which SkyPilot restarts on other spot machines after a preemption."""
     return ["sky", "jobs", "launch", f"--name={name}", "--detach-run", "--yes", task]
 
 
 def sky_status(cluster: str) -> list[str]:
-    """State of a cluster, asked of the cloud."""
+    """Query the cloud for the state of a cluster."""
     return ["sky", "status", "--refresh", "--output=json", cluster]
 
 
 def sky_jobs() -> list[str]:
-    """Managed jobs and their states."""
+    """List managed jobs and their states."""
     return ["sky", "jobs", "queue", "--refresh", "--output=json"]
 
 
@@ -265,42 +266,22 @@ def scp(source: str, *, host: str, target: str) -> list[str]:
     return ["scp", "-q", "-o", "BatchMode=yes", source, f"{host}:{target}"]
 
 
-def _create_queued(tpu: Tpu, options: CreateOptions) -> list[str]:
-    command = [
-        *_queued("create", tpu),
-        f"--node-id={tpu.name}",
-        f"--accelerator-type={options.accelerator_type}",
-        f"--runtime-version={_get_runtime_version(options)}",
-    ]
-    if options.valid_until:
-        command.append(f"--valid-until-duration={options.valid_until}")
-    return [*command, *_get_tier(options)]
-
-
-def _get_runtime_version(options: CreateOptions) -> str:
-    return options.runtime_version or find_generation(options.accelerator_type).runtime_version
-
-
-def _get_tier(options: CreateOptions) -> list[str]:
-    return [*(["--spot"] if options.spot else []), *(["--reserved"] if options.reserved else [])]
-
-
 def _tpu_vm(verb: str, subject: str, tpu: Tpu, *more: str) -> list[str]:
-    return ["gcloud", "compute", "tpus", "tpu-vm", verb, subject, *more, *_get_place(tpu)]
+    return ["gcloud", "compute", "tpus", "tpu-vm", verb, subject, *more, *_get_location(tpu)]
 
 
 def _queued(verb: str, tpu: Tpu) -> list[str]:
-    """The queued resource of a TPU VM bears the same name."""
-    return ["gcloud", "compute", "tpus", "queued-resources", verb, tpu.name, *_get_place(tpu)]
+    # The queued resource of a TPU VM has the same name.
+    return ["gcloud", "compute", "tpus", "queued-resources", verb, tpu.name, *_get_location(tpu)]
 
 
-def _get_place(tpu: Tpu) -> list[str]:
-    zone = [f"--zone={tpu.zone}"] if tpu.zone else []
-    return [*zone, *([f"--project={tpu.project}"] if tpu.project else [])]
+def _get_location(tpu: Tpu) -> list[str]:
+    flags = {"--zone": tpu.zone, "--project": tpu.project}
+    return [f"{flag}={value}" for flag, value in flags.items() if value]
 
 
 def sbatch(name: str, options: Sequence[str], words: Sequence[str]) -> list[str]:
-    """Queue a run at Slurm; prints the job's number.
+    """Queue a run with Slurm; prints the job's number.
 
     Args:
       options: of sbatch, for the job's resources.
@@ -312,5 +293,5 @@ def sbatch(name: str, options: Sequence[str], words: Sequence[str]) -> list[str]
 
 
 def squeue(job: str) -> list[str]:
-    """State of a Slurm job; an error, or nothing, where it has ended."""
+    """Read the state of a Slurm job; fails or prints nothing once it has ended."""
     return ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]

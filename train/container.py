@@ -3,7 +3,7 @@
     python -m train.container build --tpu
     python -m train.container run --tpu --data /data --output runs -- main.py --config C
 
-The image's program is Python; what comes after -- are its arguments.
+The image's program is Python; the words after -- are its arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HOME = "/home/trainer"
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = create_program_parser(__doc__, prog="python -m train.container")
     add = parser.add_argument
     add("verb", choices=("build", "run"))
@@ -34,37 +34,25 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
-    """Do what the verb says; the exit code."""
-    verbs = {"build": build, "run": run}
-    return verbs[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
-
-
-def build(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Build the image; the exit code is docker's."""
-    return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
-
-
-def run(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Run Python in the image; the exit code is the program's.
+    """Build the image, or run Python in it; return the exit code of docker or of the program.
 
     Raises:
-      UserError: no program, or a directory that is not there.
+      UserError: no program, or a directory that does not exist.
     """
+    executor = Executor(dry_run=arguments.dry_run)
+    if arguments.verb == "build":
+        return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
     if not arguments.command:
         raise UserError("there is no program; write it after --, such as -- main.py --help")
+    targets = {arguments.data: f"{_HOME}/data:ro", arguments.output: f"{_HOME}/runs"}
     mounts = {}
-    if arguments.data:
-        mounts[arguments.data] = f"{_HOME}/data:ro"
-    if arguments.output:
-        mounts[arguments.output] = f"{_HOME}/runs"
-    for path in mounts:
-        if not executor.dry_run and not Path(path).is_dir():
-            raise UserError(f"{path!r} is no directory; docker would make it, owned by root")
-    mounts = {str(Path(path).absolute()): there for path, there in mounts.items()}
-    command = commands.run_image(
-        arguments.image, arguments.command, tpu=arguments.tpu, mounts=mounts
+    for path, target in targets.items():
+        if path and not executor.dry_run and not Path(path).is_dir():
+            raise UserError(f"{path!r} is no directory; docker would create it, owned by root")
+        mounts |= {str(Path(path).absolute()): target} if path else {}
+    return executor.call(
+        commands.run_image(arguments.image, arguments.command, tpu=arguments.tpu, mounts=mounts)
     )
-    return executor.call(command)
 
 
 main = CommandLine(create_parser, run_verb, takes_command=True)

@@ -1,4 +1,4 @@
-"""The one place where a command is run, or shown by --dry-run."""
+"""Runs commands, or prints them in a dry run; no other module starts one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from train.commands import show
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-# Programs that a person installs, and what for.
+# Programs that a person installs, with the name or the way to get each.
 _PROGRAMS = {
     "gcloud": "Google Cloud's command line",
     "sky": "SkyPilot: pip install 'skypilot[gcp]'",
@@ -41,14 +41,14 @@ class CommandResult:
 
     @property
     def reason(self) -> str:
-        """What tells why it failed: gcloud's last error with the lines after it, or one line."""
+        """The cause of a failure: gcloud's last error with the lines after it, or one line."""
         lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
         starts = [number for number, line in enumerate(lines) if line.startswith("ERROR: (gcloud")]
         if starts:
-            # What is missing, and how to give it, stands below the first line.
+            # The lines below the first name what is missing and how to supply it.
             return " ".join(lines[starts[-1] :])[:_REASON_LENGTH]
-        told = [line for line in lines if "error" in line.lower()]
-        return (told or lines or [f"exit code {self.code}"])[-1]
+        errors = [line for line in lines if "error" in line.lower()]
+        return (errors or lines or [f"exit code {self.code}"])[-1]
 
 
 class Executor:
@@ -58,10 +58,10 @@ class Executor:
         self.dry_run = dry_run
 
     def ask(self, command: Sequence[str], *, assume: str = "") -> CommandResult:
-        """Run to the end and give what it wrote; a dry run gives `assume`.
+        """Run a command to its end and return its output; a dry run returns `assume`.
 
         Raises:
-          UserError: there is no such program here.
+          UserError: the program is not installed.
         """
         if self._show(command):
             return CommandResult(0, assume, "")
@@ -71,22 +71,21 @@ class Executor:
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def require(self, command: Sequence[str], *, assume: str = "") -> str:
-        """As `ask`, for what must succeed.
+        """Run a command as `ask` does and return its output.
 
         Raises:
-          UserError: it failed; one line with what the program said.
+          UserError: it failed; the message has the program's reason.
         """
         answer = self.ask(command, assume=assume)
         if answer.code:
-            said = answer.reason
-            raise UserError(f"{show(command[:5])} ... failed with {answer.code}: {said}")
+            raise UserError(f"{show(command[:5])} ... failed with {answer.code}: {answer.reason}")
         return answer.output
 
     def watch(self, command: Sequence[str]) -> None:
-        """As `require`, for what takes minutes: shows every line as it comes.
+        """Run a command that takes minutes and print each line as it arrives.
 
         Raises:
-          UserError: it failed; one line with what the program said last.
+          UserError: it failed; the message has the program's last line.
         """
         process = self.open(command)
         if process is None:
@@ -101,17 +100,16 @@ class Executor:
         finally:
             end_process(process)
         if process.returncode:
-            said = f"failed with {process.returncode}: {last}"
-            raise UserError(f"{show(command[:5])} ... {said}")
+            raise UserError(f"{show(command[:5])} ... failed with {process.returncode}: {last}")
 
     def call(self, command: Sequence[str]) -> int:
-        """Run on this terminal; the exit code."""
+        """Run on this terminal and return the exit code."""
         if self._show(command):
             return 0
         return subprocess.run(self._find(command), cwd=ROOT).returncode
 
     def open(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
-        """Start in a session of its own, output and errors in one pipe; none in a dry run."""
+        """Start in a session of its own, output and errors in one pipe; None in a dry run."""
         if self._show(command):
             return None
         return subprocess.Popen(
@@ -125,15 +123,15 @@ class Executor:
         return self.dry_run
 
     def find_program(self, name: str) -> str:
-        """Where a program is.
+        """Find the path of a program.
 
         Raises:
-          UserError: there is none of this name here.
+          UserError: it is not installed.
         """
         program = shutil.which(name)
         if program is None:
-            what = _PROGRAMS.get(name, "a program")
-            raise UserError(f"{name!r} is not on PATH; install {what}, or use --dry-run")
+            label = _PROGRAMS.get(name, "a program")
+            raise UserError(f"{name!r} is not on PATH; install {label}, or use --dry-run")
         return program
 
     def _find(self, command: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""One command on every worker of a TPU VM: start, follow, end."""
+"""Runs one command on every worker of a TPU VM: start, follow, end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from train.execute import ROOT, Executor, end_process
 from train.worker import MARK
 from utils.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_TERMINATED, UserError
 
-EXIT_LOST = 255  # as ssh says it
+EXIT_LOST = 255  # as ssh reports it
 WORKER_SOURCE = "train/worker.py"
 _POLL_S = 0.2
 _LINE = re.compile(r"^\[w(\d+|\?)\] ?(.*)$")
-# gcloud's own word of a worker's end, should a mark get lost.
+# gcloud's own line about a worker's end, in case a mark gets lost.
 _GCLOUD_FAILED = re.compile(r"Command execution on worker (\d+) failed with exit status (\d+)")
 
 
@@ -35,8 +35,8 @@ class FanoutOptions:
 
     Attributes:
       logs_dir: holds a directory for each launch, with a file for each worker.
-      start_timeout_s: within it every worker must have begun.
-      grace_s: from SIGTERM to SIGKILL on the workers: time for a last checkpoint.
+      start_timeout_s: every worker must have begun within it.
+      grace_s: from SIGTERM to SIGKILL on the workers, for a last checkpoint.
     """
 
     run_id: str
@@ -52,7 +52,7 @@ class Outcome:
 
     Attributes:
       code: 0, or that of the worker that failed first.
-      cause: what happened, in one line; empty for success.
+      cause: the cause in one line; empty for success.
     """
 
     code: int
@@ -60,7 +60,7 @@ class Outcome:
 
 
 class InterruptedLaunchError(Exception):
-    """The user, or the machine, asked for the end; carries the exit code."""
+    """The user or the machine requested the end; carries the exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(code)
@@ -70,7 +70,7 @@ class InterruptedLaunchError(Exception):
 def fan_out(
     tpu: Tpu, remote: RemoteCommand, *, hosts: int, options: FanoutOptions, executor: Executor
 ) -> Outcome:
-    """Run a command on all workers and give its end; all of them end when one fails.
+    """Run a command on all workers; if one fails, end the others.
 
     Raises:
       UserError: the worker script cannot be copied to the workers.
@@ -87,22 +87,22 @@ def fan_out(
 
 
 def copy_worker_script(tpu: Tpu, executor: Executor) -> None:
-    """Put the worker's half into the home directory of every worker."""
+    """Copy the worker's script into the home directory of every worker."""
     executor.require(commands.copy_to(tpu, WORKER_SOURCE, target=commands.WORKER_SCRIPT))
 
 
 def stop_everywhere(tpu: Tpu, executor: Executor, *, run_id: str, grace_s: float) -> None:
-    """End a launch on all workers; a worker that cannot be reached is told of."""
+    """End a launch on all workers; report workers that cannot be reached."""
     answer = executor.ask(commands.run_remote(tpu, commands.worker_stop(run_id, grace_s)))
     for line in answer.output.splitlines():
         if _LINE.match(line):
             print(line, flush=True)
     if answer.code:
-        print(f"[launch] not every worker could be told to end: {answer.reason}", flush=True)
+        print(f"[launch] not every worker could be reached to end: {answer.reason}", flush=True)
 
 
 class Launch:
-    """Follows the workers' lines until all have ended."""
+    """The workers' lines, followed until all have ended."""
 
     def __init__(self, tpu: Tpu, executor: Executor, *, hosts: int, options: FanoutOptions) -> None:
         self._tpu, self._hosts, self._options = tpu, hosts, options
@@ -118,7 +118,7 @@ class Launch:
         self._deadline = time.monotonic() + options.start_timeout_s
 
     def follow(self, process: subprocess.Popen[bytes]) -> Outcome:
-        """Show, keep and judge every line."""
+        """Show, store and interpret every line until all workers have ended."""
         self._folder.mkdir(parents=True, exist_ok=True)
         threading.Thread(target=self._read, args=(process,), daemon=True).start()
         try:
@@ -149,37 +149,35 @@ class Launch:
 
     def _take(self, raw: bytes) -> None:
         text = raw.decode(errors="replace").rstrip("\n")
-        found = _LINE.match(text)
-        worker, rest = (found[1], found[2]) if found else ("gcloud", text)
+        match = _LINE.match(text)
+        worker, rest = (match[1], match[2]) if match else ("gcloud", text)
         self._keep(worker, rest)
-        if found and rest.startswith(MARK):
-            self._take_mark(worker, rest.removeprefix(MARK).split())
+        if match and rest.startswith(MARK):
+            words = rest.removeprefix(MARK).split()
+            if words[:1] == ["started"]:
+                self._started.add(worker)
+            elif words[:1] == ["exit"]:
+                self._end_worker(worker, int(words[1]))
             return
         if not self._options.quiet:
-            print(f"[w{worker}] {rest}" if found else f"[gcloud] {rest}", flush=True)
-        if found and rest.strip():
+            print(f"[w{worker}] {rest}" if match else f"[gcloud] {rest}", flush=True)
+        if match and rest.strip():
             self._last[worker] = rest.strip()
-        failed = None if found else _GCLOUD_FAILED.search(rest)
+        failed = None if match else _GCLOUD_FAILED.search(rest)
         if failed:
             self._end_worker(failed[1], int(failed[2]))
-
-    def _take_mark(self, worker: str, words: list[str]) -> None:
-        if words[:1] == ["started"]:
-            self._started.add(worker)
-        elif words[:1] == ["exit"]:
-            self._end_worker(worker, int(words[1]))
 
     def _end_worker(self, worker: str, code: int) -> None:
         self._started.add(worker)
         self._codes.setdefault(worker, code)
         if code and self._first is None:
             self._first = (worker, code, self._last.get(worker, ""))
-            # A preempted group has agreed on its end: the others come by themselves.
+            # A preempted group has agreed on its end: the other workers end by themselves.
             wait_s = self._options.grace_s if code == EXIT_PREEMPTED else 0.0
             self._deadline = time.monotonic() + wait_s
 
     def _check_times(self, process: subprocess.Popen[bytes]) -> None:
-        """End the others after a failure, and all where a worker never began."""
+        """End the others after a failure, and all if a worker never began."""
         is_late = time.monotonic() >= self._deadline
         if self._first is not None:
             if is_late and not self._stopping and len(self._codes) < self._hosts:
@@ -187,7 +185,7 @@ class Launch:
             elif is_late and self._stopping:
                 end_process(process)
             return
-        # A worker that does not know its number counts for all.
+        # A worker that cannot find its number counts for all.
         if is_late and len(self._started) < self._hosts and "?" not in self._started:
             missing = sorted({str(n) for n in range(self._hosts)} - self._started)
             limit = f"{self._options.start_timeout_s:g} s"
@@ -198,14 +196,14 @@ class Launch:
         self._stopping = True
         print(f"[launch] {self._describe_failure()}; ending the other workers", flush=True)
         self._end_workers()
-        # What is not gone now is a connection without a worker behind it.
+        # Whatever remains after this time is a connection without a worker behind it.
         self._deadline = time.monotonic() + min(10.0, self._options.grace_s)
 
     def _interrupt(self, process: subprocess.Popen[bytes], code: int) -> Outcome:
         print("[launch] interrupted: ending the workers (again to leave them)", flush=True)
         try:
             self._end_workers()
-            cause = "interrupted; all workers were told to end"
+            cause = "interrupted; all workers were asked to end"
         except (InterruptedLaunchError, UserError):
             cause = (
                 f"interrupted twice; workers may still run, --stop {self._options.run_id} ends them"
@@ -222,21 +220,21 @@ class Launch:
             return Outcome(self._first[1], self._describe_failure())
         silent = sorted({str(n) for n in range(self._hosts)} - set(self._codes))
         if gcloud_code or (silent and "?" not in self._codes):
-            told = f"worker {', '.join(silent)}" if silent else "a worker"
+            worker = f"worker {', '.join(silent)}" if silent else "a worker"
             last = self._last.get(silent[0], "") if silent else ""
-            cause = f"{told} was lost without an exit code (gcloud: {gcloud_code}) {last}".strip()
+            cause = f"{worker} was lost without an exit code (gcloud: {gcloud_code}) {last}".strip()
             return Outcome(EXIT_LOST, cause)
         return Outcome(0, "")
 
     def _describe_failure(self) -> str:
         worker, code, last = self._first
-        if not last:  # ranks above zero are silent where all find the same fault
+        if not last:  # ranks above zero print nothing where all meet the same error
             alike = sorted(other for other, its in self._codes.items() if its == code)
             last = next((self._last[other] for other in alike if self._last.get(other)), "")
         return f"worker {worker} failed first with exit code {code}" + (f": {last}" if last else "")
 
     def _keep(self, worker: str, text: str) -> None:
-        """A file for each worker, and one for gcloud's own words."""
+        """Append a line to the worker's file, or to that of gcloud's own lines."""
         if worker not in self._logs:
             name = f"worker_{worker}.log" if worker != "gcloud" else "gcloud.log"
             self._logs[worker] = (self._folder / name).open("ab", buffering=0)
@@ -244,18 +242,18 @@ class Launch:
 
 
 def create_run_id(*, dry_run: bool = False) -> str:
-    """A name that sorts by time; a dry run shows a word in its place."""
+    """Create a name that sorts by time; a dry run uses a placeholder."""
     return "RUN_ID" if dry_run else f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
 
 
 def get_logs_dir(path: str) -> Path:
-    """Where launches keep the workers' lines."""
+    """Return the directory that holds the workers' lines of all launches."""
     return ROOT / (path or "runs/launches")
 
 
 @contextmanager
 def _turn_signals_into_errors() -> Iterator[None]:
-    """SIGINT and SIGTERM end the launch in order, not the process at any point."""
+    """SIGINT and SIGTERM end the launch in order, not the process at an arbitrary point."""
     codes = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
     if threading.current_thread() is not threading.main_thread():
         yield

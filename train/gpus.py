@@ -1,4 +1,4 @@
-"""Runs main.py on GPUs by torchrun: one process for each, on one node or on each of several.
+"""Runs main.py on GPUs by torchrun: one process for each, on one node or on several.
 
     python -m train.gpus --gpus 8 -- main.py --config C
     python -m train.gpus --gpus 8 --nodes 2 --node-rank 0 --master HOST -- main.py --config C
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from train import commands
 from train.execute import Executor
@@ -19,7 +18,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = create_program_parser(__doc__, prog="python -m train.gpus")
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="GPUs of each node")
@@ -31,30 +30,18 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start torchrun on this node; the exit code is its own.
+    """Start torchrun on this node and return its exit code.
 
     Raises:
-      UserError: the flags do not fit, or torchrun is not there.
+      UserError: the flags contradict each other, or torchrun is not installed.
     """
     words = arguments.command
-    check(arguments, words)
-    command = commands.torchrun(
-        words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
-        master=arguments.master,
-    )  # fmt: skip
-    return Executor(dry_run=arguments.dry_run).call(command)
-
-
-def check(arguments: argparse.Namespace, words: Sequence[str]) -> None:
-    """Refuse what torchrun would wait for in vain.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
     if not words:
         raise UserError("there is no program; write it after --, such as -- main.py --config C")
     if arguments.gpus < 1 or arguments.nodes < 1:
-        raise UserError(f"--gpus ({arguments.gpus}) and --nodes ({arguments.nodes}) begin at 1")
+        raise UserError(
+            f"--gpus ({arguments.gpus}) and --nodes ({arguments.nodes}) must be at least 1"
+        )
     if not 0 <= arguments.node_rank < arguments.nodes:
         raise UserError(
             f"--node-rank ({arguments.node_rank}) is not below --nodes ({arguments.nodes}); nodes "
@@ -62,6 +49,11 @@ def check(arguments: argparse.Namespace, words: Sequence[str]) -> None:
         )
     if arguments.nodes > 1 and not arguments.master:
         raise UserError("--nodes above 1 needs --master, the name or address of node 0")
+    command = commands.torchrun(
+        words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
+        master=arguments.master,
+    )  # fmt: skip
+    return Executor(dry_run=arguments.dry_run).call(command)
 
 
 main = CommandLine(create_parser, run, takes_command=True)

@@ -2,8 +2,8 @@
 
     python -m train.project PROJECT --bucket gs://BUCKET --location us-west4
 
-What is there already stays as it is. Log in before, by `gcloud auth login`; quota for TPUs is asked
-for on the console's page of quotas.
+Existing services and buckets stay as they are. Log in before, by `gcloud auth login`; request quota
+for TPUs on the console's page of quotas.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = create_program_parser(__doc__, prog="python -m train.project")
     add = parser.add_argument
     add("project", help="id of the project")
@@ -29,24 +29,24 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Switch the services on and make the bucket.
+    """Enable the services and create the bucket.
 
     Raises:
-      UserError: a wrong bucket, or Google Cloud refuses.
+      UserError: a malformed bucket, or Google Cloud refuses.
     """
     executor = Executor(dry_run=arguments.dry_run)
     project, bucket = arguments.project, arguments.bucket.rstrip("/")
     name = bucket.removeprefix("gs://")
     if not bucket.startswith("gs://") or "/" in name or not name:
-        raise UserError(f"--bucket ({arguments.bucket}) is not gs://NAME")
+        raise UserError(f"--bucket ({arguments.bucket}) is not gs://NAME; write one bucket's URL")
     executor.require(commands.enable_services(project))
     answer = executor.ask(commands.describe_bucket(project, bucket))
     if answer.code and "not found" not in answer.error.lower():
-        raise UserError(f"Google Cloud could not be asked about {bucket}: {answer.reason}")
+        raise UserError(f"Google Cloud returned no state of {bucket}: {answer.reason}")
     if answer.code or executor.dry_run:
         executor.require(commands.create_bucket(project, bucket, location=arguments.location))
     if not executor.dry_run:
-        print(f"{project}: services are on, {bucket} {'is made' if answer.code else 'was there'}")
+        print(f"{project}: services are on, {bucket} {'is created' if answer.code else 'exists'}")
 
 
 main = CommandLine(create_parser, prepare)

@@ -1,9 +1,10 @@
-"""Brings the tree and its environment to every worker, and checks that all have the same."""
+"""Ships the tree to every worker, sets up its environment, and checks that all have the same."""
 
 from __future__ import annotations
 
 import json
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,34 +14,62 @@ from train.commands import TREE_ARCHIVE, VENV, Tpu
 from train.execute import ROOT, Executor
 from train.fanout import copy_worker_script
 from train.table import draw_table, find_odd
-from train.tree import pack_tree
 from train.worker import MARK
 from utils.errors import UserError
 
+ARCHIVE = ".sync/tree.tar.gz"
+_SHOWN = 3
 _FACTS = re.compile(rf"^\[w(\d+|\?)\] {re.escape(MARK)} facts (.*)$", re.MULTILINE)
 _CHECKED = ("torch", "torchvision", "torch_xla", "timm", "tensorflow-cpu", "numpy")
 
 
 def sync(tpu: Tpu, executor: Executor, *, workdir: str, dirty: bool) -> str:
-    """Ship the tree; gives the commit that it is.
+    """Ship the tree; return its commit.
 
     Raises:
       UserError: this is no git checkout, or a worker cannot be reached.
     """
-    tree = pack_tree(executor, dirty=dirty)
+    commit = pack_tree(executor, dirty=dirty)
     copy_worker_script(tpu, executor)
-    executor.require(commands.copy_to(tpu, tree.archive, target=TREE_ARCHIVE))
+    executor.require(commands.copy_to(tpu, ARCHIVE, target=TREE_ARCHIVE))
     output = executor.require(commands.run_remote(tpu, commands.worker_unpack(workdir)))
     if not executor.dry_run:
-        _print_worker_lines(output)
-        print(f"shipped {tree.commit}")
-    return tree.commit
+        for line in output.splitlines():
+            if line.startswith("[w"):
+                print(line)
+        print(f"shipped {commit}")
+    return commit
+
+
+def pack_tree(executor: Executor, *, dirty: bool) -> str:
+    """Write `ARCHIVE` below the repository's root; return its commit.
+
+    The commit ends with +dirty if the archive holds more than the commit.
+
+    Raises:
+      UserError: this is no git checkout.
+    """
+    commit = executor.require(commands.get_commit(), assume="HEAD").strip()
+    changes = executor.require(commands.list_changes()).splitlines()
+    if not executor.dry_run:
+        (ROOT / ARCHIVE).parent.mkdir(exist_ok=True)
+    if dirty:
+        names = executor.require(commands.list_tree()).split("\0")
+        if not executor.dry_run:
+            _pack(names, ROOT / ARCHIVE)
+        return f"{commit}+dirty" if changes else commit
+    executor.require(commands.archive_commit(ARCHIVE))
+    if changes:
+        shown = ", ".join(line[3:] for line in changes[:_SHOWN])
+        more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        print(f"not shipped, as not committed: {shown}{more}; --dirty ships them")
+    return commit
 
 
 def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
-    """Make the environment on every worker and compare what they have; whether all agree.
+    """Create the environment on every worker and compare the versions; return whether all agree.
 
-    `run_commands.sh setup --tpu` does nothing where requirements.txt is unchanged.
+    `run_commands.sh setup --tpu` does nothing if requirements.txt is unchanged.
 
     Raises:
       UserError: the installation fails on a worker.
@@ -52,20 +81,20 @@ def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
     output = executor.require(commands.run_remote(tpu, facts))
     if executor.dry_run:
         return True
-    found = {worker: json.loads(text) for worker, text in _FACTS.findall(output)}
-    if not found:
-        raise UserError(f"no worker told its versions; they said: {output.strip()[-200:]!r}")
-    print(describe_workers(found))
-    problems = find_problems(found, read_pins(ROOT / "requirements.txt"))
+    versions = {worker: json.loads(text) for worker, text in _FACTS.findall(output)}
+    if not versions:
+        raise UserError(f"no worker reported its versions; output: {output.strip()[-200:]!r}")
+    print(describe_workers(versions))
+    problems = find_problems(versions, read_pins(ROOT / "requirements.txt"))
     for problem in problems:
         print(f"problem: {problem}")
     if not problems:
-        print(f"all {len(found)} workers have the versions of requirements.txt")
+        print(f"all {len(versions)} workers have the versions of requirements.txt")
     return not problems
 
 
 def describe_workers(columns: Mapping[str, Mapping[str, str]]) -> str:
-    """A row for each fact, a column for each worker; what differs from the most is starred."""
+    """Format a row for each fact and a column for each worker; outliers are starred."""
     workers = sorted(columns, key=lambda worker: (len(worker), worker))
     names = dict.fromkeys(name for worker in workers for name in columns[worker])
     rows = {name: [columns[worker].get(name, "-") for worker in workers] for name in names}
@@ -73,7 +102,7 @@ def describe_workers(columns: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def find_problems(columns: Mapping[str, Mapping[str, str]], pins: Mapping[str, str]) -> list[str]:
-    """Versions that differ from requirements.txt, and workers without libtpu."""
+    """List versions that differ from requirements.txt, and workers without libtpu."""
     problems = []
     for worker in sorted(columns):
         facts = columns[worker]
@@ -90,13 +119,17 @@ def find_problems(columns: Mapping[str, Mapping[str, str]], pins: Mapping[str, s
 
 
 def read_pins(path: Path) -> dict[str, str]:
-    """Name -> version of a requirements file."""
+    """Read name -> version from a requirements file."""
     lines = [line.strip() for line in path.read_text().splitlines()]
     pairs = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
     return {re.sub(r"\[.*\]", "", name): version for name, version in pairs}
 
 
-def _print_worker_lines(output: str) -> None:
-    for line in output.splitlines():
-        if line.startswith("[w"):
-            print(line)
+def _pack(names: list[str], path: Path) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in filter(None, names):
+            # git also lists files that were deleted but are still committed.
+            if (ROOT / name).is_symlink() or (ROOT / name).is_file():
+                archive.add(ROOT / name, arcname=name)
+    if path.stat().st_size > 1 << 30:
+        raise UserError(f"the tree packs to {path.stat().st_size >> 20} MiB; ignore large files")

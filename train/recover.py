@@ -1,4 +1,4 @@
-"""Keeps a run going: starts again where the machines were taken away, and stops where it must."""
+"""Restarts a run whose machines were taken away, and stops where a restart would not help."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import time
 from dataclasses import dataclass, replace
 
 from train.commands import CreateOptions, RemoteCommand, Tpu
-from train.describe import describe, require_ready
 from train.execute import Executor
 from train.fanout import EXIT_LOST, FanoutOptions, Outcome, fan_out
-from train.lifecycle import POLL_S, recreate, wait_until_ready
+from train.lifecycle import POLL_S, describe, recreate, require_ready, wait_until_ready
 from train.provision import set_up, sync
 from train.worker import EXIT_TWICE
 from utils.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_TERMINATED, UserError
@@ -19,13 +18,13 @@ LONGEST_PAUSE_S = 600.0
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """When to start again.
+    """Rules for restarts.
 
     Attributes:
-      max_restarts: in a row, each of a start that did not last `soon_s`.
-      backoff_s: wait before the first of them; doubled by each further one, up to 600 s.
-      soon_s: a start that lasts so long has got on: the count begins again.
-      create: how to ask for the TPU VM where it is not there; none: it must be.
+      max_restarts: in a row, each after a start that did not last `soon_s`.
+      backoff_s: pause before the first of them; doubled by each further one, up to 600 s.
+      soon_s: a start that lasts so long resets the count.
+      create: how to request a TPU VM that does not exist; None if it must exist.
       provision: ship the tree and set up before each start.
     """
 
@@ -38,7 +37,7 @@ class RecoverOptions:
 
 
 class Recovery:
-    """One run on one TPU VM, over as many starts as it takes."""
+    """One run on one TPU VM, over all its starts."""
 
     def __init__(
         self, tpu: Tpu, executor: Executor, *, options: RecoverOptions, fanout: FanoutOptions
@@ -48,10 +47,10 @@ class Recovery:
         self._lasted_s = 0.0  # of the last start, the command alone
 
     def run(self, remote: RemoteCommand) -> int:
-        """Run to the end over preemptions; the exit code of the last attempt.
+        """Run to the end over preemptions; return the exit code of the last attempt.
 
         Raises:
-          UserError: the TPU VM cannot be had, shipped to or set up at the first start.
+          UserError: the TPU VM cannot be created, shipped to or set up at the first start.
         """
         options = self._options
         remote = name_run(remote, self._fanout.run_id)
@@ -80,14 +79,13 @@ class Recovery:
             remote = replace(add_resume(remote), end_others=True)
 
     def _attempt(self, remote: RemoteCommand, attempt: int) -> Outcome:
-        """One start: machine, tree, environment, command."""
+        """Prepare machine, tree and environment, and run the command once."""
         tpu, executor = self._tpu, self._executor
         self._lasted_s = 0.0
         try:
             self._ensure_machine()
             if self._options.provision:
-                dirty = self._options.dirty
-                sync(tpu, executor, workdir=remote.workdir, dirty=dirty)
+                sync(tpu, executor, workdir=remote.workdir, dirty=self._options.dirty)
                 if not set_up(tpu, executor, workdir=remote.workdir):
                     raise UserError("the workers' versions differ from requirements.txt; see above")
             facts = require_ready(tpu, executor)
@@ -95,12 +93,13 @@ class Recovery:
             name = f"{self._fanout.run_id}.{attempt}" if attempt else self._fanout.run_id
             fanout = replace(self._fanout, run_id=name)
             began = time.monotonic()
-            hosts = len(facts.hosts)
-            outcome = fan_out(tpu, remote, hosts=hosts, options=fanout, executor=executor)
+            outcome = fan_out(
+                tpu, remote, hosts=len(facts.hosts), options=fanout, executor=executor
+            )
             self._lasted_s = time.monotonic() - began
             return outcome
         except UserError as error:
-            # A machine may be taken away again while it is being set up.
+            # A machine may be taken away again during its setup.
             if attempt == 0:
                 raise
             return Outcome(EXIT_LOST, str(error))
@@ -112,15 +111,15 @@ class Recovery:
             return
         if self._options.create is None:
             raise UserError(
-                f"{tpu.name!r} is not there and cannot be made again; add --accelerator-type and "
-                "the other flags of create"
+                f"{tpu.name!r} does not exist and cannot be created again; add --accelerator-type "
+                "and the other flags of create"
             )
         _log(recreate(tpu, executor, options=self._options.create))
         if not wait_until_ready(tpu, executor, poll_s=poll_s):
             raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
 
     def _get_restart_reason(self, outcome: Outcome) -> str | None:
-        """Why to start again; none: it is the program's own failure, or the user's wish."""
+        """Explain a restart; None after the program's own failure or a user's interrupt."""
         if outcome.code == EXIT_PREEMPTED:
             return "preempted (exit code 75)"
         if outcome.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
@@ -138,15 +137,15 @@ class Recovery:
 
 
 def name_run(remote: RemoteCommand, name: str) -> RemoteCommand:
-    """The same command with a run of its own, if it is main.py's.
+    """Give a command of main.py a run of its own.
 
-    Without a name `--resume auto` would go on with the newest run, whoever began it.
+    Without a name, `--resume auto` would continue the newest run of the directory.
     """
     return _add(remote, ("--run.run_id", "--resume", "--run.resume"), f"--run.run_id={name}")
 
 
 def add_resume(remote: RemoteCommand) -> RemoteCommand:
-    """The same command, going on from its last checkpoint if it is main.py's."""
+    """Let a command of main.py continue from its last checkpoint."""
     return _add(remote, ("--resume", "--run.resume"), "--resume=auto")
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs `python main.py ARGUMENTS --resume auto` until it is complete: at once after a preemption (exit
-# code 75), with back-off where one comes soon after the start, and, with back-off and a limit, after
-# a crash. Says why it stopped.
+# code 75), with back-off if one comes soon after the start, and, with back-off and a limit, after a
+# crash. Reports why it stopped.
 #
 #   bash train/supervise.sh --config configs/x.yaml --run.run_id=first
 #
@@ -53,7 +53,7 @@ if [[ $# -eq 0 ]]; then
 fi
 arguments=("$@")
 if [[ " $* " != *" --run.run_id"* ]]; then
-  # Without a name `--resume auto` would go on with the newest run, whoever began it.
+  # Without a name `--resume auto` would continue the newest run of the directory.
   name="supervised-$(date +%Y%m%d-%H%M%S)-$$"
   arguments+=("--run.run_id=$name")
   say "the run's name is $name"

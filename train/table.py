@@ -1,4 +1,4 @@
-"""A table of workers: a row for each thing, a column for each worker, what is odd starred."""
+"""A table of workers: a row for each item, a column for each worker, outliers starred."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 
 def find_odd(values: Sequence[Hashable]) -> list[bool]:
-    """Which values differ from most others; all of them, where no two are alike."""
+    """Mark the values that differ from most others; all of them if no two are equal."""
     usual, votes = Counter(values).most_common(1)[0]
     return [value != usual or (votes == 1 and len(values) > 1) for value in values]
 
@@ -15,7 +15,7 @@ def find_odd(values: Sequence[Hashable]) -> list[bool]:
 def draw_table(
     workers: Sequence[str], rows: Mapping[str, Sequence[str]], odd: Mapping[str, Sequence[bool]]
 ) -> str:
-    """The table, its columns aligned.
+    """Format the table with aligned columns.
 
     Args:
       rows: name -> a cell for each worker.

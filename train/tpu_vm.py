@@ -1,12 +1,12 @@
-"""The life of a TPU VM or pod slice, from its creation to the end of a run on it.
+"""Manages a TPU VM or pod slice, from its creation to the end of a run on it.
 
     python -m train.tpu_vm create NAME --accelerator-type v5litepod-8 --zone ZONE --spot
     python -m train.tpu_vm run NAME --zone ZONE -- python main.py --config C --run.output_dir OUT
     python -m train.tpu_vm delete NAME --zone ZONE --yes
 
-Every verb can be repeated: what is there already is said, not made twice. `run` ships the commit,
-sets the workers up, and starts over with --resume auto when the machines are taken away. Add
---dry-run to see the commands.
+Every verb can be repeated: it reports what exists already and does not create it twice. `run` ships
+the commit, sets the workers up, and starts again with --resume auto after a preemption. --dry-run
+shows the commands.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import sys
 
 from train import commands
 from train.commands import VENV, CreateOptions, Tpu
-from train.describe import describe, read_queued_state
 from train.execute import Executor
-from train.lifecycle import create, delete, stop
+from train.lifecycle import create, delete, describe, read_queued_state, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote
@@ -30,18 +29,18 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
-    """Do what the verb says; the exit code.
+    """Run the verb; return the exit code.
 
     Raises:
-      UserError: a command for a verb that takes none, or the verb's own.
+      UserError: a command for a verb that takes none, or the verb's own errors.
     """
     if arguments.command and arguments.verb not in ("ssh", "run"):
         raise UserError(f"{arguments.verb} takes no command after --")
-    return VERBS[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
+    return _VERBS[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = create_program_parser(__doc__, prog="python -m train.tpu_vm")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
@@ -56,7 +55,8 @@ def create_parser() -> argparse.ArgumentParser:
     add = add_verb("ssh", "a shell on one worker, or a command on workers").add_argument
     add("--worker", default="0", help="its number, or all with a command after -- (default 0)")
     _add_tree_flags(add_verb("sync", "ship the committed tree to every worker"))
-    _add_setup_flags(add_verb("setup", "make the virtual environment on every worker; check it"))
+    setup = add_verb("setup", "make the virtual environment on every worker; check it")
+    setup.add_argument("--workdir", default=commands.WORKDIR, help="where the tree is")
     _add_run_flags(add_verb("run", "sync, setup, run, and go on after a preemption"))
     add = add_verb("logs", "what the workers have written").add_argument
     add("--worker", default="all", help="one worker's number (default all)")
@@ -82,14 +82,10 @@ def _add_create_flags(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_tree_flags(verb: argparse.ArgumentParser) -> None:
-    add = verb.add_argument
-    add("--dirty", action="store_true", help="ship what is not committed, too")
+    verb.add_argument("--dirty", action="store_true", help="ship what is not committed, too")
     if not verb.prog.endswith("run"):
-        add("--workdir", default=commands.WORKDIR, help="below a worker's home (default trainer)")
-
-
-def _add_setup_flags(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument("--workdir", default=commands.WORKDIR, help="where the tree is")
+        text = "below a worker's home (default trainer)"
+        verb.add_argument("--workdir", default=commands.WORKDIR, help=text)
 
 
 def _add_run_flags(verb: argparse.ArgumentParser) -> None:
@@ -113,17 +109,14 @@ def _add_run_flags(verb: argparse.ArgumentParser) -> None:
     add("--no-setup", action="store_true", help="neither ship the tree nor set up")
 
 
-def run_create(arguments: argparse.Namespace, executor: Executor) -> int:
-    """create: idempotent."""
-    print_note(
-        executor, create(get_tpu(arguments), executor, options=get_create_options(arguments))
-    )
-    return 0
+def _run_create(arguments: argparse.Namespace, executor: Executor) -> int:
+    options = _get_create_options(arguments)
+    return _print_note(executor, create(_get_tpu(arguments), executor, options=options))
 
 
-def run_describe(arguments: argparse.Namespace, executor: Executor) -> int:
-    """describe: 1 where there is nothing of this name."""
-    tpu = get_tpu(arguments)
+def _run_describe(arguments: argparse.Namespace, executor: Executor) -> int:
+    """Print the facts of a TPU VM; the exit code is 1 if it does not exist."""
+    tpu = _get_tpu(arguments)
     facts = describe(tpu, executor)
     if facts is None:
         waiting = read_queued_state(tpu, executor)
@@ -141,9 +134,8 @@ def run_describe(arguments: argparse.Namespace, executor: Executor) -> int:
     return 0
 
 
-def run_ssh(arguments: argparse.Namespace, executor: Executor) -> int:
-    """ssh: the exit code is the remote program's."""
-    tpu = get_tpu(arguments)
+def _run_ssh(arguments: argparse.Namespace, executor: Executor) -> int:
+    tpu = _get_tpu(arguments)
     if not arguments.command:
         if arguments.worker == "all":
             raise UserError("--worker all needs a command after --; choose one worker for a shell")
@@ -152,83 +144,65 @@ def run_ssh(arguments: argparse.Namespace, executor: Executor) -> int:
     return executor.call(commands.run_remote(tpu, text, worker=arguments.worker))
 
 
-def run_sync(arguments: argparse.Namespace, executor: Executor) -> int:
-    """sync: what is in the tree replaces what was; runs, data and .venv stay."""
-    sync(get_tpu(arguments), executor, workdir=arguments.workdir, dirty=arguments.dirty)
+def _run_sync(arguments: argparse.Namespace, executor: Executor) -> int:
+    """Replace the files of the tree; runs, data and .venv stay."""
+    sync(_get_tpu(arguments), executor, workdir=arguments.workdir, dirty=arguments.dirty)
     return 0
 
 
-def run_setup(arguments: argparse.Namespace, executor: Executor) -> int:
-    """setup: 1 where the workers differ from each other or from requirements.txt."""
-    return 0 if set_up(get_tpu(arguments), executor, workdir=arguments.workdir) else 1
+def _run_setup(arguments: argparse.Namespace, executor: Executor) -> int:
+    """Set up the workers; the exit code is 1 if they differ or do not fit requirements.txt."""
+    return 0 if set_up(_get_tpu(arguments), executor, workdir=arguments.workdir) else 1
 
 
-def run_run(arguments: argparse.Namespace, executor: Executor) -> int:
-    """run: the program's exit code, or that of the last attempt."""
+def _run_run(arguments: argparse.Namespace, executor: Executor) -> int:
+    """Run the program; the exit code is that of its last attempt."""
     options = RecoverOptions(
         max_restarts=arguments.max_restarts,
         backoff_s=arguments.backoff_s,
         soon_s=arguments.soon_s,
-        create=get_create_options(arguments) if arguments.accelerator_type else None,
+        create=_get_create_options(arguments) if arguments.accelerator_type else None,
         provision=not arguments.no_setup,
         dirty=arguments.dirty,
     )
     if arguments.venv is None:
         arguments.venv = "" if arguments.conda_env else VENV
-    remote = create_remote(arguments)
-    fanout = create_options(arguments)
-    return Recovery(get_tpu(arguments), executor, options=options, fanout=fanout).run(remote)
+    remote, fanout = create_remote(arguments), create_options(arguments)
+    return Recovery(_get_tpu(arguments), executor, options=options, fanout=fanout).run(remote)
 
 
-def run_logs(arguments: argparse.Namespace, executor: Executor) -> int:
-    """logs: from the workers, also of launches that another machine has started."""
+def _run_logs(arguments: argparse.Namespace, executor: Executor) -> int:
+    """Show the workers' logs, also of launches that another machine has started."""
     text = commands.worker_logs(arguments.run_id, lines=arguments.lines, follow=arguments.follow)
-    return executor.call(commands.run_remote(get_tpu(arguments), text, worker=arguments.worker))
+    return executor.call(commands.run_remote(_get_tpu(arguments), text, worker=arguments.worker))
 
 
-def run_stop(arguments: argparse.Namespace, executor: Executor) -> int:
-    """stop: idempotent."""
-    print_note(executor, stop(get_tpu(arguments), executor))
-    return 0
+def _run_stop(arguments: argparse.Namespace, executor: Executor) -> int:
+    return _print_note(executor, stop(_get_tpu(arguments), executor))
 
 
-def run_delete(arguments: argparse.Namespace, executor: Executor) -> int:
-    """delete: asks, and is idempotent."""
+def _run_delete(arguments: argparse.Namespace, executor: Executor) -> int:
     if not arguments.yes and not arguments.dry_run:
-        confirm(f"delete {arguments.name} with its disk? [y/N] ")
-    print_note(executor, delete(get_tpu(arguments), executor))
-    return 0
+        if not sys.stdin.isatty():
+            raise UserError("delete needs a confirmation and there is no terminal; add --yes")
+        question = f"delete {arguments.name} with its disk? [y/N] "
+        if input(question).strip().lower() not in ("y", "yes"):
+            raise UserError("not deleted")
+    return _print_note(executor, delete(_get_tpu(arguments), executor))
 
 
-def get_tpu(arguments: argparse.Namespace) -> Tpu:
-    """The TPU VM that the flags name."""
+def _get_tpu(arguments: argparse.Namespace) -> Tpu:
     return Tpu(arguments.name, arguments.zone, arguments.project)
 
 
-def confirm(question: str) -> None:
-    """Go on only after a yes.
-
-    Raises:
-      UserError: no, or nobody is there to ask.
-    """
-    if not sys.stdin.isatty():
-        raise UserError("delete asks first and there is no terminal to answer on; add --yes")
-    if input(question).strip().lower() not in ("y", "yes"):
-        raise UserError("not deleted")
-
-
-def print_note(executor: Executor, text: str) -> None:
-    """A word on what was done; a dry run has done nothing."""
+def _print_note(executor: Executor, text: str) -> int:
+    """Print what was done, except in a dry run; return the exit code 0."""
     if not executor.dry_run:
         print(text)
+    return 0
 
 
-def get_create_options(arguments: argparse.Namespace) -> CreateOptions:
-    """What to ask Cloud TPU for.
-
-    Raises:
-      UserError: an unknown accelerator type, or a queue's flag without a queue.
-    """
+def _get_create_options(arguments: argparse.Namespace) -> CreateOptions:
     find_generation(arguments.accelerator_type)
     if arguments.valid_until and not arguments.queued:
         raise UserError("--valid-until is for --queued requests; add --queued")
@@ -242,16 +216,16 @@ def get_create_options(arguments: argparse.Namespace) -> CreateOptions:
     )
 
 
-VERBS = {
-    "create": run_create,
-    "describe": run_describe,
-    "ssh": run_ssh,
-    "sync": run_sync,
-    "setup": run_setup,
-    "run": run_run,
-    "logs": run_logs,
-    "stop": run_stop,
-    "delete": run_delete,
+_VERBS = {
+    "create": _run_create,
+    "describe": _run_describe,
+    "ssh": _run_ssh,
+    "sync": _run_sync,
+    "setup": _run_setup,
+    "run": _run_run,
+    "logs": _run_logs,
+    "stop": _run_stop,
+    "delete": _run_delete,
 }
 
 

@@ -1,8 +1,9 @@
 """The worker's half of a launch: it is copied to every TPU VM and runs there.
 
-Standard library and Python 3.8 alone: a worker may have nothing else yet. Every line of the program
-is shown as `[w3] line`; marks of the form `[w3] ::xla_dist:: exit 1` tell the launcher how it goes.
-A launch has a directory ~/.xla_dist/RUN_ID/ with its log, process group and exit code.
+It needs the standard library and Python 3.8 only: a worker may have nothing else yet. It prints
+every line of the program as `[w3] line`; marks such as `[w3] ::xla_dist:: exit 1` report progress
+to the launcher. Each launch has a directory ~/.xla_dist/RUN_ID/ with its log, process group and
+exit code.
 
     python3 .xla_dist_worker.py run --run-id=R --workdir=trainer -- python main.py --config C
 """
@@ -33,7 +34,7 @@ EXIT_OCCUPIED = 73
 EXIT_TWICE = 76
 EXIT_STOPPED = 143
 EXIT_NO_PROGRAM = 127
-# ssh takes 255 for its own failure, and gcloud would run the command again.
+# ssh uses 255 for its own failures, and gcloud would then run the command again.
 EXIT_RESERVED = 255
 RUNS = ".xla_dist"
 MANIFEST = ".synced.json"
@@ -44,14 +45,14 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attribu
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
+    """Run the program and return its exit code."""
     arguments = create_parser().parse_args(argv)
     verbs = {"run": run, "stop": stop, "unpack": unpack, "logs": show_logs, "facts": show_facts}
     return verbs[arguments.verb](arguments)
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     add = verbs.add_parser("run").add_argument
@@ -79,7 +80,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a program to its end, or until the launcher is gone; gives its exit code."""
+    """Run a program until it ends or the launcher is gone; return its exit code."""
     speaker = Speaker(find_worker())
     folder = get_runs() / arguments.run_id
     refusal = _prepare(arguments, folder, speaker=speaker)
@@ -96,12 +97,10 @@ def run(arguments: argparse.Namespace) -> int:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
     )  # fmt: skip
     (folder / "group").write_text(f"{child.pid} {_get_boot()}")
-    if (folder / "stopped").exists():  # between the claim of the directory and here
+    if (folder / "stopped").exists():  # a stop between the claim of the directory and this line
         end_group(child.pid, GRACE_S)
     speaker.mark(f"started {child.pid}")
-    pump = threading.Thread(
-        target=_copy_output, args=(child, speaker), kwargs={"folder": folder}, daemon=True
-    )
+    pump = threading.Thread(target=_copy_output, args=(child, speaker, folder), daemon=True)
     pump.start()
     _watch(child, speaker)
     end_group(child.pid, 5.0)  # what the program has left behind
@@ -114,9 +113,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def stop(arguments: argparse.Namespace) -> int:
-    """End a launch on this worker: SIGTERM to all of it, SIGKILL to what is left.
+    """End a launch on this worker: SIGTERM to all of it, then SIGKILL to the rest.
 
-    One that has not begun yet, since its connection is slower than this one, never will.
+    A launch whose slower connection arrives after this one does not begin.
     """
     speaker = Speaker(find_worker())
     folder = get_runs() / arguments.run_id
@@ -131,7 +130,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 
 def unpack(arguments: argparse.Namespace) -> int:
-    """Take over a tree: files of the last one that are not in it go, anything else stays."""
+    """Unpack a tree: delete files of the previous tree that it lacks; keep all others."""
     speaker = Speaker(find_worker())
     target = _resolve(arguments.workdir)
     target.mkdir(parents=True, exist_ok=True)
@@ -147,7 +146,7 @@ def unpack(arguments: argparse.Namespace) -> int:
         for name in sorted(before - names):
             with contextlib.suppress(FileNotFoundError):
                 (target / name).unlink()
-        # Pythons that know filters warn where none is named.
+        # Newer Pythons warn if no filter is named; older ones do not know any.
         archive.extractall(
             target, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
         )
@@ -157,7 +156,7 @@ def unpack(arguments: argparse.Namespace) -> int:
 
 
 def show_logs(arguments: argparse.Namespace) -> int:
-    """The last lines of a launch's log, and with --follow those that come."""
+    """Show the last lines of a launch's log, with --follow also the lines that come."""
     speaker = Speaker(find_worker())
     runs = sorted(get_runs().glob("*/output.log"), key=lambda path: path.stat().st_mtime)
     if arguments.run_id:
@@ -176,7 +175,7 @@ def show_logs(arguments: argparse.Namespace) -> int:
 
 
 def show_facts(arguments: argparse.Namespace) -> int:
-    """Versions of what is installed, as one line of JSON."""
+    """Print versions of installed packages as one line of JSON."""
     names = ("torch", "torchvision", "torch_xla", "libtpu", "timm", "tensorflow-cpu", "numpy")
     code = (
         "import importlib.metadata as m, json, platform\n"
@@ -205,7 +204,7 @@ def show_facts(arguments: argparse.Namespace) -> int:
 
 
 class Speaker:
-    """Writes this worker's lines in one piece each; notices when nobody listens any more."""
+    """Writer of this worker's lines, each in one piece; notices a closed connection."""
 
     def __init__(self, worker: str) -> None:
         self._prefix = f"[w{worker}] ".encode()
@@ -215,15 +214,15 @@ class Speaker:
         self._poll.register(1, 0)
 
     def say(self, text: str) -> None:
-        """A line of this program's own."""
+        """Print a line of this program's own."""
         self.write(text.encode())
 
     def mark(self, text: str) -> None:
-        """A mark for the launcher."""
+        """Print a mark for the launcher."""
         self.say(f"{MARK} {text}")
 
     def write(self, line: bytes) -> None:
-        """A line of the program, cut where a pipe would tear it."""
+        """Print a line of the program, split where a pipe would tear it."""
         for start in range(0, max(len(line), 1), _LINE_BYTES):
             data = self._prefix + line[start : start + _LINE_BYTES] + b"\n"
             try:
@@ -233,19 +232,19 @@ class Speaker:
                 self._is_alone = True
 
     def is_alone(self) -> bool:
-        """Whether the other end of the connection is gone."""
+        """Return whether the other end of the connection is gone."""
         closed = select.POLLERR | select.POLLHUP | select.POLLNVAL
         self._is_alone |= any(event & closed for _, event in self._poll.poll(0))
         return self._is_alone
 
 
 def find_worker() -> str:
-    """This worker's number, as Cloud TPU counts; `?` where nothing tells it."""
+    """Find this worker's number as Cloud TPU counts; `?` if unknown."""
     if os.environ.get("TPU_WORKER_ID", "").isdigit():
         return os.environ["TPU_WORKER_ID"]
-    found = re.search(r"-w-(\d+)$", socket.gethostname())
-    if found:
-        return found[1]
+    match = re.search(r"-w-(\d+)$", socket.gethostname())
+    if match:
+        return match[1]
     request = urllib.request.Request(
         _METADATA + "agent-worker-number", headers={"Metadata-Flavor": "Google"}
     )
@@ -257,12 +256,12 @@ def find_worker() -> str:
 
 
 def get_runs() -> Path:
-    """Where launches leave their facts."""
+    """Return the directory of all launches."""
     return Path.home() / RUNS
 
 
 def find_group(folder: Path) -> int | None:
-    """The process group of a launch that still runs; none: it has ended, or never began."""
+    """Return the process group of a running launch; None if it has ended or never began."""
     path = folder / "group"
     if not path.exists() or (folder / "exit").exists():
         return None
@@ -271,7 +270,7 @@ def find_group(folder: Path) -> int | None:
 
 
 def is_alive(group: int) -> bool:
-    """Whether a process of the group lives; one that waits to be reaped does not."""
+    """Return whether a process of the group is alive; one that waits to be reaped is not."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -282,7 +281,7 @@ def is_alive(group: int) -> bool:
 
 
 def end_group(group: int, grace_s: float) -> str:
-    """SIGTERM, wait, SIGKILL; says which of them it took."""
+    """Send SIGTERM, wait, send SIGKILL; return which of them it took."""
     if not is_alive(group):
         return "had ended"
     with contextlib.suppress(ProcessLookupError):
@@ -298,7 +297,7 @@ def end_group(group: int, grace_s: float) -> str:
 
 
 def _prepare(arguments: argparse.Namespace, folder: Path, *, speaker: Speaker) -> int | None:
-    """Claim the launch's directory; an exit code where it cannot begin."""
+    """Claim the launch's directory; return an exit code if the launch cannot begin."""
     workdir = _resolve(arguments.workdir)
     if not workdir.is_dir():
         speaker.say(f"error: no directory {workdir}; ship the tree first, or set --workdir")
@@ -306,8 +305,8 @@ def _prepare(arguments: argparse.Namespace, folder: Path, *, speaker: Speaker) -
     if arguments.venv and not (workdir / arguments.venv / "bin" / "python").exists():
         speaker.say(f"error: no virtual environment {workdir / arguments.venv}; set it up first")
         return EXIT_NO_WORKDIR
-    others = [(path, find_group(path)) for path in get_runs().glob("*") if path != folder]
-    for path, group in others:
+    for path in get_runs().glob("*"):
+        group = find_group(path) if path != folder else None
         if group is None:
             continue
         if not arguments.end_others:
@@ -318,7 +317,7 @@ def _prepare(arguments: argparse.Namespace, folder: Path, *, speaker: Speaker) -
         folder.mkdir(parents=True)
     except FileExistsError:
         if (folder / "stopped").exists() and not (folder / "group").exists():
-            speaker.say("was told to end before it began")
+            speaker.say("was ended before it began")
             return EXIT_STOPPED
         speaker.say("error: the connection was lost and made again; not run a second time")
         return EXIT_TWICE
@@ -326,7 +325,7 @@ def _prepare(arguments: argparse.Namespace, folder: Path, *, speaker: Speaker) -
 
 
 def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[str, str]]:
-    """The words to start and their environment; none: there is no such program."""
+    """Return the command to start and its environment; no command if the program is missing."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     words = list(arguments.words)
     if arguments.venv:
@@ -335,8 +334,8 @@ def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[
         environment["PATH"] = f"{venv / 'bin'}{os.pathsep}{environment.get('PATH', '')}"
     if arguments.conda_env:
         homes = [Path.home() / name / "bin" / "conda" for name in ("miniconda3", "miniforge3")]
-        found = next((str(path) for path in homes if path.exists()), "conda")
-        words = [found, "run", "--no-capture-output", "-n", arguments.conda_env, *words]
+        conda = next((str(path) for path in homes if path.exists()), "conda")
+        words = [conda, "run", "--no-capture-output", "-n", arguments.conda_env, *words]
     environment.update(pair.split("=", 1) for pair in arguments.env)
     if "/" in words[0]:
         words[0] = str(_resolve(arguments.workdir) / words[0])
@@ -344,8 +343,8 @@ def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[
     return ([program, *words[1:]] if program else None), environment
 
 
-def _copy_output(child: subprocess.Popen, speaker: Speaker, *, folder: Path) -> None:
-    """Pass the program's lines on and keep them; progress bars end their lines by \\r."""
+def _copy_output(child: subprocess.Popen, speaker: Speaker, folder: Path) -> None:
+    """Pass on and store the program's lines; progress bars end their lines with \\r."""
     rest = b""
     with (folder / "output.log").open("ab", buffering=0) as log:
         while True:
@@ -361,7 +360,7 @@ def _copy_output(child: subprocess.Popen, speaker: Speaker, *, folder: Path) -> 
 
 
 def _watch(child: subprocess.Popen, speaker: Speaker) -> None:
-    """Wait for the program; end it when the launcher is gone or a signal comes."""
+    """Wait for the program; end it if the launcher is gone or a signal comes."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: ended.set())
@@ -383,7 +382,7 @@ def _get_state(path: Path) -> tuple[int | None, bool]:
 
 
 def _get_boot() -> str:
-    """Names the machine's present start: process numbers of an earlier one mean nothing."""
+    """Read the id of the machine's present boot: process numbers of an earlier one are void."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -2,10 +2,10 @@
 
     python -m train.xla_dist --tpu=NAME --zone=ZONE --venv=.venv -- python main.py --config C
 
-The flags are those of torch_xla.distributed.xla_dist, which torch_xla has not had since 2.1. The
-command runs in ~/trainer of each worker, where `python -m train.tpu_vm sync` puts the tree. When a
-worker fails, the others are ended, and its exit code is given back. Ctrl-C ends all of them; the
-workers' lines are kept in --logs-dir/RUN_ID/worker_N.log.
+The flags are those of torch_xla.distributed.xla_dist, which torch_xla removed in 2.1. The command
+runs in ~/trainer of each worker, where `python -m train.tpu_vm sync` puts the tree. If a worker
+fails, the others are ended and its exit code is returned. Ctrl-C ends all of them; the workers'
+lines are kept in --logs-dir/RUN_ID/worker_N.log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import sys
 
 from train.commands import WORKDIR, RemoteCommand, Tpu
-from train.describe import require_ready
 from train.execute import Executor
 from train.fanout import (
     FanoutOptions,
@@ -24,6 +23,7 @@ from train.fanout import (
     get_logs_dir,
     stop_everywhere,
 )
+from train.lifecycle import require_ready
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
 
@@ -34,7 +34,7 @@ _GONE = {
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = create_program_parser(
         __doc__, prog="python -m train.xla_dist", epilog="-- begins the command"
     )
@@ -49,7 +49,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def add_zone_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags that say where a TPU VM is, and that nothing shall happen."""
+    """Add the flags that locate a TPU VM, and --dry-run."""
     add = parser.add_argument
     add("--zone", default="", help="its zone (default: gcloud's)")
     add("--project", default="", help="its project (default: gcloud's)")
@@ -57,7 +57,7 @@ def add_zone_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
-    """Flags that say how a command runs on the workers."""
+    """Add the flags that define how a command runs on the workers."""
     add = parser.add_argument
     add("--env", action="append", default=[], metavar="K=V", help="a variable of the command")
     add("--workdir", default=WORKDIR, help="its directory below a worker's home (default trainer)")
@@ -71,7 +71,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch, or end a launch; the exit code."""
+    """Start or end a launch; return the exit code."""
     executor = Executor(dry_run=arguments.dry_run)
     tpu = Tpu(arguments.tpu, arguments.zone, arguments.project)
     for name, flag in _GONE.items():
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def create_options(arguments: argparse.Namespace) -> FanoutOptions:
-    """How this launch is followed."""
+    """Create the options of a launch from its flags."""
     return FanoutOptions(
         run_id=arguments.run_id or create_run_id(dry_run=arguments.dry_run),
         logs_dir=get_logs_dir(arguments.logs_dir),
@@ -105,7 +105,7 @@ def create_options(arguments: argparse.Namespace) -> FanoutOptions:
 
 
 def create_remote(arguments: argparse.Namespace) -> RemoteCommand:
-    """What the workers run.
+    """Create the workers' command from the flags.
 
     Raises:
       UserError: no command, a malformed variable, two environments at once.

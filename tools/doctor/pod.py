@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 
 from tools.doctor.machine import RED, Finding
 from train.commands import VENV, WORKDIR, RemoteCommand, Tpu
-from train.describe import require_ready
 from train.execute import Executor
 from train.fanout import FanoutOptions, Outcome, create_run_id, fan_out
+from train.lifecycle import require_ready
 
 _NUMBER = re.compile(r"worker_(\d+)\.log")
 

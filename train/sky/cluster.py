@@ -1,15 +1,15 @@
-"""Runs an experiment on a TPU through SkyPilot, and remembers what was started.
+"""Runs an experiment on a TPU through SkyPilot, and stores the name of its job or cluster.
 
     export OUTPUT_DIR=gs://BUCKET/runs
     python -m train.sky.cluster launch v5litepod-8 kd/deit_s_token
     python -m train.sky.cluster launch v4-8 digits_kd -- --teacher_path gs://BUCKET/runs/RUN
     python -m train.sky.cluster {sync,status,forget}
 
-Spot machines run as a managed job: SkyPilot finds others when they are taken away, and the run goes
-on with --resume auto. --on-demand starts a cluster that stays until `sky down` ends it. The name of
-what was started stands in train/sky/.cluster_name; while it runs, nothing else is started and the
-name is not forgotten. Runs go to --output, the experiment's own run.output_dir if it is a bucket,
-or OUTPUT_DIR of the environment, whichever comes first. What stands behind -- is for main.py.
+Spot machines run as a managed job: after a preemption SkyPilot finds other machines, and the run
+continues with --resume auto. --on-demand starts a cluster that stays until `sky down` ends it.
+train/sky/.cluster_name holds the name of the job or cluster; while it runs, no other is started and
+the name is kept. Runs go to --output, the experiment's own run.output_dir if it is a bucket, or
+OUTPUT_DIR of the environment, whichever comes first. The words behind -- are passed to main.py.
 """
 
 from __future__ import annotations
@@ -18,42 +18,127 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
 
 from train import commands
 from train.execute import ROOT, Executor
 from train.fanout import WORKER_SOURCE
-from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
-from train.tree import pack_tree
+from train.provision import ARCHIVE, pack_tree
 from utils.config.load import load_config
 from utils.errors import UserError
+from utils.generations import find_generation
 from utils.json_types import JsonObject
 from utils.programs import CommandLine, create_program_parser
 
+TEMPLATE = ROOT / "train/sky/tpu_resource.sky.yaml"
+# A task must not carry these from the user's machine.
+_PRIVATE = re.compile(r"\.ssh|id_rsa|id_ed25519|google_compute_engine|\.config/gcloud|PRIVATE KEY")
+_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
 NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
 _BUCKET = re.compile(r"gs://[^\s/]+(/\S*)?")
-# The name that the task has for the root of the run store, too.
+# The task uses the same name for the root of the run store.
 _OUTPUT = "OUTPUT_DIR"
 # Where SkyPilot keeps the tree on a cluster.
 _WORKDIR = "sky_workdir"
 _ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
 
+@dataclass(frozen=True)
+class SkyJob:
+    """An experiment and its machines.
+
+    Attributes:
+      accelerator_type: as Cloud TPU spells it, such as v5litepod-8.
+      config: path of a YAML below the repository's root.
+      output_dir: gs:// URL of the run store: a machine's disk goes with it.
+      region: of Google Cloud; SkyPilot chooses one if empty.
+      flags: further words for main.py.
+    """
+
+    name: str
+    accelerator_type: str
+    config: str
+    output_dir: str
+    run_id: str
+    data_root: str = ""
+    region: str = ""
+    spot: bool = True
+    disk_gib: int = 200
+    max_restarts: int = 3
+    flags: tuple[str, ...] = ()
+
+
+def render(job: SkyJob, template: str) -> str:
+    """Fill the template of a task; a task with an unfilled placeholder is never written.
+
+    Raises:
+      UserError: a value is missing or too small, the task holds a key of this machine, or no YAML.
+    """
+    least = {"--disk-gib": (job.disk_gib, 1), "--max-restarts": (job.max_restarts, 0)}
+    for flag, (value, lowest) in least.items():
+        if value < lowest:
+            raise UserError(f"{flag} ({value}) must be at least {lowest}; raise it")
+    values = {
+        "name": job.name,
+        "infra": f"gcp/{job.region}" if job.region else "gcp",
+        "accelerator": f"tpu-{job.accelerator_type}",
+        "runtime_version": find_generation(job.accelerator_type).runtime_version,
+        "use_spot": str(job.spot).lower(),
+        "disk_gib": str(job.disk_gib),
+        "max_restarts": str(job.max_restarts),
+        "config": job.config,
+        "output_dir": job.output_dir,
+        "run_id": job.run_id,
+        "data_root": job.data_root,
+        "flags": json.dumps(shlex.join(job.flags)),
+    }
+    text = "\n".join(row for row in template.splitlines() if not row.startswith("#"))
+    unknown = sorted(set(_PLACEHOLDER.findall(text)) - set(values))
+    if unknown:
+        raise UserError(f"{TEMPLATE.name} has an unknown placeholder {unknown[0]!r}; remove it")
+    text = _PLACEHOLDER.sub(lambda match: values[match[1]], text)
+    _check(text)
+    return text + "\n"
+
+
+def create_job_name(experiment: str) -> str:
+    """Create a name that SkyPilot and Google Cloud accept from an experiment's."""
+    stem = re.sub(r"[^a-z0-9]+", "-", Path(experiment).stem.lower()).strip("-")
+    return f"trainer-{stem}"[:40].rstrip("-")
+
+
+def find_config(experiment: str) -> str:
+    """Find the YAML of an experiment, relative to the repository's root.
+
+    Raises:
+      UserError: it does not exist.
+    """
+    for path in (experiment, f"configs/{experiment}.yaml", f"configs/{experiment}"):
+        if path.endswith(".yaml") and (ROOT / path).is_file():
+            return path
+    raise UserError(f"experiment {experiment!r} is no file configs/{experiment}.yaml; see configs/")
+
+
 def run_verb(arguments: argparse.Namespace) -> int:
-    """Do what the verb says; the exit code."""
+    """Run the verb; return the exit code."""
     if arguments.command and arguments.verb != "launch":
         create_parser().error(
-            f"{arguments.verb} takes no words behind --: they are for main.py of a launch"
+            f"{arguments.verb} takes no words behind --: only launch passes them to main.py"
         )
     verbs = {"launch": launch, "sync": sync, "status": show_status, "forget": forget}
     return verbs[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the command line."""
     parser = create_program_parser(__doc__, prog="python -m train.sky.cluster")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     launching = verbs.add_parser("launch", help="start an experiment")
@@ -79,10 +164,10 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def launch(arguments: argparse.Namespace, executor: Executor) -> int:
-    """launch: the exit code of SkyPilot.
+    """Start an experiment; return the exit code of SkyPilot.
 
     Raises:
-      UserError: something else still runs, or the job cannot be described.
+      UserError: another job still runs, or the job cannot be described.
     """
     config = find_config(arguments.experiment)
     output, origin = find_output(arguments.output, config, arguments.command)
@@ -104,7 +189,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     start = commands.sky_launch if arguments.on_demand else commands.sky_launch_managed
     command = start(job.name, RENDERED)
     if not executor.dry_run:
-        # Without it nothing begins, and there is nothing to remember.
+        # Without this program nothing begins, and no name may be noted.
         executor.find_program(command[0])
     _require_free(kind, job.name, executor=executor)
     if arguments.output is None:
@@ -118,12 +203,12 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
 
 
 def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tuple[str, str]:
-    """Where the run goes and what says so: the flag, the config's own bucket, or the environment.
+    """Find the run's store and its origin: the flag, the config's bucket, or the environment.
 
-    The configuration is read with its flags, so that one that no machine could run is refused here.
+    The configuration is read with its flags, so that an invalid one is refused here.
 
     Raises:
-      UserError: none of them is a bucket, or the configuration cannot be read.
+      UserError: the store is no bucket, or the configuration cannot be read.
     """
     own = load_config(["--config", str(ROOT / config), *flags]).run.output_dir
     key, value = f"run.output_dir of {config}", own
@@ -140,22 +225,22 @@ def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tup
 
 
 def sync(arguments: argparse.Namespace, executor: Executor) -> int:
-    """sync: 0, or an error.
+    """Ship the tree to the hosts of the on-demand cluster; return 0.
 
     Raises:
-      UserError: no on-demand cluster was started, a host cannot be reached, or there is none.
+      UserError: no on-demand cluster was started, or a host cannot be reached.
     """
     if arguments.hosts < 1:
         raise UserError(f"--hosts ({arguments.hosts}) must be at least 1; raise it")
-    kind, name = _read_name() if not executor.dry_run else ("cluster", "CLUSTER")
+    kind, name = _read_name(executor)
     if kind != "cluster":
         raise UserError(
             f"{name} is a managed job: SkyPilot ships the tree itself; launch it again to change it"
         )
-    tree = pack_tree(executor, dirty=arguments.dirty)
+    pack_tree(executor, dirty=arguments.dirty)
     for host in [name, *(f"{name}-worker{number}" for number in range(1, arguments.hosts))]:
         executor.require(commands.scp(WORKER_SOURCE, host=host, target=commands.WORKER_SCRIPT))
-        executor.require(commands.scp(tree.archive, host=host, target=commands.TREE_ARCHIVE))
+        executor.require(commands.scp(ARCHIVE, host=host, target=commands.TREE_ARCHIVE))
         output = executor.require(commands.ssh(host, commands.worker_unpack(_WORKDIR)))
         if not executor.dry_run:
             print(f"{host}: {output.strip()}")
@@ -163,8 +248,8 @@ def sync(arguments: argparse.Namespace, executor: Executor) -> int:
 
 
 def show_status(arguments: argparse.Namespace, executor: Executor) -> int:
-    """status: 0 while it runs, 1 when it has ended."""
-    kind, name = _read_name() if not executor.dry_run else ("cluster", "CLUSTER")
+    """Print the state of the job or cluster; return 0 while it runs, 1 after its end."""
+    kind, name = _read_name(executor)
     state = get_state(kind, name, executor=executor)
     if not executor.dry_run:
         print(f"{kind} {name}: {state or 'not there'}")
@@ -172,12 +257,12 @@ def show_status(arguments: argparse.Namespace, executor: Executor) -> int:
 
 
 def forget(arguments: argparse.Namespace, executor: Executor) -> int:
-    """forget: 0, or an error while it runs.
+    """Forget the name of an ended job or cluster; return 0.
 
     Raises:
-      UserError: it still runs, or could not be asked about.
+      UserError: it still runs, or its state is unknown.
     """
-    kind, name = _read_name() if not executor.dry_run else ("cluster", "CLUSTER")
+    kind, name = _read_name(executor)
     state = get_state(kind, name, executor=executor)
     if executor.dry_run:
         return 0
@@ -188,15 +273,15 @@ def forget(arguments: argparse.Namespace, executor: Executor) -> int:
 
 
 def get_state(kind: str, name: str, *, executor: Executor) -> str | None:
-    """SkyPilot's word for a cluster or job; none: it knows of none.
+    """Read SkyPilot's state of a cluster or job; None if it has none of this name.
 
     Raises:
-      UserError: SkyPilot could not be asked: that is no sign that nothing runs.
+      UserError: SkyPilot returns no states, which does not mean that nothing runs.
     """
     command = commands.sky_status(name) if kind == "cluster" else commands.sky_jobs()
     answer = executor.ask(command, assume="[]")
     if answer.code:
-        raise UserError(f"SkyPilot could not be asked about {kind} {name}: {answer.reason}")
+        raise UserError(f"SkyPilot returned no state of {kind} {name}: {answer.reason}")
     key = "name" if kind == "cluster" else "job_name"
     states = [str(row.get("status")) for row in _read_rows(answer.output) if row.get(key) == name]
     running = [state for state in states if is_running(state)]
@@ -204,12 +289,12 @@ def get_state(kind: str, name: str, *, executor: Executor) -> str | None:
 
 
 def is_running(state: str | None) -> bool:
-    """Whether something of this state may cost money."""
+    """Return whether a cluster or job of this state may cost money."""
     return state is not None and state not in _ENDED and not state.startswith("FAILED")
 
 
 def _require_free(kind: str, name: str, *, executor: Executor) -> None:
-    """Nothing else runs; starting a cluster again under its own name is a new run on it."""
+    """Refuse a second job; starting a cluster again under its own name is a new run on it."""
     if not NAME_FILE.exists():
         return
     old_kind, old_name = _read_name()
@@ -226,25 +311,41 @@ def _require_ended(kind: str, name: str, *, state: str | None) -> None:
         raise UserError(f"{kind} {name} still runs ({state}); `{way}` ends it")
 
 
-def _read_name() -> tuple[str, str]:
+def _read_name(executor: Executor | None = None) -> tuple[str, str]:
+    if executor is not None and executor.dry_run:
+        return "cluster", "CLUSTER"
     if not NAME_FILE.exists():
         raise UserError("nothing was started from here; launch_tpu.sh starts an experiment")
     words = NAME_FILE.read_text(encoding="utf-8").split()
     if len(words) != 2 or words[0] not in ("job", "cluster"):
-        raise UserError(f"{NAME_FILE} holds {' '.join(words)!r}, not `cluster NAME`; mend it")
+        raise UserError(f"{NAME_FILE} holds {' '.join(words)!r}, not `cluster NAME`; correct it")
     return words[0], words[1]
 
 
 def _read_rows(text: str) -> list[JsonObject]:
-    """The JSON list in SkyPilot's output, whatever it says before."""
+    """Parse the JSON list in SkyPilot's output, after any other lines."""
     start = text.find("[")
     try:
         rows = json.loads(text[start:]) if start >= 0 else None
     except json.JSONDecodeError:
         rows = None
     if not isinstance(rows, list):
-        raise UserError(f"SkyPilot's answer is no JSON list: {text.strip()[:80]!r}")
+        raise UserError(f"SkyPilot returned no JSON list: {text.strip()[:80]!r}")
     return rows
+
+
+def _check(text: str) -> None:
+    if "{{" in text or "}}" in text:
+        raise UserError("a value of the task contains {{ or }}; remove them")
+    private = _PRIVATE.search(text)
+    if private:
+        raise UserError(f"the task names {private[0]!r}: keys stay on this machine")
+    try:
+        task = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"the task is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(task, dict) or "file_mounts" in task:
+        raise UserError("the task mounts files of this machine; only the tree goes along")
 
 
 main = CommandLine(create_parser, run_verb, takes_command=True)
