@@ -214,7 +214,7 @@ def test_a_peer_sees_what_the_student_sees_and_is_tried_at_that_side(digits_root
         (["--distill.peer=resnet1", "--kd=kd"], "resnet1"),
         (["--distill.peer=resnet18", "--kd=kd"], "set img_size, in_chans or dynamic_img_size in"),
         (["--distill.peer=resnet18", "--kd=kd", "--distill.teacher=past"],
-         "and distill.teacher exclude each other"),
+         "and distill.peer exclude each other"),
         (["--distill.peer=resnet18",
           "--distill.losses=[{name: ctkd, args: {curriculum_steps: 4}}]"],
          "ctkd keeps parameters"),

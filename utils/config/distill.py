@@ -79,7 +79,7 @@ class DistillSection(ConfigSection):
         "student at the end of the last epoch",
         aliases=("teacher",),
         tasks=TAUGHT_TASKS,
-        excludes=("distill.teachers",),
+        excludes=("distill.teachers", "distill.peer"),
     )
     teacher_weights: str = key(
         "",
@@ -88,23 +88,19 @@ class DistillSection(ConfigSection):
         aliases=("teacher_path",),
         is_path=True,
         tasks=TAUGHT_TASKS,
-        excludes=("distill.teachers",),
+        excludes=("distill.teachers", "distill.peer"),
     )
     teachers: tuple[TeacherSection, ...] = key(
-        (), "several teachers, or one with its own transform, dtype or classes", tasks=TAUGHT_TASKS
+        (),
+        "several teachers, or one with its own transform, dtype or classes",
+        tasks=TAUGHT_TASKS,
+        excludes=("distill.peer",),
     )
     peer: str = key(
         "",
         "model name of a second student; both train and teach each other; 'self': the student "
         "again, with other draws of stochastic depth",
         tasks=("classify",),
-        excludes=(
-            "distill.teacher",
-            "distill.teacher_weights",
-            "distill.teachers",
-            "distill.teacher_cache",
-            "distill.views",
-        ),
     )
     peer_args: dict[str, Any] = key(
         {}, "arguments of the peer", tasks=("classify",), needs=("distill.peer",)
@@ -119,13 +115,14 @@ class DistillSection(ConfigSection):
         "teachers see the student's crop, or an independent one; weak_strong: both see that crop "
         "and a second view by data.strong_pp; rotations: and its three rotated copies",
         tasks=("classify",),
+        excludes=("distill.peer",),
     )
     teacher_cache: str = key(
         "",
         "directory of cached logits to learn from (python -m tools.cache write)",
         is_path=True,
         tasks=("classify", "distil", "language"),
-        excludes=("distill.views",),
+        excludes=("distill.views", "distill.peer"),
     )
     cache_end: Literal["stop", "cycle"] = key(
         "stop",

@@ -177,8 +177,5 @@ class RunSection(ConfigSection):
     check_only: bool = key(
         False, "run the checks that need no device, print the plan, exit", aliases=("check",)
     )
-    overwrite: bool = key(
-        False,
-        "replace a run with the same run_id",
-    )
+    overwrite: bool = key(False, "replace a run with the same run_id")
     tensorboard: bool = key(True, "write TensorBoard events beside metrics.jsonl")

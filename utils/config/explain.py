@@ -12,25 +12,20 @@ from utils.errors import get_hint, get_near_names
 
 # Error type of pydantic -> rule; pydantic's numbers and choices are filled in.
 _RULES = {
-    "bool_parsing": "give true or false",
-    "bool_type": "give true or false",
+    **dict.fromkeys(("bool_parsing", "bool_type"), "give true or false"),
     "dict_type": "write a mapping, as {{name: value}}",
     "finite_number": "give a finite number",
-    "float_parsing": "give a number",
-    "float_type": "give a number",
+    **dict.fromkeys(("float_parsing", "float_type"), "give a number"),
     "greater_than": "it must be greater than {gt}",
     "greater_than_equal": "it must be at least {ge}",
-    "int_from_float": "give a whole number",
-    "int_parsing": "give a whole number",
+    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "give a whole number"),
     "int_parsing_size": "it is too large; give a smaller whole number",
-    "int_type": "give a whole number",
     "less_than": "it must be less than {lt}",
     "less_than_equal": "it must be at most {le}",
-    "list_type": "write a list, as [a, b]",
+    **dict.fromkeys(("list_type", "tuple_type"), "write a list, as [a, b]"),
     "literal_error": "choose {expected}",
     "model_type": "write keys and values, as {{name: value}}",
     "string_type": "give a word; quote numbers, true and false",
-    "tuple_type": "write a list, as [a, b]",
 }
 _COMMA = re.compile(r"-?\d+,\d+")
 _POINT = "decimals are written with a point, as 0.003, and not with a comma"

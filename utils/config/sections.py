@@ -205,10 +205,7 @@ class SourceSection(ConfigSection):
     on_resume: ClassVar[Resume] = "free"
     affects_results: ClassVar[bool] = False
 
-    paper: str = key(
-        "",
-        "arXiv identifier or title",
-    )
+    paper: str = key("", "arXiv identifier or title")
     code: str = key("", "public repository and file, as owner/name: train.py")
     commit: str = key("", "commit of that repository that the recipe follows")
     published: str = key("", "published result and its conditions; empty: none")

@@ -17,9 +17,7 @@ _DEVICES, _PARTS, _DEAL = "split_over", "gradient_parts", "deal_out"
 
 
 def split_gradients(
-    parameters: Iterable[nn.Parameter],
-    devices: int,
-    deal: Callable[[Tensor], Tensor] | None = None,
+    parameters: Iterable[nn.Parameter], devices: int, deal: Callable[[Tensor], Tensor] | None = None
 ) -> None:
     """Keep the gradients of parameters apart, in layers that support it.
 

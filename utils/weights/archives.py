@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.checkpoint.fit import Kind, get_kind
-from utils.weights.files import WeightsError, refuse_stand_in_file
+from utils.weights.files import WeightsError, get_reason, refuse_stand_in_file
 from utils.weights.source import FileWeights
 
 _LOADER = "load_pretrained"  # method of timm's models
@@ -78,10 +78,8 @@ def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
     try:
         getattr(scratch, _LOADER)(str(file))
     except (KeyError, AttributeError, RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise WeightsError(
-            f"timm's reader of {type(model).__name__} fails: {reason}", _WAY
-        ) from error
+        text = f"timm's reader of {type(model).__name__} fails: {get_reason(error)}"
+        raise WeightsError(text, _WAY) from error
     written = {name: value for name, value in own.items() if not value.isnan().any()}
     buffers = {name: value for name, value in scratch.state_dict().items() if name not in own}
     return {**written, **buffers}

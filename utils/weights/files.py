@@ -15,6 +15,7 @@ from torch import Tensor
 from utils.checkpoint.fit import Kind, get_kind
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import Folder
+from utils.storage.json_files import write_json
 from utils.storage.local import give_usual_mode
 
 EXPORT_FILE = "student.safetensors"
@@ -37,7 +38,6 @@ _STAND_INS = (
     (b"<html", "it is an HTML page", "download the file itself"),
 )
 _START = 64  # bytes that are compared with them
-_KEYS = 8  # in a message at most
 # Type names of the header -> PyTorch's.
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -45,7 +45,6 @@ _TYPES = {
     "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
     "U16": "uint16", "U8": "uint8", "BOOL": "bool",
 }  # fmt: skip
-_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
 
 
 class WeightsError(ValueError):
@@ -83,7 +82,7 @@ def read_header(folder: Folder, name: str) -> JsonObject:
     """
     start = folder.read_bytes(name, 0, _START)
     length = int.from_bytes(start[:8], "little")
-    if not 0 < length <= _LONGEST_HEADER:
+    if not 0 < length <= 100_000_000:  # the format's own limit
         refuse_stand_in(start)
         raise WeightsError(f"its header cannot be {length} bytes long")
     try:
@@ -112,7 +111,7 @@ def read_kinds(header: JsonMapping) -> dict[str, Kind]:
     for name, entry in list_entries(header).items():
         if entry["dtype"] not in _TYPES:
             raise WeightsError(f"{name} is of the type {entry['dtype']}")
-        kinds[_clean(name)] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
+        kinds[name.replace(_COMPILED, "")] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
     return kinds
 
 
@@ -138,9 +137,9 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
     """Load the tensors of a .safetensors file; raise a `WeightsError` if it is broken."""
     refuse_stand_in_file(file)
     try:
-        return {_clean(name): value for name, value in load_file(file).items()}
+        return {name.replace(_COMPILED, ""): value for name, value in load_file(file).items()}
     except (SafetensorError, OSError, ValueError) as error:
-        raise WeightsError(_get_reason(error)) from error
+        raise WeightsError(get_reason(error)) from error
 
 
 def load_pickled(file: Path) -> dict[str, Tensor]:
@@ -169,19 +168,14 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping)
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
     _sort_metadata(path)
     give_usual_mode(path)
-    _write_beside(path, facts)
+    write_json(path.with_suffix(".json"), facts)
 
 
 def write_pickled(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping) -> None:
     """Write `NAME.pth` as timm's programs do, and the model's facts in `NAME.json`."""
     arch, step = facts.get("model", ""), facts.get("step", 0)
     torch.save({"state_dict": dict(tensors), "arch": arch, "step": step}, path)
-    _write_beside(path, {"schema_version": _SCHEMA_VERSION, **facts})
-
-
-def _write_beside(path: Path, facts: JsonMapping) -> None:
-    text = json.dumps(facts, indent=2) + "\n"
-    path.with_suffix(".json").write_text(text, encoding="utf-8")
+    write_json(path.with_suffix(".json"), {"schema_version": _SCHEMA_VERSION, **facts})
 
 
 def _sort_metadata(path: Path) -> None:
@@ -204,7 +198,7 @@ def _unpickle(file: Path, *, mmap: bool) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        raise WeightsError(_get_reason(error)) from error
+        raise WeightsError(get_reason(error)) from error
     except (LookupError, TypeError, AttributeError, AssertionError) as error:
         # Raised by the reader if the bytes are not a pickle, such as a text.
         raise WeightsError("it is not a file that PyTorch has written") from error
@@ -222,12 +216,12 @@ def _unwrap(content: object) -> dict[str, Tensor]:
             content = content[wrapper]
     items = content.items() if isinstance(content, dict) else ()
     tensors = {
-        _clean(name).removeprefix("module."): value
+        name.replace(_COMPILED, "").removeprefix("module."): value
         for name, value in items
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not tensors:
-        listed = ", ".join(repr(key) for key in list(dict(items))[:_KEYS])
+        listed = ", ".join(repr(key) for key in list(dict(items))[:8])
         keys = f"; its keys are {listed}" if listed else ""
         raise WeightsError(
             f"it holds no tensors{keys}", f"save tensors by name, alone or as {_WRAPPERS[2]!r}"
@@ -235,9 +229,6 @@ def _unwrap(content: object) -> dict[str, Tensor]:
     return tensors
 
 
-def _clean(name: str) -> str:
-    return name.replace(_COMPILED, "")
-
-
-def _get_reason(error: Exception) -> str:
+def get_reason(error: Exception) -> str:
+    """Return the first line of an error, or its class."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

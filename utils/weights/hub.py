@@ -23,7 +23,6 @@ CONFIG = "config.json"
 # In timm's order of preference; then other names by these endings.
 _FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 _ENDINGS = (".safetensors", ".pth", ".bin")
-_REACH_S = 3.0
 
 
 def is_shared(path: str) -> bool:
@@ -142,7 +141,7 @@ def _is_reachable(address: str) -> bool:
         return True
     port = parts.port or {"http": 80}.get(parts.scheme, 443)
     try:
-        socket.create_connection((parts.hostname, port), timeout=_REACH_S).close()
+        socket.create_connection((parts.hostname, port), timeout=3.0).close()
     except OSError:
         return False
     return True

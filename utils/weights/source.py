@@ -32,8 +32,6 @@ from utils.weights.files import (
     read_pickled_kinds,
 )
 
-_BLOCK = 1 << 20
-
 
 class Weights(ABC):
     """The weights behind a path or URL; only `read_tensors` and `update_hash` read all of them.
@@ -102,7 +100,7 @@ class FileWeights(Weights):
 
     def update_hash(self, digest: hashlib._Hash) -> None:
         with self._explain(), self._folder.open_local(self._name) as path, path.open("rb") as file:
-            while block := file.read(_BLOCK):
+            while block := file.read(1 << 20):
                 digest.update(block)
 
     def _read_facts_beside(self) -> JsonObject:

@@ -46,10 +46,7 @@ def launch_on_chips(
 
 
 def _run_on_chip(
-    rank: int,
-    section: RuntimeSection,
-    worker: Callable[..., int | None],
-    args: tuple[object, ...],
+    rank: int, section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
 ) -> None:
     """Run the worker in a chip's process, and write its exit code or failure to a file."""
     try:
