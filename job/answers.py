@@ -38,11 +38,7 @@ def describe_split(job: Job) -> list[str]:
 
 
 class Answers:
-    """A task for an evaluation, which keeps the correctness of each example.
-
-    Args:
-      identity: of the split, for the hash of its examples.
-    """
+    """A task for an evaluation that keeps the correctness of examples; `identity`: of the split."""
 
     def __init__(self, task: RunTask, runtime: Runtime, identity: Sequence[object] = ()) -> None:
         self.unit, self._task, self._runtime = task.unit, task, runtime
@@ -127,11 +123,7 @@ def add_further_sets(
     parts: Parts,
     follow: Callable[[Iterable[Batch]], Iterator[Batch]],
 ) -> Evaluation:
-    """Add the task's metrics on further sets to an evaluation, if it has such sets.
-
-    Args:
-      follow: batches -> the same, with a beat of the stall watch for each.
-    """
+    """Add metrics on further sets, if any; `follow` wraps batches with beats of the stall watch."""
     task, state, plan = parts.task, parts.state, parts.plan
     if not isinstance(task, HasExtraSets):
         return evaluation

@@ -32,11 +32,7 @@ if TYPE_CHECKING:
 
 
 def check(config: RunConfig, device: str | None = None) -> Job:
-    """Check all that needs no device, and write nothing; UserError is the first fault.
-
-    Args:
-      device: an earlier choice; None: it is chosen here.
-    """
+    """Check all that needs no device, and write nothing; UserError is the first fault."""
     device = device or choose_device(config.runtime)
     check_devices(device, **dict(config))
     task_class = TASKS.get(config.train.task)
@@ -86,11 +82,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
 
 
 def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> None:
-    """Refuse a global batch that cannot be split evenly, or not as the task needs it.
-
-    Args:
-      devices: number of devices that share the global batch.
-    """
+    """Refuse a global batch that cannot be split evenly over devices, or as the task needs it."""
     batch, parts = config.data.global_batch_size, config.train.known_parts
     if batch % (parts * devices):
         raise UserError(

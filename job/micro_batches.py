@@ -33,11 +33,7 @@ def compute_step_hash(config: RunConfig) -> str:
 
 
 def check_automatic_parts(config: RunConfig, student: nn.Module, chip: str) -> None:
-    """Refuse what the estimates cannot decide, before a device is touched.
-
-    Args:
-      chip: such as v5e; empty without a TPU, or if it is unknown.
-    """
+    """Refuse what the estimates cannot decide; `chip` is such as v5e, empty without a TPU."""
     if config.train.accumulate_steps != "auto":
         return
     if has_batch_norm(student):
@@ -52,12 +48,7 @@ def check_automatic_parts(config: RunConfig, student: nn.Module, chip: str) -> N
 
 
 def resolve_micro_batches(job: Job, chip: str, devices: int) -> Job:
-    """Return the job with a number of micro-batches, which is logged.
-
-    Args:
-      chip: such as v5e; empty without a TPU.
-      devices: number of devices that share the global batch.
-    """
+    """Return the job with a number of micro-batches, logged; `chip` is empty without a TPU."""
     config = job.config
     if config.train.accumulate_steps != "auto":
         return job

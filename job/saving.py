@@ -117,10 +117,7 @@ class Saving:
         return True
 
     def await_write(self) -> None:
-        """Wait until nothing is being written; a CheckpointError is raised on every rank.
-
-        Beats meanwhile, because an upload may take longer than the ranks' timeout.
-        """
+        """Wait for writes, beating meanwhile; a CheckpointError is raised on every rank."""
         while not self._run_on_writer(partial(self.manager.wait, LOOK_EVERY_S)):
             self._beat()
 

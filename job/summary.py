@@ -18,21 +18,13 @@ if TYPE_CHECKING:
 
 
 def describe_job(job: Job, devices: int | None = None) -> list[str]:
-    """Describe device, model, data and directory in a line each.
-
-    Args:
-      devices: number of devices that share the global batch; None before a device was used.
-    """
+    """Describe device, model, data and directory in a line each; None: no device was used yet."""
     return [_describe_device(job, devices), _describe_model(job), _describe_data(job),
             _describe_directory(job)]  # fmt: skip
 
 
 def describe_reason(plan: Plan, state: TrainState, first_step: int) -> str:
-    """Describe why a complete run ended.
-
-    Args:
-      first_step: of this program.
-    """
+    """Describe why a complete run ended; `first_step` is that of this program."""
     reason = f"all {plan.total_steps:,} steps are done"
     if state.step < plan.total_steps:
         reason = f"ended early after step {state.step:,} of {plan.total_steps:,}: "

@@ -21,12 +21,7 @@ _MOST_VALUES = 4
 
 @dataclass(frozen=True)
 class Difference:
-    """A key that is not the same on all sides.
-
-    Attributes:
-      values: of each side; all of them if its runs differ.
-      matters: whether it can change what is learnt.
-    """
+    """A key that differs: its values on each side, and whether it can change what is learnt."""
 
     key: str
     values: tuple[str, ...]
@@ -64,11 +59,7 @@ class SourceDifference:
 
 
 def find_differences(sides: Collection[Side], ignored: Collection[str]) -> list[Difference]:
-    """Find keys of the configuration that differ, those that matter first, by section.
-
-    Args:
-      ignored: keys that cannot change what is learnt.
-    """
+    """Find keys of the configuration that differ, those that matter (not `ignored`) first."""
     columns = [[record.config for record in side.records] for side in sides]
     differences = _find(columns, ignored, _NAMES)
     return sorted(differences, key=lambda row: (not row.matters, row.key))

@@ -22,11 +22,7 @@ from utils.json_types import JsonObject
 
 
 def choose_metrics(text: str, sides: Sequence[Side], flag: str) -> list[str]:
-    """Return the numbers of a comma-separated text, else those with a better direction.
-
-    Args:
-      flag: its name in errors, if no run has one of the numbers.
-    """
+    """Return the numbers of a comma-separated flag, else those with a better direction."""
     wanted = [name.strip() for name in text.split(",") if name.strip()]
     if not wanted:
         return list_metrics(sides)
@@ -105,11 +101,7 @@ def create_report(
 
 
 def tell_divergence(sides: Sequence[Side], *, with_tensors: bool) -> JsonObject:
-    """Find where two single runs part; UserError for other sides.
-
-    Args:
-      with_tensors: compare the checkpoints before that step, too.
-    """
+    """Find where two single runs part, and, `with_tensors`, which tensors of their checkpoints."""
     records = [record for side in sides for record in side.records]
     if len(sides) != 2 or len(records) != 2:
         raise UserError("--exact compares two single runs; give one RUN on each side")

@@ -124,11 +124,7 @@ def describe_source(row: SourceDifference) -> list[str]:
 
 
 def describe_divergence(report: JsonObject) -> list[str]:
-    """Describe where two runs part, a sentence a line; a single line if they do not.
-
-    Args:
-      report: of `store.compare.report.tell_divergence`.
-    """
+    """Describe the result of `tell_divergence`, a sentence a line."""
     if report["found"] is None:
         return ["The runs are equal bit for bit in all deterministic numbers."]
     part = Divergence(**report["found"])

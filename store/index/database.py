@@ -238,11 +238,7 @@ class RunIndex:
         return {run: (path, fault) for run, path, fault in self._read_rows(query)}
 
     def count_states(self, without: str = "") -> dict[str, int]:
-        """Count runs by the status in `run.json`.
-
-        Args:
-          without: a tag whose runs are not counted.
-        """
+        """Count runs by the status in `run.json`, except those with the tag `without`."""
         runs = self._tables.runs.c
         query = select(runs.status, func.count()).group_by(runs.status)
         if without:
@@ -340,11 +336,7 @@ class RunIndex:
                 return question(connection)
 
     def _read_stamps(self) -> tuple[dict[str, str], set[str]]:
-        """Return path -> stamp of the runs in the index, and those that are complete.
-
-        Raises:
-          ValueError: the index is of another version, or damaged.
-        """
+        """Return path -> stamp of runs, and the complete runs; ValueError for an unusable index."""
         if self._path is not None and not self._path.is_file():
             raise _NoIndexError
         runs = self._tables.runs.c

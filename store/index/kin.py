@@ -58,11 +58,7 @@ class Family:
                 self._by_sum.setdefault(digest, []).append(kin)
 
     def find(self, ancestor: Ancestor, excluded: frozenset[int] = frozenset()) -> Kin | None:
-        """Find the run of an ancestor; of several with the same weights a bad one, or the first.
-
-        Args:
-          excluded: numbers of runs that it cannot be.
-        """
+        """Find the run of an ancestor; of several with the same weights a bad one, or the first."""
         if ancestor.id in self._by_id:
             return self._by_id[ancestor.id]
         twins = [kin for kin in self._by_sum.get(ancestor.weights, ()) if kin.run not in excluded]
@@ -80,12 +76,7 @@ class Family:
         own: int | None = None,
         read: Callable[[Kin], Sequence[Ancestor]] = lambda kin: kin.ancestors,
     ) -> list[Found]:
-        """Return ancestors with their runs, and those behind copies, unknown to the student.
-
-        Args:
-          own: number of the run whose ancestors they are; None if it is not in the store.
-          read: returns the ancestors of a run.
-        """
+        """Return ancestors with their runs, and those behind copies, unknown to the student."""
         trail = frozenset(() if own is None else [own])
         waiting = [(ancestor, trail) for ancestor in ancestors]
         pairs: dict[tuple[object, ...], Found] = {}

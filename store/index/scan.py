@@ -146,11 +146,7 @@ def list_runs(store: str) -> list[str]:
 
 
 def list_beheaded(store: str, runs: Collection[str]) -> list[str]:
-    """List `experiment/name` of folders with a run's other files but no `run.json`.
-
-    Args:
-      runs: those that have one.
-    """
+    """List folders that are none of the `runs`, but contain other files of a run."""
     root = open_folder(store)
     paths = sorted(set(_list_paths(root)) - set(runs))
     return [p for p in paths if not _LEFT_BEHIND.isdisjoint(root.child(p).list_names())]

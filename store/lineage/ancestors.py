@@ -64,12 +64,7 @@ class Ancestor:
 
 
 def note_run(own: Ancestor, folder: Folder) -> list[Ancestor]:
-    """Return a teacher with the data of its run, and the teachers of that run.
-
-    Args:
-      own: what is known without its run.
-      folder: of its run; a run of an early version contains less.
-    """
+    """Return a teacher with the data of its run's folder, and the teachers of that run."""
     try:
         record = RunRecord(folder)
     except UserError:

@@ -33,12 +33,7 @@ class Descendant:
 
 @dataclass(frozen=True)
 class KnownAncestor(Ancestor):
-    """An ancestor with the present state of its run.
-
-    Attributes:
-      now: `experiment/name` today; empty if it is not in this store.
-      tags: today.
-    """
+    """An ancestor with its run's path today (`now`, empty outside the store) and tags."""
 
     now: str = ""
     tags: tuple[str, ...] = ()

@@ -133,11 +133,7 @@ def _is_quoted_secret(name: str, text: str) -> bool:
 
 
 def _is_bare_secret(text: str, *, is_word: bool = False) -> bool:
-    """Return whether a text without quotes is a secret; in code it usually is a name.
-
-    Args:
-      is_word: it is not in code, so that it is no name.
-    """
+    """Return whether a text without quotes is a secret; unless `is_word` it may be a name."""
     text = text.rstrip(")]}\\.:")
     if len(text) < _LEAST or _HARMLESS.fullmatch(text) or _OF_CODE.search(text):
         return False

@@ -67,12 +67,7 @@ class CalibratedRun:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ratios of measured over estimated times, over all runs that have both.
-
-    Attributes:
-      low, high: the smallest and the largest ratio.
-      spread: standard deviation of the ratio's logarithm; None of fewer than two runs.
-    """
+    """Ratios of measured over estimated times; `spread`: standard deviation of their logarithms."""
 
     n: int
     median: float

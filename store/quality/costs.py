@@ -59,11 +59,7 @@ class RunCost:
 
 
 def read_prices(path: Path) -> list[DevicePrice]:
-    """Read a YAML list of `device`, `since` and `usd_per_device_hour`.
-
-    Raises:
-      UserError: the file cannot be read, or a row has another form.
-    """
+    """Read a YAML list of `device`, `since` and `usd_per_device_hour`."""
     try:
         rows = yaml.safe_load(path.read_text(encoding="utf-8"))
         return TypeAdapter(list[DevicePrice]).validate_python(rows)

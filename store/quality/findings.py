@@ -56,11 +56,7 @@ def publish_findings(findings: Sequence[GateFinding]) -> list[JsonObject]:
 def print_findings(
     findings: Sequence[GateFinding], sides: tuple[str, str], code: int, *, of: str = "seeds"
 ) -> None:
-    """Print a table of the gates with their numbers, and the overall result.
-
-    Args:
-      of: the samples of which more would help where the result is undecided.
-    """
+    """Print a table of the gates and the result; more of `of` may help if it is undecided."""
     console = create_console()
     table = create_table("outcome", "gate", f"{sides[0]}>", f"{sides[1]}>", "why")
     for row in findings:

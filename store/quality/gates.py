@@ -109,11 +109,7 @@ def parse_gate(text: str) -> Gate:
 
 
 def make_gate(values: Mapping[str, JsonValue], text: str) -> Gate:
-    """Create a gate from the mapping of a YAML file; UserError if it is malformed.
-
-    Args:
-      text: the gate in error messages.
-    """
+    """Create a gate from the mapping of a YAML file; `text` names it in errors."""
     for key in values:
         if key not in _KEYS:
             raise UserError(f"gate {text!r}: unknown key {key!r}; {get_hint(str(key), _KEYS)}")
@@ -212,11 +208,7 @@ def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
 
 
 def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()) -> GateFinding:
-    """Check two samples against a gate whose direction is resolved.
-
-    Args:
-      bad: descriptions of missing or non-finite values.
-    """
+    """Check two samples against a gate with a direction; `bad` describes missing values."""
     if bad or not base or not new:
         reason = "; ".join(bad[:3]) or "no numbers at all"
         return GateFinding(gate, "skipped" if gate.is_optional else "fail", reason)
@@ -260,11 +252,7 @@ def check_finished(sides: Sequence[Side]) -> None:
 
 
 def get_code(findings: Sequence[GateFinding], undecided: str = "") -> int:
-    """Return the exit code: 0, 1 for a regression, 3 for undecided; minor findings do not count.
-
-    Args:
-      undecided: `fail` or `pass` instead of 3.
-    """
+    """Return the exit code: 0, 1 for a regression, 3 (or that of `undecided`) if undecided."""
     grave = {finding.outcome for finding in findings if finding.is_grave}
     if "fail" in grave or ("undecided" in grave and undecided == "fail"):
         return EXIT_FAILED

@@ -35,11 +35,7 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_report_flags(options: argparse.Namespace, *, tolerance: str = "") -> None:
-    """Refuse flags that would be ignored and malformed gates, before any measurement.
-
-    Args:
-      tolerance: name of a flag with a default limit, which gates exclude.
-    """
+    """Refuse malformed gates and flags without effect, such as `tolerance` beside gates."""
     gates, _ = read_gates(options)
     given = [f"--{name}" for name in ("gate", "gates", "direction", "undecided")
              if getattr(options, name)]  # fmt: skip

@@ -61,11 +61,7 @@ def check_reports(gates: Sequence[Gate], base: JsonObject, new: JsonObject) -> l
 
 
 def resolve_gates(gates: Sequence[Gate], names: Iterable[str]) -> list[Gate]:
-    """Return the gates with their directions.
-
-    Args:
-      names: figures of the reports; a gate on another one is a UserError.
-    """
+    """Return the gates with their directions; UserError for one on none of the figures `names`."""
     known = {short for name in names for short in (name, name.rpartition(" x ")[2])}
     for gate in gates:
         if find_figure(gate.metric) is None and gate.metric not in known:

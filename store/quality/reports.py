@@ -100,10 +100,7 @@ def get_kind(report: JsonObject) -> Kind:
 
 
 def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
-    """Return all that two reports must have in common to be compared.
-
-    Keys contain the number of processes: `2 x hardware`.
-    """
+    """Return all that comparable reports have in common; keys of a benchmark: `2 x hardware`."""
     kind = get_kind(report)
     if kind == VERDICT:
         return {name: report[name] for name in _STEP}
@@ -125,12 +122,7 @@ def read_config(report: JsonObject) -> dict[str, JsonValue]:
 
 
 def get_settings(config: JsonObject, source: str) -> dict[str, JsonValue]:
-    """Return the conditions of a benchmark that are known before anything is measured.
-
-    Args:
-      config: by sections.
-      source: `--input`.
-    """
+    """Return a benchmark's conditions known before measuring; `source` is its `--input`."""
     return {**_drop_free_keys(flatten_run_config(config)), "--input": source}
 
 

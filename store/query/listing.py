@@ -35,12 +35,7 @@ def choose_usual(keys: Iterable[str]) -> list[str]:
 def select_runs(
     index: RunIndex, text: str, *, sort: str = "", reverse: bool = False, archived: bool = False
 ) -> list[int]:
-    """Return the numbers of the runs that fit a filter, in order.
-
-    Args:
-      sort: a key of the index; empty: the most recently started first.
-      archived: include archived runs; a filter on tags includes them anyway.
-    """
+    """Return the runs that fit a filter, by a key or the newest first; without `archived` ones."""
     wanted = index.select(text)
     if not archived and TAG not in parse_filter(text).keys:
         gone = set(index.list_tagged(ARCHIVED))
@@ -56,11 +51,7 @@ def read_rows(
     keys: Sequence[str],
     more: Mapping[str, Mapping[int, JsonValue]] = MappingProxyType({}),
 ) -> list[JsonObject]:
-    """Read the facts of runs with score, status and the `values` of keys.
-
-    Args:
-      more: further columns, key -> run -> value.
-    """
+    """Read facts, score, status and values of runs; `more`: further columns, key -> run -> value."""
     cells, scores = index.read_cells(numbers, keys), index.read_scores(numbers)
     rows = index.read_runs(numbers)
     for row in rows:
@@ -81,11 +72,7 @@ def read_rows(
 def drop_scores(
     keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], scores: Mapping[int, Score]
 ) -> list[str]:
-    """Return the keys that a list with a column of scores still needs.
-
-    Args:
-      cells: key -> run -> value.
-    """
+    """Return the keys that a list with scores still needs; `cells`: key -> run -> value."""
 
     def is_shown(key: str) -> bool:
         runs = [run for run, value in cells[key].items() if value is not None]

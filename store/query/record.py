@@ -178,11 +178,7 @@ class RunRecord:
 
 
 def parse_facts(text: str, file: str) -> JsonObject:
-    """Parse a `run.json`.
-
-    Raises:
-      UserError: it is torn, of a newer program, or a field has a wrong type.
-    """
+    """Parse a `run.json`; UserError if it is torn, of a newer program, or has wrong types."""
     try:
         facts = load_json(text)
     except ValueError:

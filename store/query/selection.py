@@ -82,11 +82,7 @@ def split_side(text: str) -> tuple[str, str]:
 
 
 def choose_run(name: str, rows: Sequence[JsonMapping]) -> str:
-    """Return the path of the run with a name; UserError if there is none, or several.
-
-    Args:
-      rows: with `path` and `id`.
-    """
+    """Return the path of a run by its name; UserError unless exactly one row fits."""
     text = name.rstrip("/")
     paths = [row["path"] for row in rows if text in (row["path"], row["id"])]
     paths = paths or [row["path"] for row in rows if row["path"].rpartition("/")[2] == text]

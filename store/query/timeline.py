@@ -25,11 +25,7 @@ _WAITS = (WAIT_S, "checkpoint_held_s")
 
 @dataclass(frozen=True)
 class AttemptTime:
-    """When a program worked on a run, in seconds since 1970.
-
-    Attributes:
-      is_whole: its end is known; otherwise it counts as far as its lines and spans go.
-    """
+    """Time of an attempt, in seconds since 1970; not `is_whole` if its end is only estimated."""
 
     number: int
     from_step: int

@@ -65,12 +65,7 @@ def format_utc(seconds: float) -> str:
 
 
 def begin_attempt(folder: Path, from_step: int, hardware: JsonObject, source: str = "") -> int:
-    """Record the start of an attempt; return its number, 1 for the first.
-
-    Args:
-      hardware: type and number of devices, and all else that affects the cost.
-      source: name of the source's state; empty if unknown.
-    """
+    """Record the start of an attempt and all that affects its cost; return its number, from 1."""
     number = 1 + max((attempt["attempt"] for attempt in read_attempts(folder)), default=0)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
     facts |= {"from_step": from_step, "hardware": hardware}

@@ -49,11 +49,7 @@ def read_environment() -> JsonObject:
 def write_environment(
     folder: Path, environment: JsonMapping, source: SourceState, attempt: int
 ) -> None:
-    """Write `environment.json` and the source's patch, in place of older ones.
-
-    Args:
-      environment: that of `run.json`: this process and its device.
-    """
+    """Write `environment.json` and the source's patch; `environment` is that of `run.json`."""
     packages = sorted({*_PACKAGES, *read_pinned()})
     kept, refused = choose_variables(os.environ)
     content = {

@@ -38,10 +38,7 @@ def write_lines(folder: Path, lines: Iterable[Line]) -> None:
 
 
 def append_line(file: BinaryIO, line: Line) -> None:
-    """Append a line to a file open as `ab+`, and sync it to the disk.
-
-    A torn line before it, left by a kill, is ended first.
-    """
+    """Append a line to a file open as `ab+`, after ending a torn one, and sync it to the disk."""
     text = json.dumps(line) + "\n"
     size = file.seek(0, os.SEEK_END)
     if size:

@@ -24,11 +24,7 @@ def check_name(key: str, name: str) -> None:
 
 
 def create_id(after: str = "") -> str:
-    """Create a UUID of version 7 (RFC 9562): milliseconds since 1970, then 74 random bits.
-
-    Args:
-      after: an id before the new one in sorted order, even if the clock was set back; may be empty.
-    """
+    """Create a UUID of version 7 (RFC 9562), sorted behind `after` even if the clock went back."""
     milliseconds = time.time_ns() // 1_000_000
     if after:
         milliseconds = max(milliseconds, (uuid.UUID(after).int >> 80) + 1)

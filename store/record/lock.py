@@ -45,11 +45,7 @@ class RunLock:
         self._stop = threading.Event()
 
     def acquire(self, wait_s: float = _WAIT_S) -> None:
-        """Acquire the lock, also from a dead owner; UserError names another one that is alive.
-
-        Args:
-          wait_s: time to wait for an owner that is alive.
-        """
+        """Acquire the lock; UserError names an owner that is still alive after `wait_s`."""
         file = self._open()
         try:
             deadline = time.monotonic() + wait_s
@@ -151,11 +147,7 @@ def find_owner(folder: Path) -> JsonObject:
 
 
 def refuse_if_owned(folder: Path, wait_s: float = _WAIT_S) -> None:
-    """Refuse a run that another program writes; UserError names host, process and start.
-
-    Args:
-      wait_s: time to wait for an owner that is ending.
-    """
+    """Refuse a run that another program still writes after `wait_s`; UserError names it."""
     deadline = time.monotonic() + wait_s
     while owner := find_owner(folder):
         if time.monotonic() >= deadline:

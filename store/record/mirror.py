@@ -74,11 +74,7 @@ class Mirror:
         self.add_line(json.dumps({REWIND: step}) + "\n")
 
     def flush(self) -> None:
-        """Upload everything so far: before a checkpoint that relies on it.
-
-        Raises:
-          StorageError: the store refuses, after all retries.
-        """
+        """Upload everything so far, before a checkpoint relies on it, or raise StorageError."""
         self._send(_AT_CHECKPOINTS + _SMALL)
         path = self._folder / HITS_FILE
         with self._sending:
@@ -130,11 +126,7 @@ def send_small(
     folder: Path, remote: Folder, sent: dict[str, str] | None = None,
     names: tuple[str, ...] = _SMALL,
 ) -> None:  # fmt: skip
-    """Upload small files, run.json among them, that have changed since the last upload.
-
-    Args:
-      sent: texts of the last upload by name, updated here.
-    """
+    """Upload small files that differ from the texts `sent` last, which is updated."""
     sent = {} if sent is None else sent
     for name in names:
         path = folder / name

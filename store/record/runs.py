@@ -71,11 +71,7 @@ class Run:
             return {}
 
     def update(self, **facts: JsonValue) -> None:
-        """Merge facts into `run.json`, atomically; a new status is uploaded at once.
-
-        Raises:
-          OSError: the disk or the store refuses.
-        """
+        """Merge facts into `run.json`, atomically; a new status is uploaded at once."""
         with _UPDATING:
             known = self.read()
             words = known.pop("nonfinite", {})
@@ -185,11 +181,7 @@ def set_aside(folder: Folder) -> Folder:
 
 
 def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "") -> None:
-    """Create a run's directory with its configuration and facts; an existing id stays.
-
-    Args:
-      newest_id: of the experiment's runs: the new id sorts after it.
-    """
+    """Create a run's directory with configuration, facts and an id, sorted behind `newest_id`."""
     run.path.mkdir(parents=True, exist_ok=True)
     run.write_config(config_text)
     known = run.read()

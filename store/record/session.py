@@ -108,11 +108,7 @@ class RunSession:
             self._aside.pop().remove()
 
     def complete(self, step: int, final: JsonObject, reason: str) -> None:
-        """Record a run's end, after all its files have been uploaded and checked.
-
-        Raises:
-          OSError: the disk or the store refuses.
-        """
+        """Record a run's end, after all its files have been uploaded and checked."""
         if self.mirror is not None:
             self.mirror.flush()
         artifacts = publish_artifacts(self.run.path, self.run.remote)

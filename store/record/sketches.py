@@ -28,11 +28,7 @@ _MOST_KEY = 1 << 31
 
 
 class QuantileSketch:
-    """Counts of values; those that are not finite are counted separately.
-
-    Args:
-      epsilon: the relative error of every quantile, 0.0005 to 0.05.
-    """
+    """Counts of values, with a relative error of every quantile from 0.0005 to 0.05."""
 
     def __init__(self, epsilon: float = DEFAULT_EPSILON) -> None:
         if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:
@@ -116,11 +112,7 @@ class QuantileSketch:
 
     @classmethod
     def from_json(cls, value: JsonObject) -> QuantileSketch:
-        """Create a sketch from the object of `to_json`.
-
-        Raises:
-          ValueError, TypeError, LookupError, UserError: it has another form.
-        """
+        """Create a sketch; ValueError, TypeError, LookupError or UserError if it is malformed."""
         if not _has_form(value):
             raise ValueError("this is no sketch")
         sketch = cls(value["epsilon"])

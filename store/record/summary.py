@@ -35,12 +35,7 @@ _QUANTILES = (0.01, 0.5, 0.95, 0.99)
 
 
 def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "") -> None:
-    """Write a run's summary and commit record, on its bucket too, once all else is final.
-
-    Args:
-      artifacts: the list of `publish_artifacts`.
-      remote: the run's URL on a bucket; empty without one.
-    """
+    """Write a run's summary and commit record, on its bucket too, once all else is final."""
     record = RunRecord(folder)
     summary: JsonObject = {"schema_version": SCHEMA_VERSION}
     summary |= {key: record.facts.get(key) for key in ("id", "status", "reason")}
@@ -63,11 +58,7 @@ def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "
 
 
 def is_finished(run: Run, config: JsonMapping, ignored: Collection[str]) -> bool:
-    """Return whether a run of this configuration is complete with all its files.
-
-    Args:
-      ignored: keys in which the configurations may differ.
-    """
+    """Return whether a run of this configuration (but ignored keys) is complete with all files."""
     if run.read().get("status") != "complete":
         return False
     try:

@@ -38,12 +38,7 @@ class QuantileWindow:
 
 
 class RunSketches:
-    """Sketches of a run's numbers by name, in windows.
-
-    Args:
-      epsilon: relative error of each quantile.
-      from_step: earlier steps are not counted.
-    """
+    """Sketches of a run's numbers after `from_step`, by name, in windows."""
 
     def __init__(self, epsilon: float, from_step: int = 0) -> None:
         self.epsilon, self.from_step = epsilon, from_step
@@ -67,11 +62,7 @@ class RunSketches:
         return {name: sketch.to_json() for name, sketch in sketches.items()}
 
     def cut(self, step: int, kept: Collection[int]) -> None:
-        """End the window at a step that the run may be rolled back to.
-
-        Args:
-          kept: all such steps; windows that end elsewhere are joined with the next one.
-        """
+        """End the window at a step; windows that end outside `kept` are joined with the next."""
         if self._open or not self.windows or self.windows[-1].to_step != step:
             self.windows += (QuantileWindow(step, self._open),)
             self._open = {}
@@ -192,11 +183,7 @@ class QuantileWriter:
         self.sketches.cut(step, {*self._kept, *unlisted})
 
     def save(self, step: int, kept: Collection[int] | None) -> None:
-        """Write the counts up to the cut of a step; called by a checkpoint's thread.
-
-        Args:
-          kept: steps of the existing checkpoints; None if they could not be listed.
-        """
+        """Write the counts up to a step's cut; `kept`: steps of checkpoints, None if unknown."""
         number, windows = self._number, self.sketches.windows
         if kept is not None:
             self._kept, self._listed_at = kept, step
