@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +44,9 @@ class Answers:
         self.unit, self._task, self._runtime = task.unit, task, runtime
         self._identity = json.dumps(list(identity)).encode()
         self._marks: list[Tensor] = []
-        self._seen: list[_Seen] = []
+        # Of each batch: its size with padding, [size] bool of valid examples, and [n, 2] int64 of
+        # these: index in the split, label.
+        self._seen: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
         """Evaluate a model as `engine.evaluate` does."""
@@ -78,11 +80,11 @@ class Answers:
         marks = [host[str(number)].numpy() for number in range(len(self._marks))]
         ranks = self._runtime.ranks
         blocks: list[np.ndarray] = []
-        for seen, mark in zip(self._seen, marks, strict=True):
+        for (size, valid, ids), mark in zip(self._seen, marks, strict=True):
             # Over several hosts a mesh's array holds the examples of all of them.
-            first = ranks.index * seen.size if len(mark) > seen.size else 0
-            own = mark[first : first + seen.size][seen.valid]
-            blocks.append(np.column_stack([seen.ids, own.astype(np.int64)]))
+            first = ranks.index * size if len(mark) > size else 0
+            own = mark[first : first + size][valid]
+            blocks.append(np.column_stack([ids, own.astype(np.int64)]))
         rows = np.concatenate(ranks.gather(np.concatenate(blocks)))
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         ids = hashlib.sha256(self._identity)
@@ -98,23 +100,8 @@ class Answers:
             labels = batch.get_tensors().get("labels")
             known = np.zeros_like(indices) if labels is None else labels.numpy()[valid]
             ids = np.stack([indices, known.astype(np.int64)], axis=1)
-            self._seen.append(_Seen(len(batch), valid, ids))
+            self._seen.append((len(batch), valid, ids))
             yield batch
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """Examples of a batch.
-
-    Attributes:
-      size: with padding.
-      valid: [size] bool.
-      ids: [n, 2] int64 of the valid examples: index in the split, label.
-    """
-
-    size: int
-    valid: np.ndarray
-    ids: np.ndarray
 
 
 def add_further_sets(

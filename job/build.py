@@ -50,13 +50,7 @@ _CUT_GRAPHS = 8
 
 @dataclass
 class Parts:
-    """Parts of a replica.
-
-    Attributes:
-      train_loaders: of the same examples in the same order, each augmented in its own way.
-      resumed: facts of the restored checkpoint; empty for a new run.
-      teacher_metrics: of each teacher on the evaluation split.
-    """
+    """Parts of a replica; each train loader augments the same examples in its own way."""
 
     state: TrainState
     plan: Plan

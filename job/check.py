@@ -42,14 +42,25 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     find_model_name(config.model.name)
     check_patch_names(config.model.skip_patches)
     task: TaskCheck = task_class.check(config)
-    steps_per_epoch = task.dataset.num_examples["train"] // config.data.global_batch_size
+    examples = task.dataset.num_examples["train"]
+    steps_per_epoch = examples // config.data.global_batch_size
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
     # Checked here, created again on each replica, because functions cannot be sent to it.
     create_schedule(scale_lr(config), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     check_profiled_steps(config.profile.steps, total_steps)
     eval_every = count_eval_steps(config.train, steps_per_epoch)
     check_patience(config.train.early_stop_patience, -(-total_steps // eval_every))
-    _check_ranks(config, task, device)
+    ranks, examples = (
+        count_planned_ranks(config.runtime, device),
+        task.dataset.num_examples["train"],
+    )
+    if ranks > examples:
+        key = "num_processes" if config.runtime.num_processes else "cpu_processes"
+        raise UserError(
+            f"runtime.{key} ({ranks}) exceeds the {examples} examples of "
+            f"data.train_split ({config.data.train_split!r}); lower it"
+        )
+    check_split(config, task, ranks)
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
     check_kernels(config.model.kernels, student)
@@ -118,18 +129,6 @@ def _resolve_model(config: RunConfig) -> RunConfig:
     if config.run.eval_only and not config.run.resume and config.model.reset_head == "auto":
         keys["reset_head"] = "never"
     return change(config, model=keys) if keys else config
-
-
-def _check_ranks(config: RunConfig, task: TaskCheck, device: str) -> None:
-    ranks = count_planned_ranks(config.runtime, device)
-    examples = task.dataset.num_examples["train"]
-    if ranks > examples:
-        key = "num_processes" if config.runtime.num_processes else "cpu_processes"
-        raise UserError(
-            f"runtime.{key} ({ranks}) exceeds the {examples} examples of "
-            f"data.train_split ({config.data.train_split!r}); lower it"
-        )
-    check_split(config, task, ranks)
 
 
 def _check_blocks(config: RunConfig, student: nn.Module) -> None:

@@ -19,10 +19,7 @@ def draw_run(folder: Path) -> Path:
 
 
 def draw_curves(runs: Mapping[str, Path], path: Path) -> Path:
-    """Draw the first loss term and the first metric of evaluations, one colour for each run.
-
-    The task's order decides: `loss/task` and `top1` for a classification.
-    """
+    """Draw the first loss term and the first metric of evaluations, one colour for each run."""
     import matplotlib
 
     matplotlib.use("Agg")

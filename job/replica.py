@@ -126,7 +126,15 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | N
     refusal = None
     if session is not None:
         try:
-            _write_first_facts(runtime, job, parts, session)
+            environment = {**read_environment(), **runtime.describe()}
+            facts = {"environment": environment, "teachers": parts.teacher_metrics}
+            # The lineage at the run's start stays, and a later attempt may add another teacher.
+            new = find_lineage(job, parts.teacher_metrics)
+            if lineage := join_lineages(read_lineage(job.run.read()), new):
+                facts[LINEAGE] = tell_lineage(lineage)
+            newest = "" if job.config.run.resume else open_store(job.config).find_newest_id()
+            text, step = dump_config(job.config), parts.state.step
+            session.begin(text, facts, from_step=step, newest_id=newest)
         except StorageError:
             raise  # its message names the call that the bucket refused
         except OSError as error:
@@ -134,22 +142,6 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | N
     refusal = runtime.ranks.broadcast_value(refusal)
     if refusal is not None:
         raise refusal
-
-
-def _write_first_facts(runtime: Runtime, job: Job, parts: Parts, session: RunSession) -> None:
-    facts = {
-        "environment": {**read_environment(), **runtime.describe()},
-        "teachers": parts.teacher_metrics,
-    }
-    # The lineage at the run's start stays, and a later attempt may add another teacher.
-    lineage = join_lineages(read_lineage(job.run.read()), find_lineage(job, parts.teacher_metrics))
-    if lineage:
-        facts[LINEAGE] = tell_lineage(lineage)
-    is_new = not job.config.run.resume
-    session.begin(
-        dump_config(job.config), facts, from_step=parts.state.step,
-        newest_id=open_store(job.config).find_newest_id() if is_new else "",
-    )  # fmt: skip
 
 
 def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> JsonObject:

@@ -16,7 +16,7 @@ from store.record.session import RunSession
 from store.record.summary import is_finished
 from utils.checkpoint.files import CheckpointError, Location, inspect_checkpoint, verify_checkpoint
 from utils.checkpoint.find import find_checkpoint, has_checkpoints, load_newest
-from utils.checkpoint.fit import Table, compare_tensors
+from utils.checkpoint.fit import compare_tensors
 from utils.checkpoint.state import restore_state
 from utils.config.keys import get_neutral_keys, get_resume_rules
 from utils.errors import UserError
@@ -52,11 +52,7 @@ class Finished:
 
 
 def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
-    """Choose the run's directory and the checkpoint to resume or evaluate, if any.
-
-    Raises:
-      UserError: the directory exists or is in use, or there is nothing to resume.
-    """
+    """Choose the run's directory and the checkpoint to resume or evaluate, if any."""
     store = open_store(config)
     with hurry():
         if not config.run.eval_only:
@@ -128,21 +124,27 @@ def _is_at_end(run: Run, newest: Location | None) -> bool:
 
 
 def check_resume(job: Job, student: nn.Module) -> None:
-    """Check that the configuration fits the checkpoint, before a device is touched.
-
-    Raises:
-      UserError: another model, another configuration or other teachers wrote it.
-    """
+    """Check that the configuration fits the checkpoint's model, settings and teachers."""
     if job.checkpoint is None:
         return
     try:
         facts = inspect_checkpoint(job.checkpoint)
     except CheckpointError as error:
         raise UserError(f"run.resume: {error}; choose another checkpoint") from error
-    _check_model(student, facts["tensors"], job.checkpoint)
+    own = {f"model/{name}": value for name, value in student.state_dict().items()}
+    saved = {name: e for name, e in facts["tensors"].items() if name.startswith("model/")}
+    if len(diff := compare_tensors(own, saved)):
+        raise UserError(
+            f"run.resume ({str(job.checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
+            f"tensors differ, {diff.summary()}; resume with the model that wrote it"
+        )
     _check_classes(job, facts)
     if job.config.run.eval_only:
-        _warn_of_other_data(job, facts)
+        then, now = facts.get("config"), job.config.model_dump(mode="json")
+        changes = find_changes(then, now) if isinstance(then, dict) else {}
+        changed = [(key, changes[key]) for key in _DATA_KEYS if key in changes]
+        if words := [f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed]:
+            get_logger().warning("other data than the checkpoint's run: %s", "; ".join(words))
     else:
         for line in check_same_config(job, facts):
             get_logger().warning("changed since the checkpoint was written: %s", line)
@@ -181,10 +183,7 @@ def check_same_config(job: Job, facts: JsonObject) -> list[str]:
 
 
 def start_weights(job: Job, student: nn.Module) -> Fit | None:
-    """Load the weights of run.init_from into a new run's student, if it is set.
-
-    On the meta device this is only a check.
-    """
+    """Load run.init_from, if it is set, into a new run's student; on the meta device only check."""
     section = job.config.run
     if not section.init_from or job.checkpoint is not None:
         return None
@@ -335,17 +334,6 @@ def _find_owner(config: RunConfig, store: RunStore, checkpoint: Location) -> Run
     return root.get(home.name)
 
 
-def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None:
-    own = {f"model/{name}": value for name, value in student.state_dict().items()}
-    saved = {name: entry for name, entry in table.items() if name.startswith("model/")}
-    diff = compare_tensors(own, saved)
-    if len(diff):
-        raise UserError(
-            f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
-            f"tensors differ, {diff.summary()}; resume with the model that wrote it"
-        )
-
-
 def _check_classes(job: Job, facts: JsonObject) -> None:
     """Refuse data whose class numbers have another meaning than the checkpoint's."""
     path, allowed = str(job.checkpoint), job.config.run.allow_changes
@@ -366,16 +354,6 @@ def _check_classes(job: Job, facts: JsonObject) -> None:
         way += """--run.allow_changes='["data.root"]'"""
         by_name = ""
     require_same_classes(own, then, way=way, by_name=by_name)
-
-
-def _warn_of_other_data(job: Job, facts: JsonObject) -> None:
-    """Log in one line that other data are evaluated than those of the checkpoint's run."""
-    then, now = facts.get("config"), job.config.model_dump(mode="json")
-    changes = find_changes(then, now) if isinstance(then, dict) else {}
-    changed = [(key, changes[key]) for key in _DATA_KEYS if key in changes]
-    words = [f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed]
-    if words:
-        get_logger().warning("other data than the checkpoint's run: %s", "; ".join(words))
 
 
 def _check_variant(job: Job, student: nn.Module, facts: JsonObject) -> None:

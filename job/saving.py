@@ -44,12 +44,7 @@ def open_checkpoints(replica: Replica) -> CheckpointManager:
 
 
 class Saving:
-    """Copies states to the host; rank zero writes them.
-
-    Args:
-      recording: its numbers and lines are written before the checkpoint that relies on them.
-      beat: called while the loop waits, so that it does not count as stalled.
-    """
+    """Copies states to the host for rank zero to write; `beat` tells the stall watch of waiting."""
 
     def __init__(
         self, replica: Replica, manager: CheckpointManager, recording: Recording,

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 def describe_job(job: Job, devices: int | None = None) -> list[str]:
     """Describe device, model, data and directory in a line each; None: no device was used yet."""
-    return [_describe_device(job, devices), _describe_model(job), _describe_data(job),
-            _describe_directory(job)]  # fmt: skip
+    model = f"{job.config.model.name}, {job.num_parameters:,} parameters, {job.facts.description}"
+    directory = f"directory: {job.run.place}"
+    if job.checkpoint is not None:
+        directory += f"; goes on from {job.checkpoint}"
+    return [_describe_device(job, devices), f"model: {model}", _describe_data(job), directory]
 
 
 def describe_reason(plan: Plan, state: TrainState, first_step: int) -> str:
@@ -72,11 +75,6 @@ def _describe_device(job: Job, devices: int | None) -> str:
     return f"device: {get_start(name).describe()}; {count}, {runtime.precision}"
 
 
-def _describe_model(job: Job) -> str:
-    name = job.config.model.name
-    return f"model: {name}, {job.num_parameters:,} parameters, {job.facts.description}"
-
-
 def _describe_data(job: Job) -> str:
     config, sizes = job.config, job.facts.dataset.num_examples
     title = create_source(config.data).title
@@ -87,8 +85,3 @@ def _describe_data(job: Job) -> str:
     epochs = f"{job.total_steps / job.steps_per_epoch:g}"
     unit = "epoch" if epochs == "1" else "epochs"
     return f"{line}; {job.total_steps:,} steps of {batch}, {epochs} {unit}"
-
-
-def _describe_directory(job: Job) -> str:
-    line = f"directory: {job.run.place}"
-    return line if job.checkpoint is None else f"{line}; goes on from {job.checkpoint}"

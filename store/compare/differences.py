@@ -112,8 +112,13 @@ def _find(
             # Seeds differ within a side on purpose.
             if key == SEED and len({tuple(sorted(column)) for column in texts}) == 1:
                 continue
-            values = tuple(_join(column) for column in texts)
-            differences.append(Difference(key, values, key not in ignored))
+            values = []
+            for column in texts:
+                unique = list(dict.fromkeys(column))
+                rest = len(unique) - _MOST_VALUES
+                more = f", {rest} more" if rest > 0 else ""
+                values.append(", ".join(unique[:_MOST_VALUES]) + more)
+            differences.append(Difference(key, tuple(values), key not in ignored))
     return differences
 
 
@@ -122,9 +127,3 @@ def _show(config: JsonObject, key: str) -> str:
         return MISSING
     value = config[key]
     return value if isinstance(value, str) and value else json.dumps(value, default=str)
-
-
-def _join(texts: list[str]) -> str:
-    different = list(dict.fromkeys(texts))
-    more = f", {len(different) - _MOST_VALUES} more" if len(different) > _MOST_VALUES else ""
-    return ", ".join(different[:_MOST_VALUES]) + more

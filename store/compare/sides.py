@@ -35,13 +35,6 @@ class Side:
     name: str
     records: tuple[RunRecord, ...]
 
-    def get_sample(self, metric: str) -> tuple[Sample, list[str]]:
-        """Return seed -> value of a number, and the runs without a finite value."""
-        values = [(record, record.values.get(metric)) for record in self.records]
-        good = [(record, v) for record, v in values if v is not None and math.isfinite(v)]
-        bad = [record.path for record, v in values if v is None or not math.isfinite(v)]
-        return average_by_seed(self.name, good), bad
-
     @property
     def seeds(self) -> int:
         """Largest number of independent values of its runs."""
@@ -171,11 +164,12 @@ def _compare(base: Side, new: Side, metric: str) -> Comparison:
     summaries: list[Summary | None] = []
     bad: list[str] = []
     for side in (base, new):
-        sample, missing = side.get_sample(metric)
-        runs = len(side.records) - len(missing)
-        samples.append(sample)
-        summaries.append(summarise(list(sample.values()), runs) if sample else None)
-        bad += missing
+        values = [(record, record.values.get(metric)) for record in side.records]
+        good = [(record, v) for record, v in values if v is not None and math.isfinite(v)]
+        bad += [record.path for record, v in values if v is None or not math.isfinite(v)]
+        samples.append(average_by_seed(side.name, good))
+        numbers = list(samples[-1].values())
+        summaries.append(summarise(numbers, len(good)) if numbers else None)
     delta = compute_delta(*samples) if all(samples) else None
     p = delta.p if delta else None
     return Comparison(metric, find_entry(metric), *summaries, delta, p, "", tuple(bad))

@@ -27,12 +27,11 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLA
 
 from store.index.kin import Family, Kin, unpack_ancestors
 from store.index.scan import create_scan
-from store.index.tables import define_tables
-from store.index.writer import IndexWriter
+from store.index.writer import IndexWriter, define_tables
 from store.query.filters import check_keys, parse_filter
 from store.query.record import FACTS
 from store.query.tags import TAG
-from store.record.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
+from store.record.catalogue import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger

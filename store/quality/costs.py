@@ -22,13 +22,7 @@ _DEVICE_KEYS = ("chip", "hardware", "device")
 
 
 class DevicePrice(BaseModel):
-    """Price of one device from a day on.
-
-    Attributes:
-      device: the `chip`, else `hardware`, else `device` of the run's environment; `*` stands for
-        any text.
-      usd_per_device_hour: as the user pays it; this program contains no prices.
-    """
+    """Price of a device (its chip, else hardware or name; `*` is any text) from a day on."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

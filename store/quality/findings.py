@@ -25,7 +25,12 @@ def read_gates(options: argparse.Namespace) -> tuple[list[Gate], str]:
         gates += more
         if not gates:
             raise UserError(f"--gates {options.gates} contains no gate; list at least one")
-    directions = dict(_read_direction(text) for text in options.direction or ())
+    directions: dict[str, Direction] = {}
+    for text in options.direction or ():
+        metric, _, direction = text.rpartition("=")
+        if not metric or direction not in get_args(Direction):
+            raise UserError(f"--direction must be METRIC=higher or METRIC=lower, got {text!r}")
+        directions[metric] = direction
     if unused := directions.keys() - {gate.metric for gate in gates}:
         raise UserError(f"--direction {min(unused)}: no gate is on this metric; add one by --gate")
     gates = [replace(g, direction=directions.get(g.metric, g.direction)) for g in gates]
@@ -74,10 +79,3 @@ def _make_gate(row: JsonValue) -> Gate:
     if not isinstance(row, dict):
         raise UserError(f"gate {row!r} must be a text or a mapping")
     return make_gate(row, str(row.get("metric", row)))
-
-
-def _read_direction(text: str) -> tuple[str, Direction]:
-    metric, _, direction = text.rpartition("=")
-    if not metric or direction not in get_args(Direction):
-        raise UserError(f"--direction must be METRIC=higher or METRIC=lower, got {text!r}")
-    return metric, direction

@@ -145,14 +145,7 @@ def make_gate(values: Mapping[str, JsonValue], text: str) -> Gate:
 
 
 def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_entry) -> Gate:
-    """Return the gate with its direction, its own or that of the catalogue.
-
-    Args:
-      find: returns a number's entry of the catalogue.
-
-    Raises:
-      UserError: neither gives a direction; it is never guessed from a name.
-    """
+    """Return the gate with its direction, its own or that of its entry; UserError without one."""
     if gate.direction is not None:
         return gate
     entry = find(gate.metric)
@@ -168,14 +161,7 @@ def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_ent
 def judge_sides(
     gates: Sequence[Gate], base: Side, new: Side, *, unfinished: bool = False
 ) -> list[GateFinding]:
-    """Check the runs of two sides against gates.
-
-    Args:
-      unfinished: accept runs that are not complete.
-
-    Raises:
-      UserError: an unfinished run, an unknown number, or one without a better direction.
-    """
+    """Check the runs of two sides against gates; UserError for runs that are not complete."""
     if not unfinished:
         check_finished((base, new))
     check_known(gates, (base, new))
@@ -230,10 +216,7 @@ def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()
 
 
 def check_known(gates: Sequence[Gate], sides: Sequence[Side]) -> None:
-    """Refuse numbers that neither the catalogue nor a run contains: UserError names the nearest.
-
-    A number of the catalogue that no run has is a finding instead.
-    """
+    """Refuse numbers that neither the catalogue nor a run contains; UserError suggests others."""
     known = {name for side in sides for record in side.records for name in record.values}
     check_keys([g.metric for g in gates if find_entry(g.metric) is None], known, "--gate")
 

@@ -73,13 +73,7 @@ def resolve_gates(gates: Sequence[Gate], names: Iterable[str]) -> list[Gate]:
 def check_settings(
     base: JsonObject, config: JsonObject, source: str, counts: Collection[int] = ()
 ) -> None:
-    """Refuse an earlier benchmark of other settings, before anything is measured.
-
-    Args:
-      config: of the new measurement, by sections.
-      source: its `--input`.
-      counts: its numbers of processes; empty: not known yet.
-    """
+    """Refuse an earlier benchmark of other settings or process counts, before measuring."""
     if get_kind(base) != BENCHMARK:
         raise UserError(
             f"--compare: that report is a {get_kind(base)}, this one will be a {BENCHMARK}; give a "

@@ -59,12 +59,7 @@ class RunFault:
 def check_run(
     folder: Folder, *, is_alive: bool = False, is_thorough: bool = False
 ) -> list[RunFault]:
-    """Find all faults of a run.
-
-    Args:
-      is_alive: a program is writing it, so that its files may end anywhere.
-      is_thorough: compare sha256 besides crc32c and the size.
-    """
+    """Find all faults of a run; `is_thorough` compares sha256, a live run's files may be torn."""
     texts = folder.read_texts(_NAMES)
     faults = list(_check_file(texts, RUN_FILE, "run"))
     facts = _parse(texts.get(RUN_FILE, "")) or {}
@@ -99,10 +94,7 @@ def check_run(
 def find_damaged_files(
     record: RunRecord, files: Collection[str] = READ_FILES
 ) -> Iterator[tuple[str, str]]:
-    """Yield files of a complete run that do not match its summary, and why.
-
-    Runs that are not complete, and those of earlier programs, have no summary to check.
-    """
+    """Yield files of a complete run that do not match its summary, if it has one, and why."""
     if not record.is_complete:
         return
     text = record.folder.read_texts([SUMMARY_FILE]).get(SUMMARY_FILE)

@@ -33,10 +33,7 @@ def hash_config(config: JsonMapping, rules: Rules) -> str:
 
 
 def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[JsonValue, JsonValue]]:
-    """Return the keys whose values differ, with both values; keys of one side alone are left out.
-
-    A newer program has more keys than the one that started the run, in sections of a list too.
-    """
+    """Return the keys with different values on both sides; newer programs have further keys."""
     old, new = flatten(then), flatten(json.loads(json.dumps(now)))
     shared = sorted(old.keys() & new.keys())
     return {key: (old[key], new[key]) for key in shared if _differ(old[key], new[key])}

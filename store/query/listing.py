@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from store.query.filters import parse_filter
 from store.query.record import FACTS, TEST, RunRecord
 from store.query.tags import ARCHIVED, TAG
-from store.record.catalogue import EVAL, METRICS
+from store.record.catalogue import EVAL, METRICS, SCORE, SCORE_NAME, Score, get_sign
 from store.record.lock import find_owner
-from store.record.score import SCORE, SCORE_NAME, Score, get_sign
 from utils.json_types import JsonObject, JsonValue
 from utils.storage.local import LocalFolder
 from utils.storage.places import is_remote, to_path
@@ -51,7 +50,7 @@ def read_rows(
     keys: Sequence[str],
     more: Mapping[str, Mapping[int, JsonValue]] = MappingProxyType({}),
 ) -> list[JsonObject]:
-    """Read facts, score, status and values of runs; `more`: further columns, key -> run -> value."""
+    """Read facts, score, state and values of runs; `more`: further columns, key -> run -> value."""
     cells, scores = index.read_cells(numbers, keys), index.read_scores(numbers)
     rows = index.read_runs(numbers)
     for row in rows:

@@ -58,14 +58,7 @@ Values = dict[str, float]
 
 
 class RunRecord:
-    """One run directory; each file is read at its first use.
-
-    Attributes:
-      facts: `run.json`.
-
-    Raises:
-      UserError: no run is there, or its `run.json` is damaged or of a newer program.
-    """
+    """One run directory; each file is read at its first use. `facts` is its `run.json`."""
 
     def __init__(self, path_or_url: str | Path | Folder) -> None:
         self.folder = open_folder(path_or_url)
@@ -203,12 +196,7 @@ def read_history(text: str) -> list[Line]:
 
 
 def describe(facts: JsonObject, path: str) -> dict[str, JsonValue]:
-    """Return the fields of a run by the names of `FACTS`, without its path; None if unknown.
-
-    Args:
-      path: `experiment/name` of its directory; `run.json` contains the names at its start, which
-        do not change if the run is moved or renamed.
-    """
+    """Return the fields of a run by the names of `FACTS`, with the names of its present path."""
     environment = facts.get("environment")
     environment = environment if isinstance(environment, dict) else {}
     fitted = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}

@@ -22,11 +22,12 @@ class RunSelector:
 
     def __init__(self, index: RunIndex) -> None:
         self._index = index
-        self._rows: list[JsonMapping] | None = None
 
     def find_paths(self, names: Iterable[str]) -> list[str]:
         """Return `experiment/name` of runs by that, their name, their id or its beginning."""
-        return [choose_run(name, self._read_rows()) for name in names]
+        ids, paths = self._index.read_column("id"), self._index.read_column("path").items()
+        rows = [{"path": path, "id": ids.get(run)} for run, path in paths]
+        return [choose_run(name, rows) for name in names]
 
     def select_paths(self, text: str) -> list[str]:
         """Return `experiment/name` of runs that fit, newest first; damaged ones are left out."""
@@ -50,13 +51,6 @@ class RunSelector:
         if not paths:
             raise UserError(f"SIDE {text!r}: {explain_no_fit(self._index, condition)}")
         return Side(name, tuple(self.open(reversed(paths))))
-
-    def _read_rows(self) -> list[JsonMapping]:
-        if self._rows is None:
-            ids = self._index.read_column("id")
-            paths = self._index.read_column("path").items()
-            self._rows = [{"path": path, "id": ids.get(run)} for run, path in paths]
-        return self._rows
 
 
 def explain_no_fit(index: RunIndex, text: str) -> str:

@@ -38,13 +38,7 @@ def parse_note(text: str) -> str:
 
 
 def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> list[str]:
-    """Add tags to a run and remove others; return those that it has then.
-
-    Raises:
-      UserError: a tag that no filter could name or that is not there, or a damaged file of tags,
-        which a new checksum would hide.
-      OSError: the folder cannot be written.
-    """
+    """Add tags to a run and remove others; return those that it has then."""
     add, remove = set(add), set(remove)
     for tag in add:
         check_name("TAG", tag)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from store.formatting import format_least, format_value
 from store.query.record import RunRecord, describe
-from store.record.catalogue import TRAIN, WAIT_S
+from store.record.catalogue import TRAIN, WAIT_S, find_entry
 from store.record.spans import COMPILE, EVALUATION, HELD, ROLLBACK, WINDOW, Span
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 
@@ -71,10 +73,7 @@ def compute_time(record: RunRecord) -> RunTime:
 
 
 def sum_paid(record: RunRecord, attempts: Sequence[AttemptTime]) -> tuple[float | None, bool]:
-    """Return the paid seconds, None if unknown, and whether it may be more.
-
-    Every display of a run's duration uses this function.
-    """
+    """Return the paid seconds, None if unknown, and whether it may be more; for every display."""
     if not attempts:
         return None, True
     begun = record.facts.get("attempts")
@@ -141,10 +140,7 @@ def list_downs(attempts: Sequence[AttemptTime]) -> list[tuple[float, float]]:
 
 
 def make_windows(record: RunRecord, attempts: Sequence[AttemptTime]) -> list[Span]:
-    """Return the windows of a run, else those that follow from its lines.
-
-    A line of an earlier program has no time of day: the time before the first step is left out.
-    """
+    """Return the windows of a run, else those of its lines, from the first step on."""
     windows = [span for span in record.spans if span.name == WINDOW]
     if windows:
         return windows
@@ -240,3 +236,44 @@ def tell_time(time: RunTime) -> JsonObject:
     """Return the time of a run as a JSON object."""
     return {"paid_s": time.paid_s, "is_least": time.is_least, "goodput": time.goodput,
             "shares_s": time.shares_s, "of": "spans" if time.has_spans else "lines"}  # fmt: skip
+
+
+class NumberRow(NamedTuple):
+    """A number with its unit and its better direction; both are empty if unknown."""
+
+    name: str
+    value: str
+    unit: str
+    better: str
+
+
+class AttemptRow(NamedTuple):
+    """A program that has worked on a run, from `began` (seconds since 1970); unknown texts: ""."""
+
+    number: int
+    began: float | None
+    worked: str
+    steps: str
+    status: str
+    reason: str
+    host: str
+
+
+def list_numbers(values: Mapping[str, float]) -> Iterator[NumberRow]:
+    """Yield numbers by name."""
+    for name, value in sorted(values.items()):
+        entry = find_entry(name)
+        better = entry.direction if entry and entry.direction != "none" else ""
+        yield NumberRow(name, format_value(value), entry.unit if entry else "", better)
+
+
+def list_attempt_rows(record: RunRecord) -> Iterator[AttemptRow]:
+    """Yield each program that has worked on a run, the first one first."""
+    times = {attempt.number: attempt for attempt in list_attempts(record)}
+    for line in record.attempts:
+        time, worked = times.get(line["attempt"]), ""
+        if time is not None:
+            worked = format_least(time.ended - time.began, is_least=not time.is_whole)
+        steps, status = describe_steps(record, line), name_end(record, line)
+        reason, host = (str(line.get(name) or "") for name in ("reason", "host"))
+        yield AttemptRow(line["attempt"], line.get("began"), worked, steps, status, reason, host)

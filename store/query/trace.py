@@ -65,7 +65,11 @@ def make_trace(record: RunRecord) -> Trace:
     slices = [_make_attempt(attempt, record) for attempt in attempts]
     slices += [Slice(("run",), "down", *pause) for pause in list_downs(attempts)]
     windows = make_windows(record, attempts)
-    slices += [_make_slice(span) for span in (*_join(windows), *_choose(record.spans))]
+    rare = [span for span in record.spans if span.name not in (WINDOW, STEP, INPUT)]
+    steps = [span for span in record.spans if span.name in (STEP, INPUT)]
+    if len(steps) > _MOST_STEPS:
+        steps = heapq.nlargest(_MOST_STEPS, steps, key=lambda span: span.duration_s)
+    slices += [_make_slice(span) for span in (*_join(windows), *rare, *steps)]
     return Trace(record.path, _cut_overlaps(slices), _make_counters(record, windows))
 
 
@@ -120,15 +124,6 @@ def _join(windows: Sequence[Span]) -> list[Span]:
         )  # fmt: skip
         members += 1
     return joined
-
-
-def _choose(spans: Sequence[Span]) -> list[Span]:
-    """Return all rare spans, and the longest of single steps."""
-    rare = [span for span in spans if span.name not in (WINDOW, STEP, INPUT)]
-    steps = [span for span in spans if span.name in (STEP, INPUT)]
-    if len(steps) > _MOST_STEPS:
-        steps = heapq.nlargest(_MOST_STEPS, steps, key=lambda span: span.duration_s)
-    return [*rare, *steps]
 
 
 def _make_counters(record: RunRecord, windows: Sequence[Span]) -> list[Counter]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from store.query.tags import TAGS_FILE
 from store.record.attempts import ATTEMPTS_FILE
@@ -40,9 +40,12 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
         if not path.is_file() or name.parts[0] in _OTHERS or name.name.endswith(".tmp"):
             continue
         checksum = compute_crc32c(path) if target is None else target.put_file(path, str(name))
+        kind = "trace" if name.parts[0] == "profile" else _KINDS.get(name.suffix, "file")
+        if ".tfevents." in name.name:
+            kind = "events"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        artifacts.append({"path": name.as_posix(), "kind": _name_kind(name),
+        artifacts.append({"path": name.as_posix(), "kind": kind,
                           "bytes": path.stat().st_size, "sha256": digest,
                           "crc32c": f"{checksum:08x}"})  # fmt: skip
     text = json.dumps({"schema_version": 2, "artifacts": artifacts}, indent=1) + "\n"
@@ -50,9 +53,3 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
     if target is not None:
         target.write_text(ARTIFACTS_FILE, text)
     return artifacts
-
-
-def _name_kind(name: PurePath) -> str:
-    if ".tfevents." in name.name:
-        return "events"
-    return "trace" if name.parts[0] == "profile" else _KINDS.get(name.suffix, "file")

@@ -1,4 +1,4 @@
-"""The lock of a run that two machines share: one small object, written conditionally.
+"""The owner of a run, and its lock for machines that share only a bucket: one small object.
 
 No clocks are compared: an owner is dead if its beat does not change during an observation.
 """
@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import socket
 import threading
 import time
 import uuid
+from pathlib import Path
 
-from store.record.owner import describe_self, explain, is_of_this_machine, is_running, name_owner
+import psutil
+
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -25,11 +29,7 @@ _PATIENCE_S = 75.0
 
 
 class Claim:
-    """Held by beats: an owner that is silent for too long loses the run to one that waits.
-
-    Attributes:
-      lost: whether another program has taken over after this one's silence.
-    """
+    """Held by beats: a silent owner is `lost` to a program that waits."""
 
     def __init__(self, url: str, beat_s: float = _BEAT_S, patience_s: float = _PATIENCE_S) -> None:
         self.url, self.lost = url, False
@@ -40,12 +40,7 @@ class Claim:
         self._thread: threading.Thread | None = None
 
     def acquire(self, wait_s: float) -> None:
-        """Acquire the run; wait for an owner that is ending, or until it counts as dead.
-
-        Raises:
-          UserError: another program has the run; names it.
-          StorageError: the bucket cannot be read or written.
-        """
+        """Acquire the run once its owner has ended or counts as dead; UserError if it is alive."""
         folder = open_folder(self.url)
         began = time.monotonic()
         seen, since, announced = None, began, False
@@ -57,7 +52,8 @@ class Claim:
                 seen, since = version, time.monotonic()
                 if has_beaten and since - began >= wait_s:
                     raise UserError(explain(self.url, owner))
-            if self._is_free(owner, silent_s=time.monotonic() - since):
+            is_dead = is_of_this_machine(owner) and not is_running(owner)
+            if not owner or is_dead or time.monotonic() - since >= self._patience_s:
                 if self._write(folder, version):
                     break
                 continue
@@ -87,11 +83,6 @@ class Claim:
             with contextlib.suppress(OSError):
                 open_folder(self.url).write_claim(CLAIM_FILE, "{}", self._version)
 
-    def _is_free(self, owner: JsonObject, silent_s: float) -> bool:
-        if not owner or silent_s >= self._patience_s:
-            return True
-        return is_of_this_machine(owner) and not is_running(owner)
-
     def _write(self, folder: Folder, version: str | None) -> bool:
         self._beats += 1
         text = json.dumps({**describe_self(), "token": self._token, "beat": self._beats})
@@ -120,3 +111,49 @@ def _parse(known: tuple[str, str] | None) -> JsonObject:
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def name_owner(owner: JsonObject) -> str:
+    """Describe process, host and start."""
+    started = owner.get("started")
+    since = ""
+    if isinstance(started, int | float):
+        since = time.strftime(", started %Y-%m-%d %H:%M:%S", time.localtime(started))
+    return f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}{since}"
+
+
+def explain(place: str | Path, owner: JsonObject) -> str:
+    """Return the error for a run that another program writes."""
+    return (
+        f"run.run_id: {place} is being written by {name_owner(owner)}; wait for it, stop it, or "
+        "choose another run.run_id"
+    )
+
+
+def describe_self() -> JsonObject:
+    """Describe this program for a lock."""
+    return {"host": socket.gethostname(), "machine": _get_machine(), "pid": os.getpid(),
+            "started": time.time()}  # fmt: skip
+
+
+def is_of_this_machine(owner: JsonObject) -> bool:
+    """Return whether an owner's process number is valid here: same boot, same container."""
+    return bool(owner) and owner.get("machine") == _get_machine()
+
+
+def is_running(owner: JsonObject) -> bool:
+    """Return whether an owner of this machine still runs."""
+    try:
+        # A process that began after the owner wrote its name has reused its number.
+        return psutil.Process(owner["pid"]).create_time() <= owner["started"] + 1.0
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        return False
+
+
+def _get_machine() -> str:
+    """Return an id of this boot of a machine or container: host names are not unique."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return socket.gethostname()

@@ -24,14 +24,7 @@ LAST, BEST, BEFORE = "last", "best", "best_before"
 
 @dataclass(frozen=True)
 class Hits:
-    """Correctness of one evaluation's examples.
-
-    Attributes:
-      step: of the model.
-      examples: number of bits.
-      ids_sha256: hash of the examples in their order.
-      bits: the first example in the highest bit of the first byte.
-    """
+    """Correctness of examples, identified by a hash; the first is the highest of `bits`."""
 
     step: int
     examples: int

@@ -11,8 +11,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from store.record.claim import Claim
-from store.record.owner import describe_self, explain, name_owner
+from store.record.claim import Claim, describe_self, explain, name_owner
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -50,7 +49,7 @@ class RunLock:
         try:
             deadline = time.monotonic() + wait_s
             self._wait_for(file, deadline)
-            while not self._is_in_place(file):
+            while not _is_at(file, self.path):
                 # Its owner has renamed or removed the run: the lock is that of another path.
                 file.close()
                 file = self._open()
@@ -111,12 +110,6 @@ class RunLock:
                 if folder.is_symlink() or folder.is_file():
                     raise
 
-    def _is_in_place(self, file: IO[str]) -> bool:
-        try:
-            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
-        except FileNotFoundError:
-            return False
-
     def _wait_for(self, file: IO[str], deadline: float) -> None:
         announced = False
         while not _try_lock(file):
@@ -169,6 +162,13 @@ def _read_owner(file: IO[str]) -> JsonObject:
     except ValueError:
         return {}
     return owner if isinstance(owner, dict) else {}
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _may_be_alive_elsewhere(owner: JsonObject, path: Path) -> bool:

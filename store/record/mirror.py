@@ -37,14 +37,7 @@ _SEGMENT_BYTES = 1 << 20
 
 
 class Mirror:
-    """Uploads a run's metrics and facts in a thread; a failure is retried with the next upload.
-
-    Args:
-      folder: the run's local directory.
-      remote: its URL on the bucket.
-      attempt: number of this program's attempt.
-      from_step: first step of the attempt: later lines of earlier attempts are revoked.
-    """
+    """Uploads metrics and facts of an attempt, from its first step on, in a thread with retries."""
 
     def __init__(
         self, folder: Path, remote: str, attempt: int, *, from_step: int, every_s: float = _EVERY_S

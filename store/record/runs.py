@@ -90,14 +90,7 @@ class Run:
 
 
 class RunStore:
-    """All runs of one experiment.
-
-    Args:
-      output_dir: root of the store, a directory or a URL.
-      experiment: directory below it.
-      checkpoint_root: of its runs.
-      cache_dir: local directory of runs on a bucket; empty: the user's cache.
-    """
+    """All runs of one experiment below `output_dir`, a directory or a URL."""
 
     def __init__(
         self, output_dir: str, experiment: str, checkpoint_root: str = "", cache_dir: str = ""

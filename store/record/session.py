@@ -24,12 +24,7 @@ _HARDWARE = ("device", "hardware", "chip", "devices", "world_size", "cores")
 
 
 class RunSession:
-    """Held by the rank that writes. Nothing is read before the lock is held.
-
-    Attributes:
-      attempt: this program's number among those that worked on the run; 0 before `begin`.
-      mirror: uploads lines and facts to the run's bucket; None without one.
-    """
+    """One program's hold of a run, by the rank that writes; `attempt` is 0 before `begin`."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -70,15 +65,7 @@ class RunSession:
     def begin(
         self, config_text: str, facts: JsonObject, *, from_step: int, newest_id: str = ""
     ) -> None:
-        """Write the facts of the start, after everything has been built.
-
-        Args:
-          from_step: steps done before this attempt.
-          newest_id: of the experiment's runs; the id of a new run sorts after it.
-
-        Raises:
-          OSError: the disk or the store refuses; of a new run nothing remains on the disk.
-        """
+        """Write the facts of the start; an OSError leaves nothing of a new run on the disk."""
         try:
             withdraw_summary(self.run.path, self.run.remote)
             begin(self.run, config_text, facts, newest_id=newest_id)

@@ -53,13 +53,7 @@ class Span:
 
 
 class SpanWriter:
-    """Appends spans; any thread may call it, and nothing here ever stops a run.
-
-    If the disk refuses, that is logged once and no further spans are written.
-
-    Args:
-      folder: the run's directory.
-    """
+    """Appends spans from any thread, until the disk refuses, which is logged and stops no run."""
 
     def __init__(self, folder: Path, attempt: int, rank: int = 0) -> None:
         self._path = folder / SPANS_FILE

@@ -101,13 +101,10 @@ def _make_entry(folder: Path, name: str, known: JsonObject | None) -> JsonObject
     path = folder / name
     entry = {"path": name, "bytes": path.stat().st_size}
     if name.endswith(".jsonl"):
-        entry["lines"] = _count_lines(path)
+        with path.open("rb") as file:
+            chunks = iter(lambda: file.read(1 << 20), b"")
+            entry["lines"] = sum(chunk.count(b"\n") for chunk in chunks)
     return entry | {"crc32c": known["crc32c"] if known else f"{compute_crc32c(path):08x}"}
-
-
-def _count_lines(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
 
 
 def _count(record: RunRecord) -> JsonObject:

@@ -51,7 +51,7 @@ class RunSketches:
             self._open[name] = QuantileSketch(self.epsilon)
         self._open[name].add(values)
 
-    def add_other(self, counts: JsonObject) -> None:
+    def add_counts(self, counts: JsonObject) -> None:
         """Add the counts of another rank."""
         others = {name: QuantileSketch.from_json(sketch) for name, sketch in counts.items()}
         self._open = merge_by_name([self._open, others])
@@ -173,7 +173,7 @@ class QuantileWriter:
     def take_over(self, counts: Sequence[JsonObject]) -> None:
         """Add the counts that `hand_over` returned on every rank, this one included."""
         for part in counts:
-            self.sketches.add_other(part)
+            self.sketches.add_counts(part)
 
     def cut(self, step: int) -> None:
         """End the window before a checkpoint of this step."""

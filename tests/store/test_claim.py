@@ -10,8 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from store.record.claim import CLAIM_FILE, Claim
-from store.record.owner import describe_self
+from store.record.claim import CLAIM_FILE, Claim, describe_self
 from tests.support.waiting import wait_for
 from utils.errors import UserError
 from utils.storage.places import open_folder

@@ -10,7 +10,7 @@ import torch
 
 from store.index.database import RunIndex
 from store.query.listing import order_runs
-from store.record.score import Score, choose_score, get_sign
+from store.record.catalogue import Score, choose_score, get_sign
 from tasks import TASKS
 from tasks.classify.counting import ECE_BINS
 from tasks.classify.ranking import ScoreTable

@@ -105,7 +105,7 @@ def test_a_run_whose_program_is_gone_is_not_called_running(folder):
     child.wait()
     change_facts(folder, status="running")
     assert "its program is gone" not in render(RunRecord(folder))
-    from store.record.owner import describe_self
+    from store.record.claim import describe_self
 
     (folder / "run.lock").write_text(json.dumps({**describe_self(), "pid": child.pid}))
     assert "running no more: its program is gone, --resume auto goes on" in render(

@@ -19,9 +19,9 @@ from rich.text import Text
 from store.formatting import draw_line
 from store.query.record import RunRecord
 from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.record.claim import is_of_this_machine, is_running
 from store.record.history import METRICS_FILE, Line, get_learnt
 from store.record.lock import LOCK_FILE
-from store.record.owner import is_of_this_machine, is_running
 from store.terminal import colour_word
 from utils.device_use import DeviceUse
 from utils.json_types import JsonObject

@@ -9,7 +9,7 @@ from store.formatting import format_time, format_value
 from store.index.database import TEACHER, TEACHER_TAG, RunIndex
 from store.query.filters import check_keys
 from store.query.listing import choose_usual, drop_scores, read_rows, select_runs
-from store.record.score import SCORE, SCORE_NAME
+from store.record.catalogue import SCORE, SCORE_NAME
 from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import check_store, open_index, open_run
 from utils.errors import UserError

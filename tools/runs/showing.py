@@ -15,10 +15,11 @@ from store.lineage.descendants import Kinship
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord, describe, get_finite_or_told
-from store.query.rows import list_attempt_rows, list_numbers
 from store.query.timeline import (
     RunTime,
     compute_time,
+    list_attempt_rows,
+    list_numbers,
     tell_time,
 )
 from store.record.catalogue import EVAL, LOSS, TRAIN

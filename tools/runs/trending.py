@@ -82,7 +82,7 @@ def _choose(series: dict[str, list[JsonObject]], text: str) -> dict[str, list[Js
     """Those whose configuration fits a filter: it is the same in all reports of one identity."""
     wanted = parse_filter(text)
     configs = {name: read_config(reports[-1]) for name, reports in series.items()}
-    check_keys(wanted.get_keys(), {key for config in configs.values() for key in config})
+    check_keys(wanted.keys, {key for config in configs.values() for key in config})
     found = {name: one for name, one in series.items() if wanted.fits(configs[name].get)}
     if not found:
         raise UserError(f"--filter {text!r}: no report fits; its keys are of their configurations")

@@ -20,8 +20,14 @@ from store.query.record import (
     get_last_values,
     read_tail,
 )
-from store.query.rows import AttemptRow, NumberRow, list_attempt_rows, list_numbers
-from store.query.timeline import list_attempts, sum_paid
+from store.query.timeline import (
+    AttemptRow,
+    NumberRow,
+    list_attempt_rows,
+    list_attempts,
+    list_numbers,
+    sum_paid,
+)
 from store.record.catalogue import EVAL, TRAIN, find_entry
 from store.record.history import METRICS_FILE
 from utils.json_types import JsonObject, JsonValue

@@ -14,8 +14,7 @@ from service.web.views.frame import link_page
 from service.web.views.trials import TrialNames
 from store.query.listing import drop_scores
 from store.query.tags import ARCHIVED, TAG
-from store.record.catalogue import find_entry
-from store.record.score import SCORE
+from store.record.catalogue import SCORE, find_entry
 from utils.config.keys import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
 
