@@ -308,7 +308,7 @@ def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("flags", "word"),
     [(["--target", "v5litepod-8"], "--target"), (["--chips", "0"], "--chips"),
-     (["--num-classes", "0"], "--num-classes (0)"), (["--num-classes", "-3"], "must be 1 or more"),
+     (["--num-classes", "0"], "--num-classes (0)"), (["--num-classes", "-3"], "must be at least 1"),
      (["--batch", "0"], "--batch"), (["--compare", "nowhere.json"], "--compare"),
      (["--target", "v5e:2x2", "--chips", "16"], "v5e:4x4"),
      (["--data.global_batch_size=1022"], "data.global_batch_size"),

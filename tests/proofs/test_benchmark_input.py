@@ -63,10 +63,10 @@ def test_a_folder_without_jpegs_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--num-images", "0"], "--num-images (0) must be 1 or more"),
-        (["--size", "0"], "--size (0) must be 1 or more"),
-        (["--batch", "0"], "--batch (0) must be 1 or more"),
-        (["--rounds", "0"], "--rounds (0) must be 1 or more"),
+        (["--num-images", "0"], "--num-images (0) must be at least 1"),
+        (["--size", "0"], "--size (0) must be at least 1"),
+        (["--batch", "0"], "--batch (0) must be at least 1"),
+        (["--rounds", "0"], "--rounds (0) must be at least 1"),
         (
             ["--num-images", "4", "--batch", "8"],
             "--num-images (4) must fill a batch of --batch (8)",

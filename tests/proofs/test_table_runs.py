@@ -69,7 +69,7 @@ def test_a_document_without_a_place_for_the_table_is_refused(program, flags, doc
         (labelfree_table, ["--seeds", "3", "3"], "--seeds says something twice"),
         (labelfree_table, ["--rows", "cosine", "cosine"], "--rows says something twice"),
         (regression_table, ["--tables", "linnerud", "linnerud"], "--tables says something twice"),
-        (regression_table, ["--seeds", "0"], "--seeds (0) must be 1 or more"),
+        (regression_table, ["--seeds", "0"], "--seeds (0) must be at least 1"),
     ],
 )
 def test_rows_and_columns_that_are_named_twice_are_refused(program, flags, words, docs, capsys):

@@ -201,9 +201,9 @@ def test_a_string_is_told_in_timms_words():
 
 
 BAD = [
-    (["--to", "onnx", "--count", "0"], "--count (0) must be 1 or more"),
-    (["--to", "onnx", "--batch-size", "0"], "--batch-size (0) must be 1 or more"),
-    (["--to", "onnx", "--bound", "-1"], "--bound (-1) must be 0 or more"),
+    (["--to", "onnx", "--count", "0"], "--count (0) must be at least 1"),
+    (["--to", "onnx", "--batch-size", "0"], "--batch-size (0) must be at least 1"),
+    (["--to", "onnx", "--bound", "-1"], "--bound (-1) must be at least 0"),
     (["--to", "timm", "--normalize"], "--normalize means nothing to --to timm"),
     (["--to", "onnx", "--images", "nowhere"], "--images ('nowhere'): no such file or directory"),
     (["--to", "onnx", "--model", "resnet18"], "is not the model in WEIGHTS"),

@@ -120,8 +120,8 @@ BAD = [
     (["--b", "tpu"], "--b ('tpu') is none of cpu, cuda, xla"),
     (["--b", "cpu:fp8"], "--b ('cpu:fp8') is none of"),
     (["--b", "cpu"], "--a and --b are both cpu"),
-    (["--b", "xla", "--count", "0"], "--count (0) must be 1 or more"),
-    (["--b", "xla", "--tolerance", "-1"], "--tolerance (-1) must be 0 or more"),
+    (["--b", "xla", "--count", "0"], "--count (0) must be at least 1"),
+    (["--b", "xla", "--tolerance", "-1"], "--tolerance (-1) must be at least 0"),
 ]
 
 

@@ -74,7 +74,7 @@ def test_a_file_where_a_dataset_would_go_is_refused(kind, place, tmp_path, capsy
     [
         (["--splits", ""], "--splits ('') lacks a name"),
         (["--splits", ","], "--splits (',') lacks a name"),
-        (["--shard-mib", "0"], "--shard-mib (0) must be 1 or more"),
+        (["--shard-mib", "0"], "--shard-mib (0) must be at least 1"),
     ],
 )
 def test_flags_of_a_folder_that_mean_nothing_are_refused(photos, capsys, flags, words):
