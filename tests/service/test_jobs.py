@@ -66,7 +66,7 @@ def test_a_job_is_what_main_would_run(queue: JobQueue) -> None:
     ("overrides", "words"),
     [
         ({"optim.lrr": 1}, "did you mean 'optim.lr'"),
-        ({"optim": 1}, "is no key"),
+        ({"optim": 1}, "is not a key"),
         ({"optim.lr": "fast"}, "give a number"),
         ({"run.output_dir": "elsewhere"}, "not the store of this queue"),
         ({"run.resume": "runs/x"}, "the queue's own business"),
