@@ -51,14 +51,10 @@ class Evaluation:
 
 
 class LoopMeter:
-    """Measures steps and evaluations: time, graphs, host reads, waits for input.
+    """Measures time, graphs, host reads and input waits of steps and evaluations.
 
-    Args:
-      unit: of throughput: `img` gives `img_per_s`.
-      flops_per_unit: for `mfu`, if the device's peak is known; None if unknown.
-
-    Raises:
-      GraphBudgetError: a step or an evaluation exceeds the budget.
+    `unit` names the throughput (`img` gives `img_per_s`); `flops_per_unit` gives `mfu`, if the
+    device's peak is known. Raises a GraphBudgetError in the phase that exceeds the budget.
     """
 
     def __init__(

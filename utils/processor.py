@@ -35,15 +35,7 @@ _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 def find_vector_block(
     environment: Mapping[str, str], root: Path = Path("/"), architecture: str = ""
 ) -> tuple[str, int]:
-    """Return oneDNN's widest vector instructions here and its block of channels for them.
-
-    Args:
-      root: directory of `proc`.
-      architecture: of the processor; empty: this one's.
-
-    Returns:
-      Such as ("AVX2", 8); ("", 0) if oneDNN has no vector kernels with blocks here.
-    """
+    """Return oneDNN's widest vector instructions and block of channels: ("AVX2", 8), or ("", 0)."""
     architecture = (architecture or platform.machine()).lower()
     limit = next((environment[name].lower() for name in _LIMITS if environment.get(name)), "")
     flags = _read_flags(root)

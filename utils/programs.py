@@ -118,12 +118,8 @@ def run_program(
 ) -> int:
     """Call a program's function; return its exit code, 0 for None.
 
-    A `UserError`, or an error of a store, becomes the line `error: ...` on stderr and code 2,
-    Ctrl-C a line and code 130.
-
-    Args:
-      interrupted: printed after Ctrl-C.
-      is_silent: another process prints errors.
+    A `UserError`, or an error of a store, becomes the line `error: ...` on stderr (unless another
+    process prints it: `is_silent`) and code 2; Ctrl-C the line `interrupted` and code 130.
     """
     try:
         return function(*arguments) or 0

@@ -72,14 +72,7 @@ class StopRequest:
 
 
 def watch_maintenance(ask: Callable[[str], None]) -> threading.Event:
-    """Watch the cloud machine's metadata for maintenance and preemption notices.
-
-    A thread for each notice waits for a response of the server, which comes with a change. On other
-    machines than Google's there is no thread.
-
-    Returns:
-      An event that ends the watching.
-    """
+    """Watch Google's metadata for notices in threads, until the returned event is set."""
     done = threading.Event()
     # As in Google's own libraries.
     host = os.environ.get("GCE_METADATA_HOST", "")

@@ -37,12 +37,7 @@ class CheckpointError(RuntimeError):
 
 
 def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None:
-    """Write a checkpoint under a temporary name, read it back, and publish it whole.
-
-    Raises:
-      CheckpointError: other bytes were read back than were written.
-      OSError: the disk or the store refuses.
-    """
+    """Write, read back and publish a checkpoint whole; CheckpointError or OSError if it fails."""
     described = {
         f"{part}/{name}": describe_tensor(tensor)
         for part, tensors in parts.items()
@@ -73,11 +68,7 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None
 
 
 def load_checkpoint(location: Location | Folder) -> tuple[Tensors, JsonObject]:
-    """Load tensors by part and name, and facts; every tensor is checked against the table.
-
-    Raises:
-      CheckpointError: a file is missing or unreadable, or a tensor differs from the table.
-    """
+    """Load tensors by part and facts, all checked against the table; else a CheckpointError."""
     folder = open_folder(location)
     facts = inspect_checkpoint(folder)
     table = facts["tensors"]

@@ -36,14 +36,7 @@ def list_steps(folder: Folder) -> list[int]:
 
 
 def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
-    """Find the checkpoint behind a path: itself, or the newest of a run or `checkpoints/`.
-
-    Args:
-      verify: read every tensor; False leaves that to `load_newest`.
-
-    Raises:
-      UserError: no checkpoint is whole.
-    """
+    """Find the checkpoint of a path, or the newest of a run; `verify` reads its tensors, too."""
     check = verify_checkpoint if verify else inspect_checkpoint
     for folder in iterate_checkpoints(location):
         try:

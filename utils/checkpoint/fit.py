@@ -46,11 +46,7 @@ class TensorDiff:
 def compare_tensors(
     own: Mapping[str, Tensor | Entry], other: Mapping[str, Tensor | Entry], *, exact: bool = True
 ) -> TensorDiff:
-    """Compare tensors by name, or the [shape, type, ...] entries of a table, with a model's own.
-
-    Args:
-      exact: False allows another floating type, and another integer type.
-    """
+    """Compare tensors or table entries by name with a model's; `exact` also compares widths."""
     kinds = {name: (get_kind(other[name]), get_kind(own[name])) for name in own if name in other}
     return TensorDiff(
         missing=tuple(name for name in own if name not in other),
@@ -67,6 +63,7 @@ def get_kind(value: Tensor | Entry) -> Kind:
 
 
 def _fits(first: Kind, second: Kind, *, exact: bool) -> bool:
+    # Without `exact`, one floating type may stand for another, and one integer type.
     if exact or first == second:
         return first == second
     is_floating, is_wanted = (getattr(torch, name).is_floating_point for _, name in (first, second))

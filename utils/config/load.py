@@ -65,12 +65,9 @@ class _ConfigParser(argparse.ArgumentParser):
 
 
 def load_config(argv: Sequence[str]) -> RunConfig:
-    """Return the configuration of `--config FILE` and `--preset NAME` and the other flags.
+    """Return the configuration of a command line; a UserError if it is wrong.
 
     `--help` and `--print-config` print and exit.
-
-    Raises:
-      UserError: unknown key, wrong type, value out of range, or keys that contradict each other.
     """
     if not argv:
         raise UserError(
@@ -94,15 +91,7 @@ def load_config(argv: Sequence[str]) -> RunConfig:
 
 
 def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfig:
-    """Return the configuration of a YAML file with other values on top, as flags are.
-
-    Args:
-      overrides: dotted key (`model.args.depth`) -> value; entries of a mapping are merged.
-      origin: source of the overrides, for errors.
-
-    Raises:
-      UserError: as in `load_config`.
-    """
+    """Return the configuration of a YAML file with overrides (dotted key -> value) of an origin."""
     values: JsonObject = {}
     for key, value in overrides.items():
         *above, last = key.split(".")

@@ -11,14 +11,7 @@ from utils.json_types import JsonObject
 
 
 def read_yaml(path: str, reason: str) -> JsonObject:
-    """Read the sections of a file.
-
-    Args:
-      reason: the flag or key that names it, such as --config: the beginning of each error.
-
-    Raises:
-      UserError: it cannot be read, is not YAML or not UTF-8, or repeats a key.
-    """
+    """Read the sections of a file; a UserError begins with the `reason`, such as --config."""
     text = _read_text(path, reason)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)

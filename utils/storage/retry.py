@@ -24,14 +24,10 @@ _CLIENTS = {"aiohttp", "gcsfs", "google", "requests", "urllib3", "botocore", "s3
 
 
 def retry(call: Callable[..., T], *arguments: object, place: str, tries: int = TRIES) -> T:
-    """Call a store, and again after a passing fault.
+    """Call a store, and again after a passing fault; `place` is the path or URL for errors.
 
-    Args:
-      place: path or URL that is read or written, for the error.
-
-    Raises:
-      FileNotFoundError, FileExistsError, NotADirectoryError: at once, as they are.
-      StorageError: every try failed, or another one cannot help; the fault is its cause.
+    Errors such as FileNotFoundError are raised at once; other faults, after all tries or if
+    a retry cannot help, as the cause of a StorageError.
     """
     began = time.monotonic()
     for number in range(tries):

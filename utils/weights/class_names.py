@@ -72,13 +72,7 @@ def match_class_names(own: Names, other: Names) -> ClassMatch:
 def require_same_classes(own: ClassSide, other: ClassSide, *, way: str, by_name: str = "") -> None:
     """Refuse sides whose class numbers mean different classes; warn if one side has no names.
 
-    Args:
-      own: classes of the run.
-      way: way out if the names differ.
-      by_name: way out if only their order differs; empty: as `way`.
-
-    Raises:
-      UserError: the names or their order differ.
+    `way` is the way out in errors, `by_name` that if only the order differs.
     """
     warn_if_one_sided(own, other)
     outcome = match_class_names(own.names, other.names).outcome
@@ -88,14 +82,7 @@ def require_same_classes(own: ClassSide, other: ClassSide, *, way: str, by_name:
 
 
 def map_classes_by_name(own: ClassSide, other: ClassSide, way: str) -> tuple[int, ...]:
-    """Return for each class of the first side the number of the second side's class of that name.
-
-    Args:
-      way: way out if they cannot be mapped.
-
-    Raises:
-      UserError: a side has no names, or the second side lacks one or has it twice.
-    """
+    """Return for each own class the number of the other's class of that name; else UserError."""
     for side in (own, other):
         if side.names is None:
             raise UserError(f"{side.owner} has no class names to map by; {way}")
@@ -152,12 +139,9 @@ def describe_difference(own: ClassSide, other: ClassSide) -> str:
 
 
 def read_class_names(facts: JsonMapping, count: int, *, is_public: bool) -> tuple[str, ...] | None:
-    """Read the names of a model's classes from the facts of its weights; None if unknown.
+    """Read the names of a model's `count` classes from its facts; None if unknown.
 
-    Args:
-      count: number of the model's classes.
-      is_public: whether timm shares the model: weights without names then have the names of the
-        ImageNet set with as many classes, if any.
+    Weights without names that timm shares (`is_public`) have those of an ImageNet set of that size.
     """
     names = facts.get("classes")
     if isinstance(names, list) and len(names) == count:

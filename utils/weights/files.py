@@ -48,15 +48,11 @@ _TYPES = {
 
 
 class WeightsError(ValueError):
-    """A file of weights cannot be read; the text has the reason without the file's name.
-
-    Attributes:
-      way: the way out.
-    """
+    """A file of weights cannot be read; the text has the reason without the file's name."""
 
     def __init__(self, text: str, way: str = "is it whole?") -> None:
         super().__init__(text)
-        self.way = way
+        self.way = way  # the way out
 
 
 def refuse_stand_in(start: bytes) -> None:
@@ -74,12 +70,7 @@ def refuse_stand_in_file(file: Path) -> None:
 
 
 def read_header(folder: Folder, name: str) -> JsonObject:
-    """Read the header of a .safetensors file without its tensors, and check the file's length.
-
-    Raises:
-      WeightsError: it is not a header, or the file is cut.
-      OSError: the file cannot be read.
-    """
+    """Read a .safetensors header and check the file's length; a WeightsError if it is wrong."""
     start = folder.read_bytes(name, 0, _START)
     length = int.from_bytes(start[:8], "little")
     if not 0 < length <= 100_000_000:  # the format's own limit
@@ -143,13 +134,9 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def load_pickled(file: Path) -> dict[str, Tensor]:
-    """Load the tensors of a .pth without unpickling code.
+    """Load the tensors of a .pth without unpickling code; a WeightsError if it has none.
 
-    The usual wrappers (`state_dict`, `model`, ...), `module.` prefixes and additions of
-    torch.compile to names are removed.
-
-    Raises:
-      WeightsError: it is broken, holds other objects, or no tensors.
+    Wrappers (`state_dict`, `model`, ...), `module.` prefixes and torch.compile's are removed.
     """
     return _unwrap(_unpickle(file, mmap=False))
 

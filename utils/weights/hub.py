@@ -54,13 +54,7 @@ def find_file(folder: Folder, path: str, key: str) -> str:
 
 
 def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
-    """Read config.json as the facts of this program's exports.
-
-    Mean and standard deviation are converted from pixels in 0..1 to 0..255.
-
-    Raises:
-      UserError: it cannot be read, or is neither timm's nor of a supported language model.
-    """
+    """Read config.json as facts of this program, with mean and std of pixels in 0..255."""
     try:
         said = json.loads(folder.read_text(CONFIG))
     except (OSError, ValueError) as error:

@@ -134,15 +134,7 @@ def read_language_facts(said: JsonMapping, refuse: Callable[[str], UserError]) -
 
 
 def describe_language(facts: JsonMapping, architecture: object) -> JsonObject:
-    """Return the config.json of a model of this program.
-
-    Args:
-      facts: of its weights: model, vocab_size, sequence_length.
-      architecture: its shape, which has all arguments as attributes.
-
-    Raises:
-      UserError: transformers and fla have no such model.
-    """
+    """Return the config.json of a model by its facts and shape; a UserError without a variant."""
     model = str(facts["model"])
     variant = next((row for row in VARIANTS if row.model == model), None)
     if variant is None:

@@ -77,15 +77,7 @@ class Disagreement:
 
 
 def find_meanings(registry: Registry, model: object, args: object) -> TensorMeanings | None:
-    """Return the meanings of a model's tensors, or None if it is not registered.
-
-    Args:
-      model: its name.
-      args: its arguments, unknown ones are ignored; not a mapping: not compared.
-
-    Raises:
-      UserError: it does not take their values.
-    """
+    """Return the meanings of a registered model's tensors, or None; UserError for bad values."""
     if not isinstance(model, str) or model not in registry:
         return None
     kind, values = registry.get(model), args if isinstance(args, Mapping) else {}

@@ -68,15 +68,9 @@ class Failure:
 def launch_processes(
     count: int, timeout_s: float, entry: Callable[..., int | None], *args: object
 ) -> int:
-    """Run `entry(*args)` in `count` connected processes; return the exit code.
+    """Run a module-level `entry(*args)` in `count` connected processes; return the exit code.
 
-    Args:
-      entry: module-level function that returns its process's exit code.
-      timeout_s: time that the processes may wait for each other.
-
-    Raises:
-      UserError: a rank has failed with one.
-      GroupError: a rank failed otherwise, was killed or hung.
+    Raises a rank's UserError, or a GroupError if a rank failed otherwise, was killed or hung.
     """
     from torch.distributed import TCPStore
 
@@ -116,11 +110,7 @@ def run_on(
     worker: Callable[..., int | None],
     args: tuple[object, ...],
 ) -> int:
-    """Create a replica's runtime, run its work and leave the other ranks; return the exit code.
-
-    Args:
-      create: a runtime's class, which a started process imports by name.
-    """
+    """Create a replica's runtime, run its work and leave the other ranks; return the exit code."""
     runtime = create(section)
     try:
         return worker(runtime, *args) or 0
@@ -294,12 +284,9 @@ def _share_threads(count: int) -> Iterator[None]:
 
 
 def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, float]:
-    """Wait until all have ended, or one has failed and the grace time is over.
+    """Wait until all have ended, the grace time after a failure, or `timeout_s` after a success.
 
-    After the first success, the others have `timeout_s`.
-
-    Returns:
-      Rank -> time at which it had ended.
+    Returns rank -> time at which it had ended.
     """
     ended: dict[int, float] = {}
     deadline = None

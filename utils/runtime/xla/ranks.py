@@ -81,11 +81,8 @@ class MeshRanks(Alone):
     """One process for each host of a mesh.
 
     A global array has the run's value on every host, so nothing is summed or copied; the group
-    exchanges host objects.
-
-    Args:
-      group: None if one host has all devices.
-      reduce_dtype: for sums of gradients that devices kept apart; None: the gradients' own.
+    (None for one host) exchanges host objects. `reduce_dtype` is that of sums of gradients that
+    devices kept apart; None: the gradients' own.
     """
 
     def __init__(

@@ -196,17 +196,11 @@ class XlaRuntime(Runtime):
 
 
 def prepare_cache(section: RuntimeSection, hardware: str, rank: int) -> Path | None:
-    """Return a rank's directory of compiled graphs, shrunk to its limit; None without a cache.
-
-    On the CPU graphs can be written but not read back.
-
-    Args:
-      hardware: kind of device behind PJRT.
-    """
+    """Return a rank's folder of compiled graphs, shrunk to its limit; None without a cache."""
     key = section.compile_cache
     if hardware == "CPU" or not key:
         return None
-    # Not a URL: torch_xla writes it in C++.
+    # A path: torch_xla writes it in C++. On the CPU graphs can be written but not read back.
     folder = to_path("~/.cache/xla_graphs" if key == "auto" else key) / f"rank_{rank}"
     shrink(folder, section.compile_cache_gib)
     return folder
