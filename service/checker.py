@@ -1,7 +1,7 @@
-"""`Checker`: asks what `main.py --check` would say, of a program that stays warm.
+"""`Checker`: the result of `main.py --check`, from a program that stays loaded between checks.
 
-Everything that trains is imported there and not here: a crash or a stall of a check costs that
-program alone, and the next question starts another.
+That program imports everything that trains: a crash or a stall of a check ends that program alone,
+and the next check starts another.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _MOST_CHECKS = 5
 
 
 class CheckerBusy(UserError):
-    """So many wait for the checking program that one more is refused at once."""
+    """Too many callers wait for the checking program, so a further one is refused at once."""
 
     status = 503
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the checks say of a submission.
+    """Result of the checks of a submission.
 
     Attributes:
-      config_hash: that `main.py` computes; empty: the configuration itself is refused.
+      config_hash: as `main.py` computes it; empty if the configuration itself is refused.
       run: `experiment/run_id`.
       lines: device, model, data and directory, for people.
-      error: the one line with which it would be refused; empty: it may be queued.
+      error: the line with which `main.py` would refuse it; empty if it may be queued.
     """
 
     config_hash: str
@@ -54,7 +54,7 @@ class Verdict:
 
 
 class Checker:
-    """Holds the checking program; may be used by several threads, which take turns."""
+    """Owner of the checking program; several threads may use it and take turns."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -62,17 +62,16 @@ class Checker:
         self._places = threading.BoundedSemaphore(_MOST_CHECKS)
 
     def check(self, submission: Submission, store: str) -> Verdict:
-        """What would become of a submission; nothing is queued or written.
+        """Check a submission; nothing is queued or written.
 
         Raises:
-          CheckerBusy: too many wait already.
+          CheckerBusy: too many callers wait already.
         """
         try:
             config = resolve_submission(submission, store)
         except UserError as error:
             return Verdict("", "", (), " ".join(str(error).split()))
         values = config.model_dump(mode="json")
-        run = f"{config.run.experiment}/{config.run.run_id}"
         if not self._places.acquire(blocking=False):
             raise CheckerBusy(f"{_MOST_CHECKS} checks are under way; try again in some seconds")
         try:
@@ -81,6 +80,7 @@ class Checker:
         finally:
             self._places.release()
         digest = hash_config(values, get_resume_rules())
+        run = f"{config.run.experiment}/{config.run.run_id}"
         return Verdict(digest, run, tuple(answer.get("lines", ())), answer.get("error", ""))
 
     def close(self) -> None:
@@ -91,27 +91,23 @@ class Checker:
     def _ask(self, values: JsonObject) -> JsonObject:
         is_new = self._process is None or self._process.poll() is not None
         if is_new:
-            self._start()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "service.checker_child"], cwd=ROOT,
+                env=create_environment([], os.environ), stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
         try:
             self._process.stdin.write(json.dumps(values).encode() + b"\n")
             self._process.stdin.flush()
-            answer = json.loads(self._read_line(_START_S if is_new else _ANSWER_S))
+            return json.loads(self._read_line(_START_S if is_new else _ANSWER_S))
         except (OSError, ValueError, TimeoutError) as error:
             self._end()
             reason = str(error) or type(error).__name__
-            hint = "try again, or see what python main.py --check says"
+            hint = "try again, or run python main.py --check"
             return {"error": f"the check itself failed ({reason}); {hint}"}
-        return answer
-
-    def _start(self) -> None:
-        environment = create_environment([], os.environ)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "service.checker_child"], cwd=ROOT, env=environment,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
 
     def _read_line(self, patience_s: float) -> bytes:
-        """One answer, which ends in a newline; `readline` would wait for ever."""
+        """Read one answer, which ends in a newline; `readline` would have no time limit."""
         deadline, text = time.monotonic() + patience_s, b""
         number = self._process.stdout.fileno()
         while not text.endswith(b"\n"):

@@ -1,7 +1,7 @@
-"""`python -m service.checker_child`: reads configurations, a line each, and says what is wrong.
+"""`python -m service.checker_child`: reads configurations, one a line, and checks each.
 
-It imports what trains, and so is a program of its own. An answer is a JSON object in a line:
-`lines` for people, or `error`.
+It imports what trains, so it is a program of its own. An answer is a JSON object in a line: `lines`
+for people, or `error`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from utils.json_types import JsonObject
 
 
 def main() -> int:
-    """Answer until the other side closes."""
+    """Answer until the other side closes the pipe."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     with redirect_stdout(sys.stderr):
         for line in sys.stdin:
             answers.write(json.dumps(_check(json.loads(line))) + "\n")
@@ -34,11 +34,10 @@ def _check(values: JsonObject) -> JsonObject:
 
     try:
         config = RunConfig.model_validate(values)
-        job = check(config, choose_device(config.runtime))
-        return {"lines": describe_job(job)}
+        return {"lines": describe_job(check(config, choose_device(config.runtime)))}
     except UserError as error:
         return {"error": " ".join(str(error).split())}
-    except Exception as error:  # whatever a model's own code raises: `main.py` would end with it
+    except Exception as error:  # a model's own code may raise anything; `main.py` would end with it
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"error": f"main.py would end with {text[:500]}"}
 

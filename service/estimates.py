@@ -1,7 +1,7 @@
-"""What the TPU compiler says of a submission, on demand, and what the run would cost.
+"""The TPU compiler's report on a submission, on demand, and the expected cost of the run.
 
-A compilation takes minutes and all of a core, so one program works at a time, beside the service; a
-verdict is kept among the store's reports, where runs find it again.
+A compilation takes minutes and a whole core, so one program works at a time, beside the service.
+Its report is stored among the store's reports, where the pages of runs find it again.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ _MOST_KEPT = 64
 
 @dataclass(frozen=True)
 class Estimate:
-    """How a compilation stands.
+    """State of a compilation.
 
     Attributes:
-      report: as `python -m tools.compile_for_tpu --json` writes it; none: not yet, or it failed.
-      error: why there is no verdict; empty: there is one, or it is on its way.
+      report: as `python -m tools.compile_for_tpu --json` writes it; None before it ends or if it
+        failed.
+      error: why it failed; empty before it ends and after success.
     """
 
     target: str
@@ -55,11 +56,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bill:
-    """What a run would cost.
+    """Expected cost of a run.
 
     Attributes:
-      basis: what the hours are taken from.
-      usd: none: nobody has given a price for the device.
+      basis: origin of the hours.
+      usd: None if the device has no price.
     """
 
     basis: str
@@ -71,49 +72,46 @@ class Bill:
     @property
     def usd(self) -> float | None:
         """Devices times hours times the price."""
-        if self.usd_per_hour is None:
-            return None
-        return self.devices * self.hours * self.usd_per_hour
+        price = self.usd_per_hour
+        return None if price is None else self.devices * self.hours * price
 
 
 class Estimator:
-    """Compiles submissions for TPUs, one at a time.
+    """Compiler of submissions for TPUs, one at a time.
 
     Args:
-      store: where verdicts are kept; those of a bucket's store live as long as the service.
+      store: where reports are kept; for a store on a bucket they last as long as the service.
     """
 
     def __init__(self, store: str) -> None:
         self._store = store
-        self._found: dict[str, Estimate] = {}
+        self._estimates: dict[str, Estimate] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def find(self, submission: Submission, target: str) -> Estimate | None:
-        """The estimate of a submission; none: nobody has asked for it."""
-        return self._found.get(_name(submission, target))
+        """Return the estimate of a submission; None if no compilation was started."""
+        return self._estimates.get(_name(submission, target))
 
     def start(self, submission: Submission, target: str) -> Estimate:
-        """Begin to compile.
+        """Start a compilation.
 
         Raises:
-          UserError: another compilation is under way, or no such target can be named.
+          UserError: another compilation is under way, or the target's name is malformed.
         """
         if not re.fullmatch(r"[\w.:]{1,24}", target):
-            raise UserError(f"target ({target[:40]!r}) is none; give one such as v5e:2x2")
+            raise UserError(f"unknown target {target[:40]!r}; use a slice such as v5e:2x2")
         key = _name(submission, target)
         with self._lock:
-            if any(one.report is None and not one.error for one in self._found.values()):
-                raise UserError(
-                    "the compiler works on another verdict; wait for it, and ask again then"
-                )
-            while len(self._found) >= _MOST_KEPT:
-                del self._found[next(iter(self._found))]
-            self._found[key] = Estimate(target, time.time())
+            if any(item.report is None and not item.error for item in self._estimates.values()):
+                raise UserError("the compiler works on another submission; try again after it")
+            while len(self._estimates) >= _MOST_KEPT:
+                del self._estimates[next(iter(self._estimates))]
+            self._estimates[key] = Estimate(target, time.time())
         threading.Thread(
             target=self._compile, args=(key, submission), name="tpu-estimate", daemon=True
         ).start()
-        return self._found[key]
+        return self._estimates[key]
 
     def close(self) -> None:
         """End the compiler's program."""
@@ -122,23 +120,20 @@ class Estimator:
                 self._process.kill()
 
     def _compile(self, key: str, submission: Submission) -> None:
-        begun = self._found[key]
+        begun = self._estimates[key]
         report, error = None, ""
         try:
             report = self._run(submission, begun.target)
         except (UserError, OSError, ValueError, subprocess.TimeoutExpired) as failure:
             error = " ".join(str(failure).split())
-        self._found[key] = Estimate(begun.target, begun.began, report, error)
+        self._estimates[key] = Estimate(begun.target, begun.began, report, error)
 
     def _run(self, submission: Submission, target: str) -> JsonObject:
-        """The report of the compiler's program.
-
-        Raises:
-          UserError: what it says where it fails.
-        """
+        """Run the compiler's program; a `UserError` holds the last line of its errors."""
         with tempfile.TemporaryDirectory(prefix="estimate-") as folder:
             path = Path(folder) / "report.json"
-            flags = [f"--{key}={_to_flag(value)}" for key, value in submission.overrides.items()]
+            overrides = submission.overrides.items()
+            flags = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in overrides]
             command = [
                 sys.executable, "-m", "tools.compile_for_tpu", "--config", submission.config,
                 f"--target={target}", f"--json={path}", f"--time-limit={_LIMIT_S:g}", *flags,
@@ -148,9 +143,9 @@ class Estimator:
                     command, cwd=ROOT, env=create_environment([], os.environ),
                     stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 )  # fmt: skip
-            _, told = self._process.communicate(timeout=_LIMIT_S + 60)
+            _, errors = self._process.communicate(timeout=_LIMIT_S + 60)
             if not path.is_file():
-                lines = told.decode("utf-8", errors="replace").strip().splitlines()
+                lines = errors.decode("utf-8", errors="replace").strip().splitlines()
                 raise UserError(lines[-1][:500] if lines else "the compiler's program ended")
             report = json.loads(path.read_text(encoding="utf-8"))
         if not is_remote(self._store) and report.get("step_ms"):
@@ -159,20 +154,20 @@ class Estimator:
 
 
 def read_steps(lines: Sequence[str]) -> int | None:
-    """Optimizer steps of a run, from what its check says; none: it does not say."""
-    found = next((match for line in lines if (match := _STEPS.search(line))), None)
-    return int(found[1].replace(",", "")) if found else None
+    """Read the optimizer steps of a run from the lines of its check; None if no line has them."""
+    match = next((match for line in lines if (match := _STEPS.search(line))), None)
+    return int(match[1].replace(",", "")) if match else None
 
 
 def bill_by_runs(
     config: RunConfig, records: Sequence[RunRecord], steps: int | None,
     prices: Sequence[DevicePrice],
 ) -> Bill | None:  # fmt: skip
-    """What the newest complete run of the same step took, per step; none: there is none.
+    """Compute the cost from the newest complete run of the same step; None without such a run.
 
     Args:
-      records: that which was begun last first.
-      steps: of the run in question; none: as many as that one had.
+      records: the most recently started first.
+      steps: of the new run; None if equal to those of the old one.
     """
     values = config.model_dump(mode="json")
     wanted = (hash_step(values), values["data"]["global_batch_size"])
@@ -183,8 +178,8 @@ def bill_by_runs(
             continue
         hardware = read_hardware(record.facts, record.attempts[-1] if record.attempts else {})
         devices = count_devices(hardware)
-        cost = compute_cost(record, prices)
-        hours = cost.device_hours / devices * ((steps or done) / done)
+        share = (steps or done) / done
+        hours = compute_cost(record, prices).device_hours / devices * share
         return _make_bill(f"as {record.path} took, step by step", hardware, devices, hours, prices)
     return None
 
@@ -192,13 +187,12 @@ def bill_by_runs(
 def bill_by_estimate(
     report: JsonObject, steps: int | None, devices: int, prices: Sequence[DevicePrice]
 ) -> Bill | None:
-    """What the compiler's estimate of a step comes to; none: it has none."""
+    """Compute the cost from the compiler's estimate of a step; None if it has none."""
     if not report.get("step_ms") or steps is None:
         return None
     hours = steps * report["step_ms"]["estimate"] / 1000 / 3600
-    hardware = {"hardware": report["device"]}
     basis = "by the compiler's estimate of a step: without input, evaluations and checkpoints"
-    return _make_bill(basis, hardware, devices, hours, prices)
+    return _make_bill(basis, {"hardware": report["device"]}, devices, hours, prices)
 
 
 def _make_bill(
@@ -210,10 +204,6 @@ def _make_bill(
 
 
 def _name(submission: Submission, target: str) -> str:
-    """A submission without the name of its run, which is another one each time."""
+    """Name a submission without its run's name, which is new each time."""
     overrides = {k: v for k, v in submission.overrides.items() if k != "run.run_id"}
     return json.dumps([submission.config, overrides, target], sort_keys=True)
-
-
-def _to_flag(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

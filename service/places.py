@@ -1,8 +1,8 @@
-"""Which places a submission may name: below roots that the service's owner has given, no others.
+"""Checks that a submission names only paths and URLs below the roots of the service's owner.
 
-A key of the configuration says itself that it names a place (`utils.config.metadata`). Texts of all
-other keys, such as names and preprocessing strings, may not lead out of the repository either:
-what reads them may open any path or URL that it is given.
+The metadata of a configuration key marks paths (`utils.config.metadata`). Texts of all other keys,
+such as names and preprocessing strings, may not lead out of the repository either: their readers
+may open any path or URL.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from utils.errors import UserError
 from utils.json_types import JsonValue
 from utils.storage.places import is_remote, to_path
 
-# Neither of them leads anywhere.
+# Values of path keys that name no path.
 _NOWHERE = ("", "auto", "none")
 _BUCKET = "gs://"
 _WORDS = re.compile(r"""[\s"'`(),|=\[\]{};<>]+""")
-# Controls, and halves of pairs that no encoding can hold.
+# Control characters, and halves of surrogate pairs, which no encoding can hold.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
-# Keyword arguments with which a model reads a file or a hub of somebody else's choice.
+# Keyword arguments that make a model read an arbitrary file or hub.
 _READS = re.compile(r"checkpoint_path|pretrained_cfg.*|cache_dir")
-# timm takes `hf-hub:owner/name` and `local-dir:path` for names.
+# timm accepts `hf-hub:owner/name` and `local-dir:path` as names.
 _MODELS = ("model.name", "distill.teacher", "model")
 _MODEL = re.compile(r"[\w.\-]*")
 
 
 def check_places(config: RunConfig, roots: Sequence[str], base: Path) -> None:
-    """Refuse a configuration that names a place beyond the roots.
+    """Refuse a configuration that names a path or URL outside the roots.
 
     Args:
       roots: directories, and buckets or parts of them as gs://bucket/name.
-      base: the directory that relative paths are below.
+      base: the directory of relative paths.
 
     Raises:
       UserError: names the key, its value and the roots.
     """
-    for key, value, is_place in _iterate(config, ""):
-        if is_place and isinstance(value, str):
+    for key, value, is_path in _iterate(config, ""):
+        if is_path and isinstance(value, str):
             _check_place(key, value, roots, base)
         else:
             _check_value(key, value)
@@ -53,7 +53,7 @@ def check_config_path(config: str, root: Path) -> None:
     """Refuse a configuration that is no file of the repository's `configs/`.
 
     Raises:
-      UserError: says what may be given.
+      UserError: names an accepted value.
     """
     folder = (root / "configs").resolve()
     path = (root / config).resolve() if "\0" not in config else folder
@@ -66,33 +66,33 @@ def check_config_path(config: str, root: Path) -> None:
 
 
 def check_root(root: str) -> None:
-    """Refuse a root below which nothing could ever be named.
+    """Refuse a root that no submission can use.
 
     Raises:
-      UserError: it is empty, or a URL of another kind than a bucket's.
+      UserError: it is empty, or a URL other than a bucket's.
     """
     is_bucket = root.startswith(_BUCKET) and root.removeprefix(_BUCKET).strip("/")
     if not root.strip() or (not is_bucket and (is_remote(root) or "://" in root)):
         raise UserError(
-            f"--root ({root!r}) is no place of submissions; give a directory, or gs://BUCKET"
+            f"--root ({root!r}) is neither a directory nor a bucket; use a directory or gs://BUCKET"
         )
 
 
 def list_configs(root: Path) -> list[str]:
-    """What may be given as a submission's configuration."""
-    found = (path.relative_to(root) for path in (root / "configs").rglob("*.yaml"))
-    return sorted(path.as_posix() for path in found if path.parts[1] != "presets")
+    """List the configurations that a submission may use."""
+    paths = (path.relative_to(root) for path in (root / "configs").rglob("*.yaml"))
+    return sorted(path.as_posix() for path in paths if path.parts[1] != "presets")
 
 
 def _iterate(section: ConfigSection, prefix: str) -> Iterator[tuple[str, JsonValue, bool]]:
-    """Each key with its value, and whether it names a place; those of list elements, too."""
+    """Yield each key, its value and whether it names a path, also of elements of lists."""
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
         sections = value if isinstance(value, tuple) else (value,)
-        if sections and all(isinstance(one, ConfigSection) for one in sections):
-            for number, one in enumerate(sections):
+        if sections and all(isinstance(item, ConfigSection) for item in sections):
+            for number, item in enumerate(sections):
                 inner = f"{key}.{number}." if isinstance(value, tuple) else f"{key}."
-                yield from _iterate(one, inner)
+                yield from _iterate(item, inner)
         else:
             yield key, value, read_key_info(field.json_schema_extra).is_path
 
@@ -106,12 +106,12 @@ def _check_place(key: str, value: str, roots: Sequence[str], base: Path) -> None
     if not any(is_below(value, root, base) for root in roots):
         raise UserError(
             f"{key} ({value[:200]!r}) lies below none of this service's roots "
-            f"({', '.join(roots)}); choose another place, or give tools.serve --root"
+            f"({', '.join(roots)}); choose another path, or give tools.serve --root"
         )
 
 
 def _is_below_bucket(value: str, root: str, _: Path) -> bool:
-    """One URL without chains, below a bucket that is named; whole names only: a is not below ab."""
+    """Accept one URL without chains below a bucket; names match whole: a is not below ab."""
     parts = value.removeprefix(_BUCKET).split("/")
     is_plain = value.startswith(_BUCKET) and "::" not in value and "://" not in value[5:]
     return (
@@ -123,7 +123,7 @@ def _is_below_bucket(value: str, root: str, _: Path) -> bool:
 
 
 def _is_below_directory(value: str, root: str, base: Path) -> bool:
-    """Links, `~` and variables of the environment are followed first."""
+    """Follow links, `~` and environment variables before the comparison."""
     other = ("file:", "hf-hub:", "hf_hub:", "local-dir:")
     if is_remote(root) or value.startswith(other) or "::" in value:
         return False
@@ -150,30 +150,30 @@ def _check_text(key: str, text: str) -> None:
     is_model = key in _MODELS or re.fullmatch(r"distill\.teachers\.\d+\.model", key)
     if is_model and not _MODEL.fullmatch(text):
         raise UserError(f"{key} ({text[:200]!r}) is no plain name of a model; give one of timm's")
-    for one in (text, *_read_constants(text)):
-        words = _WORDS.split(one)
-        if _CONTROLS.search(one) or "://" in one or any(_leads_out(word) for word in words):
+    for constant in (text, *_read_constants(text)):
+        words = _WORDS.split(constant)
+        if _CONTROLS.search(constant) or "://" in constant or any(map(_leads_out, words)):
             raise UserError(
                 f"{key} ({text[:200]!r}) holds a path or a URL out of the repository; only keys "
-                "that name a place may, below this service's roots"
+                "that name a path may, below this service's roots"
             )
 
 
 def _leads_out(word: str) -> bool:
-    parts = re.split(r"[/\\:]", word)
-    return "$" in word or "::" in word or word.startswith(("/", "~", "\\")) or ".." in parts
+    is_absolute = word.startswith(("/", "~", "\\"))
+    return "$" in word or "::" in word or is_absolute or ".." in re.split(r"[/\\:]", word)
 
 
 def _read_constants(text: str) -> list[str]:
-    """The texts in a preprocessing string as its reader sees them: escapes done, pieces joined.
+    """Return the texts in a preprocessing string as its reader sees them: unescaped and joined.
 
-    What does not parse its reader refuses, too.
+    The reader itself refuses a string that does not parse.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for piece in (text, *text.split("|")) if set(text) & set("'\"") else ():
         with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):
             nodes = ast.walk(ast.parse(piece.strip(), mode="eval"))
             values = [node.value for node in nodes if isinstance(node, ast.Constant)]
-            found += [value for value in values if isinstance(value, str)]
-            found += [value.decode("latin-1") for value in values if isinstance(value, bytes)]
-    return found
+            texts += [value for value in values if isinstance(value, str)]
+            texts += [value.decode("latin-1") for value in values if isinstance(value, bytes)]
+    return texts

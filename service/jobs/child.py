@@ -1,7 +1,7 @@
-"""`python -m service.jobs.child JOB_DIR`: runs one attempt of a job and notes how it ended.
+"""`python -m service.jobs.child JOB_DIR`: runs one attempt of a job and records its end.
 
-It holds the job's lock, and so does `main.py`, which inherits it: whatever is killed, nobody starts
-a second attempt while a first one lives. It outlives the dispatcher that started it.
+It holds the job's lock and `main.py` inherits it: no second attempt can start while one of the two
+lives. It outlives the dispatcher that started it.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from service.jobs.submission import Submission, write_flags
 
 
 class Program(Protocol):
-    """`main.py` at work."""
+    """A running `main.py`."""
 
     pid: int
 
     def wait(self) -> int:
-        """Its exit code; a signal's number below zero."""
+        """Wait for the exit code; a signal's number is negative."""
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Request its end."""
 
 
 Launch = Callable[[Sequence[str], IO[bytes], int], Program]
@@ -56,7 +56,7 @@ def launch_program(command: Sequence[str], log: IO[bytes], lock: int) -> Program
 
 
 def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> int:
-    """One attempt; nothing is done where another program has the job, or it has ended."""
+    """Run one attempt; do nothing if another program holds the job or it has ended."""
     words = sys.argv[1:] if argv is None else argv
     folder = Path(words[0])
     job = read_job(folder)
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> 
         facts = read_run_facts(job)
         saved = facts.get("final_up_to_step", 0)
         append_event(folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0)
-        # There may be no dispatcher any more, and people read what the files say.
+        # No dispatcher may be left, and people read the files.
         end = find_end(read_progress(folder), is_complete=facts.get("status") == "complete")
         if end is not None:
             append_event(folder, "finished", state=end.state, reason=end.reason)
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> 
 
 
 def get_birth(pid: int) -> float:
-    """When a process began, in seconds since 1970; 0: it is gone. With it a pid is unique."""
+    """Read when a process began, in seconds since 1970; 0 if it is gone. Makes a pid unique."""
     try:
         return psutil.Process(pid).create_time()
     except psutil.Error:
@@ -89,7 +89,7 @@ def get_birth(pid: int) -> float:
 
 
 def get_command(job: JobFile, slots: Sequence[str]) -> list[str]:
-    """What runs a job: `main.py` here, or by `train.tpu_vm` on the machine of its slot."""
+    """Return a job's command: `main.py` here, or by `train.tpu_vm` on the machine of its slot."""
     if not is_elsewhere(slots):
         return list(job.argv)
     name, _, zone = slots[0].partition(":")[2].partition("@")
@@ -101,7 +101,7 @@ def get_command(job: JobFile, slots: Sequence[str]) -> list[str]:
 
 
 class _Attempt:
-    """Starts `main.py` and hands on what asks it to end."""
+    """A run of `main.py` to which requests to end are forwarded."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -111,7 +111,7 @@ class _Attempt:
             signal.signal(number, self._ask)
 
     def run(self, command: Sequence[str], folder: Path, lock: int) -> int:
-        """Gives the exit code; a signal's number below zero."""
+        """Return the exit code; a signal's number is negative."""
         with (folder / LOG_FILE).open("ab") as log:
             self._process = self._launch(command, log, lock)
         pid = self._process.pid

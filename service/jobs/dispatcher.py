@@ -1,6 +1,6 @@
-"""`Dispatcher`: the one program that starts, adopts, stops and judges the jobs of a queue.
+"""`Dispatcher`: the one program that starts, adopts, stops and finishes the jobs of a queue.
 
-It keeps nothing in memory that the files do not tell: another one that takes its place goes on.
+Its whole state is in the files, so that a later dispatcher can take over.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class DispatcherBusyError(UserError):
 
 
 class Dispatcher:
-    """Works on a queue while it is open as a context; only one at a time may.
+    """The dispatcher of a queue, at work while it is open as a context; one per queue.
 
     Args:
-      slots: names of the devices; a job holds as many as it asks for.
-      grace_s: that a job which is asked to end may take to save, before it is killed.
-      starter: of attempts; its owner closes it. None: each is a program of its own.
+      slots: names of the devices; a job holds as many as it requests.
+      grace_s: time for a job to save after a request to end, before it is killed.
+      starter: of attempts; its owner closes it. By default each attempt is a new program.
 
     Raises:
       DispatcherBusyError: another dispatcher works on the queue.
@@ -62,8 +62,8 @@ class Dispatcher:
         self._starter = starter or ColdStarter()
         self._children: dict[str, tuple[StartedAttempt, list[str]]] = {}
         self._asked: dict[str, float] = {}
-        self._over: dict[str, tuple[int, int]] = {}  # of its events when a job was over
-        self._told: set[str] = set()
+        self._over: dict[str, tuple[int, int]] = {}  # job -> mark of its events at its end
+        self._faults: set[str] = set()
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Dispatcher:
@@ -72,7 +72,7 @@ class Dispatcher:
         if not try_lock(lock):
             lock.close()
             raise DispatcherBusyError(
-                f"another dispatcher works on {self.queue.folder}; let it, or end it first"
+                f"another dispatcher works on {self.queue.folder}; use it, or end it first"
             )
         lock.truncate(0)
         lock.write(f"{os.getpid()} {','.join(self.slots)}".encode())
@@ -85,7 +85,7 @@ class Dispatcher:
             self._lock.close()
 
     def run(self, is_done: Callable[[], bool]) -> None:
-        """Work until `is_done`, asked after each look at all jobs; their programs go on."""
+        """Work until `is_done` after a look at all jobs; their programs continue."""
         while True:
             self.tick()
             if is_done():
@@ -93,14 +93,14 @@ class Dispatcher:
             time.sleep(_LOOK_EVERY_S)
 
     def tick(self) -> None:
-        """Look at each job once, and do what is due."""
+        """Look at each job once and do what is due."""
         for name, (child, _) in list(self._children.items()):
             if child.poll() is not None:
                 del self._children[name]
         waiting: list[tuple[JobFile, Path]] = []
         taken = [slot for _, slots in self._children.values() for slot in slots]
         for folder in self.queue.list_folders():
-            if self._is_known_over(folder):
+            if self._over.get(folder.name) == get_mark(folder):
                 continue
             held = is_held(folder)  # before the events: an end is noted before the lock goes
             progress = read_progress(folder)
@@ -110,28 +110,21 @@ class Dispatcher:
             try:
                 job = read_job(folder)
             except UserError as error:
-                self._tell(str(error))
+                if str(error) not in self._faults:  # log a fault once, not at each look
+                    self._faults.add(str(error))
+                    get_logger().error("%s", error)
                 continue
             if held or job.id in self._children:
                 taken += progress.slots if job.id not in self._children else []
                 self._watch(job, folder, progress)
-            elif self._settle(job, folder, progress):
+            elif self._is_startable(job, folder, progress):
                 waiting.append((job, folder))
         self._start(waiting, taken)
 
-    def _tell(self, fault: str) -> None:
-        """Log a fault of the queue's files, not again at each look."""
-        if fault not in self._told:
-            self._told.add(fault)
-            get_logger().error("%s", fault)
-
-    def _is_known_over(self, folder: Path) -> bool:
-        return self._over.get(folder.name) == get_mark(folder)
-
-    def _settle(self, job: JobFile, folder: Path, progress: JobProgress) -> bool:
-        """Judge what no program works on; whether it may be started now."""
+    def _is_startable(self, job: JobFile, folder: Path, progress: JobProgress) -> bool:
+        """Record the end of a job without a program; return whether it may start now."""
         if progress.is_open:
-            append_event(folder, "ended", code=None, saved_step=0)  # nobody saw it end
+            append_event(folder, "ended", code=None, saved_step=0)  # its end was not observed
             progress = read_progress(folder)
         self._asked.pop(job.id, None)
         if progress.attempts and progress.state in ("running", "stopping"):
@@ -144,12 +137,12 @@ class Dispatcher:
             append_event(folder, "waits", until=until, reason=decision.reason)
             progress = read_progress(folder)
         if progress.stop_by:
-            _finish(folder, "stopped", f"asked to by {progress.stop_by}")
+            _finish(folder, "stopped", f"requested by {progress.stop_by}")
             return False
         return time.time() >= progress.not_before
 
     def _start(self, waiting: list[tuple[JobFile, Path]], taken: list[str]) -> None:
-        for job, folder in sorted(waiting, key=lambda one: (one[0].created, one[0].id)):
+        for job, folder in sorted(waiting, key=lambda pair: (pair[0].created, pair[0].id)):
             slots = choose_slots(job.device, job.slots, self.slots, taken)
             if slots is None:
                 continue
@@ -165,7 +158,7 @@ class Dispatcher:
             self._children[job.id] = (self._starter.start(folder, slots, job.device), slots)
 
     def _watch(self, job: JobFile, folder: Path, progress: JobProgress) -> None:
-        """Hand a wish to end on to a job that runs, and end it where it does not follow."""
+        """Forward a stop request to a running job; kill the job if it does not end in time."""
         if not progress.stop_by or not progress.is_open:
             return
         last, now = progress.attempts[-1], time.time()
@@ -181,7 +174,7 @@ class Dispatcher:
 
 
 def _send(pid: int, born: float, number: signal.Signals, *, group: bool = False) -> bool:
-    """Send a signal to a process, if it is still the same one; whether it was."""
+    """Send a signal to a process if it is still the same one; return whether it was."""
     if not pid or abs(get_birth(pid) - born) > 0.05:
         return False
     with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""`JobQueue`: the directory `jobs/<id>/` of each job, and what may be asked of it.
+"""`JobQueue`: the directory `jobs/<id>/` of each job, and operations on jobs.
 
-`job.json` and `config.yaml` never change; `events.jsonl` grows line by line, and tells all that
-happened; `log.txt` holds what the run's programs print. Whoever works on a job holds `lock`.
+`job.json` and `config.yaml` never change; `events.jsonl` gets a line for each event; `log.txt`
+holds the output of the run's programs. The program that works on a job holds `lock`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCHEMA_VERSION = 1
 
 
 class JobFile(BaseModel):
-    """`job.json`: what is run, by whose wish; written once.
+    """`job.json`: command and owner of a job. Written once.
 
     Attributes:
       store: root of the run's store, a directory or a URL.
@@ -70,7 +70,7 @@ class JobQueue:
     """The jobs of one machine and one store.
 
     Args:
-      folder: where their directories lie.
+      folder: holds the directories of jobs.
       store: root of the run store that they write to.
     """
 
@@ -79,20 +79,24 @@ class JobQueue:
         self._views: dict[str, tuple[tuple[int, int], JobView]] = {}
 
     def submit(self, submission: Submission, who: str) -> JobView:
-        """Take a job that has been checked; it is on the disk when this returns.
+        """Add a job that has been checked; it is on the disk when this returns.
 
         Raises:
-          UserError: the configuration is refused, or the run is there already.
+          UserError: the configuration is refused, or the run exists already.
         """
         config = resolve_submission(submission, self.store)
         values = config.model_dump(mode="json")
         job_id = create_job_id(config)
+        config_path, given = (self.folder / job_id / CONFIG_FILE).absolute(), submission.config
+        if Path(given).is_relative_to(ROOT):  # as the repository names it
+            given = str(Path(given).relative_to(ROOT))
         job = JobFile(
             schema_version=SCHEMA_VERSION, id=job_id, experiment=config.run.experiment,
-            name=config.run.run_id, store=self.store, config=_shorten(submission.config),
+            name=config.run.run_id, store=self.store, config=given,
             config_hash=hash_config(values, get_resume_rules()), overrides=submission.overrides,
             device=config.runtime.device, slots=submission.slots, sweep=submission.sweep,
-            argv=self._write_argv(job_id), created=time.time(), who=who,
+            argv=(sys.executable, str(ROOT / "main.py"), "--config", str(config_path)),
+            created=time.time(), who=who,
         )  # fmt: skip
         if read_run_status(job) == "complete":
             raise UserError(
@@ -118,13 +122,13 @@ class JobQueue:
         return self.get(job_id)
 
     def list(self) -> list[JobView]:
-        """All jobs, the oldest first; directories that hold no job are passed over.
+        """List all jobs, the oldest first; directories without a job are skipped.
 
-        Read again is what has had an event since the last time: of a thousand jobs most are over.
+        Only jobs with new events are read again: of a thousand jobs most are over.
         """
         views: dict[str, tuple[tuple[int, int], JobView]] = {}
         for folder in self.list_folders():
-            mark = get_mark(folder)  # before the events: what comes between is read next time
+            mark = get_mark(folder)  # before the events: later ones are read next time
             kept = self._views.get(folder.name)
             if kept is not None and kept[0] == mark:
                 views[folder.name] = kept
@@ -132,22 +136,22 @@ class JobQueue:
             with contextlib.suppress(UserError):
                 views[folder.name] = mark, _view(read_job(folder), read_progress(folder))
         self._views = views
-        return sorted((view for _, view in views.values()), key=lambda one: (one.created, one.id))
+        return sorted((view for _, view in views.values()), key=lambda job: (job.created, job.id))
 
     def get(self, job_id: str) -> JobView:
-        """One job.
+        """Return one job.
 
         Raises:
-          UserError: there is none of this name; or its file is damaged.
+          UserError: no job has this name, or its file is damaged.
         """
         folder = self.find(job_id)
         return _view(read_job(folder), read_progress(folder))
 
     def stop(self, job_id: str, who: str) -> JobView:
-        """Ask a job to end: it saves a checkpoint, and may be taken up again.
+        """Request the end of a job: it saves a checkpoint and may be reopened.
 
         Raises:
-          UserError: there is no such job, or it has ended.
+          UserError: no job has this name, or it has ended.
         """
         folder = self.find(job_id)
         progress = read_progress(folder)
@@ -158,22 +162,20 @@ class JobQueue:
         return self.get(job_id)
 
     def reopen(self, job_id: str, who: str) -> JobView:
-        """Have a job that failed or was stopped go on from its last checkpoint.
+        """Continue a job that failed or was stopped from its last checkpoint.
 
         Raises:
-          UserError: there is no such job, or it has not ended that way.
+          UserError: no job has this name, or it did not end that way.
         """
         folder = self.find(job_id)
         state = read_progress(folder).state
         if state not in ("failed", "stopped"):
-            raise UserError(
-                f"job {job_id!r} is {state}; only one that failed or was stopped goes on"
-            )
+            raise UserError(f"job {job_id!r} is {state}; only failed or stopped jobs can go on")
         append_event(folder, "reopened", who=who)
         return self.get(job_id)
 
     def read_log(self, job_id: str, tail_bytes: int = 1 << 16) -> str:
-        """The end of what a job's programs have printed; empty before the first one."""
+        """Read the end of the output of a job's programs; empty before the first one."""
         path = self.find(job_id) / LOG_FILE
         try:
             with path.open("rb") as file:
@@ -184,45 +186,39 @@ class JobQueue:
             return ""
 
     def read_overrides(self, job_id: str) -> JsonObject:
-        """What a job's submission has set on top of its configuration."""
+        """Read the overrides of a job's submission."""
         return dict(read_job(self.find(job_id)).overrides)
 
     def find(self, job_id: str) -> Path:
-        """The directory of a job.
+        """Return the directory of a job.
 
         Raises:
-          UserError: there is none of this name.
+          UserError: no job has this name.
         """
         known = {folder.name: folder for folder in self.list_folders()}
         if job_id not in known:
-            hint = "`python -m tools.queue list` shows what is there" if known else (
-                "the queue is empty"
-            )  # fmt: skip
+            hint = "`python -m tools.queue list` lists all jobs" if known else "the queue is empty"
             if get_near_names(job_id, known):  # else the hint would list thousands of jobs
                 hint = get_hint(job_id, known)
             raise UserError(f"job {job_id!r} is not in {self.folder}; {hint}")
         return known[job_id]
 
     def list_folders(self) -> list[Path]:
-        """The directory of each job."""
+        """List the directory of each job."""
         if not self.folder.is_dir():
             return []
-        found = (path for path in self.folder.iterdir() if not path.name.startswith("."))
-        return sorted(path for path in found if (path / JOB_FILE).is_file())
-
-    def _write_argv(self, job_id: str) -> tuple[str, ...]:
-        config = (self.folder / job_id / CONFIG_FILE).absolute()
-        return (sys.executable, str(ROOT / "main.py"), "--config", str(config))
+        paths = (path for path in self.folder.iterdir() if not path.name.startswith("."))
+        return sorted(path for path in paths if (path / JOB_FILE).is_file())
 
 
 def open_queue(store: str) -> JobQueue:
-    """The queue of a store on this machine; that of a bucket lies in the user's cache."""
+    """Open the queue of a store on this machine; that of a bucket is in the user's cache."""
     folder = get_cache_folder(store) if is_remote(store) else to_path(store)
     return JobQueue(Path(folder) / FOLDER, store)
 
 
 def read_job(folder: Path) -> JobFile:
-    """What is run.
+    """Read `job.json`.
 
     Raises:
       UserError: the file is damaged, or of another program.
@@ -235,7 +231,7 @@ def read_job(folder: Path) -> JobFile:
 
 
 def read_progress(folder: Path) -> JobProgress:
-    """Where a job stands."""
+    """Read the state of a job from its events."""
     try:
         text = (folder / EVENTS_FILE).read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -244,16 +240,16 @@ def read_progress(folder: Path) -> JobProgress:
 
 
 def get_mark(folder: Path) -> tuple[int, int]:
-    """Time and bytes of a job's events, which change with each; zeros: none are there."""
+    """Return time and size of a job's events, which change with each; zeros without a file."""
     try:
-        found = (folder / EVENTS_FILE).stat()
+        status = (folder / EVENTS_FILE).stat()
     except FileNotFoundError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:
-    """Note what has happened to a job; it is on the disk when this returns."""
+    """Record an event of a job; it is on the disk when this returns."""
     with (folder / EVENTS_FILE).open("ab+") as file:
         lock_file(file)
         append_line(file, {"time": time.time(), "event": event, **facts})
@@ -261,9 +257,9 @@ def append_event(folder: Path, event: str, **facts: JsonValue) -> None:
 
 @contextlib.contextmanager
 def hold_lock(folder: Path, patience_s: float = 2.0) -> Iterator[int | None]:
-    """Hold a job's lock: gives its file's number, which a program may inherit; none: it is taken.
+    """Hold a job's lock; yield its file's number, which a program may inherit, or None if taken.
 
-    The kernel lets go of it when the last program that has the file open is gone.
+    The kernel releases it with the last program that has the file open.
     """
     with (folder / LOCK_FILE).open("ab") as file:
         deadline = time.monotonic() + patience_s
@@ -271,32 +267,26 @@ def hold_lock(folder: Path, patience_s: float = 2.0) -> Iterator[int | None]:
             if time.monotonic() > deadline:
                 yield None
                 return
-            time.sleep(0.05)  # another process may only be looking
+            time.sleep(0.05)  # another process may hold it briefly to test it
         yield file.fileno()
 
 
 def is_held(folder: Path) -> bool:
-    """Whether a program works on a job right now."""
+    """Return whether a program works on a job right now."""
     return is_locked(folder / LOCK_FILE)
 
 
 def read_run_status(job: JobFile) -> str:
-    """What the job's run says of itself; empty: it has not begun, or cannot be read."""
+    """Read the status of the job's run; empty if it has not begun or cannot be read."""
     return str(read_run_facts(job).get("status", ""))
 
 
 def read_run_facts(job: JobFile) -> JsonObject:
-    """`run.json` of the job's run; empty: it has not begun, or cannot be read."""
+    """Read `run.json` of the job's run; empty if it has not begun or cannot be read."""
     try:
         return RunRecord(join_place(job.store, job.experiment, job.name)).facts
     except (UserError, StorageError, OSError):
         return {}
-
-
-def _shorten(config: str) -> str:
-    """The path of a configuration as the repository has it, wherever that lies."""
-    path = Path(config)
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else config
 
 
 def _view(job: JobFile, progress: JobProgress) -> JobView:

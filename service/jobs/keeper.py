@@ -1,8 +1,8 @@
-"""`DispatcherKeeper`: keeps the queue's dispatcher at work beside a program that only shows it.
+"""`DispatcherKeeper`: supervisor of the queue's dispatcher beside the service.
 
-The dispatcher is a program of its own: what happens to the service happens to neither it nor the
-runs. Where another one works on the queue already, that one is let be, and followed when it ends;
-but one that a service has left behind is asked to end, for nobody else would ever end it.
+The dispatcher is a program of its own: a fault of the service harms neither it nor the runs. If
+another dispatcher works on the queue, it is left running, and a new one follows at its end. A
+dispatcher of a service that is gone is asked to end: no other program would end it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from utils.log import get_logger
 from utils.storage.locks import is_locked
 
 LOG_FILE = ".dispatcher.log"
-# Which dispatcher the last service has started, and which one that was.
+# The last dispatcher that a service started, and that service.
 _KEPT = ".dispatcher.kept.json"
 _LOG_BYTES = 4 << 20
 # Between the end of one and the start of the next.
@@ -33,7 +33,7 @@ _END_S = 10.0
 
 
 class DispatcherKeeper:
-    """Runs `python -m tools.queue run` while it is open as a context; the runs go on after that.
+    """Supervisor of `python -m tools.queue run`, at work while open as a context; runs go on after.
 
     Args:
       slots: as `--slots` of that program.
@@ -45,7 +45,7 @@ class DispatcherKeeper:
         self._thread = threading.Thread(target=self._keep, daemon=True)
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
-        self._told = ""
+        self._reported = ""
 
     def __enter__(self) -> DispatcherKeeper:
         self._queue.folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class DispatcherKeeper:
 
     def _keep(self) -> None:
         while not self._stop.is_set():
-            if self._is_taken():
+            if is_locked(self._queue.folder / DISPATCHER_LOCK):
                 self._look_at_other()
             else:
                 self._start()
@@ -74,19 +74,15 @@ class DispatcherKeeper:
                     get_logger().warning("the queue's dispatcher has ended, see %s", log)
             self._stop.wait(self._pause_s)
 
-    def _is_taken(self) -> bool:
-        """Whether another dispatcher is at work."""
-        return is_locked(self._queue.folder / DISPATCHER_LOCK)
-
     def _look_at_other(self) -> None:
-        """End a dispatcher whose service is gone; tell of any other, once."""
+        """End a dispatcher whose service is gone; report any other, once."""
         with contextlib.suppress(FileNotFoundError):
             pid, _, slots = (self._queue.folder / DISPATCHER_LOCK).read_text().partition(" ")
-            if not pid.isdecimal() or pid == self._told:
+            if not pid.isdecimal() or pid == self._reported:
                 return
-            self._told = pid
+            self._reported = pid
             if self._is_left_behind(int(pid)):
-                get_logger().info("dispatcher %s of a service that is gone is asked to end", pid)
+                get_logger().info("ending dispatcher %s of a service that is gone", pid)
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(int(pid), signal.SIGTERM)
                 return
@@ -96,19 +92,13 @@ class DispatcherKeeper:
             )  # fmt: skip
 
     def _is_left_behind(self, pid: int) -> bool:
-        """Whether a service that is gone has started this dispatcher."""
+        """Return whether a service that is gone has started this dispatcher."""
         try:
             kept = json.loads((self._queue.folder / _KEPT).read_text())
-            of_kept, of_service = kept["dispatcher"], kept["service"]
-            is_it = of_kept == [pid, get_birth(pid)]
-            return is_it and get_birth(of_service[0]) != of_service[1]
+            service_pid, born = kept["service"]
+            return kept["dispatcher"] == [pid, get_birth(pid)] and get_birth(service_pid) != born
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return False
-
-    def _note_kept(self, pid: int) -> None:
-        me = os.getpid()
-        kept = {"dispatcher": [pid, get_birth(pid)], "service": [me, get_birth(me)]}
-        (self._queue.folder / _KEPT).write_text(json.dumps(kept))
 
     def _start(self) -> None:
         command = [
@@ -123,11 +113,13 @@ class DispatcherKeeper:
                 command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-            self._note_kept(self._process.pid)
+            pid, me = self._process.pid, os.getpid()
+            kept = {"dispatcher": [pid, get_birth(pid)], "service": [me, get_birth(me)]}
+            (self._queue.folder / _KEPT).write_text(json.dumps(kept))
 
 
 def _open_log(path: Path) -> IO[bytes]:
-    """The dispatcher's log, begun anew where it has grown too large."""
+    """Open the dispatcher's log; start a new one if it has grown too large."""
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > _LOG_BYTES:
             path.replace(path.with_name(f"{path.name}.old"))

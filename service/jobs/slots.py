@@ -10,7 +10,7 @@ from utils.errors import UserError
 
 ANY = "slot"
 _SLOT = re.compile(r"(cpu|tpu|cuda)(?::(\d{1,3}))?")
-# A TPU VM of Google Cloud, which a job reaches by `train.tpu_vm`.
+# A TPU VM of Google Cloud, which `train.tpu_vm` reaches.
 TPU_VM = "tpu_vm"
 _TPU_VM = re.compile(rf"{TPU_VM}:[a-z][a-z0-9-]{{0,60}}@[a-z0-9-]{{1,40}}")
 # Slot's kind -> variables that show a job its devices; {} stands for their numbers.
@@ -19,7 +19,7 @@ _SETS = {
     "tpu": {"PJRT_DEVICE": "TPU"},
     "cuda": {"CUDA_VISIBLE_DEVICES": "{}"},
 }
-# What a job's programs see of the environment: credentials of other things stay outside.
+# Environment variables that a job's programs get: credentials for other services are left out.
 _KEPT = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_\w+|LD_LIBRARY_PATH|VIRTUAL_ENV|"
     r"PJRT_\w+|XLA_\w+|LIBTPU_\w+|TPU_\w+|CUDA_\w+|NVIDIA_\w+|NCCL_\w+|OMP_\w+|MKL_\w+|"
@@ -30,24 +30,24 @@ _KEPT = re.compile(
 
 
 def parse_slots(text: str) -> list[str]:
-    """Names of slots from a flag: `2`, or `cuda:0,cuda:1,cpu`.
+    """Parse names of slots from a flag: `2`, or `cuda:0,cuda:1,cpu`.
 
     Raises:
-      UserError: no such form, or a slot stands twice.
+      UserError: a malformed slot, or one that is named twice.
     """
     if re.fullmatch(r"\d{1,3}", text):
         if int(text):
             return [f"{ANY}{i}" for i in range(int(text))]
         raise UserError("--slots (0) starts nothing; give at least 1")
     names: list[str] = []
-    for part in text.split(","):
-        if _TPU_VM.fullmatch(part.strip()) and part.strip() not in names:
-            names.append(part.strip())
+    for part in map(str.strip, text.split(",")):
+        if _TPU_VM.fullmatch(part) and part not in names:
+            names.append(part)
             continue
-        match = _SLOT.fullmatch(part.strip())
+        match = _SLOT.fullmatch(part)
         if match is None:
             raise UserError(
-                f"--slots ({text!r}): {part.strip()!r} is no slot; give a number, or names such as "
+                f"--slots ({text!r}): {part!r} is no slot; give a number, or names such as "
                 "cuda:0,cuda:1,cpu,tpu, or tpu_vm:NAME@ZONE, each once"
             )
         kind, index = match.groups()
@@ -62,7 +62,7 @@ def parse_slots(text: str) -> list[str]:
 def choose_slots(
     device: str, count: int, slots: Sequence[str], taken: Iterable[str]
 ) -> list[str] | None:
-    """Free slots of one kind for a job; empty: no kind has so many; none: it has to wait.
+    """Choose free slots of one kind for a job; empty if no kind has so many, None if it must wait.
 
     Args:
       device: `runtime.device` of the job.
@@ -86,12 +86,12 @@ def choose_slots(
 
 
 def is_elsewhere(slots: Sequence[str]) -> bool:
-    """Whether a job of these slots runs on another machine."""
+    """Return whether a job of these slots runs on another machine."""
     return any(name.startswith(f"{TPU_VM}:") for name in slots)
 
 
 def create_environment(slots: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """What a job's programs see: an allow-list, and the devices of its slots."""
+    """Create the environment of a job's programs: an allow-list, and the devices of its slots."""
     kept = {name: value for name, value in environment.items() if _KEPT.fullmatch(name)}
     indices = ",".join(name.partition(":")[2] for name in slots)
     for kind in sorted({name.partition(":")[0] for name in slots}):

@@ -1,9 +1,9 @@
-"""How a dispatcher starts an attempt: a new program, or a fork of one that is warm.
+"""Starts attempts: each as a new program, or as a fork of one that is warm.
 
 Most of a short run's time is the import of PyTorch, timm and TensorFlow. `WarmStarter` keeps a
-program that has done that once, and forks it for each attempt on the host's processor; the run
-itself is the same, and so are its bits. Other devices have their attempts started cold, because
-what holds a device cannot be forked.
+program that has done that once, and forks it for each attempt on the host's processor; the run and
+its bits stay the same. Attempts on other devices start cold, because a program that holds a device
+cannot be forked.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class StartedAttempt(Protocol):
     """An attempt that was started."""
 
     def poll(self) -> int | None:
-        """None while it runs."""
+        """Return None while it runs."""
 
 
 class ColdStarter:
-    """Each attempt is a program of its own; a context, as the warm one is."""
+    """Starter of each attempt as a program of its own; a context, like the warm one."""
 
     def start(self, folder: Path, slots: Sequence[str], device: str) -> StartedAttempt:
-        """Start the attempt of a job; `device` is the `runtime.device` of its configuration."""
+        """Start an attempt of a job; `device` is the `runtime.device` of its configuration."""
         command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]
         return subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -50,11 +50,11 @@ class ColdStarter:
         self.close()
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no program is kept."""
 
 
 class WarmStarter(ColdStarter):
-    """Forks what runs on the host's processor from one program."""
+    """Starter that forks attempts on the host's processor from one program."""
 
     _DEVICES = frozenset({"cpu"})
 
@@ -62,21 +62,21 @@ class WarmStarter(ColdStarter):
         self._program: subprocess.Popen[bytes] | None = None
 
     def start(self, folder: Path, slots: Sequence[str], device: str) -> StartedAttempt:
-        """As of the cold one; warm where the device allows it."""
+        """Start an attempt, warm if the device allows it."""
         if device not in self._DEVICES:
             return super().start(folder, slots, device)
-        asked = json.dumps({"folder": str(folder.absolute()), "slots": list(slots)})
-        for _ in range(2):  # a program that was killed is followed by another
+        request = json.dumps({"folder": str(folder.absolute()), "slots": list(slots)})
+        for _ in range(2):  # a killed program is replaced once
             self._open()
             with contextlib.suppress(OSError, ValueError):
-                self._program.stdin.write(asked.encode() + b"\n")
+                self._program.stdin.write(request.encode() + b"\n")
                 self._program.stdin.flush()
                 return _Forked(int(self._program.stdout.readline()))
             self.close()
         return super().start(folder, slots, device)
 
     def close(self) -> None:
-        """Let the program end; what it has forked goes on."""
+        """Let the program end; its forks continue."""
         if self._program is None:
             return
         for pipe in (self._program.stdin, self._program.stdout):
@@ -95,7 +95,7 @@ class WarmStarter(ColdStarter):
 
 
 class _Forked:
-    """An attempt that is no child of this process."""
+    """An attempt that is not a child of this process."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._born = pid, get_birth(pid)
@@ -104,12 +104,12 @@ class _Forked:
         try:
             process = psutil.Process(self._pid)
             is_there = process.create_time() == self._born
-            # Who has ended is let go of by the program that forked it when it forks the next one.
+            # A zombie stays until the warm program forks the next attempt.
             return None if is_there and process.status() != psutil.STATUS_ZOMBIE else 0
         except psutil.Error:
             return 0
 
 
 def create_starter(*, is_warm: bool) -> ColdStarter:
-    """The one that a program's flag asks for."""
+    """Create the starter that a program's flag selects."""
     return WarmStarter() if is_warm else ColdStarter()

@@ -1,4 +1,4 @@
-"""What the events of a job say: `fold_events` gives where it stands."""
+"""The state of a job, computed from its events by `fold_events`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from utils.json_types import JsonObject
 
 State = Literal["queued", "running", "stopping", "waiting", "complete", "failed", "stopped"]
 STATES = get_args(State)
-# From these nothing leads on.
+# Final states.
 ENDS = ("complete", "failed", "stopped")
 
 
@@ -20,10 +20,9 @@ class Attempt:
 
     Attributes:
       pid, born: of the program that holds the job's lock, with its start in seconds since 1970.
-      main_pid, main_born: of `main.py`; 0: it had not begun.
-      code: its exit code; none: it has not ended, or nobody saw it end.
-      saved_step: of the run's newest checkpoint when it ended.
-      slots: that it holds.
+      main_pid, main_born: of `main.py`; 0 before its start.
+      code: its exit code; None before its end or if its end was not observed.
+      saved_step: of the run's newest checkpoint at its end.
     """
 
     pid: int
@@ -39,12 +38,12 @@ class Attempt:
 
 @dataclass
 class JobProgress:
-    """Where a job stands, as its events tell.
+    """State of a job according to its events.
 
     Attributes:
-      state: as `JobView` has it; `running` until an attempt's end has been noted.
-      not_before: when a waiting job may go on, in seconds since 1970.
-      stop_by: who has asked it to stop; empty: nobody.
+      state: as in `JobView`; `running` until an attempt's end has been recorded.
+      not_before: when a waiting job may continue, in seconds since 1970.
+      stop_by: who requested its stop; empty without a request.
       reason: of its state, for people.
       forgotten: attempts whose crashes no longer count.
     """
@@ -59,17 +58,17 @@ class JobProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will happen any more."""
+        """Whether the state is final."""
         return self.state in ENDS
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """What its program holds; empty: none runs."""
+        """Slots that its program holds; empty if none runs."""
         return self.attempts[-1].slots if self.is_open else ()
 
     @property
     def is_open(self) -> bool:
-        """Whether an attempt has begun whose end nobody has noted."""
+        """Whether the last attempt has no recorded end."""
         return bool(self.attempts) and self.attempts[-1].ended is None
 
 
@@ -80,11 +79,11 @@ class JobView:
     Attributes:
       id: directory below the queue.
       run: `experiment/run_id` in the store.
-      state: queued, running, stopping, waiting (it goes on by itself), complete, failed, stopped.
+      state: queued, running, stopping, waiting (it continues by itself), complete, failed, stopped.
       argv: the command.
       created, changed: seconds since 1970.
       attempts: programs that have been started.
-      exit_code: of the last one; none: it has not ended, or nobody saw it end.
+      exit_code: of the last one; null before its end or if its end was not observed.
     """
 
     id: str
@@ -104,80 +103,70 @@ class JobView:
 
     @property
     def may_stop(self) -> bool:
-        """Whether it makes sense to stop it now."""
+        """Whether a stop request makes sense now."""
         return self.state not in (*ENDS, "stopping")
 
     @property
     def may_reopen(self) -> bool:
-        """Whether it can go on after its end."""
+        """Whether it can continue after its end."""
         return self.state in ("failed", "stopped")
 
 
 def fold_events(events: Iterable[JsonObject]) -> JobProgress:
-    """Where a job stands after its events, the oldest first.
-
-    Unknown ones are passed over, and so are damaged ones: of a torn line nothing is left either.
-    """
-    found = JobProgress()
+    """Compute a job's state from its events, the oldest first; skip unknown and damaged ones."""
+    job = JobProgress()
     for event in events:
-        if not _is_whole(event):
+        fields = {"time": _NUMBER, **_FIELDS.get(str(event.get("event")), {})}
+        if not all(isinstance(event.get(name), kind) for name, kind in fields.items()):
             continue
-        found.changed = float(event["time"])
-        handlers = _AFTER_END if found.is_over else _BEFORE_END
+        job.changed = float(event["time"])
+        handlers = _AFTER_END if job.is_over else _BEFORE_END
         handler = handlers.get(str(event.get("event")))
         if handler is not None:
-            handler(found, event)
-    return found
+            handler(job, event)
+    return job
 
 
-def _is_whole(event: JsonObject) -> bool:
-    """Whether an event has the fields of its kind, each as it is written."""
-    fields = {"time": _NUMBER, **_FIELDS.get(str(event.get("event")), {})}
-    return all(isinstance(event.get(name), kind) for name, kind in fields.items())
-
-
-def _start(found: JobProgress, event: JsonObject) -> None:
+def _start(job: JobProgress, event: JsonObject) -> None:
     slots = tuple(map(str, event["slots"]))
-    found.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
-    found.state = "stopping" if found.stop_by else "running"
-    found.reason = ""
+    job.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
+    job.state = "stopping" if job.stop_by else "running"
+    job.reason = ""
 
 
-def _launch(found: JobProgress, event: JsonObject) -> None:
-    if found.attempts:
-        found.attempts[-1].main_pid = event["pid"]
-        found.attempts[-1].main_born = event["born"]
+def _launch(job: JobProgress, event: JsonObject) -> None:
+    if job.attempts:
+        job.attempts[-1].main_pid = event["pid"]
+        job.attempts[-1].main_born = event["born"]
 
 
-def _end(found: JobProgress, event: JsonObject) -> None:
-    if found.attempts:
-        last = found.attempts[-1]
+def _end(job: JobProgress, event: JsonObject) -> None:
+    if job.attempts:
+        last = job.attempts[-1]
         last.ended, last.code = event["time"], event.get("code")
         last.saved_step = event["saved_step"]
 
 
-def _wait(found: JobProgress, event: JsonObject) -> None:
-    found.state, found.not_before = "waiting", event["until"]
-    found.reason = event["reason"]
+def _wait(job: JobProgress, event: JsonObject) -> None:
+    job.state, job.not_before, job.reason = "waiting", event["until"], event["reason"]
 
 
-def _stop(found: JobProgress, event: JsonObject) -> None:
-    found.stop_by = event["who"] or "somebody"
-    if found.state in ("queued", "running", "waiting"):
-        found.state = "stopping"
+def _stop(job: JobProgress, event: JsonObject) -> None:
+    job.stop_by = event["who"] or "somebody"
+    if job.state in ("queued", "running", "waiting"):
+        job.state = "stopping"
 
 
-def _finish(found: JobProgress, event: JsonObject) -> None:
+def _finish(job: JobProgress, event: JsonObject) -> None:
     if event["state"] in ENDS:
-        found.state, found.reason = event["state"], event["reason"]
+        job.state, job.reason = event["state"], event["reason"]
 
 
-def _reopen(found: JobProgress, event: JsonObject) -> None:
-    """It goes on as if it were new; its crashes are forgotten."""
-    if found.state in ("failed", "stopped"):
-        found.state, found.reason, found.stop_by = "queued", "", ""
-        found.not_before = 0.0
-        found.forgotten = len(found.attempts)
+def _reopen(job: JobProgress, event: JsonObject) -> None:
+    """Continue a job as if it were new; its crashes no longer count."""
+    if job.state in ("failed", "stopped"):
+        job.state, job.reason, job.stop_by, job.not_before = "queued", "", "", 0.0
+        job.forgotten = len(job.attempts)
 
 
 _NUMBER = (int, float)
@@ -189,7 +178,7 @@ _FIELDS = {
     "stop": {"who": str},
     "finished": {"state": str, "reason": str},
 }
-# What is noted when a job is over changes nothing, but that it was taken up again.
+# After a job's end no event changes its state except a reopening.
 _BEFORE_END = {
     "started": _start, "launched": _launch, "ended": _end, "waits": _wait, "stop": _stop,
     "finished": _finish,

@@ -1,4 +1,4 @@
-"""`Submission`: what somebody wants to be run, and the configuration that it means."""
+"""`Submission`: a requested run, and the configuration that it resolves to."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
-# Directories of a store that are no experiments.
+# Directories of a store that are not experiments.
 RESERVED = ("benchmarks", "jobs", "service", "sweeps")
 
 
 class Submission(BaseModel):
-    """A run that is asked for.
+    """A requested run.
 
     Attributes:
       config: a YAML file, as `--config` takes it.
       overrides: dotted key -> value on top of it.
       slots: devices of the queue that it holds while it runs.
-      sweep: that it is a trial of; empty: of none.
+      sweep: the sweep of a trial, or empty.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,23 +38,22 @@ class Submission(BaseModel):
 
 
 def resolve_submission(submission: Submission, store: str) -> RunConfig:
-    """The configuration that is run: with a run's name, in this store, going on where it can.
+    """Resolve the configuration of a run: with its name, in this store, resuming if possible.
 
     Raises:
-      UserError: as `load_config`; or the run would lie in another store, or goes on from elsewhere.
+      UserError: as `load_config`; or the run names another store, or resumes from elsewhere.
     """
     origin = f"sweep {submission.sweep}" if submission.sweep else "the submission"
     config = combine_config(submission.config, submission.overrides, origin)
     run = config.run
-    told = {key: value for key, value in submission.overrides.items() if key.startswith("run.")}
-    if told.get("run.output_dir", store) != store:
+    if submission.overrides.get("run.output_dir", store) != store:
         raise UserError(
             f"run.output_dir ({run.output_dir!r}) is not the store of this queue ({store!r}); "
-            "leave it out, or use the queue of that store"
+            "remove it, or use the queue of that store"
         )
     if run.resume not in ("", "auto") or run.check_only:
         key = "run.check_only" if run.check_only else "run.resume"
-        raise UserError(f"{key} is the queue's own business; leave it out")
+        raise UserError(f"{key} is set by the queue itself; remove it")
     if run.experiment in RESERVED:
         raise UserError(
             f"run.experiment ({run.experiment!r}) is a directory of the store itself; give another"
@@ -65,21 +64,21 @@ def resolve_submission(submission: Submission, store: str) -> RunConfig:
 
 
 def write_flags(submission: Submission, store: str) -> list[str]:
-    """The words for `main.py` on another machine, which has the repository and nothing else.
+    """Write the arguments of `main.py` for another machine, which has the repository only.
 
     Raises:
-      UserError: as `resolve_submission`; or a value that no flag can say.
+      UserError: as `resolve_submission`; or no flag can express a value.
     """
     config = resolve_submission(submission, store)
-    told = {key: value for key, value in submission.overrides.items() if key[:4] != "run."}
+    values = {key: value for key, value in submission.overrides.items() if key[:4] != "run."}
     own = {"run.output_dir": store, "run.run_id": config.run.run_id}
-    words = [f"--{key}={_write_value(value)}" for key, value in {**told, **own}.items()]
+    words = [f"--{key}={_write_value(value)}" for key, value in {**values, **own}.items()]
     flags = ["--config", submission.config, *words]
     again = change(load_config(flags), run={"resume": "auto"})
     given = change(config, run={"experiment": again.run.experiment})
     if again != given:
         raise UserError(
-            "the submission sets what flags cannot say; write a YAML that extends "
+            "the submission sets values that flags cannot express; write a YAML that extends "
             f"{submission.config} instead, commit it, and give that one"
         )
     return flags
@@ -92,6 +91,6 @@ def _write_value(value: JsonValue) -> str:
 
 
 def create_job_id(config: RunConfig) -> str:
-    """The same run is the same job: a name and ten digits of `experiment/run_id`."""
-    place = json.dumps([config.run.experiment, config.run.run_id])
-    return f"{config.run.run_id[:100]}-{hashlib.sha256(place.encode()).hexdigest()[:10]}"
+    """Create the id of a run's job: a name and ten digits of `experiment/run_id`."""
+    run = json.dumps([config.run.experiment, config.run.run_id])
+    return f"{config.run.run_id[:100]}-{hashlib.sha256(run.encode()).hexdigest()[:10]}"

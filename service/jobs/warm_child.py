@@ -1,8 +1,8 @@
-"""`python -m service.jobs.warm_child`: has imported what `main.py` needs, and forks attempts.
+"""`python -m service.jobs.warm_child`: imports what `main.py` needs, and forks attempts.
 
-A line on its standard input names a job's directory and its slots, the answer is the pid of the
-attempt. Nothing is done here that a run could inherit but the modules themselves: no thread of
-Python's, no session, no device. It ends when the other side closes; the attempts go on.
+A line on its standard input names a job's directory and its slots; the answer is the pid of the
+attempt. A run may inherit only the modules themselves from here: no Python thread, no session, no
+device. The program ends when the other side closes; the attempts go on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.jobs import child
 from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
 
-# What a run of images on the host's processor imports.
+# Imports of a run of images on the host's processor.
 _MODULES = (
     "main", "job.entry", "timm", "tensorflow", "tensorflow_datasets", "ddsketch", "google_crc32c",
     "matplotlib.pyplot", "matplotlib.backends.backend_agg", "big_vision.input.reader",
@@ -33,25 +33,26 @@ _FORK = multiprocessing.get_context("fork")
 
 
 def main() -> int:
-    """Fork until the other side closes."""
+    """Fork until the other side closes the pipe."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # whatever a library prints is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with answers
     for name in _MODULES:
-        with contextlib.suppress(ImportError):  # a run without it needs it not
+        with contextlib.suppress(ImportError):  # a run without the module does not need it
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what is shared by all attempts stays shared
+    gc.freeze()  # objects that all attempts share stay shared
     for line in sys.stdin:
-        asked = json.loads(line)
-        attempt = _FORK.Process(target=_attempt, args=(asked["folder"], asked["slots"], answers))
+        request = json.loads(line)
+        words = (request["folder"], request["slots"], answers)
+        attempt = _FORK.Process(target=_attempt, args=words)
         attempt.start()
         answers.write(f"{attempt.pid}\n")
         answers.flush()
-    os._exit(0)  # the end of a program would wait for all that it has forked
+    os._exit(0)  # a normal exit would wait for all forks
 
 
 def _attempt(folder: str, slots: Sequence[str], answers: IO[str]) -> None:
-    """What `python -m service.jobs.child` is, in a process that has its modules already."""
+    """Do the work of `python -m service.jobs.child` in a process that has its modules already."""
     os.setsid()
     answers.close()
     with Path(os.devnull).open("r+b") as nothing:
@@ -62,7 +63,7 @@ def _attempt(folder: str, slots: Sequence[str], answers: IO[str]) -> None:
 
 
 class _WarmProgram:
-    """`main.py` in a fork of this process: as `subprocess.Popen`, as far as an attempt asks."""
+    """`main.py` in a fork of this process, with the part of `subprocess.Popen` that is needed."""
 
     def __init__(self, command: Sequence[str], log: IO[bytes], lock: int) -> None:
         self._process = _FORK.Process(target=_run, args=(list(command), log.fileno()))
@@ -70,17 +71,17 @@ class _WarmProgram:
         self.pid = self._process.pid
 
     def wait(self) -> int:
-        """The exit code; a signal's number below zero."""
+        """Wait for the exit code; a signal's number is negative."""
         self._process.join()
         return self._process.exitcode
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Request its end."""
         self._process.terminate()
 
 
 def _run(command: list[str], log: int) -> None:
-    """`python main.py ...`, from its first line to the last word of its exit handlers."""
+    """Run `python main.py ...`, up to the end of its exit handlers."""
     import atexit
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""`SweepControl`: submits what is missing of a sweep and sees it through."""
+"""`SweepControl`: submits the missing trials of a sweep and works until all have ended."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from service.sweeps.study import ask_point, check_optuna
 from utils.errors import UserError
 from utils.log import get_logger
 
-# Between two looks at a sweep that another dispatcher works on.
+# Pause between two looks at a sweep that another dispatcher works on.
 _LOOK_EVERY_S = 1.0
 Tell = Callable[[TrialState], None]
 
 
 class SweepControl:
-    """One sweep of a store; it keeps nothing that the files do not say.
+    """One sweep of a store; its whole state is in the files.
 
     Args:
-      tell: is told of each trial whose state has changed.
-      width: trials that Optuna may have open at once.
+      tell: called with each trial whose state has changed.
+      width: trials of Optuna that may be open at once.
 
     Raises:
-      UserError: the configuration is refused, or another sweep of this name has begun otherwise.
+      UserError: the configuration is refused, or a sweep of this name has begun with other values.
     """
 
     def __init__(
@@ -52,22 +52,22 @@ class SweepControl:
         check_sweep(queue.store, spec, self.base)
 
     def list(self) -> list[TrialState]:
-        """All trials as they stand."""
+        """List all trials with their states."""
         return list_trials(self.queue, self.spec, self.base.run.experiment)
 
     def list_due(self) -> list[Trial]:
-        """Trials that `begin` starts: neither complete nor on their way; of Optuna the first."""
+        """List trials that `begin` starts: neither complete nor queued; with Optuna the first."""
         states = self.list()
         if self.spec.method == "optuna" and not states:
             point = ask_point(self.spec, [])
             return [make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
-        return [one.trial for one in states if one.state in (MISSING, "failed", "stopped")]
+        return [state.trial for state in states if state.state in (MISSING, "failed", "stopped")]
 
     def check(self, checker: Checker, trials: Sequence[Trial]) -> None:
-        """Ask of each trial what `main.py --check` would say, before the first one runs.
+        """Check each trial as `main.py --check` does, before the first one runs.
 
         Raises:
-          UserError: one is refused; names it.
+          UserError: the first trial that is refused.
         """
         for number, trial in enumerate(trials, 1):
             verdict = checker.check(make_submission(self.spec, trial), self.queue.store)
@@ -77,63 +77,63 @@ class SweepControl:
                 )
 
     def begin(self) -> None:
-        """Keep the sweep's file, submit what was never submitted, and reopen what did not end well.
+        """Store the sweep's file, submit missing trials, and reopen failed or stopped ones.
 
         Raises:
           UserError: as the constructor.
         """
         keep_sweep(self.queue.store, self.spec, self.base)
-        for one in self.list():
-            if one.state == MISSING:
-                self._submit(one.trial)
-            elif one.state in ("failed", "stopped"):
-                self.queue.reopen(one.job_id, self.who)
+        for state in self.list():
+            if state.state == MISSING:
+                self._submit(state.trial)
+            elif state.state in ("failed", "stopped"):
+                self.queue.reopen(state.job_id, self.who)
 
     def run(self, slots: Sequence[str], starter: ColdStarter | None = None) -> list[TrialState]:
-        """Work on the queue until every trial has ended; gives them.
+        """Work on the queue until every trial has ended; return the trials.
 
-        Where another dispatcher works on it, this one watches, and takes its place when it ends.
+        While another dispatcher works on it, this one watches, and follows it at its end.
 
         Args:
           starter: as of `Dispatcher`.
         """
-        is_told = False
+        is_logged = False
         while True:
             try:
                 with Dispatcher(self.queue, slots, starter=starter) as dispatcher:
                     dispatcher.run(self.look)
                 return self.list()
             except DispatcherBusyError:
-                if not is_told:
+                if not is_logged:
                     get_logger().info(
                         "another dispatcher works on %s: its slots count", self.queue.folder
                     )
-                is_told = True
+                is_logged = True
                 if self.look():
                     return self.list()
                 time.sleep(_LOOK_EVERY_S)
 
     def look(self) -> bool:
-        """Tell what has changed, and ask Optuna for more; whether the sweep is over."""
+        """Report changes, and ask Optuna for further points; return whether the sweep is over."""
         states = self.list()
-        for one in states:
-            if self._known.get(one.trial.id) != one.state:
-                self._known[one.trial.id] = one.state
-                self._tell(one)
+        for state in states:
+            if self._known.get(state.trial.id) != state.state:
+                self._known[state.trial.id] = state.state
+                self._tell(state)
         if self.spec.method == "optuna" and self._ask_for_more(states):
             return False
-        return all(one.state in ENDS for one in states)
+        return all(state.state in ENDS for state in states)
 
     def stop(self) -> None:
-        """Ask every trial that has not ended to save and end."""
-        for one in self.list():
-            if one.job_id and one.state not in ENDS:
-                self.queue.stop(one.job_id, self.who)
+        """Request that every trial that has not ended saves and ends."""
+        for state in self.list():
+            if state.job_id and state.state not in ENDS:
+                self.queue.stop(state.job_id, self.who)
 
     def _ask_for_more(self, states: Sequence[TrialState]) -> bool:
-        """Submit the next point where fewer run than may at once; whether one was submitted."""
-        points = {tuple(map(str, one.trial.point.values())) for one in states}
-        open_trials = sum(one.state not in ENDS for one in states)
+        """Submit the next point if another may run; return whether one was submitted."""
+        points = {tuple(map(str, state.trial.point.values())) for state in states}
+        open_trials = sum(state.state not in ENDS for state in states)
         if len(points) >= self.spec.trials or open_trials >= self._width:
             return False
         point = ask_point(self.spec, states)

@@ -1,7 +1,7 @@
-"""Trials on other machines: their queue is the queue, and this keeps their jobs' names.
+"""Trials on other machines: their queue runs them, and this module keeps the names of their jobs.
 
-`launched.jsonl` beside the sweep's file says what was given to whom. Whether a trial is complete
-its run says, as for all others.
+`launched.jsonl` beside the sweep's file holds what was submitted where. As for all trials, the run
+itself tells whether it is complete.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Backend(Protocol):
     """A queue of other machines.
 
     Attributes:
-      name: as `--on` says it.
+      name: as in `--on`.
       program: its client.
     """
 
@@ -47,19 +47,15 @@ class Backend(Protocol):
     program: str
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
-        """Queue `main.py` with these words; gives the job's name there."""
+        """Queue `main.py` with these arguments; return the job's name there."""
 
     def is_there(self, job: str, executor: Executor) -> bool:
-        """Whether the job has not ended yet."""
+        """Return whether the job has not ended yet."""
 
 
 @dataclass(frozen=True)
 class SlurmBackend:
-    """Slurm; the store must lie where its nodes see it.
-
-    Attributes:
-      options: of sbatch.
-    """
+    """Slurm; its nodes must see the store."""
 
     options: tuple[str, ...] = ()
     name: str = "slurm"
@@ -81,7 +77,7 @@ class SkyBackend:
 
     Attributes:
       accelerator_type: as Cloud TPU spells it, such as v5litepod-8.
-      region: empty: SkyPilot looks for one.
+      region: SkyPilot chooses one if empty.
     """
 
     accelerator_type: str
@@ -91,10 +87,9 @@ class SkyBackend:
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
         flags = dict(word.partition("=")[::2] for word in words[2:])
-        known = {key: flags.pop(key) for key in ("--run.output_dir", "--run.run_id")}
         job = SkyJob(
             name=name, accelerator_type=self.accelerator_type, config=words[1],
-            output_dir=known["--run.output_dir"], run_id=known["--run.run_id"],
+            output_dir=flags.pop("--run.output_dir"), run_id=flags.pop("--run.run_id"),
             region=self.region, flags=tuple(f"{key}={value}" for key, value in flags.items()),
         )  # fmt: skip
         task = f".sync/{name}.sky.yaml"
@@ -109,14 +104,14 @@ class SkyBackend:
         answer = executor.require(commands.sky_jobs(), assume="[]")
         rows = json.loads(answer[answer.index("[") :])
         states = [row["status"] for row in rows if row.get("job_name") == job]
-        return any(one not in _SKY_ENDED and not one.startswith("FAILED") for one in states)
+        return any(word not in _SKY_ENDED and not word.startswith("FAILED") for word in states)
 
 
 class TrialLaunch:
-    """Gives a sweep's trials to a queue of other machines, each once.
+    """Submission of a sweep's trials to a queue of other machines, each once.
 
     Raises:
-      UserError: Optuna was asked for, or the store is no bucket where one is needed.
+      UserError: the method is Optuna, or the store is no bucket where one is needed.
     """
 
     def __init__(
@@ -124,8 +119,8 @@ class TrialLaunch:
     ) -> None:  # fmt: skip
         if spec.method == "optuna":
             raise UserError(
-                f"method=optuna asks for one trial after another, which --on {backend.name} "
-                "cannot; choose random"
+                f"method=optuna chooses one trial after another, which --on {backend.name} does "
+                "not support; choose random"
             )
         if backend.name == "sky" and not is_remote(store):
             raise UserError(
@@ -139,14 +134,14 @@ class TrialLaunch:
         self._states = {trial: self._find_state(trial) for trial in plan_trials(spec)}
 
     def list_due(self) -> list[Trial]:
-        """Trials that are neither complete nor in the other queue."""
+        """List the trials that are neither complete nor in the other queue."""
         return [trial for trial, state in self._states.items() if not state]
 
     def submit(self) -> Iterator[tuple[Trial, str]]:
-        """Submit what is due; gives each trial with what has become of it.
+        """Submit what is due; yield each trial with its new state.
 
         Raises:
-          UserError: another sweep of this name has begun, or the other queue refuses.
+          UserError: a sweep of this name has begun with other values, or the other queue refuses.
         """
         if not self.executor.dry_run:
             keep_sweep(self.store, self.spec, self._base)
@@ -157,7 +152,7 @@ class TrialLaunch:
             words = write_flags(make_submission(self.spec, trial), self.store)
             job = self.backend.submit(trial.run_id, words, self.executor)
             if not self.executor.dry_run:
-                _note(self.store, self.spec.name, trial, self.backend.name, job)
+                self._note(trial, job)
             yield trial, f"submitted as {job}"
 
     def _find_state(self, trial: Trial) -> str:
@@ -170,16 +165,15 @@ class TrialLaunch:
         job = known.get((trial.id, self.backend.name), "")
         return f"queued as {job}" if job and self.backend.is_there(job, self.executor) else ""
 
+    def _note(self, trial: Trial, job: str) -> None:
+        """Write the whole file anew each time: the program may be killed between two trials."""
+        folder = open_sweep_folder(self.store, self.spec.name)
+        line = {"trial": trial.id, "on": self.backend.name, "job": job, "time": time.time()}
+        text = folder.read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
+        folder.write_text(LAUNCHED_FILE, text + json.dumps(line) + "\n")
+
 
 def read_launched(store: str, sweep: str) -> dict[tuple[str, str], str]:
-    """(trial, backend) -> the newest job of it there."""
+    """Read (trial, backend) -> its newest job there."""
     text = open_sweep_folder(store, sweep).read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
     return {(line["trial"], line["on"]): line["job"] for line in parse_lines(text)}
-
-
-def _note(store: str, sweep: str, trial: Trial, backend: str, job: str) -> None:
-    """One writer, who may be killed between two trials: the file is written whole each time."""
-    folder = open_sweep_folder(store, sweep)
-    line = {"trial": trial.id, "on": backend, "job": job, "time": time.time()}
-    text = folder.read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
-    folder.write_text(LAUNCHED_FILE, text + json.dumps(line) + "\n")

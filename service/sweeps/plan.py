@@ -1,4 +1,4 @@
-"""The trials of a sweep, and the one file that a sweep keeps in the store beside its runs."""
+"""The trials of a sweep, and the file that a sweep keeps in the store beside its runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from utils.storage.places import open_folder
 
 FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
-# What may be another one when a sweep goes on.
+# Fields that may change when a sweep goes on.
 _FREE = ("metric", "slots")
 _GROW = {"grid": ("axes", "seeds"), "seeds": ("seeds",), "random": ("seeds", "trials"),
          "optuna": ("trials",)}  # fmt: skip
@@ -34,9 +34,9 @@ class Trial:
     """One run of a sweep.
 
     Attributes:
-      id: hash of what is its own.
+      id: hash of its own values.
       point: dotted key -> value of each axis.
-      seed: none: that of the configuration.
+      seed: None to use that of the configuration.
     """
 
     id: str
@@ -51,45 +51,42 @@ class Trial:
 
     @property
     def own(self) -> JsonObject:
-        """What it sets that other trials do not."""
+        """The values that distinguish it from other trials."""
         return self.point | ({} if self.seed is None else {SEED_KEY: self.seed})
 
     def describe(self) -> str:
-        """Its values, for people."""
+        """Format its values for people."""
         return " ".join(f"{key}={json.dumps(value)}" for key, value in self.own.items()) or "-"
 
 
 def plan_trials(spec: SweepSpec) -> list[Trial]:
-    """All trials of a grid, of seeds or of random draws; each is a function of (spec, number).
+    """Create all trials of a grid, seeds or random draws, each a function of (spec, number).
 
-    Those of Optuna depend on what has been found: `service.sweeps.study` asks for them.
+    Optuna's trials depend on earlier results: `service.sweeps.study` samples them.
     """
     if spec.method == "random":
         points = [draw_point(spec, number) for number in range(spec.trials)]
     else:
         values = itertools.product(*spec.axes.values())
-        points = [dict(zip(spec.axes, one, strict=True)) for one in values]
+        points = [dict(zip(spec.axes, point, strict=True)) for point in values]
     trials = [make_trial(spec, point, seed) for point in points for seed in spec.seeds or [None]]
     return list({trial.id: trial for trial in trials}.values())
 
 
 def make_trial(spec: SweepSpec, point: JsonObject, seed: int | None) -> Trial:
-    """The trial of a point and a seed."""
-    own = point | ({} if seed is None else {SEED_KEY: seed})
-    text = json.dumps(own, sort_keys=True)
+    """Create the trial of a point and a seed."""
+    text = json.dumps(point | ({} if seed is None else {SEED_KEY: seed}), sort_keys=True)
     return Trial(hashlib.sha256(text.encode()).hexdigest()[:10], spec.name, point, seed)
 
 
 def make_submission(spec: SweepSpec, trial: Trial) -> Submission:
-    """What the queue gets of a trial."""
+    """Create the submission of a trial."""
     overrides = {**spec.settings, **trial.own, "run.run_id": trial.run_id}
-    return Submission(
-        config=spec.config, overrides=overrides, slots=spec.slots, sweep=spec.name
-    )  # fmt: skip
+    return Submission(config=spec.config, overrides=overrides, slots=spec.slots, sweep=spec.name)
 
 
 def draw_point(spec: SweepSpec, number: int) -> JsonObject:
-    """The random point of a number, by Philox keyed with the sweep's seed and the number.
+    """Draw the random point of a number, by Philox keyed with the sweep's seed and the number.
 
     Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
     """
@@ -101,28 +98,24 @@ def draw_point(spec: SweepSpec, number: int) -> JsonObject:
 
 
 def _draw(axis: Sequence[JsonValue] | Range, share: float) -> JsonValue:
-    """The value of an axis at a share of its length, 0 <= share < 1."""
+    """Return the value of an axis at a share of its length, 0 <= share < 1."""
     if not isinstance(axis, Range):
         return axis[int(share * len(axis))]
-    low, high = axis.low, axis.high + axis.integer  # a whole number holds the place up to the next
+    low, high = axis.low, axis.high + axis.integer  # an integer covers the range up to the next
     value = low * (high / low) ** share if axis.log else low + (high - low) * share
     return min(int(axis.high), math.floor(value)) if axis.integer else value
 
 
 def resolve_base(spec: SweepSpec) -> RunConfig:
-    """The configuration that all trials start from.
-
-    Raises:
-      UserError: as `load_config`.
-    """
+    """Resolve the configuration that all trials start from; errors as of `load_config`."""
     return combine_config(spec.config, spec.settings, f"sweep {spec.name}: set")
 
 
 def check_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None:
-    """The sweep of this name as it has begun, which this one may extend; none: it has not begun.
+    """Return the stored sweep of this name, which the new one may extend; None if it is new.
 
     Raises:
-      UserError: it has begun otherwise; names each difference.
+      UserError: it has begun with other values; names each difference.
     """
     old = _read_file(store, spec.name)
     if old is None:
@@ -135,14 +128,14 @@ def check_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | Non
     ]
     if lost:
         raise UserError(
-            f"sweep {spec.name!r} has begun otherwise: {'; '.join(lost)}; only values and seeds "
-            "may be added: give the new sweep another name"
+            f"sweep {spec.name!r} has begun with other values: {'; '.join(lost)}; only values and "
+            "seeds may be added: give the new sweep another name"
         )
     return then
 
 
 def keep_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None:
-    """Write a sweep's file, or extend it; gives what stood there before, none if nothing did.
+    """Write or extend a sweep's file; return the stored sweep before, None if it is new.
 
     Raises:
       UserError: as `check_sweep`.
@@ -155,21 +148,21 @@ def keep_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None
 
 
 def read_sweep(store: str, name: str) -> SweepSpec:
-    """The sweep of a name, as it has last been begun.
+    """Read a sweep as it was last started.
 
     Raises:
-      UserError: there is none, or its file is damaged.
+      UserError: no sweep has this name, or its file is damaged.
     """
-    found = _read_file(store, name)
-    if found is None:
+    record = _read_file(store, name)
+    if record is None:
         known = list_sweeps(store)
         hint = get_hint(name, known) if known else "it holds none yet"
         raise UserError(f"sweep {name!r} is not in {store!r}; {hint}")
-    return _parse(store, name, found)
+    return _parse(store, name, record)
 
 
 def list_sweeps(store: str) -> list[str]:
-    """Names of the sweeps of a store."""
+    """List the names of a store's sweeps."""
     folder = open_folder(store).child(FOLDER)
     names = folder.list_names()
     texts = folder.read_texts([f"{name}/{SWEEP_FILE}" for name in names])
@@ -177,46 +170,37 @@ def list_sweeps(store: str) -> list[str]:
 
 
 def find_differences(old: SweepSpec, new: SweepSpec) -> list[str]:
-    """What a sweep that goes on may not have changed; empty: it goes on, perhaps with more."""
+    """List changes that a continued sweep may not have; empty if it only grows."""
     then, now = old.describe(), new.describe()
-    found = []
+    differences = []
     for key in (key for key in then if then[key] != now[key] and key not in _FREE):
-        if key not in _GROW[old.method]:
-            found.append(_tell(key, then[key], now[key]))
-        elif key == "axes" and then[key].keys() == now[key].keys():
+        can_grow = key in _GROW[old.method]
+        if can_grow and key == "axes" and then[key].keys() == now[key].keys():
             lost = {axis: _subtract(then[key][axis], now[key][axis]) for axis in then[key]}
-            found += [f"axes.{axis} lost {_list(those)}" for axis, those in lost.items() if those]
-        elif not _has_grown(then[key], now[key]):
-            found.append(_tell(key, then[key], now[key]))
-    return found
-
-
-def _tell(key: str, was: JsonValue, is_now: JsonValue) -> str:
-    return f"{key} was {json.dumps(was)}, now {json.dumps(is_now)}"
+            differences += [
+                f"axes.{axis} lost {', '.join(map(json.dumps, values))}"
+                for axis, values in lost.items()
+                if values
+            ]
+        elif not can_grow or not _has_grown(then[key], now[key]):
+            differences.append(f"{key} was {json.dumps(then[key])}, now {json.dumps(now[key])}")
+    return differences
 
 
 def _has_grown(was: JsonValue, is_now: JsonValue) -> bool:
-    """More trials, or more seeds; from none to some would be other trials."""
+    """Return whether there are more trials or seeds; the first seeds would make other trials."""
     if isinstance(was, int):
         return is_now > was
     return isinstance(was, list) and bool(was) and not _subtract(was, is_now)
 
 
-def _subtract(those: list[JsonValue], these: list[JsonValue]) -> list[JsonValue]:
-    kept = {json.dumps(one) for one in these}
-    return [one for one in those if json.dumps(one) not in kept]
-
-
-def _list(values: list[JsonValue]) -> str:
-    return ", ".join(json.dumps(one) for one in values)
+def _subtract(before: list[JsonValue], after: list[JsonValue]) -> list[JsonValue]:
+    kept = {json.dumps(value) for value in after}
+    return [value for value in before if json.dumps(value) not in kept]
 
 
 def open_sweep_folder(store: str, name: str) -> Folder:
-    """Where a sweep keeps its file.
-
-    Raises:
-      UserError: no name for a directory.
-    """
+    """Open the folder of a sweep's file; a malformed name is a `UserError`."""
     check_name("name", name)
     return open_folder(store).child(FOLDER).child(name)
 
@@ -226,17 +210,17 @@ def _read_file(store: str, name: str) -> JsonObject | None:
     if text is None:
         return None
     try:
-        found = json.loads(text)
+        record = json.loads(text)
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("base"), dict):
+        record = None
+    if not isinstance(record, dict) or not isinstance(record.get("base"), dict):
         raise UserError(f"{open_sweep_folder(store, name)}/{SWEEP_FILE} is damaged; move it away")
-    return found
+    return record
 
 
-def _parse(store: str, name: str, found: JsonObject) -> SweepSpec:
+def _parse(store: str, name: str, record: JsonObject) -> SweepSpec:
     try:
-        return SweepSpec.model_validate(found.get("spec"))
+        return SweepSpec.model_validate(record.get("spec"))
     except ValidationError as error:
         raise UserError(
             f"{open_sweep_folder(store, name)}/{SWEEP_FILE} is damaged; move it away"

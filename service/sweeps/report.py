@@ -1,4 +1,4 @@
-"""How the trials of a sweep stand, and what its axes tell."""
+"""States of a sweep's trials, and results by their axes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class TrialState:
-    """How one trial stands.
+    """State of one trial.
 
     Attributes:
-      state: complete, as the run says; else the job's; `missing`: it was never submitted.
-      value: of the sweep's metric at its end; none: there is none yet.
-      job_id: empty: it has no job on this machine.
+      state: complete, as the run says; else the job's; `missing` before its submission.
+      value: of the sweep's metric at its end; None before it.
+      job_id: empty without a job on this machine.
       run: `experiment/run_id`.
     """
 
@@ -40,12 +40,12 @@ class TrialState:
 
 @dataclass(frozen=True)
 class AxisRow:
-    """What trials with one value of an axis, or with one point, have reached.
+    """Result of the trials with one value of an axis, or with one point.
 
     Attributes:
       values: of the axes in question.
       interval: mean over seeds, its 95 % interval, standard deviation and n, which is the number of
-        seeds; each seed's value is the mean of its trials, all complete; none: no seed has that.
+        seeds; each seed's value is the mean of its trials, all complete; null without such a seed.
       trials, seeds: with these values, complete or not.
     """
 
@@ -57,7 +57,7 @@ class AxisRow:
 
 @dataclass(frozen=True)
 class SweepTable:
-    """What a sweep has found so far.
+    """Results of a sweep so far.
 
     Attributes:
       points: a row for each point over its seeds, the best first.
@@ -71,31 +71,27 @@ class SweepTable:
 
 
 def list_trials(queue: JobQueue, spec: SweepSpec, experiment: str) -> list[TrialState]:
-    """All trials of a sweep; for Optuna those that have been asked for.
-
-    Args:
-      experiment: of its runs.
-    """
+    """List all trials of a sweep; with Optuna those that were sampled."""
     jobs = {job.run: job for job in queue.list() if job.sweep == spec.name}
     trials = plan_trials(spec) if spec.method != "optuna" else list_asked(queue, spec)
-    found = []
+    states = []
     for trial in trials:
         run = f"{experiment}/{trial.run_id}"
         status, value = read_result(queue.store, run, spec.metric)
         job = jobs.get(run)
         state = status if status == "complete" else (job.state if job else MISSING)
         reason = job.reason if job and state != "complete" else ""
-        found.append(TrialState(trial, state, value, job.id if job else "", run, reason))
-    return found
+        states.append(TrialState(trial, state, value, job.id if job else "", run, reason))
+    return states
 
 
 def list_asked(queue: JobQueue, spec: SweepSpec) -> list[Trial]:
-    """The trials of the points that have a job, each with all seeds, the oldest first."""
+    """List the trials of the points that have a job, each with all seeds, the oldest first."""
     trials = {}
     for job in queue.list():
         if job.sweep == spec.name:
-            told = queue.read_overrides(job.id)
-            point = {key: told[key] for key in spec.axes if key in told}
+            overrides = queue.read_overrides(job.id)
+            point = {key: overrides[key] for key in spec.axes if key in overrides}
             for seed in (spec.seeds or [None]) if point.keys() == spec.axes.keys() else ():
                 trial = make_trial(spec, point, seed)
                 trials[trial.id] = trial
@@ -103,7 +99,7 @@ def list_asked(queue: JobQueue, spec: SweepSpec) -> list[Trial]:
 
 
 def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
-    """Status of a run, and the metric at its end; empty and none: it has not come so far."""
+    """Read a run's status and the metric at its end; empty and None if not available."""
     try:
         record = RunRecord(join_place(store, *run.split("/")))
         status = str(record.facts.get("status", ""))
@@ -116,7 +112,7 @@ def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
 
 
 def tabulate_sweep(spec: SweepSpec, states: Sequence[TrialState]) -> SweepTable:
-    """Means over seeds with their 95 % intervals: seeds differ by chance, points by design."""
+    """Compute means over seeds with 95 % intervals: seeds differ by chance, points by design."""
     points = _group(states, lambda trial: trial.point)
     sign = -1.0 if spec.direction == "higher" else 1.0
     points.sort(key=lambda row: sign * row.interval.mean if row.interval else math.inf)
@@ -130,17 +126,17 @@ def _choose(key: str) -> Callable[[Trial], JsonObject]:
 
 def _group(states: Sequence[TrialState], choose: Callable[[Trial], JsonObject]) -> list[AxisRow]:
     rows: dict[str, tuple[JsonObject, dict[int | None, list[float | None]]]] = {}
-    for one in states:
-        values = choose(one.trial)
+    for state in states:
+        values, value = choose(state.trial), state.value
         _, by_seed = rows.setdefault(json.dumps(values, sort_keys=True), (values, {}))
-        is_good = one.state == "complete" and one.value is not None and math.isfinite(one.value)
-        by_seed.setdefault(one.trial.seed, []).append(one.value if is_good else None)
-    found = []
+        is_good = state.state == "complete" and value is not None and math.isfinite(value)
+        by_seed.setdefault(state.trial.seed, []).append(value if is_good else None)
+    table = []
     for values, by_seed in rows.values():
-        # A seed counts once all of its trials are there: a mean over other points is another one.
+        # A seed counts once all of its trials are complete: a mean over fewer points would differ.
         whole = [numbers for numbers in by_seed.values() if None not in numbers]
         means = [math.fsum(numbers) / len(numbers) for numbers in whole]
         trials = sum(map(len, by_seed.values()))
         interval = compute_interval(means) if means else None
-        found.append(AxisRow(values, interval, trials, len(by_seed)))
-    return found
+        table.append(AxisRow(values, interval, trials, len(by_seed)))
+    return table

@@ -1,4 +1,4 @@
-"""`SweepSpec`: a sweep as a person writes it.
+"""`SweepSpec`: the file of a sweep.
 
 config: configs/digits_student.yaml
 set: {train.epochs: 5}
@@ -34,7 +34,7 @@ from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
 
 SEED_KEY = "train.seed"
-# What a sweep decides itself.
+# Keys that the sweep sets itself.
 _OWN = ("run.run_id", "run.output_dir", "run.resume", "run.experiment")
 _MOST_TRIALS = 10_000
 
@@ -43,7 +43,7 @@ class Range(BaseModel):
     """An axis of numbers between two ends, for `random` and `optuna`.
 
     Attributes:
-      log: drawn evenly in the logarithm.
+      log: draw evenly in the logarithm.
       integer: whole numbers, both ends among them.
     """
 
@@ -72,17 +72,17 @@ _Axis = Annotated[
 
 
 class SweepSpec(BaseModel):
-    """What is tried.
+    """The fields of a sweep's file.
 
     Attributes:
-      name: of the sweep; the file's where it is not given.
+      name: of the sweep; the file's name by default.
       config: a YAML file, as `--config` takes it.
       settings: dotted key -> value of every trial; `set` in the file.
       axes: dotted key -> its values, or a range.
-      seeds: each trial runs with each of them; empty: with that of the configuration.
+      seeds: each point runs with each of them; with that of the configuration if empty.
       method: grid: all combinations; random, optuna: `trials` of them; seeds: no axes.
       seed: of random and optuna.
-      metric: that is tabulated, and made better by optuna.
+      metric: to tabulate, and to improve with optuna.
       slots: of the queue that a trial holds.
     """
 
@@ -101,49 +101,47 @@ class SweepSpec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_numbers(cls, told: Any) -> Any:
-        """`2e-2` is a text to YAML, and 0.02 to whoever writes it: one value, one trial."""
-        if isinstance(told, dict) and isinstance(told.get("axes"), dict):
-            axes = {
-                key: [_read_number(str(key), one) for one in axis]
-                if isinstance(axis, list)
-                else axis
-                for key, axis in told["axes"].items()
-            }
-            return {**told, "axes": axes}
-        return told
+    def _read_numbers(cls, fields: Any) -> Any:
+        """Convert texts of numbers: YAML reads `2e-2` as a text, which must equal 0.02."""
+        if not isinstance(fields, dict) or not isinstance(fields.get("axes"), dict):
+            return fields
+        axes = {
+            key: [_read_number(str(key), value) for value in axis]
+            if isinstance(axis, list)
+            else axis
+            for key, axis in fields["axes"].items()
+        }
+        return {**fields, "axes": axes}
 
     @property
     def direction(self) -> Direction:
-        """Which way the metric is better, as the catalogue says."""
+        """Which way the metric is better, according to the catalogue."""
         entry = find_entry(self.metric)
         return "none" if entry is None else entry.direction
 
     def describe(self) -> dict[str, JsonValue]:
-        """The sweep as JSON, as it is kept."""
+        """Return the sweep as JSON, as it is stored."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def read_spec(path: Path) -> SweepSpec:
-    """The sweep of a YAML file.
+    """Read a sweep from a YAML file.
 
     Raises:
-      UserError: it cannot be read, or says what makes no sense; names the key.
+      UserError: it cannot be read, or a value is invalid; names the key.
     """
     values = {"name": path.stem, **read_yaml(str(path), "SPEC")}
     try:
         spec = SweepSpec.model_validate(values)
-    except ValidationError as error:
-        raise UserError(f"SPEC {path}: {_explain(error)}") from error
-    try:
         _check(spec)
-    except UserError as error:
-        raise UserError(f"SPEC {path}: {error}") from error
+    except (ValidationError, UserError) as error:
+        reason = _explain(error) if isinstance(error, ValidationError) else error
+        raise UserError(f"SPEC {path}: {reason}") from error
     return spec
 
 
 def _read_number(key: str, value: JsonValue) -> JsonValue:
-    """The number that a key will take a value for; other values as they are."""
+    """Convert a value to the number that its key takes; return other values unchanged."""
     kinds = get_kinds(key) & {int, float}
     if not kinds or isinstance(value, bool) or not isinstance(value, int | float | str):
         return value
@@ -158,13 +156,13 @@ def _check(spec: SweepSpec) -> None:
     check_name("name", spec.name)
     for key in (*spec.settings, *spec.axes):
         if key in _OWN:
-            raise UserError(f"{key} is the sweep's own business; leave it out")
+            raise UserError(f"{key} is set by the sweep itself; remove it")
     for key in spec.axes.keys() & spec.settings.keys():
         raise UserError(f"{key} stands in set and in axes; leave one of them out")
     if SEED_KEY in spec.axes or (spec.seeds and SEED_KEY in spec.settings):
         raise UserError(f"{SEED_KEY} is what seeds is for: write seeds: [0, 1, 2]")
     for name, values in {"seeds": spec.seeds, **spec.axes}.items():
-        texts = [] if isinstance(values, Range) else [json.dumps(one) for one in values]
+        texts = [] if isinstance(values, Range) else list(map(json.dumps, values))
         if len(set(texts)) < len(texts):
             again = next(text for text in texts if texts.count(text) > 1)
             raise UserError(f"{name} says {again} twice; leave one of them out")
@@ -185,7 +183,7 @@ def _check_method(spec: SweepSpec) -> None:
                 "list its values, or choose method: random"
             )
         if spec.trials:
-            raise UserError(f"trials means nothing to method={spec.method}; leave it out")
+            raise UserError(f"trials has no effect with method={spec.method}; remove it")
     elif not spec.trials:
         raise UserError(f"trials is missing; say how many method={spec.method} may try")
     if spec.method == "seeds" and (spec.axes or not spec.seeds):
@@ -208,17 +206,17 @@ def _check_method(spec: SweepSpec) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    """The first problem in one line."""
+    """Format the first problem in one line."""
     problems = error.errors(include_url=False)
-    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
-    place = ".".join(str(part) for part in problem["loc"] if part not in ("values", "range"))
-    place = place or "the file"
+    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    key = ".".join(str(part) for part in problem["loc"] if part not in ("values", "range"))
+    key = key or "the file"
     if problem["type"] == "extra_forbidden":
         known = [field.alias or name for name, field in SweepSpec.model_fields.items()]
         hint = get_hint(str(problem["loc"][-1]), known if len(problem["loc"]) == 1 else
                         list(Range.model_fields))  # fmt: skip
-        return f"unknown key {place}; {hint}"
+        return f"unknown key {key}; {hint}"
     if problem["type"] == "missing":
-        return f"{place} is missing; give it a value"
+        return f"{key} is missing; give it a value"
     text = problem["msg"].removeprefix("Value error, ")
-    return f"{place}: {text[:1].lower()}{text[1:]}"
+    return f"{key}: {text[:1].lower()}{text[1:]}"

@@ -1,4 +1,4 @@
-"""Optuna as a sampler: its study is rebuilt from the runs at every question, and kept nowhere."""
+"""Optuna as a sampler: its study is rebuilt from the runs for every point and never stored."""
 
 from __future__ import annotations
 
@@ -15,17 +15,12 @@ from utils.json_types import JsonObject, JsonValue
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
-
-# Answers that may be known ones before the axes count as used up.
+# Known points that Optuna may propose before the axes count as used up.
 _MOST_ASKED = 200
 
 
 def check_optuna() -> None:
-    """Refuse a sweep by Optuna where it is not installed.
-
-    Raises:
-      UserError: says how to install it.
-    """
+    """Refuse a sweep by Optuna with a `UserError` if the package is not installed."""
     try:
         import optuna  # noqa: F401
     except ImportError as error:
@@ -36,18 +31,17 @@ def check_optuna() -> None:
 
 
 def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject | None:
-    """The next point, given all trials so far: equal trials give an equal answer.
+    """Sample the next new point, given all trials so far; None if no new one comes.
 
-    A point that is known already is not asked for again; none: no other one was found.
-
-    Points whose trials have not all ended count as running, so that the next one keeps away.
+    Equal trials lead to an equal point. Points with running trials count as running, so that the
+    next one keeps away from them.
     """
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     groups: dict[tuple[str, ...], list[TrialState]] = {}
-    for one in states:
-        groups.setdefault(tuple(map(str, one.trial.point.values())), []).append(one)
+    for state in states:
+        groups.setdefault(tuple(map(str, state.trial.point.values())), []).append(state)
     text = f"{spec.seed} {len(groups)}"
     seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
     sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
@@ -59,7 +53,10 @@ def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject | Non
     known = [group[0].trial.point for group in groups.values()]
     for _ in range(_MOST_ASKED):
         asked = study.ask(distributions)
-        point = {key: _get_value(spec.axes[key], asked.params[key]) for key in spec.axes}
+        point = {
+            key: asked.params[key] if isinstance(axis, Range) else axis[asked.params[key]]
+            for key, axis in spec.axes.items()
+        }
         if point not in known:
             return point
         study.tell(asked, state=optuna.trial.TrialState.FAIL)
@@ -73,11 +70,15 @@ def _create_trial(
     from optuna.trial import create_trial
 
     point = group[0].trial.point
-    parameters = {key: _get_parameter(spec.axes[key], point[key]) for key in spec.axes}
-    values = [one.value for one in group if one.state == "complete" and one.value is not None]
+    parameters = {
+        key: point[key] if isinstance(axis, Range) else list(axis).index(point[key])
+        for key, axis in spec.axes.items()
+    }
+    values = [trial.value for trial in group if trial.state == "complete"]
+    values = [value for value in values if value is not None]
     finite = [value for value in values if math.isfinite(value)]
     state, value = Outcome.RUNNING, None
-    if any(one.state == "failed" for one in group) or len(finite) < len(values):
+    if any(trial.state == "failed" for trial in group) or len(finite) < len(values):
         state = Outcome.FAIL
     elif len(finite) == max(1, len(spec.seeds)):
         state, value = Outcome.COMPLETE, math.fsum(finite) / len(finite)
@@ -85,22 +86,10 @@ def _create_trial(
 
 
 def _create_distribution(key: str, axis: Sequence[JsonValue] | Range) -> BaseDistribution:
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if not isinstance(axis, Range):
         return CategoricalDistribution(range(len(axis)))  # any JSON value may stand in a list
     if axis.integer:
         return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
     return FloatDistribution(axis.low, axis.high, log=axis.log)
-
-
-def _get_parameter(axis: Sequence[JsonValue] | Range, value: JsonValue) -> JsonValue:
-    return value if isinstance(axis, Range) else list(axis).index(value)
-
-
-def _get_value(axis: Sequence[JsonValue] | Range, parameter: JsonValue) -> JsonValue:
-    return parameter if isinstance(axis, Range) else axis[parameter]

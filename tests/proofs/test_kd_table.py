@@ -327,4 +327,4 @@ def test_a_killed_table_goes_on_and_another_budget_is_refused(digits_root, tmp_p
     told = json.loads((tmp_path / "kd_table" / "table.json").read_text())["sets"]["digits"]
     assert [sorted(row["scores"]) for row in (told["alone"], *told["rows"])] == [["0", "1"]] * 3
     assert program.main([*flags, "--epochs", "4"]) == 2
-    assert "sweep 'digits-alone' has begun otherwise" in capsys.readouterr().err
+    assert "sweep 'digits-alone' has begun with other values" in capsys.readouterr().err

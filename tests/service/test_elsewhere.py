@@ -133,7 +133,7 @@ def test_a_value_that_no_flag_can_say_is_refused() -> None:
     try:
         flags = write_flags(submission, "runs")
     except UserError as error:
-        assert "flags cannot say" in str(error)
+        assert "flags cannot express" in str(error)
     else:
         assert load_config(flags).data.name == " diabetes "
 

@@ -285,7 +285,7 @@ def test_one_compilation_at_a_time(tmp_path, monkeypatch):
     renamed = Submission(config=CONFIG, overrides={"run.run_id": "b"})
     assert estimator.find(renamed, "v5e:2x2") is not None
     assert estimator.find(renamed, "v4") is None
-    with pytest.raises(UserError, match="another verdict"):
+    with pytest.raises(UserError, match="another submission"):
         estimator.start(submission, "v4")
 
 

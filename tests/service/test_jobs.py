@@ -69,8 +69,8 @@ def test_a_job_is_what_main_would_run(queue: JobQueue) -> None:
         ({"optim": 1}, "is not a key"),
         ({"optim.lr": "fast"}, "give a number"),
         ({"run.output_dir": "elsewhere"}, "not the store of this queue"),
-        ({"run.resume": "runs/x"}, "the queue's own business"),
-        ({"run.check_only": True}, "the queue's own business"),
+        ({"run.resume": "runs/x"}, "set by the queue itself"),
+        ({"run.check_only": True}, "set by the queue itself"),
         ({"run.experiment": "jobs"}, "directory of the store"),
         ({"run.run_id": "../x"}, "run.run_id"),
         ({"model.args": {"depth": 1}, "model.args.depth": 2}, ""),
@@ -115,7 +115,7 @@ def test_unknown_jobs_and_ends_are_told(queue: JobQueue) -> None:
     with pytest.raises(UserError) as told:
         queue.get("/" * 9)
     assert "tools.queue list" in str(told.value) and view.id not in str(told.value)
-    with pytest.raises(UserError, match="only one that failed or was stopped"):
+    with pytest.raises(UserError, match="only failed or stopped jobs"):
         queue.reopen(view.id, "me")
     append_event(queue.find(view.id), "finished", state="failed", reason="")
     with pytest.raises(UserError, match="nothing to stop"):

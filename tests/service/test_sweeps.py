@@ -104,10 +104,10 @@ def test_random_draws_are_functions_of_seed_and_number() -> None:
         ({"axes": {"optim.lr": {"low": 0, "high": 1, "log": True}}, "method": "random"}, "above 0"),
         ({"axes": {"optim.lr": {"lo": 0, "high": 1}}, "method": "random", "trials": 1}, "lo"),
         ({"method": "random"}, "trials is missing"),
-        ({"trials": 3}, "trials means nothing"),
+        ({"trials": 3}, "trials has no effect"),
         ({"method": "bayes"}, "method"),
         ({"axes": {"train.seed": [1]}}, "what seeds is for"),
-        ({"axes": {"run.run_id": ["a"]}}, "the sweep's own business"),
+        ({"axes": {"run.run_id": ["a"]}}, "set by the sweep itself"),
         ({"set": {"optim.lr": 1}}, "stands in set and in axes"),
         ({"axes": {}, "seeds": []}, "both missing"),
         ({"axes": {"optim.lr": ["2e-2", 0.02]}}, "says 0.02 twice"),
@@ -141,7 +141,7 @@ def test_a_sweep_may_grow_and_not_change(tmp_path: Path) -> None:
         ({"set": {"train.epochs": 2}}, "set was"),
         ({"method": "random", "trials": 2}, 'method was "grid"'),
     ]:
-        with pytest.raises(UserError, match="has begun otherwise") as told:
+        with pytest.raises(UserError, match="has begun with other values") as told:
             keep_sweep(store, make_spec(**values), base)
         assert words in str(told.value)
     changed = more.model_copy(update={"settings": {"train.epochs": 2}})
@@ -268,7 +268,7 @@ def test_a_sweep_runs_and_goes_on_with_a_seed_more(
     assert ended == {path: path.stat().st_mtime_ns for path in ended}
     write(**{**given, "seeds": [5]})
     assert sweep_tool.main(["run", spec, *flags]) == 2
-    assert "has begun otherwise" in capsys.readouterr().err
+    assert "has begun with other values" in capsys.readouterr().err
 
 
 def test_a_trial_that_would_be_refused_stops_the_sweep_before_it_begins(
