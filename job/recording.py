@@ -72,7 +72,7 @@ class Recording:
         self.recorder = LoopRecorder(runtime, step, spans, self.keeper)
         total = replica.parts.plan.total_steps
         self._progress = Progress(step, total, enabled=runtime.ranks.is_writer)
-        self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
+        self._tracer = Tracer(runtime.trace, config.profile.steps, job.run.path / "profile")
 
     def close(self) -> None:
         """Write the rest."""

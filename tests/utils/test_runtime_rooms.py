@@ -75,7 +75,7 @@ def test_imports_of_the_rooms_go_one_way():
     [
         "def f():\n    from utils.runtime.xla.spmd import XlaSpmdRuntime\n",
         "def f():\n    import utils.runtime.xla.spmd\n",
-        "from utils.runtime.launcher import launch\n",
+        "from utils.runtime.xla.chips import launch_on_chips\n",
         "from utils.runtime.xla import chips\n",
         "LATER = 'utils.runtime.xla.spmd'\n",
     ],

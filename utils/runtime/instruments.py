@@ -8,15 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from utils.device_use import DeviceUse
 from utils.log import get_logger
-
-if TYPE_CHECKING:
-    from utils.runtime.base import Runtime
 
 ReadUse = Callable[[], Sequence[DeviceUse]]
 
@@ -106,12 +103,18 @@ class Tracer:
     """Records a trace of the steps of `profile.steps`.
 
     Args:
+      record: context manager that records to a folder under a name, `Runtime.trace`.
       steps: `first-last`, both recorded; empty: none.
       folder: of the trace, with a file for each rank.
     """
 
-    def __init__(self, runtime: Runtime, steps: str, folder: Path) -> None:
-        self._runtime, self._folder = runtime, folder
+    def __init__(
+        self,
+        record: Callable[[Path, str], contextlib.AbstractContextManager[None]],
+        steps: str,
+        folder: Path,
+    ) -> None:
+        self._record, self._folder = record, folder
         self._first, self._last = map(int, steps.split("-")) if steps else (-1, -2)
         self._trace: contextlib.AbstractContextManager[None] | None = None
 
@@ -119,7 +122,7 @@ class Tracer:
         """Start or end the trace before a step."""
         if step == self._first:
             name = f"steps_{self._first}-{self._last}"
-            self._trace = self._runtime.trace(self._folder, name)
+            self._trace = self._record(self._folder, name)
             self._trace.__enter__()
         elif step == self._last + 1:
             self.close()

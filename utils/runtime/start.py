@@ -12,7 +12,6 @@ from utils.registry import load_object
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
-    from utils.runtime.base import Runtime
 
 _RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -76,7 +75,7 @@ class DeviceStart:
 
     def launch(
         self,
-        create: type[Runtime],
+        create: Callable[[RuntimeSection], object],
         section: RuntimeSection,
         worker: Callable[..., int | None],
         args: tuple[object, ...],

@@ -23,15 +23,12 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import psutil
 
+from utils.config.execution import RuntimeSection
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
-    from utils.runtime.base import Runtime
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
 _PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
@@ -105,7 +102,7 @@ def launch_processes(
 
 
 def run_on(
-    create: Callable[[RuntimeSection], Runtime],
+    create: Callable[[RuntimeSection], Any],
     section: RuntimeSection,
     worker: Callable[..., int | None],
     args: tuple[object, ...],

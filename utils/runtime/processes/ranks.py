@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from utils.runtime.processes.group import flatten, unflatten
 
 if TYPE_CHECKING:
-    from utils.runtime.base import Runtime
     from utils.runtime.processes.group import ProcessGroup
 
 T = TypeVar("T")
@@ -219,7 +218,13 @@ class _SumOverRanks(torch.autograd.Function):
         return ctx.ranks.sum(gradient.contiguous()), None
 
 
-def create_gather(runtime: Runtime) -> Callable[[Tensor], Tensor]:
+class RankedDevice(Device, Protocol):
+    """A device with its ranks, such as a runtime."""
+
+    ranks: Ranks
+
+
+def create_gather(runtime: RankedDevice) -> Callable[[Tensor], Tensor]:
     """Create a function from this rank's rows [B, ...] to those of all ranks [ranks * B, ...].
 
     Each rank writes its rows into a matrix of zeros, and these are summed: equal bits, by the one

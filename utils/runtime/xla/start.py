@@ -14,7 +14,6 @@ from utils.runtime.start import DeviceStart, check_group
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
-    from utils.runtime.base import Runtime
 
 # Variables with which torch_xla stores float32 tensors in 16 bits.
 _NARROWING = (
@@ -71,7 +70,7 @@ class XlaStart(DeviceStart):
 
     def launch(
         self,
-        create: type[Runtime],
+        create: Callable[[RuntimeSection], object],
         section: RuntimeSection,
         worker: Callable[..., int | None],
         args: tuple[object, ...],
