@@ -1,11 +1,11 @@
-"""This is all that other rooms know of input: `Batch` and its kinds, `SOURCES`, `create_loader`.
+"""Interface of input to other rooms: `Batch` and its kinds, `SOURCES`, `create_loader`.
 
     loader = create_loader(config.data, "train", seed=0, shard=(rank, world_size))
     for batch in loader.batches(Position(epoch=3, examples=4096)): ...
 
-What a split holds and how it is read is a `Source`'s business; the `Loader` gives its batches
-their place in the run and knows nothing of what is in them. TensorFlow is imported when a loader
-is created, so after the runtime; `describe_dataset` needs none.
+A `Source` defines what a split holds and how it is read; the `Loader` gives its batches their
+position in the run, whatever is in them. TensorFlow is imported when a loader is created, so after
+the runtime; `describe_dataset` needs none.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ SOURCES = Registry(
 
 @dataclass(frozen=True)
 class Position:
-    """Where in the data a run stands.
+    """Position of a run in its data.
 
     Attributes:
       epoch: passes that are complete.
       examples: examples of this epoch that all shards together have consumed.
-      shard_count: shards that consumed them, where the order depends on it; 0: any.
+      shard_count: shards that consumed them, if the order depends on it; 0: any.
     """
 
     epoch: int = 0
@@ -81,11 +81,11 @@ class Position:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What the metadata tells before any device or TensorFlow is touched, by role.
+    """Metadata of a dataset by role, read before any device or TensorFlow is touched.
 
     Attributes:
-      num_examples: `test` only where data.test_split is set, here as below.
-      examples: what tasks must know of the batches, such as `ImageFacts`.
+      num_examples: `test` only if data.test_split is set, here as below.
+      examples: metadata of the batches for tasks, such as `ImageFacts`.
       version: the dataset's version directory; empty for sources without one.
       files: hash of the training split's files, by their names below the root and their sizes.
     """
@@ -97,19 +97,15 @@ class DatasetFacts:
 
 
 def create_source(data: DataSection, known: Known | None = None) -> Source:
-    """The source that data.source names; it has looked at nothing yet.
-
-    Raises:
-      UserError: there is none of that name.
-    """
+    """Create the source of data.source; it reads nothing yet."""
     return SOURCES.get(data.source)(data, known or {})
 
 
 def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFacts:
-    """Sizes of the run's splits and what is in them, from the dataset's metadata alone.
+    """Return sizes and contents of the run's splits, from the dataset's metadata alone.
 
     Args:
-      known: what the run says of its data elsewhere; see `create_loader`.
+      known: facts about the data from elsewhere in the configuration; see `create_loader`.
 
     Raises:
       UserError: the dataset, a version, a split or a file is missing, or classes do not agree.
@@ -117,22 +113,31 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
     source = create_source(data, known)
     if data.labels_file and data.source != "folder":
         raise UserError(
-            f"data.labels_file ({data.labels_file}) has no effect on data.source={data.source}; "
-            "set data.source=folder, or leave it out"
+            f"data.labels_file ({data.labels_file}) is not supported with data.source="
+            f"{data.source}; set data.source=folder, or remove it"
         )
     roles = [role for role in SPLIT_KEYS if role != "test" or data.test_split]
-    found = {role: source.select(role) for role in roles}
+    selections = {role: source.select(role) for role in roles}
     choices = [
         Choice(f"data.{SPLIT_KEYS[role]}", getattr(data, SPLIT_KEYS[role]), selection)
-        for role, selection in found.items()
+        for role, selection in selections.items()
     ]
     check_splits(choices[0], choices[1:])
-    train = found["train"]
-    _check_repeats(data, source.choose_order())
+    train, order = selections["train"], source.choose_order()
+    if data.repeats > 1 and order != "exact":
+        raise UserError(
+            f"data.repeats ({data.repeats}) needs data.order=exact, got {order}; set it, or remove "
+            "data.repeats"
+        )
+    if data.repeats > 1 and 2 * data.repeats > data.global_batch_size:
+        raise UserError(
+            f"data.repeats ({data.repeats}) leaves no two examples in a batch of "
+            f"data.global_batch_size ({data.global_batch_size}); lower it or raise the batch"
+        )
     _check_global_batch(data, "train", train.num_examples)
     return DatasetFacts(
-        {role: selection.num_examples for role, selection in found.items()},
-        {role: source.describe(selection, role) for role, selection in found.items()},
+        {role: selection.num_examples for role, selection in selections.items()},
+        {role: source.describe(selection, role) for role, selection in selections.items()},
         train.version,
         train.files_hash,
     )
@@ -147,26 +152,27 @@ def create_loader(
     augmentation: int = 0,
     known: Known | None = None,
 ) -> Loader:
-    """The loader of one split for one of several input processes.
+    """Create the loader of one split for one of several input processes.
 
     Args:
       seed: of order and augmentation.
       shard: (index, count) of this process among the input processes.
       augmentation: another number draws other augmentations of the same examples, in the same
         order.
-      known: what the run says of its data elsewhere, as in `ModelSection.known_sizes`: the
-        model's `num_classes`, which labels may use, and defaults of made-up data.
+      known: facts about the data from elsewhere, as in `ModelSection.known_sizes`: the model's
+        `num_classes`, which labels may use, and defaults of synthetic data.
 
     Raises:
-      UserError: whatever is wrong with dataset, split, string or batch size; before any batch.
+      UserError: any fault of dataset, split, string or batch size; before any batch.
     """
     source = create_source(data, known)
     selection = source.select(role)
     size = _check_global_batch(data, role, selection.num_examples)
     if size % shard[1]:
+        is_own = role != "train" and data.eval_batch_size is not None
+        key = "data.eval_batch_size" if is_own else "data.global_batch_size"
         raise UserError(
-            f"{_get_batch_key(data, role)} ({size}) is not divisible by the {shard[1]} input "
-            "processes; make it a multiple"
+            f"{key} ({size}) is not divisible by the {shard[1]} input processes; use a multiple"
         )
     order = source.choose_order()
     spec = ShardSpec(*shard, size, data.repeats if role == "train" else 1)
@@ -179,9 +185,8 @@ class Loader:
 
     Attributes:
       name: of the dataset.
-      facts: what tasks must know of every batch, such as `ImageFacts`.
+      facts: metadata of every batch, such as `ImageFacts`.
       num_examples: examples of the split, over all shards.
-      batches_per_epoch: training drops the incomplete last global batch, evaluation pads it.
       counters: `skipped_corrupt`: unreadable records that were passed over.
     """
 
@@ -193,7 +198,10 @@ class Loader:
         self.facts, self.num_examples = reader.facts, reader.num_examples
         self.global_batch_size = spec.global_batch_size
         self.rank_batch_size = spec.rank_batch_size
-        self.batches_per_epoch = self._count_batches()
+        # Training drops an incomplete batch. In the sharded order the largest shard's range decides
+        # an evaluation's number, which is the same.
+        missing = 0 if role == "train" else self.global_batch_size - 1
+        self.batches_per_epoch = (self.num_examples + missing) // self.global_batch_size
         self.counters: dict[str, int] = {"skipped_corrupt": 0}
         self._reader = reader
         self._return_id = data.return_id
@@ -201,7 +209,7 @@ class Loader:
         self._skipped: set[int] = set()
 
     def batches(self, position: Position = Position()) -> Iterator[Batch]:
-        """Batches from a position on.
+        """Yield batches from a position on.
 
         Training: endless, running on across epochs. Evaluation: one pass over the split, every
         example once over all shards, as many batches on each shard.
@@ -215,23 +223,17 @@ class Loader:
         return self._training_batches(epoch, start)
 
     def load_examples(self, indices: Sequence[int], epoch: int = 0) -> Batch:
-        """The named examples of the split, with the augmentation of that epoch; for inspection."""
+        """Return these examples of the split in that epoch's augmentation, for inspection."""
         return self._add_ids(self._reader.read_examples(np.asarray(indices, np.int64), epoch))
 
     def explain(self, index: int) -> tuple[str, str]:
-        """An example's name, and why it cannot be read."""
+        """Return an example's name, and why it cannot be read."""
         reason = str(self._reader.explain_example(0, index))
         return self._reader.get_ids(np.array([index]))[0], reason
 
     def close(self) -> None:
-        """Let go of files and datasets."""
+        """Close files and datasets."""
         self._reader.close()
-
-    def _count_batches(self) -> int:
-        if self.role == "train":
-            return self.num_examples // self.global_batch_size
-        # Under the sharded order the largest shard's range decides; it comes to the same number.
-        return -(-self.num_examples // self.global_batch_size)
 
     def _check_position(self, position: Position) -> None:
         if position.examples < 0 or position.epoch < 0 or position.examples > self.num_examples:
@@ -258,7 +260,7 @@ class Loader:
         for batch in self._reader.read_training(epoch, start):
             if not batch.mask.all():
                 self._count_skipped(batch)
-                # The places of unreadable records are taken by neighbours of the same batch.
+                # Neighbours of the same batch replace unreadable records.
                 chosen = torch.from_numpy(_choose_neighbours(batch.mask.numpy()))
                 batch = batch.map(lambda tensor, chosen=chosen: tensor[chosen])
             yield self._add_ids(batch)
@@ -273,7 +275,7 @@ class Loader:
             yield self._add_ids(self._reader.create_blank(self.rank_batch_size))
 
     def _pad(self, batch: Batch) -> Batch:
-        """A full batch out of one that may be short or hold unreadable records."""
+        """Return a full batch from one that may be short or hold unreadable records."""
         batch = replace(batch, indices=torch.where(batch.mask, batch.indices, -1))
         missing = self.rank_batch_size - len(batch)
         if missing:
@@ -300,38 +302,18 @@ class Loader:
 
 
 def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
-    """[B] int64: each place's own number, or that of a readable one near it."""
-    good = np.flatnonzero(ok)
-    places = np.arange(len(ok))
+    """Return [B] int64: each position's own number, or that of a readable one near it."""
+    good, positions = np.flatnonzero(ok), np.arange(len(ok))
     if not len(good):
         raise UserError("a whole batch of records cannot be read; restore the dataset's files")
     # The other half of the pair first: pairs stay together on any number of shards.
-    partner = np.minimum(places ^ 1, len(ok) - 1)
-    after = good[np.minimum(np.searchsorted(good, places), len(good) - 1)]
-    return np.where(ok, places, np.where(ok[partner], partner, after))
-
-
-def _get_batch_key(data: DataSection, role: Role) -> str:
-    is_own = role != "train" and data.eval_batch_size is not None
-    return "data.eval_batch_size" if is_own else "data.global_batch_size"
-
-
-def _check_repeats(data: DataSection, order: str) -> None:
-    """Repeats are made by the exact order, and a batch of one example's copies teaches nothing."""
-    if data.repeats > 1 and order != "exact":
-        raise UserError(
-            f"data.repeats ({data.repeats}) needs data.order=exact, and here it is {order}; set "
-            "data.order=exact, which reads at random, or leave it out"
-        )
-    if data.repeats > 1 and 2 * data.repeats > data.global_batch_size:
-        raise UserError(
-            f"data.repeats ({data.repeats}) leaves no two examples in a batch of "
-            f"data.global_batch_size ({data.global_batch_size}); lower it or raise the batch"
-        )
+    partner = np.minimum(positions ^ 1, len(ok) - 1)
+    after = good[np.minimum(np.searchsorted(good, positions), len(good) - 1)]
+    return np.where(ok, positions, np.where(ok[partner], partner, after))
 
 
 def _check_global_batch(data: DataSection, role: Role, num_examples: int) -> int:
-    """The role's global batch size; training needs one whole batch."""
+    """Return the role's global batch size; training needs one whole batch."""
     if role != "train":
         return data.eval_batch_size or data.global_batch_size
     size = data.global_batch_size

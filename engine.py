@@ -1,4 +1,4 @@
-"""The loop: what happens in which order. Knows no device, model, loss or dataset by name."""
+"""The training loop and its order of operations. It names no device, model, loss or dataset."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 class TaskLoss(Protocol):
-    """What a micro-batch costs.
+    """Loss of one micro-batch.
 
     Attributes:
-      total: scalar on the device, which the backward pass begins at.
-      terms: detached scalars by name, to be logged.
+      total: scalar on the device, the start of the backward pass.
+      terms: detached scalars by name, for the log.
     """
 
     total: Tensor
@@ -43,39 +43,39 @@ class TaskLoss(Protocol):
 
 
 class Task(Protocol):
-    """What is learnt: a batch becomes a loss, and sums over an evaluation become a verdict.
+    """A training task: the loss of a batch, and the metrics of an evaluation from its sums.
 
     Attributes:
-      unit: what throughput counts, and how many of it one example holds.
+      unit: what throughput counts, and how many of it an example holds.
     """
 
     unit: tuple[str, int]
 
     def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
-        """The loss of a micro-batch on the device."""
+        """Compute the loss of a micro-batch on the device."""
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Float32 [C]: sums over the valid examples of an evaluation's batch, on the device."""
+        """Return float32 [C] on the device: sums over valid examples of an evaluation's batch."""
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """The verdict from the sums over all batches and ranks, on the host."""
+        """Compute the evaluation from the sums over all batches and ranks, on the host."""
 
 
 @dataclass
 class TrainState:
-    """What a run has become: exactly what a checkpoint holds.
+    """State of a run: exactly what a checkpoint holds.
 
     Args:
       model: the student.
       loss_modules: trainable and stateful modules of the losses; may be empty.
       averages: of the student's weights, by the names of their parts of a checkpoint.
-      head: the student's parameters that limits of single units leave alone.
-      scaler: of the loss, where the runtime computes in float16.
+      head: the student's parameters that per-unit limits do not clip.
+      scaler: of the loss, if the runtime computes in float16.
       step: optimizer steps done.
-      best_score: of the best evaluation so far, higher is better; none before the first one.
+      best_score: of the best evaluation so far, higher is better; None before the first one.
       waited: for a better score.
-      input_processes: that the data position counts on; 0: any number may go on from it.
-      skipped_steps: whose batches are drawn and dropped, because they spoilt the run once.
+      input_processes: that the data position counts on; 0: any number may continue from it.
+      skipped_steps: steps whose batches are dropped, as they once gave a non-finite loss.
     """
 
     model: nn.Module
@@ -92,38 +92,37 @@ class TrainState:
 
     @property
     def ema(self) -> nn.Module | None:
-        """The first average, where one is kept."""
+        """The first average; None if none is kept."""
         return self.averages.get("ema")
 
     @property
     def eval_model(self) -> nn.Module:
-        """The weights that are evaluated and exported: the first average where there is one."""
+        """The weights that are evaluated and exported: the first average if there is one."""
         return self.averages.get("ema", self.model)
 
     def parameters(self) -> list[nn.Parameter]:
-        """All that is trained: the student's parameters and the losses' projections."""
+        """Return all trained parameters: the student's and those of the losses' projections."""
         return [*self.model.parameters(), *self.loss_modules.parameters()]
 
     def get_replicated(self) -> dict[str, Tensor]:
-        """What must be the same on every rank: weights, average and projections."""
-        found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        found |= {f"extra.{k}": v for k, v in self.loss_modules.named_parameters()}
-        for name, one in self.averages.items():
-            found |= {f"{name}.{k}": v for k, v in one.state_dict().items()}
-        return found
+        """Return the tensors that are the same on every rank: weights, averages and projections."""
+        tensors = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        tensors |= {f"extra.{k}": v for k, v in self.loss_modules.named_parameters()}
+        for name, average in self.averages.items():
+            tensors |= {f"{name}.{k}": v for k, v in average.state_dict().items()}
+        return tensors
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a step is made and when things happen, in optimizer steps; the same for a whole run.
+    """How a step is made and when things happen, in optimizer steps; constant for a run.
 
     Args:
       schedule: learning rate and weight decay of each step.
       accumulate_steps: micro-batches of one optimizer step.
-      clipping: what keeps gradients small.
       global_batch_size: examples of one optimizer step over all ranks.
       early_stop: when a score that no longer rises ends the run.
-      flops_per_example: of a step's matrix products; none: nobody has counted them.
+      flops_per_example: of a step's matrix products; None if unknown.
     """
 
     total_steps: int
@@ -142,19 +141,19 @@ class Plan:
     flops_per_example: float | None = None
 
     def is_over(self, state: TrainState) -> bool:
-        """Whether a run has come to its end, the planned or an earlier one."""
+        """Return whether a run has reached its planned end or an early stop."""
         return state.step >= self.total_steps or self.early_stop.is_over(state.waited)
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step leaves behind, its numbers still on the device.
+    """Results of one step, its numbers still on the device.
 
     Args:
       step: steps done, this one included.
       names: of the scalars.
       values: float32 [names + 1] on the device: the scalars' mean over ranks, and last the first
-        step of this loop that was not finite, or -1; none: the step was skipped.
+        step of this loop that was not finite, or -1; None if the step was skipped.
       wait_s: seconds that the step waited for its batch.
     """
 
@@ -165,34 +164,34 @@ class StepResult:
 
 
 class Callbacks:
-    """What the loop asks of whoever started it; a subclass gives what it needs."""
+    """Hooks that the training loop calls. Override what you need."""
 
     def get_batches(self, step: int) -> Iterable[Batch]:
-        """Batches from a step on, on the host."""
+        """Return host batches from a step on."""
         raise NotImplementedError
 
     def evaluate(self, state: TrainState) -> Evaluation:
-        """The verdict on what has been learnt so far."""
+        """Evaluate the current state."""
         return Evaluation({}, -math.inf)
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
-        """Take a line of numbers: `train` at log points, `eval` after an evaluation.
+        """Write a line of numbers: `train` at log points, `eval` after an evaluation.
 
-        Parts of the loss are called `loss/<term>`; a verdict's numbers have the task's own names.
+        Parts of the loss are called `loss/<term>`; metrics have the task's own names.
         """
 
     def save(self, state: TrainState, best: bool) -> None:
-        """Take a checkpoint; `best`: no evaluation has given a higher score."""
+        """Save a checkpoint; `best`: no evaluation has given a higher score."""
 
     def begin_step(self, step: int) -> None:
-        """A step is about to begin: a trace may start or end."""
+        """Prepare for a step that is about to begin: a trace may start or end."""
 
     def should_stop(self, step: int) -> bool:
-        """Whether to save and end after this many steps; alike on all ranks."""
+        """Return whether to save and end after this many steps; the same on all ranks."""
         return False
 
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
-        """Whether the state went back to before a step that was not finite."""
+        """Return whether the state went back to before a step that was not finite."""
         return False
 
 
@@ -228,28 +227,26 @@ def run_steps(
 ) -> Iterator[StepResult]:
     """Train on one batch after the other; the caller decides what happens in between, and when.
 
-    Whoever leaves the loop early closes it (`contextlib.closing`), so that the feeder's thread ends
-    with it.
+    A caller that leaves early closes the loop (`contextlib.closing`) to end the feeder's thread.
 
     Args:
       batches: on the host, from `state.step` on.
-      begin_step: is told the number of each step before it begins.
+      begin_step: called with the number of each step before it begins.
     """
     return _Stepper(state, task, runtime, plan).iterate(batches, begin_step)
 
 
 class _Stepper:
-    """Makes steps and remembers, on the device, which was the first one that was not finite."""
+    """Makes steps and keeps, on the device, the number of the first one that was not finite."""
 
     def __init__(self, state: TrainState, task: Task, runtime: Runtime, plan: Plan) -> None:
         self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
         self._first_bad_step = runtime.upload([-1.0])[0]
-        runtime.finish_step()  # a graph of its own, and no part of the first step's
+        runtime.finish_step()  # a graph of its own, not a part of the first step's
 
     def iterate(
         self, batches: Iterable[Batch], begin_step: Callable[[int], None]
     ) -> Iterator[StepResult]:
-        """As `run_steps`."""
         state = self.state
         with self.runtime.prefetch(batches) as feeder:
             state.model.train()
@@ -265,7 +262,7 @@ class _Stepper:
                 yield StepResult(state.step, names, values, feeder.wait_s)
 
     def make_step(self, batch: Batch) -> tuple[tuple[str, ...], Tensor | None]:
-        """One step: names of its scalars and their values; none of a step that is skipped."""
+        """Run one step: names of its scalars and their values; None if the step is skipped."""
         state, runtime = self.state, self.runtime
         if state.step in state.skipped_steps:
             return (), None
@@ -281,7 +278,7 @@ class _Stepper:
         return tuple(scalars), values
 
     def _note_bad_step(self, values: Tensor) -> None:
-        """Look for a number that is not finite on the device, where nobody reads it yet."""
+        """Look for a number that is not finite on the device, without a host read."""
         step = self.runtime.upload([float(self.state.step)])[0]
         # A scaled loss overflows now and then; its gradients are then dropped, not used.
         watched = values if self.state.scaler is None else values[:-1]
@@ -292,7 +289,7 @@ class _Stepper:
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], task: Task, runtime: Runtime
 ) -> Evaluation:
-    """The task's verdict over every valid example once, exact for any split.
+    """Evaluate every valid example once, exact for any split.
 
     Args:
       batches: host batches of one static shape, the last one padded and masked.
@@ -308,7 +305,7 @@ def evaluate(
 def sum_batches(
     count: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
 ) -> Tensor:
-    """Sum of `count` over all batches of all ranks, on the host. # host read: one in all"""
+    """Sum `count` over all batches of all ranks, on the host. # host read: one in all"""
     sums = None
 
     def add(batch: Batch) -> Tensor:
@@ -328,7 +325,7 @@ def sum_batches(
 def map_batches(
     function: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Device batches and what a function makes of each, dispatched one after the other."""
+    """Yield device batches and a function's result for each, dispatched one after the other."""
     with runtime.prefetch(batches) as feeder:
         for batch in feeder:
             with runtime.autocast():
@@ -343,8 +340,8 @@ def fit(
     """Train from `state.step` to the plan's end, or until the score has not risen for long enough.
 
     The order: [batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier.
-    A restored state that stands on an evaluation's step is evaluated first: the run may have
-    ended between the two.
+    A restored state at an evaluation's step is evaluated first: the run may have ended between the
+    two.
 
     Returns:
       The last evaluation.
@@ -372,7 +369,7 @@ def fit(
 
 
 class _Loop:
-    """What happens between the steps of a run."""
+    """Work between the steps of a run."""
 
     def __init__(
         self, state: TrainState, plan: Plan, callbacks: Callbacks, task: Task, runtime: Runtime
@@ -385,10 +382,10 @@ class _Loop:
         self.meter = LoopMeter(
             runtime, plan.graph_budget, plan.steps_per_epoch, unit, flops_per_unit=flops
         )
-        self.last: StepResult | None = None  # that has values
+        self.last: StepResult | None = None  # the last one with values
 
     def run(self) -> Evaluation:
-        """All steps that are left, with what happens between them; the last evaluation."""
+        """Run all remaining steps with the work between them; return the last evaluation."""
         state, plan, runtime = self.state, self.plan, self.runtime
         self.last = None
         evaluation = Evaluation({}, -math.inf)
@@ -405,7 +402,7 @@ class _Loop:
             for result in steps:
                 self.last = self.last if result.values is None else result
                 self.meter.end_step(result.step, self.units_per_step, result.wait_s)
-                # A log line is read one step late: the device has the next step to work on then.
+                # A log line is read one step late: the device then works on the next step.
                 runtime.flush_deferred()
                 is_end = result.step == plan.total_steps
                 if result.step % plan.log_every == 0 or is_end:
@@ -414,7 +411,7 @@ class _Loop:
                     # What is logged is written before what is saved: a checkpoint counts on it.
                     runtime.flush_deferred()
                     self.save()
-                # Between checkpoint and evaluation: whoever asks waits for a save, not for both.
+                # Between checkpoint and evaluation: a request waits for a save, not for both.
                 if not is_end and self.callbacks.should_stop(result.step):
                     runtime.flush_deferred()
                     self.save()
@@ -427,9 +424,9 @@ class _Loop:
         raise RuntimeError(f"the batches ended at step {state.step} of {plan.total_steps}")
 
     def log(self, result: StepResult) -> None:
-        """Hand a log line over; its values are read one step behind the device.
+        """Write a log line; its values are read one step behind the device.
 
-        A skipped step has no values: its line says nothing of the loss.
+        A skipped step has no values: its line has no loss.
         """
         lr = self.plan.schedule.get_lr(result.step - 1, self.state.waited.cuts)
         facts = {"lr": lr, **self.meter.take(result.step)}
@@ -447,7 +444,7 @@ class _Loop:
         self.runtime.defer(write, scalars=result.values)
 
     def evaluate(self) -> Evaluation:
-        """Judge the state; the best one so far is saved as such before its line is written."""
+        """Evaluate the state; save the best one so far before writing its line."""
         state, runtime = self.state, self.runtime
         self._average_buffers()
         with runtime.span("evaluation"), self.meter.phase("eval", state.step):
@@ -466,14 +463,14 @@ class _Loop:
         return evaluation
 
     def save(self) -> None:
-        """Have a checkpoint taken of a state that is finite."""
+        """Save a checkpoint of a state that is finite."""
         self._require_finite()
         self._average_buffers()
         with self.runtime.span("checkpoint"):
             self.callbacks.save(self.state, False)
 
     def _require_finite(self) -> None:
-        """Refuse to save what came of a bad step. # host read: checkpoints only"""
+        """Refuse to save the result of a bad step. # host read: checkpoints only"""
         if self.last is None:
             return
         bad_step = int(self.runtime.fetch(self.last.values)[-1])
@@ -481,7 +478,7 @@ class _Loop:
             raise NonFiniteError(bad_step)
 
     def _average_buffers(self) -> None:
-        """BatchNorm's running statistics are of each rank's examples: their mean is the state's."""
+        """Average BatchNorm's running statistics, which are of each rank's examples, over ranks."""
         for model in (self.state.model, *self.state.averages.values()):
             self.runtime.ranks.average_buffers(model)
         # A loss's other buffers, such as a memory, take the examples of all ranks in each step.

@@ -1,7 +1,7 @@
 """Train, distil or evaluate: `python main.py --config configs/x.yaml [--key value ...]`.
 
-Flags become a `RunConfig`, and `job` leads it through its life: it is checked without a device, the
-runtime starts its replicas, and each of them builds its parts and hands them to the engine.
+Flags become a `RunConfig`, and `job` runs it: it is checked without a device, the runtime starts
+its replicas, and each of them builds its parts and hands them to the engine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from utils.runtime.choice import is_silent_rank
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line's way in; gives the exit code."""
+    """Run the command line; return the exit code."""
     setup_logging()
     words = sys.argv[1:] if argv is None else argv
     return run_program(

@@ -45,12 +45,12 @@ PROVEN = (
 PREPARABLE = (
     *PROVEN, "adam", "sgdw", "lars", "adafactorbv", "adabelief", "mars", "adan",
 )  # fmt: skip
-# What cannot run on XLA, and why.
+# Optimizers that cannot run on XLA, and why.
 REFUSED = {
     "kron": "it compiles its own maths with torch.compile, which has no XLA backend here",
     "lookahead": "it is a wrapper; name the inner optimizer",
 }
-# Tokens and tables that are no matrices of a linear map, whatever their number of dimensions.
+# Tokens and tables: no matrices of a linear map, whatever their number of dimensions.
 _NO_DECAY_PATTERNS = (
     "*pos_embed*", "*cls_token", "*dist_token", "*reg_token", "*mask_token",
     "*relative_position_bias_table", "*.gamma", "*.ls1.*", "*.ls2.*",
@@ -64,15 +64,15 @@ def create_optimizer(
     loss_modules: nn.Module | None = None,
     device_arguments: Mapping[str, Any] | None = None,
 ) -> torch.optim.Optimizer:
-    """A timm optimizer over decay and no-decay groups.
+    """Create a timm optimizer over decay and no-decay groups.
 
     Biases, norms, one-dimensional parameters, positional and class tokens have no weight decay.
     Each group carries `lr_scale` (of layer decay and of the parameters' pattern, else 1), `decays`
-    and, where it begins to move later, `starts_epoch`.
+    and, if it begins to move later, `starts_epoch`.
 
     Args:
       loss_modules: trainable modules of the losses, such as projections: decay, no layer decay.
-      device_arguments: what the runtime adds for its device.
+      device_arguments: of the runtime for its device.
 
     Raises:
       UserError: unknown or refused optimizer, or arguments that it does not take.
@@ -97,13 +97,9 @@ def create_optimizer(
             _try_muon(name, section.args)
         mark_file_orders(model)
         return create_optimizer_v2(
-            groups,
-            opt=name,
-            lr=section.lr,
-            weight_decay=section.weight_decay,
-            momentum=section.momentum,
-            **arguments,
-        )
+            groups, opt=name, lr=section.lr, weight_decay=section.weight_decay,
+            momentum=section.momentum, **arguments,
+        )  # fmt: skip
     except (AssertionError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -114,20 +110,20 @@ def create_optimizer(
 
 
 def scale_lr(config: RunConfig) -> OptimSection:
-    """The section with the learning rate of this batch, where optim.base_lr is given.
+    """Return the section with the learning rate of this batch, if optim.base_lr is given.
 
     sqrt suits optimizers that divide by the gradients' size: twice the batch, 1.41 of the rate.
 
     Raises:
-      UserError: optim.lr is given, too, or the rate that comes out is below optim.min_lr.
+      UserError: optim.lr is given, too, or the resulting rate is below optim.min_lr.
     """
     section, batch = config.optim, config.data.global_batch_size
     if section.base_lr is None:
         return section
     if section.lr != type(section).model_fields["lr"].default:
         raise UserError(
-            f"optim.lr ({section.lr:g}) and optim.base_lr ({section.base_lr:g}) are both given; "
-            "keep one of them"
+            f"optim.lr ({section.lr:g}) and optim.base_lr ({section.base_lr:g}) are both set; "
+            "remove one of them"
         )
     ratio = batch / section.base_batch_size
     rule = section.lr_scaling
@@ -148,7 +144,7 @@ def _check_betas(name: str, betas: tuple[float, ...]) -> None:
     kind = get_optimizer_class(name, bind_defaults=False)
     known = inspect.signature(kind).parameters.get("betas")
     if known is None:
-        raise UserError(f"optim.betas: {name!r} has no betas; leave the key out")
+        raise UserError(f"optim.betas: {name!r} has no betas; remove the key")
     if known.default is not None and len(betas) != len(known.default):
         raise UserError(
             f"optim.betas ({list(betas)}): {name!r} has {len(known.default)} of them, by default "
@@ -157,7 +153,7 @@ def _check_betas(name: str, betas: tuple[float, ...]) -> None:
 
 
 def _try_muon(name: str, arguments: Mapping[str, Any]) -> None:
-    """A step on a small matrix: the Muon family looks at its arguments no sooner."""
+    """Try a step on a small matrix: the Muon family checks its arguments no sooner."""
     if issubclass(get_optimizer_class(name, bind_defaults=False), Muon):
         weight = nn.Parameter(torch.eye(8))
         weight.grad = torch.eye(8)
@@ -165,30 +161,27 @@ def _try_muon(name: str, arguments: Mapping[str, Any]) -> None:
 
 
 def check_optimizer_name(name: str) -> None:
-    """Refuse an unknown or unusable optimizer; warn about one that nobody has proven."""
+    """Refuse an unknown or unusable optimizer; warn about an unproven one."""
     name = name.lower()
     if name in REFUSED:
         raise UserError(f"optim.name {name!r} is refused: {REFUSED[name]}")
     known = list_optimizers()
     if name not in known:
-        raise UserError(f"optim.name {name!r} is no timm optimizer; {get_hint(name, known)}")
+        raise UserError(f"unknown optim.name {name!r}; {get_hint(name, known)}")
     if name not in PROVEN:
-        get_logger().warning(
-            "optim.name %s is not proven on XLA (%s are); the graph budget decides",
-            name,
-            ", ".join(PROVEN),
-        )
+        text = "optim.name %s is not proven on XLA (%s are); the graph budget decides"
+        get_logger().warning(text, name, ", ".join(PROVEN))
 
 
 def list_head(model: nn.Module) -> tuple[nn.Parameter, ...]:
-    """The parameters of a model's classifier, where it tells which these are."""
-    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    heads = found if isinstance(found, tuple) else (found,)
-    return tuple(p for one in heads if isinstance(one, nn.Module) for p in one.parameters())
+    """Return the parameters of a model's classifier; empty unless the model declares one."""
+    head = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    heads = head if isinstance(head, tuple) else (head,)
+    return tuple(p for part in heads if isinstance(part, nn.Module) for p in part.parameters())
 
 
 def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[str, Any]]:
-    """Parameter groups of a model, with layer decay where it is asked for."""
+    """Return parameter groups of a model, with layer decay if set."""
     own = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     patterns = (*sorted(own), *_NO_DECAY_PATTERNS)
     weight_decay = _get_first_decay(section)
@@ -197,23 +190,20 @@ def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[s
     if not hasattr(model, "group_matcher"):
         raise UserError(
             f"optim.layer_decay ({section.layer_decay}) needs a model that names its layers "
-            f"(group_matcher); {type(model).__name__} does not, set it to none"
+            f"(group_matcher); {type(model).__name__} does not; set it to none"
         )
     return param_groups_layer_decay(
-        model,
-        weight_decay,
-        no_weight_decay_list=patterns,
-        layer_decay=section.layer_decay,
+        model, weight_decay, no_weight_decay_list=patterns, layer_decay=section.layer_decay
     )
 
 
 def divide_groups(
     section: OptimSection, model: nn.Module, groups: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Groups divided by what the section's patterns say of their parameters, in the same order.
+    """Divide groups by the section's patterns of parameters, in the same order.
 
     Raises:
-      UserError: a pattern that matches no parameter that is trained.
+      UserError: a pattern that matches no trained parameter.
     """
     rules = {name: getattr(section, name) for name in ("lr_factors", "decay_factors", "unfreeze")}
     if not any(rules.values()):
@@ -221,7 +211,7 @@ def divide_groups(
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     for key, patterns in rules.items():
         check_patterns(f"optim.{key}", tuple(patterns), names.values())
-    found: list[dict[str, Any]] = []
+    divided: list[dict[str, Any]] = []
     for group in groups:
         parts: dict[tuple[float, float, float], list[nn.Parameter]] = {}
         for parameter in group["params"]:
@@ -229,19 +219,18 @@ def divide_groups(
                 get_first_match(names[parameter], patterns, default)
                 for patterns, default in zip(rules.values(), (1.0, 1.0, 0.0), strict=True)
             )
-            parts.setdefault((lr, decay if group["weight_decay"] else 1.0, start), []).append(
-                parameter
-            )
+            key = lr, decay if group["weight_decay"] else 1.0, start
+            parts.setdefault(key, []).append(parameter)
         for (lr, decay, start), parameters in parts.items():
             scale = group.get("lr_scale", 1.0) * lr
-            one = {**group, "params": parameters, "lr_scale": scale, "starts_epoch": start}
-            one |= {"weight_decay": group["weight_decay"] * decay, "decay_scale": decay}
-            found.append(one)
-    return found
+            part = {**group, "params": parameters, "lr_scale": scale, "starts_epoch": start}
+            part |= {"weight_decay": group["weight_decay"] * decay, "decay_scale": decay}
+            divided.append(part)
+    return divided
 
 
 def _get_first_decay(section: OptimSection) -> float:
-    """A weight decay that tells which groups decay, also where the schedule begins at zero."""
+    """Return a weight decay that shows which groups decay, also if the schedule begins at zero."""
     return section.weight_decay or section.weight_decay_end or 0.0
 
 
@@ -253,8 +242,8 @@ class Schedule:
       lr_at: step -> learning rate of a group with lr_scale 1.
       decay_at: step -> weight decay of the groups that decay.
       lr_floor: smallest learning rate handed to the optimizer.
-      steps_per_epoch: with which groups that begin later count.
-      cut: factor of each time that a score no longer rose.
+      steps_per_epoch: by which groups that begin later count.
+      cut: factor for each time that the score no longer rose.
       least: learning rate that cuts do not go below.
     """
 
@@ -267,14 +256,14 @@ class Schedule:
     least: float = 0.0
 
     def get_lr(self, step: int, cuts: int = 0) -> float:
-        """The learning rate of a step after that many cuts."""
+        """Return the learning rate of a step after that many cuts."""
         lr = self.lr_at(step)
         return max(lr * self.cut**cuts, min(lr, self.least)) if cuts else lr
 
     def values(
         self, step: int, optimizer: torch.optim.Optimizer, cuts: int = 0
     ) -> tuple[list[float], list[float]]:
-        """Learning rates and weight decays of all groups at a step, in group order."""
+        """Return learning rates and weight decays of all groups at a step, in group order."""
         lr, decay = self.get_lr(step, cuts), self.decay_at(step)
         groups = optimizer.param_groups
         begun = [step >= g.get("starts_epoch", 0) * self.steps_per_epoch for g in groups]
@@ -284,7 +273,7 @@ class Schedule:
 
 
 def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch: int) -> Schedule:
-    """The schedule of a run; moves once per optimizer step.
+    """Create the schedule of a run; it moves once per optimizer step.
 
     Warm-up is linear from `warmup_lr` at step 0 to `lr` at the step after it; the shape then runs
     over the remaining steps, or with `warmup_inside` has run over all of them. Its end, `min_lr`,
@@ -316,12 +305,9 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
 
 
 def check_unfreeze(section: OptimSection) -> None:
-    """Refuse `optim.unfreeze` where a step always decays weights, if only by a rounding.
+    """Refuse `optim.unfreeze` if a step always decays weights, if only by a rounding.
 
-    Only on devices that bake numbers into their graphs: elsewhere a rate of nothing is nothing.
-
-    Raises:
-      UserError: the optimizer decays so.
+    Only on devices that bake numbers into their graphs: elsewhere a rate of 0 changes nothing.
     """
     name = section.name.lower()
     kind = get_optimizer_class(name, bind_defaults=False)
@@ -333,7 +319,7 @@ def check_unfreeze(section: OptimSection) -> None:
 
 
 def create_plateau(section: OptimSection, steps_per_epoch: int) -> Plateau:
-    """When the learning rate is cut; never but by schedule=plateau."""
+    """Create the rule that cuts the learning rate; it never cuts unless schedule=plateau."""
     if section.schedule != "plateau":
         return Plateau()
     warmup = get_warmup_steps(section, steps_per_epoch)
@@ -341,7 +327,7 @@ def create_plateau(section: OptimSection, steps_per_epoch: int) -> Plateau:
 
 
 def get_warmup_steps(section: OptimSection, steps_per_epoch: int) -> int:
-    """Length of the warm-up in optimizer steps."""
+    """Return the length of the warm-up in optimizer steps."""
     if section.warmup_steps is not None:
         return section.warmup_steps
     return round(section.warmup_epochs * steps_per_epoch)
@@ -356,7 +342,7 @@ def _create_shape(
     cycles = _Cycles.create(section, length)
 
     def in_cycles(get_lr: Callable[[float, float], float]) -> Callable[[int], float]:
-        """A shape of a cycle's peak and of the share of it that has passed."""
+        """Create a shape from a cycle's peak and the share of it that has passed."""
 
         def shape(step: int) -> float:
             number, passed = cycles.find(min((step - start) / length, 1.0))
@@ -395,21 +381,22 @@ def _create_shape(
 
 @dataclass(frozen=True)
 class _Cycles:
-    """A run's way after the warm-up in cycles, each by a factor longer than the one before."""
+    """Cycles of a run after the warm-up, each by a factor longer than the one before."""
 
     ends: tuple[float, ...]
 
     @classmethod
     def create(cls, section: OptimSection, steps: int) -> _Cycles:
-        """Cycles over that many steps.
+        """Create cycles over that many steps.
 
         Raises:
-          UserError: one would be shorter than a step, which may then never lie in it.
+          UserError: one would be shorter than a step, and no step might lie in it.
         """
         lengths: list[float] = []
         with contextlib.suppress(OverflowError):
             lengths += [section.cycle_length_factor**n for n in range(section.cycles)]
-        if section.cycles > 1 and not _has_room(lengths, steps):
+        has_room = bool(lengths) and steps * min(lengths) >= sum(lengths)
+        if section.cycles > 1 and not has_room:
             raise UserError(
                 f"optim.cycles ({section.cycles}), each {section.cycle_length_factor:g} times as "
                 f"long as the one before, leave the shortest less than one of {steps} steps; lower "
@@ -418,18 +405,13 @@ class _Cycles:
         return cls(tuple(end / sum(lengths) for end in accumulate(lengths)))
 
     def find(self, progress: float) -> tuple[int, float]:
-        """The number of the cycle that a share of the whole way lies in, and its own share."""
+        """Return the cycle at a share of the whole way, and the share of it that passed."""
         # The ends are rounded: a step that begins a cycle must not be held for the one before.
         number = bisect_right(self.ends, progress + 1e-9)
         if number == len(self.ends):
             return number - 1, 1.0
         start = self.ends[number - 1] if number else 0.0
         return number, max(progress - start, 0.0) / (self.ends[number] - start)
-
-
-def _has_room(lengths: list[float], steps: int) -> bool:
-    """Whether each of some lengths is at least a step of that many; none: they are too long."""
-    return bool(lengths) and steps * min(lengths) >= sum(lengths)
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

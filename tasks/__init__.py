@@ -1,4 +1,4 @@
-"""What is learnt. A task is one class with its `check`, and one row in `TASKS`."""
+"""Training tasks. A task is a class with its `check`, and a row in `TASKS`."""
 
 from __future__ import annotations
 

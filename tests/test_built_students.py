@@ -119,7 +119,11 @@ WRONG = [
     ({"student": "mnist_cnn", "width": 12}, (), ({}, "'mnist_cnn' does not give its maps")),
     ({**STUDENT, "width": 0}, (), ({}, "width (0)")),
     ({}, (), ({}, "'student'")),
-    (STUDENT, ("--model.head_init_scale=0",), ({}, "head_init_scale (0) changes a classifier")),
+    (
+        STUDENT,
+        ("--model.head_init_scale=0",),
+        ({}, "head_init_scale (0) is not supported with simkd"),
+    ),
     (STUDENT, ("--model.pretrained=true",), ({}, "model.pretrained")),
     (STUDENT, (), ({"layers": {"projector": "layer3"}}, "takes 12 features and teacher layer")),
     (STUDENT, (), ({"layers": {"projector": "layer5"}}, "the teacher has no layer 'layer5'")),
@@ -152,7 +156,7 @@ def test_a_classifier_that_does_not_stand_on_averages_is_refused(tmp_path, capsy
     term = {**SIMKD, "layers": {"projector": "stages"}, "args": {"teacher_head": "head.fc"}}
     assert main.main(create_flags(tmp_path, other, term, STUDENT, "--train.steps=1")) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "head.fc) on the averages of 'stages' does not give the teacher's answers" in said
+    assert "head.fc) on the averages of 'stages' does not give the teacher's logits" in said
 
 
 NORM = {"name": "norm", "layers": {"global_pool.norm_to_fc.expand": "layer4"}}
@@ -230,8 +234,8 @@ def test_widened_layers_change_nothing_at_first_and_merge_into_the_classifier(na
 
 WRONG_WIDE = [
     (PLAIN, (*WIDTHS, "--model.norm_width=7"), NORM, "set model.norm_width to the channels"),
-    (PLAIN, ("--model=resnet18",), NORM, "norm compares widened maps"),
-    (PLAIN, WIDTHS, {"name": "kd"}, "widens maps that no term of distill.losses looks at"),
+    (PLAIN, ("--model=resnet18",), NORM, "norm needs model.norm_width"),
+    (PLAIN, WIDTHS, {"name": "kd"}, "needs a loss on the widened maps"),
     (PLAIN, WIDTHS, {**NORM, "layers": {"global_pool": "layer4"}}, "norm compares maps of"),
     (PLAIN, (*WIDTHS, "--model.norm_copies=0"), NORM, "model.norm_copies"),
     ({"in_chans": 1}, (*WIDTHS, "--model=convnext_atto"), NORM, "answers by one linear layer"),

@@ -229,7 +229,7 @@ def test_a_named_set_is_judged_by_numbers_with_one_warning(place, capsys):
     assert evaluate([get_run(place), *flags, describe("own")]) == 0
     assert HALF not in capsys.readouterr().err
     assert evaluate([get_run(place), *flags, describe("other")]) == 2
-    assert "3 of its 3 classes are none of the model's" in capsys.readouterr().err
+    assert "3 of its 3 classes are unknown to the model" in capsys.readouterr().err
 
 
 def test_descriptions_of_imagenet_are_wordnet_numbers_to_an_evaluation(place, capsys):

@@ -22,7 +22,7 @@ from losses.weighted import WeightedLoss
 from models.transforms import to_pixels
 from store.record.history import read_metrics
 from tasks.classify.rotations import check_rotations, turn_pixels
-from tasks.teachers.flops import count_flops
+from tasks.teachers.taught import count_flops
 from tests.losses.examples import create_example_loss, create_inputs
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_argv, create_cpu_runtime
@@ -168,8 +168,8 @@ def test_two_processes_parts_and_xla_learn_what_one_does(teacher, tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"distill": {"views": "consistent"}}, "gives sskd no turned copies of its images; set"),
-        ({"distill": {"losses": [KD]}}, "none of distill.losses looks at that; add sskd"),
+        ({"distill": {"views": "consistent"}}, "sskd is not supported with distill.views"),
+        ({"distill": {"losses": [KD]}}, "needs a loss that reads the copies; add sskd"),
         ({"distill": {"losses": [SSKD]}}, "sskd needs args.head_steps"),
         ({"distill": {"group_size": 5}}, "distill.group_size (5) does not divide the micro-batch"),
         ({"distill": {"teacher_cache": "x"}}, "('x') and distill.views exclude each"),

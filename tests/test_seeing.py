@@ -21,7 +21,7 @@ from models.teachers.kept_tokens import ClassTokenScores, KeptTokens, keep_token
 from models.teachers.teacher import hash_teacher
 from models.transforms import to_pixels
 from store.record.history import read_metrics
-from tasks.teachers.flops import count_flops
+from tasks.teachers.taught import count_flops
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_cpu_runtime
 from utils.config.distill import TeacherSection
@@ -286,7 +286,7 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
         ({"keep_tokens": 0.5, "flags": ["--model.args.patch_size=4"]},
          "the student has 2 x 2, the teacher 4 x 4"),
         ({"keep_tokens": 0.5, "flags": ["--distill.views=independent"]},
-         "distill.views=independent does not go with it"),
+         "is not supported with distill.views=independent"),
         ({"model": "swin_tiny_patch4_window7_224", "args": {"in_chans": 1}, "keep_tokens": 0.5},
          "'swin_tiny_patch4_window7_224' is none"),
         ({"keep_tokens": 0.5, "flags": ["--model.args.patch_drop_rate=0.5"]},

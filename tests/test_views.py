@@ -134,7 +134,7 @@ def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, teacher_ru
     [
         (["--distill.views=consistent"], "data.strong_pp"),
         (["--data.strong_pp="], "needs data.strong_pp"),
-        (["--kd=kd"], "that none of distill.losses looks at"),
+        (["--kd=kd"], "needs a loss that reads the second view"),
         (["--distill.views=consistent", "--data.strong_pp="], "set distill.views=weak_strong"),
         (["--data.strong_pp=decode(channels=1)|resize(9)|value_range(-1, 1)"],
          "data.strong_pp gives images of 9 x 9 x 1 and data.train_pp of 8 x 8 x 1"),

@@ -26,7 +26,7 @@ from job.stream import iterate_batches
 from proofs.benchmark.bare import BareLoop
 from proofs.benchmark.gauges import create_gauge
 from proofs.benchmark.report import get_rate_name
-from tasks.teachers.flops import count_flops
+from tasks.teachers.taught import count_flops
 from utils.json_types import JsonObject
 from utils.log import setup_logging
 from utils.metrics import LoopMeter

@@ -1,4 +1,4 @@
-"""Students that are built for their teacher: model and loss of SimKD and of NORM stand together.
+"""Students that are built for their teacher: model and loss of SimKD and of NORM belong together.
 
 SimKD's student gets its classifier from its teacher before the first step.
 """
@@ -22,16 +22,12 @@ if TYPE_CHECKING:
     from models.transforms import InputTransform
     from utils.config.load import RunConfig
 
-# How far a teacher's own answers may lie from its classifier on averaged maps, in its own scale.
+# Tolerance of a teacher's own logits to its classifier on averaged maps, relative to the largest.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 def check_reused(config: RunConfig, losses: WeightedLoss) -> None:
-    """Refuse a student that is built for a teacher, or its loss, where one lacks the other.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
+    """Refuse a student that is built for a teacher without its loss, or the loss without it."""
     _check_widened(config, losses)
     term = _find_term(losses)
     is_reused = config.model.name == SIMKD
@@ -39,15 +35,13 @@ def check_reused(config: RunConfig, losses: WeightedLoss) -> None:
         return
     if is_reused and term is None:
         raise UserError(
-            "model.name 'simkd' answers by its teacher's classifier, which no term of "
-            "distill.losses names; add {name: simkd, layers: {projector: layer4}, args: "
-            "{teacher_head: fc}}"
+            "model.name 'simkd' needs its loss in distill.losses; add {name: simkd, layers: "
+            "{projector: layer4}, args: {teacher_head: fc}}"
         )
     if term is not None and not is_reused:
         raise UserError(
-            f"distill.losses: simkd teaches a student that answers by the teacher's classifier, "
-            f"and model.name is {config.model.name!r}; set model.name=simkd and model.args to "
-            "{student: NAME, width: N}, or use fitnet"
+            f"distill.losses: simkd is not supported with model.name {config.model.name!r}; set "
+            "model.name=simkd and model.args to {student: NAME, width: N}, or use fitnet"
         )
     if term is not None and PROJECTED not in term.layers:
         raise UserError(
@@ -55,15 +49,12 @@ def check_reused(config: RunConfig, losses: WeightedLoss) -> None:
             f"names {next(iter(term.layers))!r}; write {{{PROJECTED}: TEACHER_LAYER}}"
         )
     if is_reused and config.model.pretrained:
-        raise UserError(
-            "model.pretrained has no weights for model.name 'simkd', whose backbone starts anew; "
-            "leave it out"
-        )
+        raise UserError("model.pretrained has no weights for model.name 'simkd'; remove it")
     for key in ("head_init_scale", "head_init_bias"):
         if is_reused and getattr(config.model, key) is not None:
             raise UserError(
-                f"model.{key} ({getattr(config.model, key):g}) changes a classifier that simkd "
-                "takes from its teacher; leave it out"
+                f"model.{key} ({getattr(config.model, key):g}) is not supported with simkd, which "
+                "copies its teacher's classifier; remove it"
             )
 
 
@@ -71,12 +62,12 @@ def _check_widened(config: RunConfig, losses: WeightedLoss) -> None:
     width, has_term = config.model.norm_width, _find_term(losses, "norm") is not None
     if width is not None and not has_term and not config.run.eval_only:
         raise UserError(
-            f"model.norm_width ({width}) widens maps that no term of distill.losses looks at; add "
-            "{name: norm, layers: {global_pool.norm_to_fc.expand: layer4}}, or leave it out"
+            f"model.norm_width ({width}) needs a loss on the widened maps; add "
+            "{name: norm, layers: {global_pool.norm_to_fc.expand: layer4}}, or remove it"
         )
     if has_term and width is None:
         raise UserError(
-            "distill.losses: norm compares widened maps, which the student does not have; set "
+            "distill.losses: norm needs model.norm_width; set "
             "model.norm_width to the channels of the teacher's layer, or use fitnet"
         )
 
@@ -89,7 +80,7 @@ def reuse_classifier(
     image_shape: tuple[int, int, int],
     class_names: tuple[str, ...] | None,
 ) -> None:
-    """Give a student of SimKD the classifier of the first teacher; nothing to do for others.
+    """Copy the first teacher's classifier into a student of SimKD; do nothing for others.
 
     Args:
       transform: of the student.
@@ -97,8 +88,8 @@ def reuse_classifier(
       class_names: of the student, or None if unknown.
 
     Raises:
-      UserError: the teacher's answers are not those of its classifier on the averages of the maps
-        that the loss names, so that the student would be taught something else.
+      UserError: the teacher's logits are not those of its classifier on the averages of the maps
+        that the loss names, so that the student would learn something else.
     """
     term = _find_term(losses)
     if term is None or not isinstance(student, ReusedClassifier):
@@ -118,7 +109,7 @@ def reuse_classifier(
         weight = weight[teacher.classes]
         bias = bias if bias is None else bias[teacher.classes]
     student.adopt(weight, bias)
-    get_logger().info("simkd: the student answers by the teacher's %s", term.teacher_head)
+    get_logger().info("simkd: the student uses the teacher's %s", term.teacher_head)
 
 
 @torch.no_grad()
@@ -136,12 +127,12 @@ def _require_averages(
     logits = teacher.model(teacher.transform(pixels).to(teacher.dtype)).float()
     vectors = tap.take()[path].float().mean(dim=(2, 3))
     weight, bias = head
-    found = vectors @ weight.float().T + (0 if bias is None else bias.float())
-    gap, scale = (found - logits).abs().max(), logits.abs().max().clamp(min=1e-6)
+    expected = vectors @ weight.float().T + (0 if bias is None else bias.float())
+    gap, scale = (expected - logits).abs().max(), logits.abs().max().clamp(min=1e-6)
     if not gap <= _TOLERANCES.get(teacher.dtype, 1e-3) * scale:
         raise UserError(
             f"distill.losses: simkd.teacher_head ({term.teacher_head}) on the averages of {path!r} "
-            f"does not give the teacher's answers (they differ by {float(gap / scale):.2g} of "
+            f"does not give the teacher's logits (they differ by {float(gap / scale):.2g} of "
             "their largest); name the last maps before the pooling, of a teacher with nothing "
             "but that and a linear layer behind them"
         )
@@ -149,4 +140,4 @@ def _require_averages(
 
 def _find_term(losses: WeightedLoss, wanted: str = SIMKD) -> Loss | None:
     named = zip(losses.names, losses.losses, strict=True)
-    return next((one for name, one in named if name == wanted), None)
+    return next((loss for name, loss in named if name == wanted), None)

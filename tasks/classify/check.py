@@ -1,4 +1,4 @@
-"""What can be found wrong with a classification before a device is touched."""
+"""Validation of a classification before a device is touched."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from big_vision.input.images.labelled import require_images
-from datasets import DatasetFacts, describe_dataset
+from datasets import describe_dataset
 from losses.tasks.classes import create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
 from models.teachers.classes import check_teacher_names
@@ -24,8 +24,7 @@ from models.transforms import InputTransform
 from tasks.classify.built_students import check_reused
 from tasks.classify.mutual import check_peer, create_peer
 from tasks.classify.rotations import check_rotations
-from tasks.classify.teacher_patches import check_kept
-from tasks.classify.views import check_strong_view, list_streams
+from tasks.classify.views import check_kept, check_strong_view, list_streams
 from tasks.evaluation.judge import check_sets
 from tasks.evaluation.sets import JudgedSet, ModelClasses
 from tasks.images.dry_run import (
@@ -56,13 +55,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFacts(TaskFacts):
-    """What is known of a classification of images.
+    """Facts about a classification of images.
 
     Args:
       num_classes: of student, teachers and dataset.
-      image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
-      feature_shapes: of the layers that losses look at; none: only a run can tell.
-      sets: to judge on beside the evaluation split.
+      image_shapes: (H, W, C) of the images by role, from the strings; None if only a run can tell.
+      feature_shapes: of the layers that losses read; None if only a run can tell.
+      sets: to evaluate on beside the evaluation split.
     """
 
     num_classes: int
@@ -72,17 +71,14 @@ class ClassifyFacts(TaskFacts):
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
-        """Classes, and one answer to an image."""
         return (AnswerForm(CLASSES, self.num_classes),)
 
 
 class ClassifyCheck(TaughtCheck):
-    """Looks at a configuration, then at the student on the meta device.
+    """Checks the configuration, then the student on the meta device.
 
     Attributes:
-      dataset: sizes and classes of the splits.
-      model_arguments: what the student must be created with.
-      losses: what is trained beside the student, and what its blocks are asked for.
+      losses: modules that are trained beside the student.
 
     Raises:
       UserError: the first thing that is wrong.
@@ -95,12 +91,12 @@ class ClassifyCheck(TaughtCheck):
         check_strings(config)
         if not config.data.label_key:
             raise UserError(
-                f"data.label_key is empty, but train.task={config.train.task} learns from labels; "
-                "name their feature, or set train.task=distil"
+                f"train.task={config.train.task} needs data.label_key; set it, or train.task=distil"
             )
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.num_classes = self._choose_classes()
-        self.class_names = _find_class_names(self.dataset, self.num_classes)
+        names = self.dataset.examples["eval"].class_names
+        self.class_names = names if names and len(names) == self.num_classes else None
         self.model_arguments = {"num_classes": self.num_classes}
         if self.class_names is not None:
             self.model_arguments["class_names"] = self.class_names
@@ -113,15 +109,37 @@ class ClassifyCheck(TaughtCheck):
 
     @property
     def stream(self) -> JsonObject:
-        """What beside keys decides which answers a teacher gives."""
         return {"num_classes": self.num_classes}
 
     def _choose_classes(self) -> int:
-        """Classes of the student, from what the labels are."""
-        return _choose_classes(self.config, self.dataset)
+        config, dataset = self.config, self.dataset
+        images = require_images(dataset.examples["train"], config.data.source)
+        if images.several_labels or dataset.examples["eval"].several_labels:
+            raise UserError(
+                f"data.label_key ({config.data.label_key}) holds lists of labels, but train.task="
+                "classify needs one class each; use another key, set train.task=multilabel, or "
+                "evaluate such lists by data.evals or python -m tools.evaluate"
+            )
+        dataset_classes = images.num_classes
+        classes = config.model.num_classes or dataset_classes
+        if classes < dataset_classes:
+            raise UserError(
+                f"model.num_classes ({classes}) is less than the {dataset_classes} classes of "
+                f"{config.data.name or config.data.source}; raise it or leave it out"
+            )
+        if classes == 1:
+            name = f" ({images.class_names[0]!r})" if images.class_names else ""
+            raise UserError(
+                f"data.train_split ({config.data.train_split}) has only one class{name}; use a set "
+                "of two classes or more, or set train.task=distil"
+            )
+        if classes > dataset_classes:
+            name, unused = config.data.name or config.data.source, classes - dataset_classes
+            text = "model.num_classes (%d) exceeds the %d classes of %s: %d outputs have no example"
+            get_logger().warning(text, classes, dataset_classes, name, unused)
+        return classes
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
-        """Refuse a number of examples that pairs or groups do not divide; see the function."""
         check_micro_batch(self.config, self.losses, examples, devices)
 
     def dry_run(self, student: nn.Module) -> None:
@@ -146,16 +164,14 @@ class ClassifyCheck(TaughtCheck):
         self._sets = check_sets(config.data, classes, student)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
             side = get_only_side(config.train.image_sizes)
-            shapes = find_feature_shapes(
-                student, teachers, self.losses, self._shapes["train"], side
-            )
+            train = self._shapes["train"]
+            shapes = find_feature_shapes(student, teachers, self.losses, train, side)
             with torch.device("meta"):
                 self.losses.build(*shapes)
             dry_run_layers(config.distill, self.losses, self.num_classes, shapes)
             self._feature_shapes = shapes
 
     def find_facts(self) -> ClassifyFacts:
-        """All that was found, once the student has been tried."""
         return self.gather(
             ClassifyFacts,
             f"{self.num_classes} classes{describe_images(self._shapes)}",
@@ -170,21 +186,21 @@ class ClassifyCheck(TaughtCheck):
         )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
-        """Refuse sides without a step, and stored answers to others or of others."""
+        """Refuse sides without a step, and stored outputs for other examples or teachers."""
         steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
         check_begins(self.config.train, steps, total_steps)
-        place = self.config.distill.teacher_cache
-        if not place:
+        cache = self.config.distill.teacher_cache
+        if not cache:
             return
         open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
         require_same_classes(
             ClassSide("the student", self.class_names),
-            ClassSide(f"distill.teacher_cache {place!r}", read_manifest(place).get("class_names")),
+            ClassSide(f"distill.teacher_cache {cache!r}", read_manifest(cache).get("class_names")),
             way="make the cache again with this run's data",
         )
 
     def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
-        """The teachers on the meta device, their names, weights, classes and layers looked at."""
+        """Create the teachers on the meta device; check names, weights, classes and layers."""
         config = self.config
         for section in get_teacher_sections(config.distill):
             if section.model not in SELVES:
@@ -201,9 +217,8 @@ class ClassifyCheck(TaughtCheck):
         return teachers
 
     def _describe_export(self) -> JsonObject:
-        """How to create the student again, what its input and its answers mean."""
         train, names = self.config.train, self.class_names
-        # Whether a sigmoid says how likely each class is by itself, or a softmax over all of them.
+        # Scores are a sigmoid of each class, or a softmax over all of them.
         is_each = train.task == "multilabel" or train.task_loss not in ("", "softmax")
         return {
             **describe_student(self.config, self.num_classes),
@@ -219,42 +234,7 @@ def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, de
 
     Args:
       examples: of one device's micro-batch.
-      devices: that the global batch is dealt to.
+      devices: that share the global batch.
     """
     check_pairs(config, examples, devices)
     check_groups(losses, examples, devices)
-
-
-def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
-    images = require_images(dataset.examples["train"], config.data.source)
-    if images.several_labels or dataset.examples["eval"].several_labels:
-        raise UserError(
-            f"data.label_key ({config.data.label_key}) holds a list of labels, but train.task="
-            "classify learns one; name another, set train.task=multilabel, or judge by such lists "
-            "in data.evals or python -m tools.evaluate"
-        )
-    dataset_classes = images.num_classes
-    classes = config.model.num_classes or dataset_classes
-    if classes < dataset_classes:
-        raise UserError(
-            f"model.num_classes ({classes}) is less than the {dataset_classes} classes of "
-            f"{config.data.name or config.data.source}; raise it or leave it out"
-        )
-    if classes == 1:
-        name = f" ({images.class_names[0]!r})" if images.class_names else ""
-        raise UserError(
-            f"data.train_split ({config.data.train_split}) has one class only{name}, so that every "
-            "answer is right; name a set of two classes or more, or set train.task=distil"
-        )
-    if classes > dataset_classes:
-        get_logger().warning(
-            "model.num_classes (%d) is more than the %d classes of %s: %d outputs have no example",
-            classes, dataset_classes, config.data.name or config.data.source,
-            classes - dataset_classes,
-        )  # fmt: skip
-    return classes
-
-
-def _find_class_names(dataset: DatasetFacts, classes: int) -> tuple[str, ...] | None:
-    names = dataset.examples["eval"].class_names
-    return names if names and len(names) == classes else None

@@ -14,15 +14,15 @@ ECE_BINS = 15
 
 
 def count_batch(logits: Tensor, batch: Batch) -> Tensor:
-    """The sums of `count_marked` alone."""
+    """Return the sums of `count_marked` alone."""
     return count_marked(logits, batch)[0]
 
 
 def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Sums over the valid examples of one batch, as one float32 vector.
+    """Return sums over the valid examples of a batch, as one float32 vector, and which are correct.
 
-    An example counts as correct at k if fewer than k other classes score at least as high: ties go
-    against it, and so does an answer that holds NaN or +inf, whose loss is NaN.
+    An example is correct at k if fewer than k other classes score at least as high: ties count as
+    wrong, and so do logits that hold NaN or +inf, whose loss is NaN.
 
     Args:
       logits: [B, K], of any float type.
@@ -30,7 +30,7 @@ def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     Returns:
       [4 + 3 * ECE_BINS]: correct at 1, correct at 5, cross-entropy in nats, examples; then for
       each bin of confidence its examples, its summed confidence and its correct ones. And bool [B]:
-      which ones were correct at 1; of padding it says nothing.
+      correct at 1; undefined for padding.
     """
     logits = logits.float()
     labels = batch.labels.long().unsqueeze(1)
@@ -47,12 +47,12 @@ def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def place_rows(rows: Tensor, places: Tensor, is_valid: Tensor, count: int) -> Tensor:
-    """[count, D] zeros with the valid ones of some rows [B, D] at their places.
+    """Return [count, D] zeros with the valid ones of some rows [B, D] at their positions.
 
     Summed over batches and ranks these are all rows of a split, in its order.
 
     Args:
-      places: [B] int64 below `count`; anything where a row is not valid.
+      places: [B] int64 below `count`; any number where a row is not valid.
       is_valid: bool [B].
     """
     rows = torch.where(is_valid.unsqueeze(1), rows, torch.zeros_like(rows))
@@ -62,9 +62,9 @@ def place_rows(rows: Tensor, places: Tensor, is_valid: Tensor, count: int) -> Te
 
 
 def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """[2] valid examples for which two models name the same class, and valid examples.
+    """Count valid examples for which two models predict the same class, and valid examples: [2].
 
-    An answer that holds NaN or +inf names no class.
+    Logits that hold NaN or +inf predict no class.
 
     Args:
       logits, other: [B, K].
@@ -77,9 +77,9 @@ def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
 
 def compute_ece(bins: Tensor) -> float:
-    """Expected calibration error, 0 to 1: |accuracy - confidence| weighed by the bins' examples.
+    """Compute the expected calibration error, 0 to 1; NaN if any logits were not finite.
 
-    NaN if any answer was not finite.
+    It is |accuracy - confidence| weighted by the bins' examples.
 
     Args:
       bins: [3 * ECE_BINS] as `count_batch` sums them, on the host.

@@ -1,10 +1,11 @@
-"""Images that have several classes, or none: a classification by one yes or no for each class."""
+"""Classification of images with any number of classes: a yes or no for each class."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,32 +15,142 @@ from losses.tasks.classes import CLASS_LOSSES, create_class_loss
 from losses.tasks.yes_or_no import compute_bce
 from models.transforms import to_pixels
 from tasks.classify.check import ClassifyCheck
-from tasks.classify.ranking import ScoreTable
+from tasks.classify.counting import place_rows
 from tasks.classify.synthetic import ClassifyTwin
 from tasks.classify.task import Classify
 from utils.config.load import change
 from utils.errors import UserError
+from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from datasets import ImageBatch, Loader
+    from datasets import Batch, ImageBatch, Loader
     from losses.tasks.classes import ClassLoss
     from tasks.classify.check import ClassifyFacts
     from utils.config.load import RunConfig
     from utils.config.train import TrainSection
 
+# Numbers of a table of scores that is added up on the device: 512 MiB in float32.
+MOST_NUMBERS = 1 << 27
+
+
+class ScoreTable:
+    """Counts of a split's batches as vectors that add up over batches and ranks.
+
+    Args:
+      examples: most that an evaluated split has, over all ranks.
+      classes: K.
+      most_numbers: size limit of the table; of a larger split it takes every n-th example.
+
+    Attributes:
+      stride: n; 1 if the table holds all examples.
+    """
+
+    def __init__(self, examples: int, classes: int, most_numbers: int = MOST_NUMBERS) -> None:
+        self.classes = classes
+        self.stride = max(1, -(-examples * (2 * classes + 1) // most_numbers))
+        self._rows = -(-examples // self.stride)
+        if self.stride > 1:
+            get_logger().warning(
+                "map is of 1 in %d examples of the evaluated splits: %d examples with %d classes "
+                "are too many for one table; F1 and the loss are of all",
+                self.stride, examples, classes,
+            )  # fmt: skip
+
+    def count(self, logits: Tensor, batch: Batch) -> Tensor:
+        """Return sums over the valid examples of a batch, as one float32 vector.
+
+        Args:
+          logits: [B, K], of any float type.
+
+        Returns:
+          Binary cross-entropy in nats, summed over classes; examples; for each class its true
+          positives, false positives and false negatives; then the table, in which each example has
+          its scores, its classes and a 1.
+        """
+        logits = logits.float()
+        has = batch.draws[RIGHT]
+        valid = batch.mask.unsqueeze(1)
+        loss = compute_bce(logits, has).sum(dim=1)
+        named, has_not = (logits > 0).float(), 1.0 - has
+        sums = [
+            torch.where(batch.mask, loss, 0.0).sum().unsqueeze(0),
+            batch.mask.float().sum().unsqueeze(0),
+            *(
+                (part * valid).sum(dim=0)
+                for part in (has * named, has_not * named, has - has * named)
+            ),
+        ]
+        rows = torch.cat([logits, has, torch.ones_like(has[:, :1])], dim=1)
+        is_held = batch.mask & (batch.indices % self.stride == 0)
+        table = place_rows(rows, batch.indices // self.stride, is_held, self._rows)
+        return torch.cat([*sums, table.flatten()])
+
+    def summarise(self, sums: Tensor) -> dict[str, float]:
+        """Return `map` and F1 scores in percent, `loss` in nats, `examples`; `sums` on the host.
+
+        Mean average precision is over the classes that some example has. F1 is of logits above 0:
+        over all outputs at once (micro), and as the mean over classes (macro), where a class
+        without examples and predictions counts 0.
+
+        Source: definitions of scikit-learn's average_precision_score and f1_score.
+        """
+        loss, examples = sums[:2].tolist()
+        counts, table = sums[2:].split([3 * self.classes, sums.numel() - 2 - 3 * self.classes])
+        right, wrong, lost = counts.double().view(3, self.classes)
+        return {
+            "map": 100.0 * self._compute_map(table.view(self._rows, -1).numpy()),
+            "f1_micro": 100.0 * float(_compute_f1(right.sum(), wrong.sum(), lost.sum())),
+            "f1_macro": 100.0 * float(_compute_f1(right, wrong, lost).mean()),
+            "loss": loss / max(examples, 1.0),
+            "examples": examples,
+        }
+
+    def _compute_map(self, table: np.ndarray) -> float:
+        assert table[:, -1].max(initial=0.0) <= 1.0, "an example was counted twice"
+        table = table[table[:, -1] > 0]
+        # NaN is no score: it ranks last, and the loss shows it.
+        scores = np.nan_to_num(
+            table[:, : self.classes].T, nan=-np.inf, posinf=np.inf, neginf=-np.inf
+        )
+        has = table[:, self.classes : -1].T > 0
+        values = list(map(compute_average_precision, scores, has))
+        return float(np.nanmean(values)) if has.any() else 0.0
+
+
+def compute_average_precision(scores: np.ndarray, has: np.ndarray) -> float:
+    """Compute the mean precision at the scores of a class's examples; NaN if it has none.
+
+    Args:
+      scores: [N], of one class; equal scores count together.
+      has: bool [N].
+
+    Source: definition of scikit-learn's average_precision_score.
+    """
+    if not has.any():
+        return float("nan")
+    ordered, own = np.sort(scores), np.sort(scores[has])
+    named = len(ordered) - np.searchsorted(ordered, own)
+    hits = len(own) - np.searchsorted(own, own)
+    return float(np.mean(hits / named))
+
+
+def _compute_f1(right: Tensor, wrong: Tensor, lost: Tensor) -> Tensor:
+    return 2 * right / (2 * right + wrong + lost).clamp(min=1.0)
+
+
 _LOSSES = tuple(name for name in CLASS_LOSSES if name != "softmax")
 
 
 def create_set_loss(section: TrainSection, num_classes: int) -> ClassLoss:
-    """The task loss of sets of classes; bce where none is named."""
+    """Create the task loss of sets of classes; bce by default."""
     return create_class_loss(section, num_classes, _LOSSES)
 
 
 class MultilabelCheck(ClassifyCheck):
-    """As of a classification, for labels that are sets."""
+    """Check of a classification whose labels are sets."""
 
     create_loss = staticmethod(create_set_loss)
 
@@ -48,29 +159,28 @@ class MultilabelCheck(ClassifyCheck):
         images = require_images(images, config.data.source)
         if not images.several_labels:
             raise UserError(
-                f"data.label_key ({config.data.label_key}) is one class for each example, but "
-                "train.task=multilabel learns lists of them; set train.task=classify, or name a "
-                "feature of several classes or a data.labels_file"
+                f"data.label_key ({config.data.label_key}) holds one class for each example, but "
+                "train.task=multilabel needs lists; set train.task=classify, or use a feature of "
+                "several classes or a data.labels_file"
             )
         if config.model.num_classes not in (None, images.num_classes):
             raise UserError(
                 f"model.num_classes ({config.model.num_classes}) is not the {images.num_classes} "
-                "classes of the lists of labels; leave it out"
+                "classes of the lists of labels; remove it"
             )
         return images.num_classes
 
 
 class MultilabelTwin(ClassifyTwin):
-    """Made-up images with sets of classes."""
+    """Synthetic images with sets of classes."""
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
-        """As of a classification; each image has two classes or one."""
         config = super().replace_data(examples, folder, by_trial=by_trial)
         return change(config, data={"name": f"{config.data.name},labels=2", "labels_file": ""})
 
 
 class Multilabel(Classify):
-    """A micro-batch on the device -> mixed images -> student -> one loss of K answers."""
+    """A micro-batch on the device -> mixed images -> student -> one loss of K outputs."""
 
     score_name = "mAP"
     check = MultilabelCheck
@@ -87,20 +197,19 @@ class Multilabel(Classify):
         self._table = ScoreTable(most, facts.num_classes)
 
     def get_labels(self, batch: ImageBatch) -> Tensor:
-        """[B, K], a 1 for each class that the example has."""
+        """Return [B, K], a 1 for each class of the example."""
         return batch.draws[RIGHT]
 
     def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, None]:
-        """Sums and scores of the answers; no example is right or wrong as a whole."""
+        """Return sums and scores of the outputs; no example is correct or wrong as a whole."""
         return self._table.count(self.predict(model, batch), batch), None
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """`map`, `f1_micro` and `f1_macro` in percent, `loss` in nats; the score is the mAP."""
+        """Return `map`, `f1_micro` and `f1_macro` in percent, `loss` in nats; the score is mAP."""
         metrics = self._table.summarise(sums)
         return Evaluation(metrics, metrics["map"])
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        """An evaluation's numbers, for a person."""
         return (
             f"mAP {metrics['map']:.2f}, F1 {metrics['f1_micro']:.2f} (micro) and "
             f"{metrics['f1_macro']:.2f} (macro), loss {metrics['loss']:.4f}, "
@@ -108,7 +217,7 @@ class Multilabel(Classify):
         )
 
     def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
-        """Binary cross-entropy of images that are normalised already."""
+        """Return the binary cross-entropy of images that are normalised already."""
         with torch.no_grad():
             inputs, targets = self.transform(to_pixels(batch.images)), batch.draws[RIGHT]
         return lambda model: compute_bce(model(inputs), targets).sum(dim=1).mean()

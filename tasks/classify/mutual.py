@@ -1,8 +1,8 @@
-"""Two students that teach each other: a peer beside the student, or the student by other draws.
+"""Two students that teach each other: a peer beside the student, or the student with other draws.
 
-The peer is a module of the losses: it is trained by the same optimizer, lies in the checkpoint and
-is left out of the export. Both answer the same mixed images in one step, each learns from the
-targets and from the other's answer, and neither sees a gradient through the other.
+The peer is a module of the losses: the same optimizer trains it, it lies in the checkpoint, and
+the export leaves it out. Both see the same mixed images in a step, each learns from the targets
+and from the other's outputs, and neither gets a gradient through the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SELF = "self"
 
 
 def create_peer(config: RunConfig, num_classes: int, device: str = "cpu") -> nn.Module | None:
-    """A model with weights of its own; none where nobody or the student itself is the peer."""
+    """Create a model with weights of its own; None without a peer or if the student is it."""
     if config.distill.peer in ("", SELF):
         return None
     section = ModelSection(name=config.distill.peer, args=config.distill.peer_args)
@@ -40,7 +40,7 @@ def create_peer(config: RunConfig, num_classes: int, device: str = "cpu") -> nn.
 
 
 def learn_together(losses: WeightedLoss, inputs: LossInputs, peer_logits: Tensor) -> LossOutput:
-    """The sum of both students' losses, or their mean where both are one model.
+    """Return the sum of both students' losses, or their mean if both are one model.
 
     Args:
       inputs: of the student, without a teacher.
@@ -73,16 +73,13 @@ def check_peer(
     Args:
       peer: on the meta device.
       transform: of the student.
-      shapes: (H, W, C) of the images of each role; none: only a run can tell.
-
-    Raises:
-      UserError: the first thing that is wrong.
+      shapes: (H, W, C) of the images of each role; None if only a run can tell.
     """
     for name, loss in zip(losses.names, losses.losses, strict=True):
         if loss.state_dict() or loss.needs_distill_token():
             raise UserError(
-                f"distill.peer: {name} keeps parameters, memory or a head of one student; two "
-                "students share losses of logits alone, such as kd"
+                f"distill.peer is not supported with {name}, which keeps parameters, memory or a "
+                "head of one student; use losses of logits alone, such as kd"
             )
     for shape in _list_seen(config, shapes) if peer is not None else ():
         reason = find_fault(peer.eval(), transform.to("meta"), shape)
@@ -91,18 +88,16 @@ def check_peer(
             raise UserError(
                 f"distill.peer {config.distill.peer!r} does not take images of {sides}, as the "
                 f"student sees them: {reason}; set img_size, in_chans or dynamic_img_size in "
-                "distill.peer_args, or name another model"
+                "distill.peer_args, or use another model"
             )
 
 
 def _list_seen(config: RunConfig, shapes: ImageShapes) -> list[tuple[int, int, int]]:
-    """Shapes of the images that both students see, in training and where they are judged."""
-    if config.run.eval_only:  # the peer is not asked
+    """Return the shapes of the images that both students see, in training and evaluation."""
+    if config.run.eval_only:  # the peer is not used
         return []
-    found, sizes = [], config.train.image_sizes
-    if shapes["train"] is not None:
-        # Before the first epoch that is named images are as they come.
-        found += [] if 0 in sizes else [shapes["train"]]
-        found += [(side, side, shapes["train"][2]) for side in sizes.values()]
-    found += [shapes["eval"]] if shapes["eval"] is not None else []
-    return list(dict.fromkeys(found))
+    train, sizes = shapes["train"], config.train.image_sizes
+    # Before the first declared epoch images are as they come.
+    seen = [] if 0 in sizes else [train]
+    seen += [(side, side, train[2]) for side in sizes.values()] if train is not None else []
+    return [shape for shape in dict.fromkeys([*seen, shapes["eval"]]) if shape is not None]

@@ -1,8 +1,8 @@
-"""Each image turned by 90, 180 and 270 degrees beside itself, in one batch of four times the size.
+"""Each image and its rotations by 90, 180 and 270 degrees, in a batch of four times the size.
 
 The copies of an image follow it, so that a device's part of the batch stays its part. Student and
-teachers answer all four in one pass, with one set of statistics of BatchNorm; targets, taps and all
-terms but those that ask for the copies see the images as they came.
+teachers see all four in one pass, with one set of statistics of BatchNorm; targets, taps and all
+terms but those that need the copies see the images as they came.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TURNS = 4  # with the image itself
 
 
 def turn_pixels(pixels: Tensor) -> Tensor:
-    """[4 B, C, S, S] of [B, C, S, S]: each image and its copies, turned counter-clockwise."""
+    """Return [4 B, C, S, S]: each image of [B, C, S, S] and its counter-clockwise rotations."""
     across = pixels.transpose(-1, -2)
     turned = (pixels, across.flip(-2), pixels.flip((-2, -1)), across.flip(-1))
     return torch.stack(turned, dim=1).flatten(0, 1)
 
 
 def split_turned(inputs: LossInputs) -> LossInputs:
-    """What a step's losses see, of answers and activations of 4 B images.
+    """Return the losses' inputs of a step, from outputs and activations of 4 B images.
 
     Args:
       inputs: targets, mask and indices are of the B images already.
@@ -41,7 +41,7 @@ def split_turned(inputs: LossInputs) -> LossInputs:
     features = inputs.student_features, inputs.teacher_features
     (student, student_turned), (teacher, teacher_turned) = map(_split_features, features)
     logits, turned = _split(inputs.student_logits)
-    answers = [_split(one) for one in inputs.teacher_logits]
+    answers = [_split(teacher_logits) for teacher_logits in inputs.teacher_logits]
     token = inputs.student_distill_logits
     return replace(
         inputs,
@@ -55,13 +55,13 @@ def split_turned(inputs: LossInputs) -> LossInputs:
 
 
 def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """[B, ...] of the images and [B, 3, ...] of their copies."""
+    """Return [B, ...] of the images and [B, 3, ...] of their copies."""
     rows = rows.unflatten(0, (-1, TURNS))
     return rows[:, 0], rows[:, 1:]
 
 
 def _split_features(features: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The same of activations; parameters have no rows and stay with the images."""
+    """Split activations likewise; parameters have no rows and stay with the images."""
     plain, turned = {}, {}
     for path, value in features.items():
         if isinstance(value, nn.Parameter):
@@ -72,25 +72,18 @@ def _split_features(features: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
 
 
 def check_rotations(config: RunConfig, losses: WeightedLoss, shapes: ImageShapes) -> None:
-    """Refuse copies that nothing looks at or that no batch can hold, and a loss without its copies.
-
-    Args:
-      shapes: of the training images, as far as metadata tells.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
+    """Refuse copies that no loss reads or no batch can hold, and a loss without its copies."""
     if config.distill.views != "rotations":
         if losses.needs_turned():
             raise UserError(
-                f"distill.views {config.distill.views!r} gives sskd no turned copies of its "
-                "images; set distill.views=rotations"
+                f"distill.losses: sskd is not supported with distill.views "
+                f"{config.distill.views!r}; set distill.views=rotations"
             )
         return
     if not losses.needs_turned():
         raise UserError(
-            "distill.views 'rotations' turns each image three times and none of distill.losses "
-            "looks at that; add sskd, or leave it out"
+            "distill.views 'rotations' needs a loss that reads the copies; add sskd to "
+            "distill.losses, or remove the key"
         )
     shape = shapes["train"]
     if shape is not None and shape[0] != shape[1]:

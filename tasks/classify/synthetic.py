@@ -1,4 +1,4 @@
-"""The twin of a classification: made-up images, random teachers and random answers."""
+"""A synthetic classification: random images, teachers of random weights and random outputs."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 _DEFAULT_TOP_K = 16
-# Height, width and channels of a made-up example of a dataset that nobody knows here.
+# Height, width and channels of a synthetic example of an unknown dataset.
 _PHOTO_SHAPE = (400, 500, 3)
 
 
 class ClassifyTwin(Twin):
-    """A classification of made-up images of the same shape and classes."""
+    """A classification of synthetic images of the same shape and classes."""
 
     usual = MappingProxyType({"num_classes": 1000})
 
@@ -51,14 +51,14 @@ class ClassifyTwin(Twin):
         self._image: tuple[int, int] | None = None
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
-        """Made-up images; the size may be found by running data.train_pp on a photograph."""
+        """Return the run on synthetic images; by trial, data.train_pp runs on a photograph."""
         config = self._config
         self._image = find_image_shape(config)
         if self._image is None and by_trial:
             self._image = _try_preprocessing(config)
         if self._image is None:
             raise UserError(
-                f"made-up images need one size, and data.train_pp ({config.data.train_pp!r}) tells "
+                f"synthetic images need one size, and data.train_pp ({config.data.train_pp!r}) has "
                 "none; end it with a resize or crop to one side, or set data.source=synthetic with "
                 "data.name=image_size=N"
             )
@@ -68,7 +68,7 @@ class ClassifyTwin(Twin):
     def replace_teachers(
         self, config: RunConfig, folder: Path, *, only_missing: bool = False
     ) -> RunConfig:
-        """Random weights; a teacher whose answers are stored need not take the images."""
+        """Write random weights; a teacher with stored outputs need not take the images."""
         image = None if config.distill.teacher_cache else self._image
         create = partial(create_random_teacher, classes=self._classes, image=image)
         return replace_each(config, folder, create, only_missing=only_missing)
@@ -76,18 +76,22 @@ class ClassifyTwin(Twin):
     def replace_answers(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
     ) -> RunConfig:
-        """Random answers, as many for each example as the run's own cache holds."""
+        """Store random outputs, as many for each example as the run's own cache holds."""
         live = change(config, distill={"teacher_cache": "", "cache_end": "cycle"})
-        top_k = _read_top_k(config.distill.teacher_cache)
+        try:
+            columns = read_shape(read_manifest(config.distill.teacher_cache)).columns
+            top_k = max(column.top_k for column in columns)
+        except UserError:
+            top_k = _DEFAULT_TOP_K
         write_random_answers(live, top_k, folder / "answers", steps=steps, describe=describe)
         return change(live, distill={"teacher_cache": str(folder / "answers")})
 
 
 def find_image_shape(config: RunConfig) -> tuple[int, int] | None:
-    """Side and channels of a training image, as the configuration tells; None: only a run can.
+    """Return side and channels of a training image; None if only a run can tell.
 
     Raises:
-      UserError: the images are not square, or the string is none of images.
+      UserError: the images are not square, or the string is not one of images.
     """
     data = config.data
     if data.source == "synthetic":
@@ -99,10 +103,10 @@ def find_image_shape(config: RunConfig) -> tuple[int, int] | None:
 
 
 def find_classes(config: RunConfig) -> int:
-    """Classes of the run's dataset: from its files, or as TFDS knows it by name.
+    """Return the classes of the run's dataset: from its files, or from TFDS by name.
 
     Raises:
-      UserError: nobody here knows it.
+      UserError: they are unknown here.
     """
     data = config.data
     try:
@@ -115,16 +119,12 @@ def find_classes(config: RunConfig) -> int:
         return int(read_tfds_features(data.name, data.root)[data.label_key].num_classes)
     except Exception as error:
         raise UserError(
-            f"the classes of data.name {data.name!r} are not known here; give --num-classes"
+            f"the classes of data.name {data.name!r} are unknown here; give --num-classes"
         ) from error
 
 
 def _try_preprocessing(config: RunConfig) -> tuple[int, int]:
-    """Side and channels of what data.train_pp makes of a made-up image.
-
-    Raises:
-      UserError: the string fails on it, or gives images that are not square.
-    """
+    """Return side and channels of what data.train_pp makes of a synthetic image."""
     data = config.data
     spec, _ = split_device_ops(data.train_pp)
     source = _find_source_shape(config) or _PHOTO_SHAPE
@@ -134,14 +134,14 @@ def _try_preprocessing(config: RunConfig) -> tuple[int, int]:
     except Exception as error:
         height, width, _ = source
         raise UserError(
-            f"data.train_pp ({data.train_pp!r}) fails on a made-up image of {height} x {width}: "
+            f"data.train_pp ({data.train_pp!r}) fails on a synthetic image of {height} x {width}: "
             f"{error}; correct it"
         ) from error
     return require_square(tuple(int(side) for side in image.shape))
 
 
 def _find_source_shape(config: RunConfig) -> tuple[int, int, int] | None:
-    """(H, W, C) of the dataset's own images, where all have one shape and it is known here."""
+    """Return (H, W, C) of the dataset's own images; None unless all have one known shape."""
     data = config.data
     if data.source != "tfds":
         return None
@@ -153,7 +153,6 @@ def _find_source_shape(config: RunConfig) -> tuple[int, int, int] | None:
 
 
 def _encode_image(shape: tuple[int, int, int]) -> bytes:
-    """A JPEG of one colour."""
     from PIL import Image
 
     height, width, channels = shape
@@ -163,17 +162,8 @@ def _encode_image(shape: tuple[int, int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def _read_top_k(cache: str) -> int:
-    """Answers stored for each example: as the manifest says, or the tool's default."""
-    try:
-        columns = read_shape(read_manifest(cache)).columns
-        return max(column.top_k for column in columns)
-    except UserError:
-        return _DEFAULT_TOP_K
-
-
 def require_square(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Side and channels of images of (H, W, C), which a synthetic source makes square.
+    """Return side and channels of images of (H, W, C), which a synthetic source makes square.
 
     Raises:
       UserError: they are not square.
@@ -181,21 +171,21 @@ def require_square(shape: tuple[int, int, int]) -> tuple[int, int]:
     height, width, channels = shape
     if height != width:
         raise UserError(
-            f"data.train_pp gives images of {height} x {width}; made-up ones are square: end it "
+            f"data.train_pp gives images of {height} x {width}; synthetic ones are square: end it "
             "with a resize or crop to one side"
         )
     return height, channels
 
 
 def name_examples(side: int, channels: int, classes: int, examples: int) -> str:
-    """The data.name of made-up images."""
+    """Return the data.name of synthetic images."""
     return f"image_size={side},channels={channels},num_classes={classes},num_examples={examples}"
 
 
 def describe_twin_data(
     config: RunConfig, image: tuple[int, int], classes: int, examples: int
 ) -> JsonObject:
-    """What keys of `data` become, so that the same uint8 images reach the device.
+    """Return keys of `data` with which the same uint8 images reach the device.
 
     Args:
       image: side and channels.
@@ -217,23 +207,23 @@ def describe_twin_data(
 def create_random_teacher(
     section: TeacherSection, target: Path, *, classes: int, image: tuple[int, int] | None = None
 ) -> TeacherSection:
-    """The same teacher with random weights in a file; its transform as the run would choose it.
+    """Return the teacher with random weights in a file, and the transform that the run chooses.
 
     Args:
-      target: a directory to make.
+      target: a directory to create.
       classes: of the student; 0: student and teacher give features alone.
-      image: side and channels of what the student sees, which the teacher is tried on; none: the
-        step does not ask the teacher, or has been tried already.
+      image: side and channels of the student's images, to try the teacher on; None if the step
+        does not run the teacher, or it has been tried already.
 
     Raises:
-      UserError: its weights are not here and it has no name, or it does not take the images.
+      UserError: it has neither weights here nor a name, or it does not take the images.
     """
     facts = read_facts(section)
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(
-            f"distill.teacher_weights ({section.weights!r}) is not here and does not say its "
-            "model; name it by distill.teacher"
+            f"distill.teacher_weights ({section.weights!r}) is not available, nor its "
+            "model's name; set distill.teacher"
         )
     own = (section.num_classes or facts.get("num_classes") or classes) if classes else 0
     arguments = {**facts.get("args", {}), **section.args}
@@ -249,29 +239,29 @@ def create_random_teacher(
 def write_random_answers(
     config: RunConfig, top_k: int, target: Path, *, steps: int, describe: StreamOf
 ) -> None:
-    """A cache of random answers in the form in which a run's teachers would have given them.
+    """Write a cache of random outputs in the form of those of a run's teachers.
 
     Args:
       config: of the run with its teachers in the step.
       steps: of an epoch of the cache.
-      describe: the stream of examples that the answers are to.
+      describe: the stream of examples that the outputs belong to.
     """
-    found = ClassifyCheck(config)
-    stream = describe(config, found.dataset, found.stream)
-    classes, size = found.num_classes, config.data.global_batch_size
+    check = ClassifyCheck(config)
+    stream = describe(config, check.dataset, check.stream)
+    classes, size = check.num_classes, config.data.global_batch_size
     columns = create_columns(config.distill, [AnswerForm(CLASSES, classes)], top_k)
     shape = CacheShape(columns, 1, steps, size)
     target.mkdir(parents=True, exist_ok=True)
     write_manifest(target, stream, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
-        answers = [torch.randn(size, classes) for _ in columns]
-        kept = [condense_answers(one, columns[0].top_k) for one in answers]
-        writer.append(pack_rows(kept, shape))
+        logits = [torch.randn(size, classes) for _ in columns]
+        outputs = [condense_answers(values, columns[0].top_k) for values in logits]
+        writer.append(pack_rows(outputs, shape))
 
 
 def _keep_device_op(spec: str) -> str:
-    """The string's value range, written out: all of it that happens on the device."""
+    """Return the string's value range, written out: all of it that happens on the device."""
     _, normalisation = split_device_ops(spec)
     if normalisation == Normalisation():
         return "value_range(0, 255)"
@@ -284,9 +274,6 @@ def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None
 
     Args:
       shadow: the teacher on the meta device.
-
-    Raises:
-      UserError: with the model's own reason.
     """
     try:
         with torch.no_grad():

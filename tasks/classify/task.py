@@ -1,11 +1,12 @@
 """Classification of images, with or without teachers.
 
 Models give outputs and losses turn outputs into one number; they meet here, so that the engine
-knows of neither.
+depends on neither.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,12 +22,7 @@ from losses.tasks.classes import create_class_loss
 from losses.weighted import create_weighted_loss
 from models.factory import create_model
 from models.teachers.kept_tokens import ClassTokenScores
-from models.teachers.teacher import (
-    SeenByStudent,
-    Teacher,
-    create_teachers,
-    get_teacher_sections,
-)
+from models.teachers.teacher import SeenByStudent, Teacher, create_teachers, get_teacher_sections
 from models.transforms import to_pixels
 from tasks.classify.built_students import reuse_classifier
 from tasks.classify.check import ClassifyCheck, ClassifyFacts, check_micro_batch
@@ -57,11 +53,7 @@ class Classify(ImageTask):
     """A micro-batch on the device -> mixed images -> student and teachers -> one loss.
 
     Args:
-      loaders: by role; `train` is missing where nothing is trained.
-
-    Attributes:
-      losses: what is trained beside the student.
-      teaching: who teaches, and what is seen of it.
+      loaders: by role; without `train` if nothing is trained.
     """
 
     score_name = "top-1"
@@ -82,10 +74,8 @@ class Classify(ImageTask):
         self._attention: ClassTokenScores | None = None
         self._judge: Judge | None = None
 
-    # The engine's protocol.
-
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
-        """The weighted loss of student and teachers on mixed images."""
+        """Return the weighted loss of student and teachers on mixed images."""
         strong = self._see_strong(model, batch)  # before the view whose layers the taps keep
         pixels = self.augment(batch.images, batch.draws)
         is_turned = self.config.distill.views == "rotations"
@@ -116,19 +106,18 @@ class Classify(ImageTask):
         return self.losses(inputs)
 
     def get_labels(self, batch: ImageBatch) -> Tensor:
-        """[B] classes, or [B, K] with a 1 for each of several."""
+        """Return [B] classes, or [B, K] with a 1 for each of several."""
         return batch.labels
 
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
-        """What `count_batch` sums of a model's answers to normalised images."""
         return self.count_marked(model, batch)[0]
 
     def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """The same, and which examples the model names rightly."""
+        """Return the sums, and which examples the model classifies correctly."""
         return count_marked(self.predict(model, batch), batch)
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """`top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples` counted.
+        """Return `top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples` counted.
 
         The score is top-1.
         """
@@ -143,14 +132,11 @@ class Classify(ImageTask):
         }
         return Evaluation(metrics, metrics["top1"])
 
-    # Before the first step.
-
     def check_micro_batch(self, examples: int, devices: int) -> None:
-        """Refuse a number of examples that pairs or groups do not divide; see the function."""
         check_micro_batch(self.config, self.losses, examples, devices)
 
     def prepare(self, student: nn.Module) -> None:
-        """Make what is trained beside the student, which learns whether it has a second head."""
+        """Build the losses; set up the student's second head."""
         self.losses.build(*self._find_feature_shapes())
         shape = self._images["train"].image_shape
         check_rotations(self.config, self.losses, {"train": shape})
@@ -161,101 +147,81 @@ class Classify(ImageTask):
             student.set_distilled_training(self.losses.needs_distill_token())
 
     def to_device(self, runtime: Runtime) -> None:
-        """Put what turns pixels into the student's input on the device; sets are read for it."""
+        """Move the student's input transform to the device; open the further sets."""
         self.transform.to(runtime.device)
         facts = self.facts
         self._judge = Judge(runtime, facts.sets, facts.num_classes, self.config.train.seed)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
-        """Put the live teachers on the device, or open their stored answers; set the taps."""
-        config = self.config
-        self.teaching.attach(state, plan)
-        if any(one.keep_tokens for one in get_teacher_sections(config.distill)):
-            self._attention = ClassTokenScores(state.model, config.model.name)
-        known = self.facts.teachers
-        if self.teaching.open_stored(runtime, stream, known, plan.total_steps):
-            return
-        teachers = create_teachers(
-            config.distill, num_classes=self.facts.num_classes,
-            class_names=self.facts.class_names, student_transform=self.transform,
-        )  # fmt: skip
-        # A student that never sees the whole crop does not as its own teacher.
-        follows = get_only_side(config.train.image_sizes) is not None
-        self.teaching.bring(
-            runtime, teachers, state.ema,
-            lambda model, weight: Teacher(model, self.transform, weight=weight, follows=follows),
-        )  # fmt: skip
+        """Open the teachers, and read the student's attention if one keeps its best patches."""
+        self.teaching.open(self, runtime, state, plan, stream)
+        if any(teacher.keep_tokens for teacher in get_teacher_sections(self.config.distill)):
+            self._attention = ClassTokenScores(state.model, self.config.model.name)
+
+    def wrap(self, model: nn.Module, weight: float) -> Teacher:
+        """Create a teacher of the student; one that never sees the whole crop follows it."""
+        follows = get_only_side(self.config.train.image_sizes) is not None
+        return Teacher(model, self.transform, weight=weight, follows=follows)
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Logits of all heads, for each time that a model answers in a step."""
+        """Return the logits of all heads, for each pass of a model in a step."""
         distill = self.config.distill
         is_twice = distill.views == "weak_strong" or distill.peer == SELF
         if distill.views == "rotations":
             inputs = inputs.repeat_interleave(TURNS, dim=0)
         answers = [model(inputs) for _ in range(1 + is_twice)]
-        heads = [one if isinstance(one, tuple) else (one,) for one in answers]
-        return tuple(head for one in heads for head in one)
-
-    # For tools.
+        heads = [output if isinstance(output, tuple) else (output,) for output in answers]
+        return tuple(itertools.chain.from_iterable(heads))
 
     def list_companions(self, examples: int) -> list[Companion]:
-        """The peer, and teachers like those in the step, each with images of its own size."""
+        """Return the peer, and teachers like those in the step, each with inputs of its size."""
         config, inputs = self.config, self.create_inputs(examples).to("meta")
         peer = create_peer(config, self.facts.num_classes, "meta")
-        found = [] if peer is None else [Companion(peer.train(), inputs, is_trained=True)]
+        models = [] if peer is None else [Companion(peer.train(), inputs, is_trained=True)]
         if config.distill.teacher_cache:
-            return found
-        for one in self.create_shadows():
-            size = one.transform.size
-            if one.kept is not None:
-                one.kept.choose_first(examples, "meta")
-            crop = inputs.shape[2:] if one.follows else self._images["train"].image_shape[:2]
+            return models
+        for teacher in self.create_teachers("meta"):
+            size = teacher.transform.size
+            if teacher.kept is not None:
+                teacher.kept.choose_first(examples, "meta")
+            crop = inputs.shape[2:] if teacher.follows else self._images["train"].image_shape[:2]
             own = inputs.new_empty(*inputs.shape[:2], *(crop if size is None else (size, size)))
-            found.append(Companion(one.model.float(), own))
-        return found + [Companion(student, inputs) for student in self.create_selves()]
+            models.append(Companion(teacher.model.float(), own))
+        return models + [Companion(student, inputs) for student in self.create_selves()]
 
     def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
-        """Cross-entropy of images that are normalised already."""
+        """Return the cross-entropy of images that are normalised already."""
         with torch.no_grad():
             inputs, labels = self.transform(to_pixels(batch.images)), batch.labels.long()
         return lambda model: nn.functional.cross_entropy(model(inputs), labels)
 
-    # What travels with a batch.
-
     def draw(self, step: int, batch: ImageBatch, *others: ImageBatch) -> ImageBatch:
-        """As the task's, with the other views."""
         batch = super().draw(step, batch)
         views = {get_view_name(self.config): other.images for other in others}
         return replace(batch, draws={**batch.draws, **views}) if views else batch
 
     def close(self) -> None:
-        """Let the stored answers and the sets go."""
         super().close()
         if self._judge is not None:
             self._judge.close()
 
-    # In the step.
-
     def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Answers of the teachers to mixed pixels, or to their own crop of the same examples."""
+        """Return the teachers' logits of mixed pixels, or of their crop of the same examples."""
         if TEACHER_IMAGES in batch.draws:
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         return self._ask_live(pixels, batch)
 
     def ask_to_store(self, batch: ImageBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """The k best classes of each teacher."""
+        """Return the k best classes of each teacher."""
         answers = self.teaching.ask(self.augment(batch.images, batch.draws))
         pairs = zip(answers, columns, strict=True)
         return tuple(condense_answers(answer, column.top_k) for answer, column in pairs)
 
     def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
-        """Logits [B, K] of a device batch of evaluation."""
+        """Return logits [B, K] of a device batch of evaluation."""
         return model(self.transform(to_pixels(batch.images)))
 
-    # Around the run.
-
     def describe(self, metrics: Mapping[str, float]) -> str:
-        """An evaluation's numbers, for a person."""
         sets = "".join(
             f"; {name.removesuffix('/top1')} {value:.2f}"
             for name, value in metrics.items()
@@ -268,11 +234,11 @@ class Classify(ImageTask):
         )
 
     def count_teacher(self, teacher: Teacher, batch: ImageBatch) -> Tensor:
-        """What `count_batch` sums of a teacher, which sees the images in its own way."""
+        """Return the sums of `count_batch` for a teacher, which has a transform of its own."""
         return count_batch(teacher(to_pixels(batch.images)), batch)
 
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
-        """A teacher is to be better than chance, by three times chance's spread."""
+        """Compare a teacher with chance, plus three times chance's spread."""
         top1, chance = metrics["top1"], 1.0 / self.facts.num_classes
         spread = (chance * (1 - chance) / max(metrics["examples"], 1)) ** 0.5
         limit = 100 * (chance + 3 * spread)
@@ -280,34 +246,33 @@ class Classify(ImageTask):
         return Worth(f"top-1 {top1:.2f}", top1 <= limit, f"chance ({limit:.2f})", advice)
 
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
-        """As `Judge.judge`, on the sets of data.evals."""
         return self._judge.judge(self.predict, model, sum_over, number)
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
-        """Percent of the evaluation split on which the model names each teacher's class."""
+        """Return the percentage of the evaluation split with the same class as each teacher."""
         count = partial(self._count_agreement, model)
-        found = self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
+        metrics = self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
         if self.losses.peer is not None:
-            peer = Teacher(self.losses.peer, self.transform)  # which nobody trains any more
-            found["peer_top1"] = self.summarise(sum_over(partial(self.count_teacher, peer))).score
-        return found
+            peer = Teacher(self.losses.peer, self.transform)  # its training has ended
+            metrics["peer_top1"] = self.summarise(sum_over(partial(self.count_teacher, peer))).score
+        return metrics
 
     def _ask_student(
         self, model: nn.Module, pixels: Tensor, batch: ImageBatch
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits of mixed pixels, and those of a distillation token where there is one."""
+        """Return logits of mixed pixels, and those of a distillation token, if any."""
         outputs = model(self.transform(resize_pixels(pixels, batch.values)))
         return outputs if isinstance(outputs, tuple) else (outputs, None)
 
     def _ask_live(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Answers of the live teachers, which may look at what the student has just looked at."""
+        """Return the live teachers' logits; they may see what the student has just attended to."""
         scores = None if self._attention is None else self._attention.take()
         seen = SeenByStudent(resize_pixels(pixels, batch.values), scores)
         answers = self.teaching.ask(pixels, seen)
         return combine_answers(answers, *self.teaching.get_ensemble())
 
     def _see_strong(self, model: nn.Module, batch: ImageBatch) -> dict[str, Any]:
-        """Fields of `LossInputs` of the strong views, mixed and erased as the weak ones are."""
+        """Return fields of `LossInputs` of the strong views, mixed and erased as the weak ones."""
         if STRONG_IMAGES not in batch.draws:
             return {}
         pixels = self.augment(batch.draws[STRONG_IMAGES], batch.draws)
@@ -320,18 +285,15 @@ class Classify(ImageTask):
         answers = teacher(to_pixels(batch.images))
         return count_agreement(self.predict(model, batch), answers, batch.mask)
 
-    def create_shadows(self) -> list[Teacher]:
-        """The teachers on the meta device."""
+    def create_teachers(self, device: str = "cpu") -> list[Teacher]:
+        facts, transform = self.facts, self.transform
         return create_teachers(
-            self.config.distill,
-            num_classes=self.facts.num_classes,
-            class_names=self.facts.class_names,
-            student_transform=self.transform,
-            device="meta",
-        )
+            self.config.distill, num_classes=facts.num_classes, class_names=facts.class_names,
+            student_transform=transform, device=device,
+        )  # fmt: skip
 
     def _find_feature_shapes(self) -> FeatureShapes:
-        """Of the layers that losses look at; tries what only the run's own images could tell."""
+        """Find shapes of layers that losses read; try what only the run's images could tell."""
         shapes = {role: images.image_shape for role, images in self._images.items()}
         is_known = shapes == dict(self.facts.image_shapes)
         if is_known and self.facts.feature_shapes is not None:
@@ -340,10 +302,9 @@ class Classify(ImageTask):
             return {}, {}
         config = self.config
         student = create_model(config.model, **self.facts.model_arguments, device="meta")
-        teachers = self.create_shadows()
+        teachers = self.create_teachers("meta")
         if not is_known:
-            live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
-            check_images(config, student, list(live), shapes)
+            check_images(config, student, [] if config.distill.teacher_cache else teachers, shapes)
             check_sizes(config, student, self.losses, shapes["train"])
         side = get_only_side(config.train.image_sizes)
         return find_feature_shapes(student, teachers, self.losses, shapes["train"], side)

@@ -1,4 +1,4 @@
-"""Which views of an example a step sees: one crop, another one for teachers, or two for both.
+"""Views of an example in a step: one crop, another one for teachers, two for both, or few patches.
 
 Views are augmentations of the same examples in the same order, read side by side. What is drawn for
 an example beside its crop (mixing, erasing) is drawn once and applied to each of its views alike.
@@ -6,12 +6,17 @@ an example beside its crop (mixing, erasing) is drawn once and applied to each o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from torch import nn
 
 from big_vision.input.images.labelled import require_images
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source
+from models.teachers.kept_tokens import ClassTokenScores
+from models.teachers.teacher import Teacher
 from utils.config.data import DataSection
 from utils.errors import UserError
 
@@ -25,7 +30,7 @@ TEACHER_IMAGES, STRONG_IMAGES = "teacher_images", "strong_images"
 
 
 def list_streams(config: RunConfig) -> list[DataSection]:
-    """How the training split is read for a step: once, or a second time for other views."""
+    """Return how a step reads the training split: once, or a second time for other views."""
     data = config.data
     if config.distill.views == "weak_strong":
         strong = {**data.model_dump(), "train_pp": data.strong_pp}
@@ -34,35 +39,86 @@ def list_streams(config: RunConfig) -> list[DataSection]:
 
 
 def get_view_name(config: RunConfig) -> str:
-    """What the second stream's images are called among a batch's draws."""
+    """Return the name of the second stream's images among a batch's draws."""
     return STRONG_IMAGES if config.distill.views == "weak_strong" else TEACHER_IMAGES
 
 
 def check_strong_view(config: RunConfig, losses: WeightedLoss, shapes: ImageShapes) -> None:
-    """Refuse a strong view that nothing looks at, or whose images are not like the weak ones.
-
-    Args:
-      shapes: of the weak view's images, as far as metadata tells.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
+    """Refuse a strong view that no loss reads, or whose images are unlike the weak ones."""
     if config.distill.views != "weak_strong":
         return
     if not losses.needs_strong_view():
         raise UserError(
-            "distill.views 'weak_strong' makes a second view that none of distill.losses looks at; "
-            "add mlkd or crld, or leave it out"
+            "distill.views 'weak_strong' needs a loss that reads the second view; add mlkd or "
+            "crld to distill.losses, or remove the key"
         )
     strong = config.data.strong_pp
     require_valid_spec(strong, "data.strong_pp")
     require_equal_ranges(config.data.train_pp, strong, "data.strong_pp")
     source = create_source(list_streams(config)[1], config.model.known_sizes)
-    selection = source.select("train")
-    shape = require_images(source.describe(selection, "train"), config.data.source).image_shape
+    facts = source.describe(source.select("train"), "train")
+    shape = require_images(facts, config.data.source).image_shape
     if shape is not None and shapes["train"] not in (None, shape):
         weak = " x ".join(map(str, shapes["train"]))
         raise UserError(
             f"data.strong_pp gives images of {' x '.join(map(str, shape))} and data.train_pp of "
             f"{weak}, but mixing and erasing cut both views alike; make them of one size"
+        )
+
+
+def check_kept(
+    config: RunConfig,
+    losses: WeightedLoss,
+    student: nn.Module,
+    teachers: Sequence[Teacher],
+    shape: tuple[int, int, int] | None,
+) -> None:
+    """Refuse to keep tokens if the student's patches are not the teacher's, or a key forbids it.
+
+    Args:
+      student: on the meta device, as the teachers with weights of their own.
+      shape: (H, W, C) of the training images; None if only a run can tell: its first step does.
+    """
+    kept = [teacher for teacher in teachers if teacher.kept is not None]
+    if not kept:
+        return
+    contradictions = {
+        "distill.teacher_cache": config.distill.teacher_cache,
+        "distill.views=independent": config.distill.views == "independent",
+        "train.image_sizes": config.train.image_sizes,
+        "train.scan_layers": config.train.scan_layers,
+        "a loss with layers": losses.teacher_layers(),
+    }
+    given = next((key for key, value in contradictions.items() if value), None)
+    if given:
+        raise UserError(
+            f"distill.teachers keep_tokens ({kept[0].kept.count} patches) is not supported with "
+            f"{given}; remove one of them"
+        )
+    ClassTokenScores(student, config.model.name)
+    own = student.patch_embed.grid_size
+    for teacher in kept:
+        grid = teacher.model.patch_embed.grid_size
+        if grid != own:
+            raise UserError(
+                f"distill.teachers keep_tokens needs one grid of patches on both sides, and the "
+                f"student has {own[0]} x {own[1]}, the teacher {grid[0]} x {grid[1]}; change size "
+                "or patch_size of one, or remove it"
+            )
+    if shape is None:
+        return
+    _check_sides("student", student, shape[:2], "model.image_size")
+    for teacher in kept:
+        size = teacher.transform.size
+        seen = shape[:2] if size is None else (size, size)
+        _check_sides("teacher", teacher.model, seen, "img_size in its args")
+
+
+def _check_sides(role: str, model: nn.Module, seen: tuple[int, int], key: str) -> None:
+    """Refuse another grid of patches than the model's own, which dynamic_img_size allows."""
+    own = tuple(model.patch_embed.img_size)
+    if own != tuple(seen):
+        raise UserError(
+            f"distill.teachers keep_tokens counts the patches of images of {own[0]} x {own[1]}, "
+            f"for which the {role} is made, and it sees {seen[0]} x {seen[1]}; set {key}"
         )

@@ -1,4 +1,4 @@
-"""What can be found wrong with learning features before a device is touched."""
+"""Validation of feature distillation before a device is touched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from models.teachers.embedding import (
 from models.teachers.teacher import get_teacher_sections
 from models.transforms import InputTransform
 from tasks.distil.feature_statistics import FeatureShapes, create_scalings, open_statistics
-from tasks.distil.grids import Grid
 from tasks.evaluation.probing import ProbedSet, check_probed_sets, check_score
 from tasks.images.dry_run import (
     ImageShapes,
@@ -48,16 +47,18 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 _PROBED = 2  # examples
+# Rows and columns of an image's patches.
+Grid = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistilFacts(TaskFacts):
-    """What is known of a student that learns features.
+    """Facts about a student that learns features.
 
     Args:
-      image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
-      sets: labelled ones that features are probed on.
-      forms: what terms look at of each teacher; empty: only a run can tell.
+      image_shapes: (H, W, C) of the images by role, from the strings; None if only a run can tell.
+      sets: labelled ones for probes of the features.
+      forms: what terms read of each teacher; empty if only a run can tell.
     """
 
     image_shapes: ImageShapes
@@ -66,7 +67,6 @@ class DistilFacts(TaskFacts):
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
-        """Features of the kinds that terms look at."""
         if not self.forms:
             raise UserError(
                 "data.train_pp does not tell the size of the images, on which the features to "
@@ -77,11 +77,11 @@ class DistilFacts(TaskFacts):
 
 @dataclass(frozen=True)
 class Sighting:
-    """What a model makes of images of one shape, found on the meta device.
+    """Features of images of one shape, found on the meta device.
 
     Args:
       embeddings: of a few examples.
-      grid: of the patches; none: they make no grid.
+      grid: of the patches; None if they make no grid.
     """
 
     embeddings: Embeddings
@@ -89,7 +89,7 @@ class Sighting:
 
 
 class DistilCheck(TaughtCheck):
-    """Looks at a configuration, then at student and teachers on the meta device.
+    """Checks the configuration, then student and teachers on the meta device.
 
     Raises:
       UserError: the first thing that is wrong.
@@ -99,13 +99,13 @@ class DistilCheck(TaughtCheck):
         self.config = config
         if not get_teacher_sections(config.distill):
             raise UserError(
-                "train.task=distil learns from teachers alone, and there is none; set "
+                "train.task=distil needs a teacher; set "
                 "distill.teacher or distill.teachers, and distill.losses (--kd cosine)"
             )
         if config.run.eval_only:
             raise UserError(
-                "run.eval_only has nothing to judge train.task=distil by: projectors are not "
-                "exported; judge its features by python -m tools.evaluate RUN --probes knn linear"
+                "run.eval_only is not supported with train.task=distil, whose projectors are not "
+                "exported; use python -m tools.evaluate RUN --probes knn linear"
             )
         check_strings(config)
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
@@ -120,12 +120,11 @@ class DistilCheck(TaughtCheck):
 
     @cached_property
     def teachers(self) -> list[str]:
-        """Hashes of the teachers, whose weights are read for them, and of their statistics."""
-        found = list_hashes(self.config.distill)
-        return found if self._statistics is None else [*found, self._statistics.checksum[:16]]
+        """Return hashes of the teachers, read from their weights, and of their statistics."""
+        hashes = list_hashes(self.config.distill)
+        return hashes if self._statistics is None else [*hashes, self._statistics.checksum[:16]]
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
-        """Refuse a number of examples that pairs do not divide."""
         check_pairs(self.config, examples, devices)
 
     def dry_run(self, student: nn.Module) -> None:
@@ -144,12 +143,15 @@ class DistilCheck(TaughtCheck):
         if config.distill.score:
             check_score(config.distill.score, self._sets)
         if self._shapes["train"] is not None:
-            seen = look_at(student, teachers, transform, self._shapes["train"])
-            check_sightings(config, self.losses, *seen)
+            mine, theirs = look_at(student, teachers, transform, self._shapes["train"])
+            check_sightings(config, self.losses, mine, theirs)
             with torch.device("meta"):
-                build_loss(self.losses, *seen)
-            _try_losses(self.losses, seen[1])
-            shapes = list_shapes(self.losses, seen[1])
+                self.losses.build(mine.embeddings, [seen.embeddings for seen in theirs])
+            for spec, loss in zip(self.losses.terms, self.losses.losses, strict=True):
+                features = theirs[spec.teacher].embeddings.get(spec.of)
+                # A copy: a loss's memory belongs to the run. Autocast does not support meta.
+                deepcopy(loss).to("meta").compute(features, features, None)
+            shapes = list_shapes(self.losses, theirs)
             create_scalings(config, shapes)
             self._forms = tuple(
                 AnswerForm(FEATURES, width, rows if of == PATCHES else 0, of, number)
@@ -158,7 +160,6 @@ class DistilCheck(TaughtCheck):
             )
 
     def find_facts(self) -> DistilFacts:
-        """All that was found, once the student has been tried."""
         return self.gather(
             DistilFacts,
             f"features{describe_images(self._shapes)}",
@@ -177,19 +178,29 @@ class DistilCheck(TaughtCheck):
         if distill.teacher_cache:
             known = name_asked(self.config, self.teachers)
             cache = open_cache(distill, stream, known, (0, 1), total_steps)
-            _check_parts(self._forms, cache.columns, known, distill.teacher_cache)
+            stored = {
+                (column.teacher, column.part, column.width, column.places)
+                for column in cache.columns
+            }
+            for form in self._forms:
+                if (known[form.teacher], form.part, form.width, form.places) not in stored:
+                    raise UserError(
+                        f"distill.teacher_cache ({distill.teacher_cache!r}) has no {form.part} "
+                        f"features of teacher number {form.teacher + 1}, which distill.losses "
+                        "compare; store them with these losses by python -m tools.cache write"
+                    )
         steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
         check_begins(self.config.train, steps, total_steps)
 
 
 def name_asked(config: RunConfig, teachers: list[str]) -> list[str]:
-    """The teachers' hashes as a cache knows them, without those of their statistics."""
+    """Return the teachers' hashes as in a cache, without that of their statistics."""
     count = len(get_teacher_sections(config.distill))
     return teachers[: count + (count > 1)]
 
 
 def take_stored(columns: Sequence[Column], stored: Sequence[Tensor], teacher: str) -> Embeddings:
-    """One teacher's features of those that a batch carries.
+    """Return one teacher's features of those that a batch carries.
 
     Args:
       stored: of each column, in its order.
@@ -203,22 +214,8 @@ def take_stored(columns: Sequence[Column], stored: Sequence[Tensor], teacher: st
     return Embeddings(own.get(POOLED), own.get(PATCHES))
 
 
-def _check_parts(
-    forms: Sequence[AnswerForm], columns: Sequence[Column], teachers: list[str], place: str
-) -> None:
-    """Refuse a cache without the features that terms look at."""
-    there = {(one.teacher, one.part, one.width, one.places) for one in columns}
-    for form in forms:
-        if (teachers[form.teacher], form.part, form.width, form.places) not in there:
-            raise UserError(
-                f"distill.teacher_cache ({place!r}) has no {form.part} features of teacher number "
-                f"{form.teacher + 1}, which distill.losses compare; store them with these losses "
-                "by python -m tools.cache write"
-            )
-
-
 def create_loss_of(config: RunConfig) -> LabelFreeLoss:
-    """The terms of a run."""
+    """Create the terms of a run."""
     return create_label_free_loss(config.distill, get_teacher_sections(config.distill))
 
 
@@ -228,42 +225,38 @@ def look_at(
     transform: InputTransform,
     image_shape: tuple[int, int, int],
 ) -> tuple[Sighting, list[Sighting]]:
-    """What student and teachers, on the meta device, make of images.
+    """Find the features of student and teachers, all on the meta device.
 
     Args:
       image_shape: (H, W, C).
     """
     height, width, channels = image_shape
     mine = _look(student.eval(), transform, (channels, height, width))
-    found = []
-    for one in teachers:
-        size = one.transform.size
-        sides = (height, width) if size is None else (size, size)
-        found.append(_look(deepcopy(one.model).float(), one.transform, (channels, *sides)))
-    return mine, found
+    sightings = []
+    for teacher in teachers:
+        size = teacher.transform.size
+        shape = (channels, *((height, width) if size is None else (size, size)))
+        sightings.append(_look(deepcopy(teacher.model).float(), teacher.transform, shape))
+    return mine, sightings
 
 
 @torch.no_grad()
 def _look(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> Sighting:
     pixels = torch.empty((_PROBED, *shape), device="meta")
-    found = embed(model, deepcopy(transform).to("meta")(pixels))
-    grid = find_grid(found.patches.shape[1], *shape[1:]) if found.patches.ndim == 3 else None
-    return Sighting(Embeddings(*found), grid)
+    features = embed(model, deepcopy(transform).to("meta")(pixels))
+    patches = features.patches
+    grid = find_grid(patches.shape[1], *shape[1:]) if patches.ndim == 3 else None
+    return Sighting(Embeddings(*features), grid)
 
 
 def list_shapes(losses: LabelFreeLoss, teachers: list[Sighting]) -> list[FeatureShapes]:
-    """Of each teacher rows of an image and their width, by the kinds that terms look at."""
-    found: list[FeatureShapes] = []
+    """Return for each teacher rows of an image and their width, by the kinds that terms read."""
+    listed: list[FeatureShapes] = []
     for number, seen in enumerate(teachers):
         kinds = [of for of in (POOLED, PATCHES) if losses.wants(of, number)]
         shapes = {of: seen.embeddings.get(of).shape for of in kinds}
-        found.append({of: (shape[1:-1].numel(), shape[-1]) for of, shape in shapes.items()})
-    return found
-
-
-def build_loss(losses: LabelFreeLoss, student: Sighting, teachers: list[Sighting]) -> None:
-    """Make projectors for what was seen."""
-    losses.build(student.embeddings, [one.embeddings for one in teachers])
+        listed.append({of: (shape[1:-1].numel(), shape[-1]) for of, shape in shapes.items()})
+    return listed
 
 
 def check_sightings(
@@ -274,12 +267,10 @@ def check_sightings(
     Raises:
       UserError: no vector for an image, or patches that make no grid.
     """
-    names = [one.model or one.weights for one in get_teacher_sections(config.distill)]
     sides = [("model.name", config.model.name, student, None)]
-    sides += [
-        ("distill.teacher", name, one, number)
-        for number, (name, one) in enumerate(zip(names, teachers, strict=True))
-    ]
+    sections = get_teacher_sections(config.distill)
+    for number, (section, seen) in enumerate(zip(sections, teachers, strict=True)):
+        sides.append(("distill.teacher", section.model or section.weights, seen, number))
     for key, name, seen, number in sides:
         if losses.wants(POOLED, number) and seen.embeddings.pooled.ndim != 2:
             raise UserError(
@@ -297,12 +288,12 @@ def check_sightings(
 
 
 def _check_terms(config: RunConfig, losses: LabelFreeLoss, shapes: ImageShapes) -> None:
-    """Refuse what a term cannot be: of layers, or of patches whose grid changes."""
+    """Refuse terms of layers, or of patches whose grid changes."""
     for term in config.distill.losses:
         if term.layers:
             raise UserError(
-                f"distill.losses: {term.name} has layers ({term.layers}), which means nothing to "
-                "train.task=distil; name what it compares by of: pooled or patches"
+                f"distill.losses: layers ({term.layers}) of {term.name} are not supported with "
+                "train.task=distil; select its features by of: pooled or patches"
             )
     if losses.wants(PATCHES) and config.train.image_sizes:
         raise UserError(
@@ -313,18 +304,10 @@ def _check_terms(config: RunConfig, losses: LabelFreeLoss, shapes: ImageShapes) 
 
 
 def check_shapes(losses: LabelFreeLoss, shapes: ImageShapes) -> None:
-    """Refuse images of two sizes where patches are compared, whose grids are made once."""
+    """Refuse images of two sizes if patches are compared, whose grids are made once."""
     sizes = {shape for shape in shapes.values() if shape is not None}
     if losses.wants(PATCHES) and len(sizes) > 1:
         raise UserError(
             "data.train_pp and data.eval_pp give images of different sizes, but distill.losses of: "
             "patches compare grids of one; end both with the same size"
         )
-
-
-def _try_losses(losses: LabelFreeLoss, teachers: list[Sighting]) -> None:
-    """Ask each loss for its value on the meta device: it refuses what it cannot use."""
-    for spec, loss in zip(losses.terms, losses.losses, strict=True):
-        features = teachers[spec.teacher].embeddings.get(spec.of)
-        # A copy: what a loss remembers belongs to the run. Autocast does not know meta.
-        deepcopy(loss).to("meta").compute(features, features, None)

@@ -1,7 +1,7 @@
 """Statistics of teachers' features over training images: made once, stored, and read by runs.
 
 `tools.feature_statistics` makes the file; `distill.statistics` names it and `distill.standardise`
-says which map is made of it.
+selects the map that is made of it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FeatureShapes = Mapping[str, tuple[int, int]]
 COMMAND = "python -m tools.feature_statistics --config YAML --out FILE"
 _VERSION = 1
-_TELLS = "statistics"  # of the file's metadata
+_KEY = "statistics"  # of the file's metadata
 _PARTS = ("mean", "variances", "eigenvalues", "eigenvectors")
 # What decides which pixels teachers see, beside the images themselves.
 _SEEN = (
@@ -60,13 +60,13 @@ class Moments:
 
     @classmethod
     def of_unit_scale(cls, width: int) -> Moments:
-        """Of made-up features with mean 0 and variance 1, each by itself."""
-        found = cls(width)
-        found.count, found.products = 2, 2.0 * np.eye(width)
-        return found
+        """Create moments of synthetic, independent features with mean 0 and variance 1."""
+        moments = cls(width)
+        moments.count, moments.products = 2, 2.0 * np.eye(width)
+        return moments
 
     def add(self, rows: np.ndarray) -> None:
-        """Take rows [N, width]."""
+        """Add rows [N, width]."""
         other = Moments(self.mean.size)
         values = rows.astype(np.float64)
         other.count, other.mean = len(values), values.mean(axis=0)
@@ -75,7 +75,7 @@ class Moments:
         self.merge(other)
 
     def merge(self, other: Moments) -> None:
-        """Take the rows that another has seen."""
+        """Add the rows of another object."""
         total = self.count + other.count
         if not total:
             return
@@ -86,7 +86,7 @@ class Moments:
         self.count = total
 
     def describe(self) -> dict[str, np.ndarray]:
-        """Mean, and the covariance by its diagonal, eigenvalues and eigenvectors (one a column).
+        """Return the mean, and the covariance's diagonal, eigenvalues, eigenvectors (one a column).
 
         Each eigenvector's largest entry is positive: LAPACK's own signs differ by machine.
         """
@@ -103,11 +103,11 @@ class Moments:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """What a file tells.
+    """Contents of a file.
 
     Attributes:
       tensors: `NUMBER.KIND.PART` -> float64 array, by the teacher's number.
-      facts: teachers' hashes, what they saw, images, rows of each kind.
+      facts: teachers' hashes, how they saw the images, images, rows of each kind.
       checksum: of both.
     """
 
@@ -115,44 +115,39 @@ class FeatureStatistics:
     facts: JsonObject
     checksum: str
 
-    def get_width(self, teacher: int, of: str) -> int:
-        """Numbers of a teacher's features of a kind; 0: the file holds none."""
-        found = self.tensors.get(f"{teacher}.{of}.mean")
-        return 0 if found is None else found.size
-
 
 def describe_source(config: RunConfig) -> JsonObject:
-    """What statistics are of: the teachers, and how the images come to them."""
+    """Return the source of statistics: the teachers, and how they see the images."""
     sections = get_teacher_sections(config.distill)
     dumped = config.model_dump(mode="json")
     return {
-        "teachers": [hash_teacher(one) for one in sections],
+        "teachers": [hash_teacher(section) for section in sections],
         "seen": {f"{section}.{key}": dumped[section][key] for section, key in _SEEN},
         "dataset": config.data.name,
     }
 
 
 def write_statistics(
-    place: str, found: Mapping[str, Moments], source: JsonObject, images: int
+    place: str, moments: Mapping[str, Moments], source: JsonObject, images: int
 ) -> FeatureStatistics:
-    """Store what was found, and read it back.
+    """Store statistics and read them back.
 
     Args:
       place: a file, or a URL of one.
-      found: by `NUMBER.KIND`.
-      source: as `describe_source` gives it.
+      moments: by `NUMBER.KIND`.
+      source: of `describe_source`.
     """
     tensors = {
         f"{name}.{part}": np.ascontiguousarray(value)
-        for name, moments in found.items()
-        for part, value in moments.describe().items()
+        for name, own in moments.items()
+        for part, value in own.describe().items()
     }
     facts = {
         "version": _VERSION, **source, "images": images,
-        "rows": {name: moments.count for name, moments in found.items()},
+        "rows": {name: own.count for name, own in moments.items()},
     }  # fmt: skip
-    told = json.dumps(facts, sort_keys=True)
-    metadata = {_TELLS: json.dumps({"facts": told, "checksum": _sum(tensors, told)})}
+    text = json.dumps(facts, sort_keys=True)
+    metadata = {_KEY: json.dumps({"facts": text, "checksum": _sum(tensors, text)})}
     target = open_folder(place)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "statistics")
@@ -161,24 +156,24 @@ def write_statistics(
     return read_statistics(place)
 
 
-def _sum(tensors: Mapping[str, np.ndarray], told: str) -> str:
-    digest = hashlib.sha256(told.encode())
+def _sum(tensors: Mapping[str, np.ndarray], facts: str) -> str:
+    digest = hashlib.sha256(facts.encode())
     for name in sorted(tensors):
         digest.update(name.encode() + tensors[name].tobytes())
     return digest.hexdigest()
 
 
 def read_statistics(place: str) -> FeatureStatistics:
-    """A file of statistics.
+    """Read a file of statistics.
 
     Raises:
-      UserError: it is not there, is none, or was damaged.
+      UserError: the file is missing, of another kind, or damaged.
     """
     target = open_folder(place)
     try:
         with target.parent.open_local(target.name) as path, safe_open(path, "numpy") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            told = json.loads((file.metadata() or {})[_TELLS])
+            record = json.loads((file.metadata() or {})[_KEY])
     except FileNotFoundError as error:
         raise UserError(
             f"distill.statistics ({place!r}) is not there; make it: {COMMAND}"
@@ -188,27 +183,27 @@ def read_statistics(place: str) -> FeatureStatistics:
             f"distill.statistics ({place!r}) is no file of statistics, or a broken one; make it "
             f"again: {COMMAND}"
         ) from error
-    facts = json.loads(told["facts"])
-    if _sum(tensors, told["facts"]) != told["checksum"] or facts["version"] != _VERSION:
+    facts = json.loads(record["facts"])
+    if _sum(tensors, record["facts"]) != record["checksum"] or facts["version"] != _VERSION:
         raise UserError(
             f"distill.statistics ({place!r}) was damaged: its checksum is not that of its numbers; "
             f"make it again: {COMMAND}"
         )
-    return FeatureStatistics(tensors, facts, told["checksum"])
+    return FeatureStatistics(tensors, facts, record["checksum"])
 
 
 def open_statistics(config: RunConfig) -> FeatureStatistics | None:
-    """The statistics that a run names, held against its teachers and images; none: it asks none.
+    """Read the run's statistics and check its teachers and images; None if it needs none.
 
     Raises:
-      UserError: they are missing, or of other teachers, or of images seen otherwise.
+      UserError: they are missing, or of other teachers, or of images in another form.
     """
     place, standardise = config.distill.statistics, config.distill.standardise
     if standardise == "none":
         if place:
             raise UserError(
-                f"distill.statistics ({place!r}) is read by nobody while distill.standardise is "
-                "none; set channel or phi_s, or leave it out"
+                f"distill.statistics ({place!r}) has no effect while distill.standardise is none; "
+                "set channel or phi_s, or remove it"
             )
         return None
     if not place:
@@ -216,58 +211,52 @@ def open_statistics(config: RunConfig) -> FeatureStatistics | None:
             f"distill.standardise ({standardise}) needs the features' statistics; make them by "
             f"{COMMAND}, and set distill.statistics=FILE"
         )
-    found, wanted = read_statistics(place), describe_source(config)
+    statistics, wanted = read_statistics(place), describe_source(config)
     begin = f"distill.statistics ({place!r}) was made"
-    if found.facts["teachers"] != wanted["teachers"]:
+    if statistics.facts["teachers"] != wanted["teachers"]:
         raise UserError(
             f"{begin} with other teachers than distill.teachers names, or in another order; make "
             f"it again: {COMMAND}"
         )
     for key, value in wanted["seen"].items():
-        then = found.facts["seen"].get(key, _SEEN_BEFORE.get(key))
+        then = statistics.facts["seen"].get(key, _SEEN_BEFORE.get(key))
         if then != value:
             raise UserError(
                 f"{begin} with {key}={then!r}, this run has {value!r}; make it again: {COMMAND}"
             )
-    if found.facts["dataset"] != wanted["dataset"]:
+    if statistics.facts["dataset"] != wanted["dataset"]:
         get_logger().warning(
             "%s on data.name=%s, this run learns from %s",
-            begin, found.facts["dataset"], wanted["dataset"],
+            begin, statistics.facts["dataset"], wanted["dataset"],
         )  # fmt: skip
-    return found
+    return statistics
 
 
 def create_scalings(config: RunConfig, shapes: Sequence[FeatureShapes]) -> nn.ModuleList:
-    """For each teacher the maps of its features by their kind; of no kind where none is asked.
+    """Create for each teacher the maps of its features by their kind; none without statistics.
 
     Args:
-      shapes: of each teacher, the kinds that terms look at.
+      shapes: of each teacher, the kinds that terms read.
 
     Raises:
-      UserError: as `open_statistics`; or of another width, or without a kind that is looked at.
+      UserError: as `open_statistics`; or of another width, or without a kind that is read.
     """
     statistics = open_statistics(config)
     if statistics is None:
         return nn.ModuleList(nn.ModuleDict() for _ in shapes)
-    found = nn.ModuleList()
+    scalings = nn.ModuleList()
     for teacher, kinds in enumerate(shapes):
         for of, (_, width) in kinds.items():
-            _check_width(statistics, config.distill.statistics, (teacher, of, width))
-        found.append(
-            nn.ModuleDict({of: _create_map(statistics, config, f"{teacher}.{of}") for of in kinds})
-        )
-    return found
-
-
-def _check_width(statistics: FeatureStatistics, place: str, of: tuple[int, str, int]) -> None:
-    teacher, kind, width = of
-    known = statistics.get_width(teacher, kind)
-    if known != width:
-        holds = f"{known} {kind} features" if known else f"no {kind} features"
-        raise UserError(
-            f"distill.statistics ({place!r}) has {holds} of teacher {teacher}, which gives "
-            f"{width}; make it again: {COMMAND}"
-        )
+            mean = statistics.tensors.get(f"{teacher}.{of}.mean")
+            if mean is None or mean.size != width:
+                raise UserError(
+                    f"distill.statistics ({config.distill.statistics!r}) has "
+                    f"{'no' if mean is None else mean.size} {of} features of teacher {teacher}, "
+                    f"which gives {width}; make it again: {COMMAND}"
+                )
+        maps = {of: _create_map(statistics, config, f"{teacher}.{of}") for of in kinds}
+        scalings.append(nn.ModuleDict(maps))
+    return scalings
 
 
 def _create_map(statistics: FeatureStatistics, config: RunConfig, name: str) -> AffineMap:

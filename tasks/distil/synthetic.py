@@ -1,4 +1,4 @@
-"""The twin of a run that learns features: made-up images and teachers of random weights."""
+"""Synthetic feature distillation: random images and teachers of random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class DistilTwin(ClassifyTwin):
-    """Made-up images, which have a class that nobody asks, and teachers without a classifier."""
+    """Synthetic images, whose class is not used, and teachers without a classifier."""
 
     usual = MappingProxyType({})
 
@@ -39,7 +39,7 @@ class DistilTwin(ClassifyTwin):
     def replace_teachers(
         self, config: RunConfig, folder: Path, *, only_missing: bool = False
     ) -> RunConfig:
-        """Random weights, and statistics of made-up features at unit scale where a run has some."""
+        """Write random weights, and statistics at unit scale if the run has some."""
         config = super().replace_teachers(config, folder, only_missing=only_missing)
         if config.distill.standardise == "none":
             return config

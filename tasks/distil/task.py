@@ -1,8 +1,8 @@
-"""Learning the features of other models, without labels and without a classifier."""
+"""Distillation of other models' features, without labels and without a classifier."""
 
 from __future__ import annotations
 
-import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,11 +22,11 @@ from models.teachers.embedding import (
     embed,
 )
 from models.teachers.teacher import get_teacher_sections
-from models.transforms import to_pixels
+from models.transforms import create_resampler, resample, to_pixels
 from tasks.distil.check import (
     DistilCheck,
     DistilFacts,
-    build_loss,
+    Grid,
     check_shapes,
     check_sightings,
     create_loss_of,
@@ -36,7 +36,6 @@ from tasks.distil.check import (
     take_stored,
 )
 from tasks.distil.feature_statistics import FeatureShapes, create_scalings
-from tasks.distil.grids import GridChange
 from tasks.evaluation.probing import Prober
 from tasks.images.pixels import ImageTask, check_pairs
 from tasks.images.resizing import resize_pixels
@@ -54,6 +53,27 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
+
+class GridChange(nn.Module):
+    """Patches [B, N, C] of one grid -> those of another, bilinear with antialiasing.
+
+    torch's operator for it has no lowering to XLA and would run on the host.
+    """
+
+    def __init__(self, grid: Grid, target: Grid) -> None:
+        super().__init__()
+        self.grid, self.is_needed = grid, grid != target
+        for axis, (size, wanted) in enumerate(zip(grid, target, strict=True)):
+            self.register_buffer(f"axis{axis}", create_resampler(size, wanted), persistent=False)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """Return [B, M, C], float32 where the grids differ."""
+        if not self.is_needed:
+            return patches
+        maps = patches.float().transpose(1, 2).unflatten(2, self.grid)
+        return resample(maps, self.axis0, self.axis1).flatten(2).transpose(1, 2)
+
+
 # Of a teacher's features over the evaluation split, as a share of their size: below it all images
 # look alike to it.
 _NO_SPREAD = 1e-6
@@ -64,7 +84,7 @@ class Distil(ImageTask):
 
     Attributes:
       losses: terms and projectors, which are trained beside the student.
-      feature_shapes: of each teacher, what terms look at; known once the student is prepared.
+      feature_shapes: of each teacher, what terms read; set by `prepare`.
       teachers: in the order of the configuration.
     """
 
@@ -77,6 +97,7 @@ class Distil(ImageTask):
     ) -> None:
         super().__init__(config, facts, loaders)
         self.losses = create_loss_of(config)
+        self._hashes = facts.teachers[: len(get_teacher_sections(config.distill))]
         self.teaching = Teachers(config, self.losses)
         self._changes = nn.ModuleList()
         self._scalings = nn.ModuleList()
@@ -86,10 +107,8 @@ class Distil(ImageTask):
         self.score_metric = config.distill.score
         self.score_name = config.distill.score or "-loss"
 
-    # The engine's protocol.
-
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
-        """The weighted terms between features of mixed images."""
+        """Return the weighted terms between features of mixed images."""
         pixels = self.augment(batch.images, batch.draws)
         inputs = self.transform(resize_pixels(pixels, batch.values))
         return self.compare_features(model, inputs, pixels, batch)
@@ -97,199 +116,174 @@ class Distil(ImageTask):
     def compare_features(
         self, model: nn.Module, inputs: Tensor, pixels: Tensor, batch: ImageBatch
     ) -> LossOutput:
-        """The terms between a student's features of its input and the teachers' of pixels."""
+        """Return the terms between a student's features of its input and those of the teachers."""
         seen = self._see(model, inputs)
         teachers = tuple(self.ask_all(pixels, batch))
-        return self.losses(
-            LabelFreeInputs(
-                students=tuple(
-                    Embeddings(seen.pooled, self._to_grid(seen.patches, number))
-                    for number in range(len(teachers))
-                ),
-                teachers=teachers,
-                mask=batch.mask,
-                term_scales=batch.values.get(TERM_SCALES),
+        students = tuple(
+            Embeddings(
+                seen.pooled, change(seen.patches) if self.losses.wants(PATCHES, number) else None
             )
+            for number, change in enumerate(self._changes)
         )
+        scales = batch.values.get(TERM_SCALES)
+        return self.losses(LabelFreeInputs(students, teachers, batch.mask, scales))
 
     def _see(self, model: nn.Module, inputs: Tensor) -> Embedded:
-        """A model's features of its input, as the device makes them of those of the run."""
+        """Return a model's features of its input, by its compiled extractor if it has one."""
         embedder = self._embedders.get(model)
         return embed(model, inputs) if embedder is None else embedder(inputs)
 
-    def ask(self, teacher: FeatureTeacher, pixels: Tensor) -> Embeddings:
-        """A teacher's features, without a gradient."""
-        return Embeddings(*teacher(pixels))
-
     def ask_all(self, pixels: Tensor, batch: ImageBatch) -> Iterator[Embeddings]:
-        """Every teacher's features at the scale that is learnt, asked now or stored before."""
+        """Yield every teacher's features at the scale that is learnt, computed now or stored."""
         stored = get_stored_features(batch)
         for number, (teacher, maps) in enumerate(zip(self.teachers, self._scalings, strict=True)):
             if stored:
                 features = take_stored(self.teaching.cache.columns, stored, self._hashes[number])
             else:
-                features = self.ask(teacher, pixels)
-            yield replace(features, **{of: one(features.get(of)) for of, one in maps.items()})
-
-    def _to_grid(self, patches: Tensor, teacher: int) -> Tensor | None:
-        """The student's patches on a teacher's grid; none where no term looks at them."""
-        return self._changes[teacher](patches) if self.losses.wants(PATCHES, teacher) else None
+                features = Embeddings(*teacher(pixels))
+            scaled = {of: scaling(features.get(of)) for of, scaling in maps.items()}
+            yield replace(features, **scaled)
 
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
-        """[2 + terms]: examples, and sums over them of the total and of each term."""
+        """Return [2 + terms]: examples, and sums over them of the total and of each term."""
         pixels = to_pixels(batch.images)
-        with _remembering_nothing(self.losses):
-            found = self.compare_features(model, self.transform(pixels), pixels, batch)
+        was_training = self.losses.training
+        self.losses.eval()  # a loss with a memory must not remember an evaluation
+        terms = self.compare_features(model, self.transform(pixels), pixels, batch).terms
+        self.losses.train(was_training)
         examples = batch.mask.float().sum()
-        terms = [found.terms["total"], *(found.terms[one.name] for one in self.losses.terms)]
+        terms = [terms["total"], *(terms[term.name] for term in self.losses.terms)]
         sums = torch.stack([term.float() for term in terms]) * examples
         return torch.cat([examples.reshape(1), sums])
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """`distil_loss`, each of its terms as `distil_loss/TERM`, `examples`.
+        """Return `distil_loss`, each of its terms as `distil_loss/TERM`, `examples`.
 
         The score is the loss, negated.
         """
         examples, total, *terms = sums.tolist()
         share = 1.0 / max(examples, 1.0)
         metrics = {"distil_loss": total * share}
-        for one, value in zip(self.losses.terms, terms, strict=True):
-            metrics[f"distil_loss/{one.name}"] = value * share
+        for term, value in zip(self.losses.terms, terms, strict=True):
+            metrics[f"distil_loss/{term.name}"] = value * share
         metrics["examples"] = examples
         return Evaluation(metrics, -metrics["distil_loss"])
 
-    # Before the first step.
-
     def check_micro_batch(self, examples: int, devices: int) -> None:
-        """As the check's."""
         check_pairs(self.config, examples, devices)
 
     def prepare(self, student: nn.Module) -> None:
-        """Make projectors and changes of grids for the images that the run really sees."""
+        """Build projectors and changes of grids for the run's own images."""
         config, shape = self.config, self._images["train"].image_shape
         shadow = create_model(config.model, **self.facts.model_arguments, device="meta")
-        seen = look_at(shadow, self.create_shadows(), self.transform, shape)
-        check_shapes(self.losses, {role: one.image_shape for role, one in self._images.items()})
-        check_sightings(config, self.losses, *seen)
-        build_loss(self.losses, *seen)
-        mine, theirs = seen
+        mine, theirs = look_at(shadow, self.create_teachers("meta"), self.transform, shape)
+        shapes = {role: images.image_shape for role, images in self._images.items()}
+        check_shapes(self.losses, shapes)
+        check_sightings(config, self.losses, mine, theirs)
+        self.losses.build(mine.embeddings, [seen.embeddings for seen in theirs])
         self.feature_shapes = list_shapes(self.losses, theirs)
         self._scalings = create_scalings(config, self.feature_shapes)
         self._changes.extend(
-            GridChange(mine.grid, one.grid) if self.losses.wants(PATCHES, number) else nn.Identity()
-            for number, one in enumerate(theirs)
+            GridChange(mine.grid, seen.grid) if self.losses.wants(PATCHES, n) else nn.Identity()
+            for n, seen in enumerate(theirs)
         )
 
     def pool(self, model: nn.Module, batch: ImageBatch) -> Tensor:
-        """A model's pooled features [B, C] of a device batch of evaluation."""
+        """Return a model's pooled features [B, C] of a device batch of evaluation."""
         return self._see(model, self.transform(to_pixels(batch.images))).pooled
 
     def to_device(self, runtime: Runtime) -> None:
-        """Put what turns pixels into the student's input on the device, and what meets features."""
+        """Move the student's input transform and the maps of features to the device."""
         self.transform.to(runtime.device)
         self._changes.to(runtime.device)
         self._scalings.to(runtime.device)
         self._prober = Prober(runtime, self.facts.sets, self.pool)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
-        """Put the teachers on the device, and make ready the schedules of the terms' weights."""
+        """Move the teachers to the device, and set up the schedules of the terms' weights."""
         config = self.config
         self.teaching.plan_weights(plan)
-        teachers = create_feature_teachers(config.distill, student_transform=self.transform)
-        self.teaching.bring_own(runtime, teachers)
-        for one in self.teachers:
-            for seen in self._images.values():
-                one.transform.expect(*seen.image_shape[:2], runtime.device)
-        # A run's models are never called as a whole, which alone a runtime would compile.
+        self.teaching.bring_own(runtime, self.create_teachers())
+        for teacher in self.teachers:
+            for images in self._images.values():
+                teacher.transform.expect(*images.image_shape[:2], runtime.device)
+        # A runtime compiles calls of whole models; here only their features are computed.
         for model in (state.model, *state.averages.values()):
             self._embedders[model] = runtime.accelerate(Embedder(model))
         known = name_asked(config, self.facts.teachers)
         self.teaching.open_stored(runtime, stream, known, plan.total_steps)
 
-    # For tools.
-
     def answer(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Pooled features and patches."""
+        """Return pooled features and patches."""
         return tuple(embed(model, inputs))
 
     def list_companions(self, examples: int) -> list[Companion]:
-        """Teachers like those in the step, each with images of its own size."""
+        """Return teachers like those in the step, each with images of its own size."""
         inputs = self.create_inputs(examples).to("meta")
-        found = []
-        for one in self.create_shadows():
-            size = one.transform.size
+        companions = []
+        for teacher in self.create_teachers("meta"):
+            size = teacher.transform.size
             own = inputs if size is None else inputs.new_empty(*inputs.shape[:2], size, size)
-            found.append(Companion(one.model.float(), own))
-        return found
+            companions.append(Companion(teacher.model.float(), own))
+        return companions
 
     def get_modules(self) -> dict[str, nn.Module]:
-        """The teachers, what makes pixels the student's input, and what meets features."""
-        own = {"grids": self._changes, "scalings": self._scalings}
-        return {**super().get_modules(), **own}
+        return super().get_modules() | {"grids": self._changes, "scalings": self._scalings}
 
     def pack_features(self, batch: ImageBatch) -> Tensor:
-        """[B, F]: what `feature_shapes` lists of an image, one after the other, for statistics."""
+        """Return [B, F], what `feature_shapes` lists of an image, concatenated, for statistics."""
         pixels = self.augment(batch.images, batch.draws)
-        found = zip(self.ask_all(pixels, batch), self.feature_shapes, strict=True)
-        return torch.cat([seen.get(of).flatten(1) for seen, kinds in found for of in kinds], dim=1)
+        pairs = zip(self.ask_all(pixels, batch), self.feature_shapes, strict=True)
+        return torch.cat([seen.get(of).flatten(1) for seen, kinds in pairs for of in kinds], dim=1)
 
     def ask_to_store(self, batch: ImageBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """Features as the teachers give them, whatever scale they are learnt at."""
+        """Return features as the teachers give them, whatever scale they are learnt at."""
         pixels = self.augment(batch.images, batch.draws)
-        found = {
-            name: self.ask(teacher, pixels)
-            for name, teacher in zip(self._hashes, self.teachers, strict=True)
-        }
-        return tuple(found[column.teacher].get(column.part) for column in columns)
-
-    # Around the run.
+        pairs = zip(self._hashes, self.teachers, strict=True)
+        features = {name: Embeddings(*teacher(pixels)) for name, teacher in pairs}
+        return tuple(features[column.teacher].get(column.part) for column in columns)
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
-        """`features` of each teacher, and their `spread` between images as a share of their size.
+        """Return `features` and `spread` of each teacher.
+
+        The spread is that between images, as a share of the features' size.
 
         Raises:
           UserError: features that are not finite, or the same for all images.
         """
-        found = []
-        names = list_names(self.config.distill)
-        for name, teacher in zip(names, self.teachers, strict=True):
+        metrics = []
+        for name, teacher in zip(list_names(self.config.distill), self.teachers, strict=True):
             examples, *sums = sum_over(partial(self._count_teacher, teacher)).double().tolist()
             width = len(sums) // 2
             means = [value / max(examples, 1.0) for value in sums[:width]]
             squares = [value / max(examples, 1.0) for value in sums[width:]]
             size = sum(squares)
             varied = sum(max(s - m * m, 0.0) for s, m in zip(squares, means, strict=True))
-            self._refuse_blind(name, size, varied)
-            found.append({"features": float(width), "spread": (varied / size) ** 0.5})
-        return found
+            if not (math.isfinite(size) and math.isfinite(varied)):
+                raise UserError(
+                    f"distill.teacher {name!r} gives features that are not finite on "
+                    "data.eval_split; check its weights, its mean and std, and its dtype"
+                )
+            if varied <= _NO_SPREAD * size and not self.config.distill.allow_weak_teacher:
+                raise UserError(
+                    f"distill.teacher {name!r} gives all but the same features for every image of "
+                    "data.eval_split; check its weights, its mean and std, or set "
+                    "distill.allow_weak_teacher"
+                )
+            metrics.append({"features": float(width), "spread": (varied / size) ** 0.5})
+        return metrics
 
     def _count_teacher(self, teacher: FeatureTeacher, batch: ImageBatch) -> Tensor:
-        """[1 + 2 C]: examples, and sums of pooled features and of their squares."""
+        """Return [1 + 2 C]: examples, and sums of pooled features and of their squares."""
         pooled = teacher(to_pixels(batch.images)).pooled
         pooled = torch.where(batch.mask.unsqueeze(1), pooled, torch.zeros_like(pooled))
         sums = [pooled.sum(dim=0), pooled.square().sum(dim=0)]
         return torch.cat([batch.mask.float().sum().reshape(1), *sums])
 
-    def _refuse_blind(self, name: str, size: float, varied: float) -> None:
-        """Refuse a teacher that has nothing to tell."""
-        if not torch.isfinite(torch.tensor([size, varied])).all():
-            raise UserError(
-                f"distill.teacher {name!r} gives features that are not finite on data.eval_split; "
-                "check its weights, its mean and std, and its dtype"
-            )
-        if varied <= _NO_SPREAD * size and not self.config.distill.allow_weak_teacher:
-            raise UserError(
-                f"distill.teacher {name!r} gives all but the same features for every image of "
-                "data.eval_split; check its weights, its mean and std, or set "
-                "distill.allow_weak_teacher"
-            )
-
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
-        """As `Prober.judge`, on the sets of data.evals."""
         return self._prober.judge(model, sum_over, number)
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        """An evaluation's numbers, for a person."""
         terms = "".join(
             f", {name.partition('/')[2]} {value:.4f}"
             for name, value in metrics.items()
@@ -304,22 +298,7 @@ class Distil(ImageTask):
             f"loss {metrics['distil_loss']:.4f}{terms}, {metrics['examples']:.0f} examples{probes}"
         )
 
-    @property
-    def _hashes(self) -> list[str]:
-        """Of the teachers alone."""
-        return self.facts.teachers[: len(get_teacher_sections(self.config.distill))]
-
-    def create_shadows(self) -> list[FeatureTeacher]:
-        """The teachers on the meta device."""
+    def create_teachers(self, device: str = "cpu") -> list[FeatureTeacher]:
         return create_feature_teachers(
-            self.config.distill, student_transform=self.transform, device="meta"
+            self.config.distill, student_transform=self.transform, device=device
         )
-
-
-@contextlib.contextmanager
-def _remembering_nothing(losses: nn.Module) -> Iterator[None]:
-    """Around an evaluation, of which a loss keeps nothing."""
-    was_training = losses.training
-    losses.eval()
-    yield
-    losses.train(was_training)

@@ -1,18 +1,20 @@
-"""What is summed on the device while a set is judged: one program for sets of every kind.
+"""Sums on the device for a set under evaluation: one program for sets of every kind.
 
-What tells one set from another travels with its batches as data: which classes compete for an
-answer (`ALLOWED`), and which labels are right (`RIGHT`). So sets of one image size share a graph.
+The differences between sets travel with their batches as data: which classes compete for an
+output (`ALLOWED`), and which labels are correct (`RIGHT`). So sets of one image size share a graph.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from big_vision.input.batches import RIGHT
-from tasks.classify.counting import ECE_BINS, count_agreement, count_bins
+from tasks.classify.counting import ECE_BINS, compute_ece, count_agreement, count_bins
 
 if TYPE_CHECKING:
     from datasets import ImageBatch
@@ -26,29 +28,29 @@ NUM_ROWS = 3
 
 
 def restrict(logits: Tensor, batch: ImageBatch) -> Tensor:
-    """Float32 logits [B, K]; classes that do not compete have -inf."""
+    """Return float32 logits [B, K]; classes that do not compete have -inf."""
     return torch.where(batch.values[ALLOWED] > 0, logits.float(), -torch.inf)
 
 
 def flip_mean(logits: Tensor, flipped: Tensor) -> Tensor:
-    """Log of the mean of two answers' probabilities, [B, K]: that of an image and its mirror's."""
+    """Return the log of the mean probabilities [B, K] of an image and its mirror image."""
     both = torch.stack([logits.float(), flipped.float()])
     return torch.log_softmax(both, dim=2).logsumexp(dim=0)
 
 
 def count_set(logits: Tensor, batch: ImageBatch, *, pairs: bool = False) -> Tensor:
-    """Sums over the valid examples of one batch, as one float32 vector.
+    """Return sums over the valid examples of a batch, as one float32 vector.
 
-    An example with several right labels is answered rightly by any of them, and its loss is that
-    of their summed probability; one label makes it `tasks.classify.counting.count_marked`, ties and
-    answers that are not finite included.
+    Any of several correct labels is a correct output, and the loss is that of their summed
+    probability; with one label it is `tasks.classify.counting.count_marked`, ties and outputs that
+    are not finite included.
 
     Args:
       logits: [B, K], restricted.
-      pairs: count how often each class is answered by each, too.
+      pairs: count the outputs of each class for each label, too.
 
     Returns:
-      [NUM_TOTALS + 3 * ECE_BINS + NUM_ROWS * K], and with pairs [K * K] more: label, then answer.
+      [NUM_TOTALS + 3 * ECE_BINS + NUM_ROWS * K], and with pairs [K * K] more: label, then output.
     """
     right = batch.draws[RIGHT] > 0
     own, others, ahead = _compare(logits, right)
@@ -62,18 +64,23 @@ def count_set(logits: Tensor, batch: ImageBatch, *, pairs: bool = False) -> Tens
     named = _mark(chosen, batch.mask & finite, logits)
     support = right.float() * batch.mask.unsqueeze(1)
     rows = torch.cat([support.sum(0), named.sum(0), (named * correct.unsqueeze(1)).sum(0)])
-    found = [sums, bins, rows]
-    if pairs:
-        found.append(_count_pairs(_mark(batch.labels.long(), batch.mask, logits), named))
-    return torch.cat(found)
+    if not pairs:
+        return torch.cat([sums, bins, rows])
+    labels = _mark(batch.labels.long(), batch.mask, logits)
+    # Sums in bf16 would lose count.
+    with torch.autocast(labels.device.type, enabled=False):
+        return torch.cat([sums, bins, rows, (labels.T @ named).reshape(-1)])
 
 
 def count_shared(logits: Tensor, other: Tensor, batch: ImageBatch) -> Tensor:
-    """[5] of two models on the valid examples: how many name the same class, how many are right in
-    both, in the first alone and in the second alone, and how many examples there are.
+    """Compare two models on the valid examples.
 
     Args:
       logits, other: [B, K], restricted.
+
+    Returns:
+      [5]: examples with the same class in both, correct in both, in the first alone, in the second
+      alone, and all examples.
     """
     hits = []
     for answers in (logits, other):
@@ -87,24 +94,117 @@ def count_shared(logits: Tensor, other: Tensor, batch: ImageBatch) -> Tensor:
 
 
 def _compare(logits: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits of right and of other classes, and [B] how many others are not behind the best."""
+    """Return logits of correct and of other classes, and [B] how many others reach the best."""
     own = torch.where(right, logits, -torch.inf)
     others = torch.where(right, -torch.inf, logits)
     return own, others, (others >= own.amax(dim=1, keepdim=True)).sum(dim=1)
 
 
 def _mark(classes: Tensor, valid: Tensor, logits: Tensor) -> Tensor:
-    """Float32 [B, K]: 1 at each valid example's class."""
+    """Return float32 [B, K]: 1 at each valid example's class."""
     numbers = torch.arange(logits.shape[1], device=logits.device)
     return ((classes.unsqueeze(1) == numbers) & valid.unsqueeze(1)).float()
 
 
-def _count_pairs(labels: Tensor, answers: Tensor) -> Tensor:
-    # Sums in bf16 would lose count.
-    with torch.autocast(labels.device.type, enabled=False):
-        return (labels.T @ answers).reshape(-1)
-
-
 def count_sums(classes: int, *, pairs: bool = False) -> int:
-    """Numbers that `count_set` gives for so many classes."""
+    """Return the length of the vector of `count_set`."""
     return NUM_TOTALS + 3 * ECE_BINS + NUM_ROWS * classes + (classes * classes if pairs else 0)
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """Results of a class; shares are from 0 to 1, and 0 if there is nothing to divide by.
+
+    Attributes:
+      examples: of the class.
+      answers: outputs of this class.
+    """
+
+    number: int
+    examples: int
+    answers: int
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class CalibrationBin:
+    """Outputs of about the same confidence.
+
+    Attributes:
+      low, high: confidence from above `low` to `high`.
+      confidence: its mean; 0 without examples.
+      accuracy: share of correct ones.
+    """
+
+    low: float
+    high: float
+    examples: int
+    confidence: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class SetVerdict:
+    """Results of a model on a set.
+
+    Attributes:
+      metrics: `top1`, `top5` in percent, `loss` in nats, `ece`, `examples`; if each example has one
+        label `precision`, `recall` and `f1` too, means over the classes that occur.
+      rows: of the classes that occur or are predicted, by number; empty with several labels.
+      bins: by confidence.
+      confusion: [K, K] int64, label and output; None if it was not counted.
+    """
+
+    metrics: dict[str, float]
+    rows: tuple[ClassRow, ...]
+    bins: tuple[CalibrationBin, ...]
+    confusion: np.ndarray | None = None
+
+
+def summarise_set(sums: Tensor, classes: int, *, several: bool) -> SetVerdict:
+    """Compute the results from the sums of `count_set` over all batches and ranks, on the host."""
+    values = sums.double().numpy()
+    top1, top5, loss, examples = values[:NUM_TOTALS].tolist()
+    share = 1.0 / max(examples, 1.0)
+    first = NUM_TOTALS + 3 * ECE_BINS
+    metrics = {
+        "top1": 100.0 * top1 * share,
+        "top5": 100.0 * top5 * share,
+        "loss": loss * share,
+        "ece": compute_ece(sums[NUM_TOTALS:first]),
+        "examples": examples,
+    }
+    rows: tuple[ClassRow, ...] = ()
+    if not several:
+        rows = _make_rows(values[first : first + NUM_ROWS * classes].reshape(NUM_ROWS, classes))
+        there = [row for row in rows if row.examples]
+        for name in ("precision", "recall", "f1"):
+            metrics[name] = sum(getattr(row, name) for row in there) / max(len(there), 1)
+    confusion = None
+    if len(values) == count_sums(classes, pairs=True) and not several:
+        confusion = values[-classes * classes :].reshape(classes, classes).astype(np.int64)
+    bins = values[NUM_TOTALS:first].reshape(3, ECE_BINS)
+    return SetVerdict(metrics, rows, _make_bins(bins), confusion)
+
+
+def _make_rows(table: np.ndarray) -> tuple[ClassRow, ...]:
+    rows = []
+    for number, (examples, answers, right) in enumerate(table.T.tolist()):
+        if not examples and not answers:
+            continue
+        precision, recall = right / max(answers, 1), right / max(examples, 1)
+        f1 = 2 * right / max(examples + answers, 1)
+        rows.append(ClassRow(number, int(examples), int(answers), precision, recall, f1))
+    return tuple(rows)
+
+
+def _make_bins(table: np.ndarray) -> tuple[CalibrationBin, ...]:
+    return tuple(
+        CalibrationBin(
+            number / ECE_BINS, (number + 1) / ECE_BINS, int(examples),
+            confidence / max(examples, 1), correct / max(examples, 1),
+        )
+        for number, (examples, confidence, correct) in enumerate(table.T.tolist())
+    )  # fmt: skip

@@ -1,10 +1,9 @@
-"""Judges a model on sets of images: in a run beside its evaluations, and for tools."""
+"""Evaluation of a model on sets of images: in a run beside its evaluations, and for tools."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,10 +14,16 @@ from big_vision.input.batches import RIGHT
 from big_vision.pp.device_ops import require_range
 from datasets import Loader, create_loader
 from models.transforms import create_input_transform
-from tasks.evaluation.corrupted import compute_corruption_errors, compute_mce
-from tasks.evaluation.counts import ALLOWED, count_set, restrict
-from tasks.evaluation.sets import JudgedSet, ModelClasses, SetSpec, look_at_sets, plan_sets
-from tasks.evaluation.verdict import SetVerdict, summarise_set
+from tasks.evaluation.counts import ALLOWED, SetVerdict, count_set, restrict, summarise_set
+from tasks.evaluation.sets import (
+    JudgedSet,
+    ModelClasses,
+    SetSpec,
+    compute_corruption_errors,
+    compute_mce,
+    look_at_sets,
+    plan_sets,
+)
 from tasks.images.dry_run import find_fault
 from utils.errors import UserError
 
@@ -38,26 +43,25 @@ class OpenSet:
     """A set that is read: batches whose labels are the model's classes.
 
     Args:
-      shown: what the metadata told of it.
+      shown: metadata of the set.
       classes: of the model.
     """
 
     def __init__(self, runtime: Runtime, shown: JudgedSet, classes: int, seed: int) -> None:
         self.shown, self._classes = shown, classes
         shard = (runtime.ranks.index, runtime.ranks.size)
-        known = {"num_classes": len(shown.to_model)}  # of the set, where it does not tell
-        self.loader: Loader = create_loader(
-            shown.spec.data, "eval", seed=seed, shard=shard, known=known
-        )
+        known = {"num_classes": len(shown.to_model)}  # of the set, if its metadata has none
+        data = shown.spec.data
+        self.loader: Loader = create_loader(data, "eval", seed=seed, shard=shard, known=known)
         self._allowed = self._find_allowed(runtime)
 
     @property
     def num_competing(self) -> int:
-        """Classes that an answer is chosen from."""
+        """Number of classes that compete for an output."""
         return int(self._allowed.sum())
 
     def batches(self) -> Iterator[ImageBatch]:
-        """One pass: this rank's share of each example once, padded and masked."""
+        """Yield this rank's share of each example once, padded and masked."""
         values = {ALLOWED: self._allowed}
         for batch in self.loader.batches():
             labels, right = self._translate(batch)
@@ -66,7 +70,7 @@ class OpenSet:
             yield replace(batch, labels=labels, mask=mask, draws=draws, values=values)
 
     def _translate(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
-        """Labels [B] int32 and right answers [B, K], in the model's classes."""
+        """Return labels [B] int32 and correct outputs [B, K], in the model's classes."""
         to_model = torch.from_numpy(self.shown.to_model)
         if RIGHT not in batch.draws:
             labels = to_model[batch.labels.long()]
@@ -80,7 +84,7 @@ class OpenSet:
         return right.argmax(dim=1).int(), right
 
     def _find_allowed(self, runtime: Runtime) -> Tensor:
-        """[K] float32: 1 for classes that compete."""
+        """Return [K] float32: 1 for classes that compete."""
         allowed = torch.zeros(self._classes)
         if self.shown.spec.classes == "all":
             return allowed + 1.0
@@ -94,7 +98,7 @@ class OpenSet:
 
 
 class Judge:
-    """The sets of a run or a tool; each is opened when it is first judged, and stays open.
+    """The sets of a run or a tool; each is opened at its first evaluation, and stays open.
 
     Args:
       seed: of the loaders, which draw nothing.
@@ -109,42 +113,42 @@ class Judge:
     def judge(
         self, predict: Predict, model: nn.Module, sum_over: SumBatches, number: int | None
     ) -> dict[str, float]:
-        """Metrics of the sets that are due, `NAME/top1` and so on; mCE where ImageNet-C is whole.
+        """Return metrics of the sets that are due, `NAME/top1` and so on; mCE if complete.
 
         Args:
-          sum_over: goes over batches and adds up what is counted of them.
-          number: of the run's evaluation, from 1; none: the last one, at which all are due.
+          number: of the run's evaluation, from 1; None for the last one, at which all are due.
         """
-        due = [one for one in self.sets if number is None or number % one.spec.every == 0]
-        count = partial(_count, predict, model)
+        due = [shown for shown in self.sets if number is None or number % shown.spec.every == 0]
+
+        def count(batch: ImageBatch) -> Tensor:
+            return count_set(restrict(predict(model, batch), batch), batch)
+
         was_training = model.training
         model.eval()
-        found = {
-            one.spec.name: summarise_set(
-                sum_over(count, self.open(one).batches()), self._classes, several=one.several
-            )
-            for one in due
-        }
+        verdicts = {}
+        for shown in due:
+            sums = sum_over(count, self.open(shown).batches())
+            verdicts[shown.spec.name] = summarise_set(sums, self._classes, several=shown.several)
         model.train(was_training)
-        return name_metrics(due, found)
+        return name_metrics(due, verdicts)
 
     def open(self, shown: JudgedSet) -> OpenSet:
-        """The set, ready to be read."""
+        """Return the set, ready to be read."""
         name = shown.spec.name
         if name not in self._open:
             self._open[name] = OpenSet(self._runtime, shown, self._classes, self._seed)
         return self._open[name]
 
     def close(self) -> None:
-        """Let the files go."""
-        for one in self._open.values():
-            one.loader.close()
+        """Close the files."""
+        for opened in self._open.values():
+            opened.loader.close()
 
 
 def check_sets(
     data: DataSection, classes: ModelClasses, student: nn.Module
 ) -> tuple[JudgedSet, ...]:
-    """The sets of data.evals as their metadata tell them.
+    """Return the sets of data.evals by their metadata.
 
     Args:
       student: on the meta device.
@@ -154,8 +158,8 @@ def check_sets(
     """
     specs = plan_sets(data, data.evals, "data.evals")
     sets = look_at_sets(specs, classes, data.eval_pp)
-    for one in sets:
-        check_model_takes(one.spec, one.image_shape, student)
+    for shown in sets:
+        check_model_takes(shown.spec, shown.image_shape, student)
     return sets
 
 
@@ -163,10 +167,7 @@ def check_model_takes(spec: SetSpec, shape: tuple[int, int, int] | None, model: 
     """Refuse a set whose images a model on the meta device does not take.
 
     Args:
-      shape: (H, W, C) of the images; none: only a loader can tell.
-
-    Raises:
-      UserError: with the model's reason.
+      shape: (H, W, C) of the images; None if only a loader can tell.
     """
     if shape is None:
         return
@@ -181,29 +182,17 @@ def check_model_takes(spec: SetSpec, shape: tuple[int, int, int] | None, model: 
 
 
 def name_metrics(sets: Sequence[JudgedSet], verdicts: dict[str, SetVerdict]) -> dict[str, float]:
-    """`NAME/METRIC` of each set; of a group of corruptions their means and mCE alone."""
-    found: dict[str, float] = {}
-    groups = dict.fromkeys(one.spec.group for one in sets)
-    for group in groups:
-        members = [one for one in sets if one.spec.group == group]
-        metrics = [verdicts[one.spec.name].metrics for one in members]
-        if members[0].spec.corruption is None:
-            found |= {f"{group}/{name}": value for name, value in metrics[0].items()}
+    """Return `NAME/METRIC` of each set; of a group of corruptions their means and mCE alone."""
+    metrics: dict[str, float] = {}
+    for group in dict.fromkeys(shown.spec.group for shown in sets):
+        specs = [shown.spec for shown in sets if shown.spec.group == group]
+        if specs[0].corruption is None:
+            own = verdicts[specs[0].name].metrics
+            metrics |= {f"{group}/{name}": value for name, value in own.items()}
             continue
-        found[f"{group}/top1"] = sum(one["top1"] for one in metrics) / len(metrics)
-        mce = compute_mce(find_corruption_errors(members, verdicts))
+        top1 = {spec.corruption: verdicts[spec.name].metrics["top1"] for spec in specs}
+        metrics[f"{group}/top1"] = sum(top1.values()) / len(top1)
+        mce = compute_mce(compute_corruption_errors(top1))
         if mce is not None:
-            found[f"{group}/mce"] = mce
-    return found
-
-
-def find_corruption_errors(
-    members: Sequence[JudgedSet], verdicts: dict[str, SetVerdict]
-) -> dict[str, float]:
-    """Of the corruptions of a group, in percent of AlexNet's."""
-    top1 = {one.spec.corruption: verdicts[one.spec.name].metrics["top1"] for one in members}
-    return compute_corruption_errors(top1)
-
-
-def _count(predict: Predict, model: nn.Module, batch: ImageBatch) -> Tensor:
-    return count_set(restrict(predict(model, batch), batch), batch)
+            metrics[f"{group}/mce"] = mce
+    return metrics

@@ -1,10 +1,10 @@
-"""Sets of images to judge on: where they lie, and what their labels mean to a model."""
+"""Sets of images for evaluation: where they lie, and what their labels mean to a model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,12 +14,46 @@ from big_vision.input.images.labelled import require_images
 from big_vision.input.splits_check import warn_of_left_out
 from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source
-from tasks.evaluation.corrupted import CORRUPTIONS, SEVERITIES
 from utils.config.data import DataSection, EvalSection
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.storage.places import open_folder
 from utils.weights.class_names import ClassSide, match_class_names, warn_if_one_sided
+
+SEVERITIES = (1, 2, 3, 4, 5)
+# Corruption -> AlexNet's error, mean over the five severities.
+# Source: Hendrycks and Dietterich 2019, arXiv:1903.12261, table 1, in the digits of their code.
+CORRUPTIONS = {
+    "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640,
+    "defocus_blur": 0.819880, "glass_blur": 0.826268, "motion_blur": 0.785948,
+    "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572, "fog": 0.819324,
+    "brightness": 0.564592, "contrast": 0.853204, "elastic_transform": 0.646056,
+    "pixelate": 0.717840, "jpeg_compression": 0.606500,
+}  # fmt: skip
+
+
+def compute_corruption_errors(top1: Mapping[tuple[str, int], float]) -> dict[str, float]:
+    """Compute errors in percent of AlexNet's, of each corruption with all five severities.
+
+    Args:
+      top1: percent, by corruption and severity.
+
+    Source: Hendrycks and Dietterich 2019, arXiv:1903.12261, section 4.2.
+    """
+    computed = {}
+    for name, alexnet in CORRUPTIONS.items():
+        errors = [1.0 - top1[name, s] / 100.0 for s in SEVERITIES if (name, s) in top1]
+        if len(errors) == len(SEVERITIES):
+            computed[name] = 100.0 * sum(errors) / len(errors) / alexnet
+    return computed
+
+
+def compute_mce(errors: Mapping[str, float]) -> float | None:
+    """Compute the mean corruption error in percent; None if a corruption is missing."""
+    if set(errors) != set(CORRUPTIONS):
+        return None
+    return sum(errors.values()) / len(errors)
+
 
 Choice = Literal["named", "present", "all"]
 _CORRUPTED = "imagenet2012_corrupted"
@@ -27,10 +61,10 @@ _CORRUPTED = "imagenet2012_corrupted"
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A public set as TFDS has it.
+    """A public set in TFDS.
 
     Attributes:
-      classes: which of them compete for an answer, as the set's authors judge it.
+      classes: those that compete for an output, as in the set's own publication.
     """
 
     dataset: str
@@ -53,10 +87,10 @@ KNOWN_SETS = {
 
 @dataclass(frozen=True)
 class ModelClasses:
-    """What a model's answers mean.
+    """Classes of a model's outputs.
 
     Attributes:
-      names: in the order of the answers; none: nobody tells.
+      names: in the order of the outputs; None if unknown.
     """
 
     count: int
@@ -65,13 +99,13 @@ class ModelClasses:
 
 @dataclass(frozen=True, kw_only=True)
 class SetSpec:
-    """Where a set lies and how it is judged.
+    """Location of a set and how it is evaluated.
 
     Attributes:
       key: of the configuration, for errors.
       data: with the set as its evaluation split.
-      group: what the configuration calls it: one group may be many sets.
-      corruption: which one the set shows, and how severely; none: it is no such set.
+      group: its name in the configuration: one group may be many sets.
+      corruption: name and severity; None unless it is a set of ImageNet-C.
     """
 
     key: str
@@ -86,12 +120,12 @@ class SetSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedSet:
-    """A set as its metadata tell it, for one model.
+    """Metadata of a set, for one model.
 
     Attributes:
       to_model: [classes of the set] int64, the model's class for each, or -1.
-      several: whether an example may have several right labels, or none.
-      image_shape: (H, W, C); none: only a loader can tell.
+      several: whether an example may have several correct labels, or none.
+      image_shape: (H, W, C); None if only a loader can tell.
       class_names: of the set, or None if it has none.
     """
 
@@ -104,36 +138,36 @@ class JudgedSet:
 
 
 def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> list[SetSpec]:
-    """The sets that sections ask for; nothing is looked at but ImageNet-C's folders.
+    """List the sets of some sections; of all data it reads only ImageNet-C's folders.
 
     Args:
-      key: what holds the sections, for errors.
+      key: of the sections, for errors.
 
     Raises:
-      UserError: a name that is given twice, or that nobody knows.
+      UserError: a name that is given twice, or an unknown one.
     """
-    names = [one.name for one in sections]
+    names = [section.name for section in sections]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UserError(f"{key}: the name {twice!r} is given twice; give each set one of its own")
-    return [spec for one in sections for spec in _plan(data, one, key)]
+        raise UserError(f"{key}: two sets have the name {twice!r}; use different names")
+    return [spec for section in sections for spec in _plan(data, section, key)]
 
 
 def change_data(data: DataSection, **values: object) -> DataSection:
-    """The section with other values, checked again, and without sets of its own."""
+    """Return the section with other values, checked again, and without sets of its own."""
     return DataSection.model_validate({**data.model_dump(), **values, "evals": ()})
 
 
 def look_at_sets(
     specs: Sequence[SetSpec], model: ModelClasses, eval_pp: str
 ) -> tuple[JudgedSet, ...]:
-    """Look at each set; warn once for each group whose classes are matched by number alone.
+    """Describe each set; warn once for each group whose classes are matched by number alone.
 
     Raises:
       UserError: as `look_at`.
     """
     sets = tuple(look_at(spec, model, eval_pp) for spec in specs)
-    for shown in {one.spec.group: one for one in sets}.values():
+    for shown in {shown.spec.group: shown for shown in sets}.values():
         if not shown.spec.class_map:
             warn_if_one_sided(
                 ClassSide("the model", model.names),
@@ -143,77 +177,68 @@ def look_at_sets(
 
 
 def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
-    """What a set's metadata tell of it.
+    """Describe a set by its metadata.
 
     Args:
-      eval_pp: the string that the model's input is known by: only its final range must agree.
+      eval_pp: the string of the model's input: only its final range must agree.
 
     Raises:
-      UserError: the set is not there, or its labels mean nothing to the model.
+      UserError: the set is missing, or its labels mean nothing to the model.
     """
     try:
         require_equal_ranges(eval_pp, spec.data.eval_pp)
         source = create_source(spec.data, {"num_classes": model.count})
         selection = source.select("eval")
         facts = require_images(source.describe(selection, "eval"), spec.data.source)
-        names = facts.class_names
-        to_model = map_classes(spec, ModelClasses(facts.num_classes, names), model)
+        to_model = map_classes(spec, ModelClasses(facts.num_classes, facts.class_names), model)
     except UserError as error:
         raise UserError(f"{spec.key} {spec.name!r}: {error}") from error
     warn_of_left_out(f"{spec.key} {spec.name!r}", selection)
     return JudgedSet(
-        spec=spec,
-        num_examples=selection.num_examples,
-        to_model=to_model,
-        several=facts.several_labels,
-        image_shape=facts.image_shape,
-        class_names=names,
-    )
+        spec=spec, num_examples=selection.num_examples, to_model=to_model,
+        several=facts.several_labels, image_shape=facts.image_shape, class_names=facts.class_names,
+    )  # fmt: skip
 
 
 def map_classes(spec: SetSpec, mine: ModelClasses, model: ModelClasses) -> np.ndarray:
-    """[classes of the set] int64: the model's class for each, or -1 for none.
+    """Return [classes of the set] int64: the model's class for each, or -1 for none.
 
-    By the map that is given, else by names, else by numbers where there are as many.
+    By the given map, else by names, else by numbers if there are as many.
 
     Raises:
-      UserError: a class that the model does not have, or nobody can tell.
+      UserError: a class that the model does not have, or that cannot be matched.
     """
-    if spec.class_map:
-        to_model = _read_map(spec.class_map, mine.count, model.count)
-        if (to_model < 0).all():
-            raise UserError(
-                f"class_map ({spec.class_map!r}) leaves out every class, so that there is nothing "
-                "to judge; mend it"
-            )
-        return to_model
-    return match_classes(mine, model)
+    if not spec.class_map:
+        return match_classes(mine, model)
+    to_model = _read_map(spec.class_map, mine.count, model.count)
+    if (to_model < 0).all():
+        raise UserError(f"class_map ({spec.class_map!r}) leaves out every class; correct it")
+    return to_model
 
 
 def match_classes(mine: ModelClasses, model: ModelClasses) -> np.ndarray:
-    """[classes] int64: the model's class for each, by names, or by numbers of as many classes.
+    """Return [classes] int64: the model's class for each, by names, or by equal numbers.
 
     Raises:
-      UserError: a class that the model does not have, or nobody can tell.
+      UserError: a class that the model does not have, or that cannot be matched.
     """
     match = match_class_names(mine.names, model.names)
     if match.missing:
         raise UserError(
-            f"{len(match.missing)} of its {mine.count} classes are none of the model's, first "
-            f"{match.missing[0]!r} ({get_hint(match.missing[0], model.names[:20])}); give a "
-            "class_map"
+            f"{len(match.missing)} of its {mine.count} classes are unknown to the model, first "
+            f"{match.missing[0]!r} ({get_hint(match.missing[0], model.names[:20])}); set class_map"
         )
     if match.ambiguous:
         raise UserError(
-            f"its class {match.ambiguous[0]!r} is the name of several of the model's classes; give "
-            "a class_map"
+            f"its class {match.ambiguous[0]!r} is the name of several of the model's classes; set "
+            "class_map"
         )
     if match.numbers:
         return np.array(match.numbers, np.int64)
     if mine.count != model.count:
         raise UserError(
-            f"it has {mine.count} classes and the model {model.count}, and nobody tells the names "
-            "of both; give a class_map"
+            f"it has {mine.count} classes and the model {model.count}, without names on both "
+            "sides; set class_map"
         )
     return np.arange(mine.count, dtype=np.int64)
 
@@ -222,7 +247,7 @@ def _plan(data: DataSection, section: EvalSection, key: str) -> list[SetSpec]:
     known = KNOWN_SETS.get(section.name)
     if known is None and not (section.dataset or section.source or section.root or section.split):
         raise UserError(
-            f"{key}: {section.name!r} is no known set and has no dataset, root or split; "
+            f"{key}: unknown set {section.name!r}, which has no dataset, root or split; "
             f"{get_hint(section.name, KNOWN_SETS)}"
         )
     name = section.dataset or (known.dataset if known else data.name)
@@ -234,58 +259,58 @@ def _plan(data: DataSection, section: EvalSection, key: str) -> list[SetSpec]:
         "eval_pp": section.pp or data.eval_pp,
         "label_key": section.label_key or (known.label_key if known else data.label_key or "label"),
     }
-    usual = known.classes if known else "named"
-    given = {
-        "key": key,
-        "group": section.name,
-        "classes": usual if section.classes == "auto" else section.classes,
-        "class_map": section.class_map,
-        "every": section.every,
-    }
-
-    def plan(name: str, dataset: str, corruption: tuple[str, int] | None = None) -> SetSpec:
-        own = change_data(data, **{**values, "name": dataset})
-        return SetSpec(name=name, data=own, corruption=corruption, **given)
-
+    default = known.classes if known else "named"
+    plain = SetSpec(
+        key=key, name=section.name, group=section.name, data=change_data(data, **values),
+        classes=default if section.classes == "auto" else section.classes,
+        class_map=section.class_map, every=section.every,
+    )  # fmt: skip
     if name != _CORRUPTED:
-        return [plan(section.name, name)]
-    found = _list_corrupted(values["root"], key)
-    return [plan(f"{section.name}/{c}_{s}", f"{name}/{c}_{s}", (c, s)) for c, s in found]
+        return [plain]
+    return [
+        replace(
+            plain, name=f"{section.name}/{corruption}_{severity}",
+            data=change_data(data, **{**values, "name": f"{name}/{corruption}_{severity}"}),
+            corruption=(corruption, severity),
+        )
+        for corruption, severity in _list_corrupted(values["root"], key)
+    ]  # fmt: skip
 
 
 def _list_corrupted(root: str, key: str) -> list[tuple[str, int]]:
-    """The corruptions and severities that are there, in the benchmark's order."""
+    """List the available corruptions and severities, in the benchmark's order."""
     there = set(list_directory(join_path(open_root(root), _CORRUPTED)))
     wanted = [(name, severity) for name in CORRUPTIONS for severity in SEVERITIES]
-    found = [(name, severity) for name, severity in wanted if f"{name}_{severity}" in there]
-    if not found:
+    present = [(name, severity) for name, severity in wanted if f"{name}_{severity}" in there]
+    if not present:
         raise UserError(
-            f"{key}: {root} holds no {_CORRUPTED}; prepare its configs, or name the directory "
-            "above it by root"
+            f"{key}: {root} holds no {_CORRUPTED}; prepare its configs, or set root to the "
+            "directory above it"
         )
-    if len(found) < len(wanted):
-        missing = next(one for one in wanted if one not in found)
-        get_logger().warning(
-            "%s holds %d of the 75 sets of ImageNet-C, %s_%d is the first that is missing: there "
-            "is no mCE without all of them",
-            root, len(found), *missing,
-        )  # fmt: skip
-    return found
+    if len(present) < len(wanted):
+        missing = next(pair for pair in wanted if pair not in present)
+        text = (
+            "%s holds %d of the 75 sets of ImageNet-C, first without %s_%d: mCE needs all of them"
+        )
+        get_logger().warning(text, root, len(present), *missing)
+    return present
 
 
-def _read_map(place: str, classes: int, model_classes: int) -> np.ndarray:
-    folder = open_folder(place)
+def _read_map(path_or_url: str, classes: int, model_classes: int) -> np.ndarray:
+    folder = open_folder(path_or_url)
     try:
-        found = json.loads(folder.parent.read_text(folder.name))
+        numbers = json.loads(folder.parent.read_text(folder.name))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no JSON"
-        raise UserError(f"class_map ({place!r}) cannot be read: {reason}; mend it") from error
-    is_right = isinstance(found, list) and all(
-        type(one) is int and -1 <= one < model_classes for one in found
-    )
-    if not is_right or len(found) != classes:
         raise UserError(
-            f"class_map ({place!r}) must be a list of {classes} whole numbers, one for each class "
-            f"of the set, from -1 to {model_classes - 1}; mend it"
+            f"class_map ({path_or_url!r}) is unreadable: {reason}; correct it"
+        ) from error
+    is_valid = isinstance(numbers, list) and all(
+        type(number) is int and -1 <= number < model_classes for number in numbers
+    )
+    if not is_valid or len(numbers) != classes:
+        raise UserError(
+            f"class_map ({path_or_url!r}) must be a list of {classes} whole numbers, one for each "
+            f"class of the set, from -1 to {model_classes - 1}; correct it"
         )
-    return np.array(found, np.int64)
+    return np.array(numbers, np.int64)

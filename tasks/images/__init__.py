@@ -1,1 +1,1 @@
-"""What tasks of images share: pixels on the device, mixing, erasing, resizing."""
+"""Shared code of tasks of images: pixels on the device, mixing, erasing, resizing."""

@@ -1,4 +1,4 @@
-"""Tries images and models on the meta device: do they fit each other?"""
+"""Trials of images on models on the meta device."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _PHOTO_CHANNELS = 3
 
 
 def get_image_shapes(facts: DatasetFacts) -> ImageShapes:
-    """The images' shapes by role, as the strings and the dataset's metadata tell them."""
+    """Return the images' shapes by role, from the strings and the dataset's metadata."""
     return {role: facts.examples[role].image_shape for role in _PP_KEYS}
 
 
 def describe_images(shapes: ImageShapes) -> str:
-    """`, images of 32 x 32 x 3`; empty where only a run can tell."""
+    """Format `, images of 32 x 32 x 3`; empty if only a run can tell."""
     return "" if shapes["train"] is None else f", images of {_show(shapes['train'])}"
 
 
 def create_student_transform(config: RunConfig, shapes: ImageShapes) -> InputTransform:
-    """What the student sees of its images, as its training string says."""
+    """Create the student's input transform by its training string."""
     channels = shapes["train"][2] if shapes["train"] else _PHOTO_CHANNELS
     _, normalisation = split_device_ops(config.data.train_pp)
     return create_input_transform(*normalisation, channels=channels)
@@ -56,11 +56,13 @@ def check_images(
       UserError: with the string's key, the shape and the model's own reason.
     """
     roles = [role for role in shapes if not (config.run.eval_only and role == "train")]
-    sections = [one for one in get_teacher_sections(config.distill) if one.model not in SELVES]
+    sections = [
+        section for section in get_teacher_sections(config.distill) if section.model not in SELVES
+    ]
     transform = create_student_transform(config, shapes).to("meta")
     for role in roles:
         shape = shapes[role]
-        is_resized = bool(config.train.image_sizes)  # its sides are tried by themselves
+        is_resized = bool(config.train.image_sizes)  # `check_sides` tries its sides
         is_same = role == "eval" and shape == shapes["train"] and len(roles) > 1
         if shape is None or (is_same and not is_resized):
             continue
@@ -88,12 +90,12 @@ def find_feature_shapes(
     image_shape: tuple[int, int, int],
     side: int | None = None,
 ) -> FeatureShapes:
-    """Shapes of the layers that losses look at: what their projections are made from.
+    """Find the shapes of the layers that losses read: their projections are made from them.
 
     Args:
       student: on the meta device, as the teachers.
       image_shape: (H, W, C).
-      side: that the student sees images at; none: as they come.
+      side: of the student's images; None: as they come.
     """
     if not losses.student_layers() and not losses.teacher_layers():
         return {}, {}
@@ -110,7 +112,7 @@ def find_feature_shapes(
 
 
 def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:
-    """Why a model on the meta device does not take such images; empty if it does."""
+    """Return why a model on the meta device does not take such images; empty if it does."""
     height, width, channels = shape
     sides = (height, width) if transform.size is None else (transform.size, transform.size)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
@@ -135,7 +137,7 @@ def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, in
 
 
 def _find_patch_fault(model: nn.Module, sides: tuple[int, int]) -> str:
-    """Why the patches of a model that takes images of any size do not fit; empty if they do."""
+    """Return why the patches of a model for images of any size do not fit; empty if they do."""
     patch = getattr(getattr(model, "embeds", None), "patch_size", None)  # timm's NaFlexVit
     if patch is None or not any(side % own for side, own in zip(sides, patch, strict=True)):
         return ""
@@ -145,11 +147,11 @@ def _find_patch_fault(model: nn.Module, sides: tuple[int, int]) -> str:
 
 
 def _name_source(config: RunConfig, role: str, shapes: ImageShapes) -> str:
-    """The key, or both, whose value makes the images."""
+    """Return the key, or both, whose value makes the images."""
     if create_source(config.data).shaped_by_name:
         return f"data.name ({config.data.name!r})"
-    keys = [key for one, key in _PP_KEYS.items() if one == role or shapes[one] == shapes[role]]
-    return " and ".join(f"data.{key}" for key in keys)
+    keys = [f"data.{_PP_KEYS[own]}" for own in _PP_KEYS if shapes[own] == shapes[role]]
+    return " and ".join(keys)
 
 
 def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) -> str:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from losses.noise import draw_normal
-from tasks.images.boxes import compute_inside
+from tasks.images.mixing import compute_inside
 
 ERASE_BOX = "erase_box"
 # What the noise of each example is a function of, where erased pixels are noise.
@@ -25,8 +25,8 @@ class Erasing:
     Args:
       probability: share of the examples that lose a rectangle.
       seed: of the run.
-      mode: what fills it. "const": the mean pixel; "pixel": for each pixel and channel a number of
-        its own that is normal with mean 0 and variance 1 after normalisation.
+      mode: "const" fills it with the mean pixel; "pixel" with noise: for each pixel and channel a
+        number that is normal with mean 0 and variance 1 after normalisation.
 
     Source: Zhong et al. 2017, arXiv:1708.04896, with timm's ranges: area 0.02 to 1/3 of the image,
     aspect ratio log-uniform between 0.3 and 1/0.3. The modes are timm's.
@@ -41,9 +41,9 @@ class Erasing:
     def sample(
         self, step: int, global_batch_size: int, image_size: tuple[int, int]
     ) -> dict[str, Tensor]:
-        """`erase_box` [B, 4] of the whole global batch, a function of (seed, step) alone.
+        """Return `erase_box` [B, 4] of the whole global batch, a function of (seed, step) alone.
 
-        Where noise is drawn also `erase_key`, int64 [B] below 2^31. The boxes are the same.
+        With noise also `erase_key`, int64 [B] below 2^31. The boxes are the same.
         """
         rng = np.random.Generator(np.random.Philox(key=[self.seed + (_SALT << 32), step]))
         chosen = rng.random(global_batch_size) < self.probability
@@ -60,11 +60,11 @@ class Erasing:
     def erase_pixels(
         self, pixels: Tensor, draws: Mapping[str, Tensor], mean: Tensor, std: Tensor
     ) -> Tensor:
-        """Images [B, C, H, W] with their rectangles filled.
+        """Return images [B, C, H, W] with their rectangles filled.
 
         Args:
           mean: broadcastable to [B, C, H, W]; the pixel that normalises to zero.
-          std: likewise; by which normalisation divides.
+          std: likewise; the divisor of the normalisation.
         """
         if not self.active:
             return pixels
@@ -80,7 +80,7 @@ class Erasing:
 def _draw_boxes(
     rng: np.random.Generator, count: int, image_size: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One try: boxes [n, 4] and whether each fits into the image."""
+    """Try once: return boxes [n, 4] and whether each fits into the image."""
     height, width = image_size
     area = rng.uniform(*_AREA, count) * height * width
     aspect = np.exp(rng.uniform(math.log(_ASPECT[0]), math.log(_ASPECT[1]), count))

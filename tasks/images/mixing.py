@@ -15,10 +15,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.images.boxes import compute_inside
-
 if TYPE_CHECKING:
     from utils.config.train import TrainSection
+
+
+def compute_inside(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
+    """Return bool [B, 1, H, W]: which pixels lie in each example's box; one graph for all boxes.
+
+    Args:
+      boxes: float [B, 4], y0 <= row < y1 and x0 <= column < x1; an empty box holds no pixel.
+    """
+    height, width = image_size
+    rows = torch.arange(height, device=boxes.device, dtype=torch.float32).view(1, -1, 1)
+    columns = torch.arange(width, device=boxes.device, dtype=torch.float32).view(1, 1, -1)
+    box = boxes.view(-1, 4, 1, 1)
+    inside = (rows >= box[:, 0]) & (rows < box[:, 1])
+    return (inside & (columns >= box[:, 2]) & (columns < box[:, 3])).unsqueeze(1)
+
 
 LAM, BLEND, BOX = "mix_lam", "mix_blend", "mix_box"
 
@@ -40,11 +53,10 @@ class Mixing:
     def sample(
         self, step: int, global_batch_size: int, image_size: tuple[int, int]
     ) -> dict[str, Tensor]:
-        """Coefficients of the whole global batch, a function of (seed, step) alone.
+        """Return coefficients of the whole global batch, a function of (seed, step) alone.
 
-        Returns:
-          `mix_lam` [B] share of the own label, `mix_blend` [B] share of the own pixels outside
-          the box, `mix_box` [B, 4] rows y0, y1 and columns x0, x1 that the partner fills.
+        They are `mix_lam` [B] share of the own label, `mix_blend` [B] share of the own pixels
+        outside the box, `mix_box` [B, 4] rows y0, y1 and columns x0, x1 that the partner fills.
         """
         section = self.section
         shared = {"pair": 2, "element": 1, "batch": global_batch_size}[section.mix_mode]
@@ -62,14 +74,10 @@ class Mixing:
         height, width = image_size
         covered = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (height * width)
         lam = np.where(cut, 1.0 - covered, blend)
-        return {
-            LAM: _share(lam, shared),
-            BLEND: _share(blend, shared),
-            BOX: _share(boxes, shared),
-        }
+        return {LAM: _share(lam, shared), BLEND: _share(blend, shared), BOX: _share(boxes, shared)}
 
     def mix_pixels(self, pixels: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """Mixed images of the same shape [B, C, H, W]; unchanged where nothing is mixed."""
+        """Return mixed images [B, C, H, W]; unchanged if mixing is off."""
         if not self.active:
             return pixels
         partner = _swap_neighbours(pixels)
@@ -78,7 +86,7 @@ class Mixing:
         return torch.where(inside, partner, pixels * blend + partner * (1.0 - blend))
 
     def mix_targets(self, labels: Tensor, num_classes: int, draws: Mapping[str, Tensor]) -> Tensor:
-        """Float32 [B, K] targets that sum to 1: smoothed, then mixed like the pixels.
+        """Return float32 [B, K] targets that sum to 1: smoothed, then mixed like the pixels.
 
         Labels [B, K], a 1 for each of several, sum to anything. Smoothing spreads `label_smoothing`
         over all K classes (as timm and PyTorch do).
@@ -95,28 +103,26 @@ class Mixing:
 
 
 def _draw_beta(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray:
-    """Beta(alpha, alpha) draws, or ones where the kind of mixing is off."""
     return rng.beta(alpha, alpha, count) if alpha > 0 else np.ones(count)
 
 
 def _draw_boxes(
     rng: np.random.Generator, area: np.ndarray, image_size: tuple[int, int]
 ) -> np.ndarray:
-    """Boxes [n, 4] of the image's shape and that area around centres that lie evenly."""
     centres = [np.floor(rng.random(len(area)) * size) for size in image_size]
     return cut_boxes(np.stack(centres, axis=1), area, image_size)
 
 
 def cut_boxes(centres: np.ndarray, area: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
-    """Boxes [n, 4] (y0, y1, x0, x1) of the image's shape, cut at its borders.
+    """Return boxes [n, 4] (y0, y1, x0, x1) of the image's shape, cut at its borders.
 
-    An odd side has its further pixel behind the centre.
+    An odd side has its extra pixel behind the centre.
 
     Args:
       centres: [n, 2] row and column, whole numbers.
       area: [n] share of the image.
 
-    Source: Yun et al. 2019, arXiv:1905.04899, section 3.1; odd sides as timm 1.0.31 has them.
+    Source: Yun et al. 2019, arXiv:1905.04899, section 3.1; odd sides as in timm 1.0.31.
     """
     sides = []
     for centre, size in zip(centres.T, image_size, strict=True):
@@ -129,11 +135,11 @@ def cut_boxes(centres: np.ndarray, area: np.ndarray, image_size: tuple[int, int]
 
 
 def _share(values: np.ndarray, count: int) -> Tensor:
-    """Float32, each row for as many examples as share it."""
+    """Return float32 values, each row repeated for the examples that share it."""
     return torch.from_numpy(np.repeat(values.astype(np.float32), count, axis=0))
 
 
 def _swap_neighbours(values: Tensor) -> Tensor:
-    """Rows in the order 1, 0, 3, 2, ...; the number of rows is even."""
+    """Return rows in the order 1, 0, 3, 2 and so on; the number of rows is even."""
     paired = values.unflatten(0, (math.floor(values.shape[0] / 2), 2))
     return torch.flip(paired, dims=(1,)).flatten(0, 1)

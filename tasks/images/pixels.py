@@ -1,4 +1,4 @@
-"""What tasks of images share: how the uint8 images of a batch become what models see."""
+"""Base of tasks of images: how the uint8 images of a batch become the models' inputs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class ImageTask(CachedTask):
-    """Erases, mixes, resizes and normalises images, as keys and draws say.
+    """Erases, mixes, resizes and normalises images by keys and draws.
 
     Args:
-      loaders: by role; `train` is missing where nothing is trained.
+      loaders: by role; without `train` if nothing is trained.
 
     Attributes:
       transform: pixels -> the student's input.
@@ -41,51 +41,44 @@ class ImageTask(CachedTask):
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
         self.config, self.facts, self._loaders = config, facts, loaders
-        self._images = {
-            role: require_images(loader.facts, config.data.source)
-            for role, loader in loaders.items()
-        }
+        source = config.data.source
+        self._images = {r: require_images(loader.facts, source) for r, loader in loaders.items()}
         seen = self._images.get("train", self._images["eval"])
         self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
         steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
         self.mixing = Mixing(config.train, steps_per_epoch)
         self.resizing = Resizing(config.train, seen.image_shape[0], steps_per_epoch)
-        self.erasing = Erasing(
-            config.data.random_erasing, config.train.seed, config.data.erasing_mode
-        )
+        data, seed = config.data, config.train.seed
+        self.erasing = Erasing(data.random_erasing, seed, data.erasing_mode)
 
     def create_inputs(self, examples: int) -> Tensor:
-        """Host inputs of the student, for a trace."""
         height, width, channels = self._images["train"].image_shape
         side = get_only_side(self.config.train.image_sizes)
         return torch.zeros(examples, channels, side or height, side or width)
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
         return super().get_values(step) | self.resizing.get_values(step)
 
     def get_modules(self) -> dict[str, nn.Module]:
-        """Teachers with weights of their own, and what makes pixels the student's input."""
         return {**super().get_modules(), "transform": self.transform}
 
     def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
-        """The batch for each other side that is still to come."""
         return self.resizing.list_later_forms(step, total_steps, batch)
 
     def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
+        """Return pixels [B, C, H, W] of 0..255 of uint8 [B, H, W, C], erased and then mixed."""
         mean, std = self.transform.mean, self.transform.std
         pixels = self.erasing.erase_pixels(to_pixels(images), draws, mean, std)
         return self.mixing.mix_pixels(pixels, draws)
 
     def sample(self, step: int) -> dict[str, Tensor]:
-        """This rank's share of what is drawn on the host for a step."""
+        """Return this rank's share of the host's draws for a step."""
         loader = self._loaders["train"]
         size, image_size = loader.global_batch_size, self._images["train"].image_shape[:2]
         drawn: dict[str, Tensor] = {}
-        for kind in (self.mixing, self.erasing):
-            if kind.active:
-                drawn |= kind.sample(step, size, image_size)
+        for augmentation in (self.mixing, self.erasing):
+            if augmentation.active:
+                drawn |= augmentation.sample(step, size, image_size)
         start = loader.shard[0] * loader.rank_batch_size
         block = slice(start, start + loader.rank_batch_size)
         return {name: value[block] for name, value in drawn.items()}
@@ -102,36 +95,32 @@ def check_strings(config: RunConfig) -> None:
 
 
 def check_pairs(config: RunConfig, examples: int, devices: int) -> None:
-    """Refuse a device's micro-batch that does not hold whole pairs, where pairs are mixed.
+    """Refuse a device's micro-batch that does not hold whole pairs if pairs are mixed.
 
     Args:
       examples: of one device's micro-batch.
-      devices: that the global batch is dealt to.
+      devices: that share the global batch.
     """
     batch, parts = config.data.global_batch_size, config.train.known_parts
     if examples % 2 and (config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0):
         raise UserError(
             f"data.global_batch_size ({batch}) leaves {examples} examples for the micro-batch of "
-            f"each of {devices} devices, but mixup and cutmix mix pairs; make it a multiple of "
-            f"{2 * parts * devices} or switch mixing off"
+            f"each of {devices} devices, but mixup and cutmix need pairs; use a multiple of "
+            f"{2 * parts * devices}, or set mixup_alpha and cutmix_alpha to 0"
         )
 
 
 def describe_student(config: RunConfig, classes: int) -> JsonObject:
-    """How to create the student again, and what its input looks like.
+    """Describe how to create the student again, and its input.
 
     Args:
-      classes: that it answers; 0: it gives features.
+      classes: of the student; 0: it gives features.
     """
     arguments = dict(config.model.args)
     if config.model.image_size is not None:
         arguments["img_size"] = config.model.image_size
     mean, std = split_device_ops(config.data.eval_pp)[1]
     return {
-        "model": config.model.name,
-        "args": arguments,
-        "num_classes": classes,
-        "mean": list(mean),
-        "std": list(std),
-        "eval_pp": config.data.eval_pp,
-    }
+        "model": config.model.name, "args": arguments, "num_classes": classes,
+        "mean": list(mean), "std": list(std), "eval_pp": config.data.eval_pp,
+    }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Progressive resizing: from which epoch on the student sees its images at which side.
+"""Progressive resizing: the side of the student's images grows at declared epochs.
 
 The input makes every image at its largest side, whatever the epoch: examples, crops and draws stay
-what they are. The step resamples on the device, by a matrix that travels with the batch, whose
-shape is what picks one of the declared graphs. So the side is a function of the step alone.
+the same. The step resamples on the device, by a matrix that travels with the batch, whose shape
+picks one of the declared graphs. So the side is a function of the step alone.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.config.train import TrainSection
 
-# Travels with the numbers of a step: [side, H] weights; missing where images stay as they come.
+# Value of a step: [side, H] weights; missing if images stay as they come.
 RESAMPLER = "image_resampler"
 
 
 class Resizing:
-    """Knows the side of each step.
+    """Schedule of the images' side.
 
     Args:
       section: its image_sizes.
@@ -39,24 +39,21 @@ class Resizing:
 
     def __init__(self, section: TrainSection, largest: int, steps_per_epoch: int) -> None:
         self._largest = largest
-        self._sides = {
-            round(epoch * steps_per_epoch): side
-            for epoch, side in sorted(section.image_sizes.items())
-        }
+        sizes = sorted(section.image_sizes.items())
+        self._sides = {round(epoch * steps_per_epoch): side for epoch, side in sizes}
         smaller = {side for side in self._sides.values() if side != largest}
         self._resamplers = {side: create_resampler(largest, side) for side in smaller}
 
     def get_side(self, step: int) -> int:
-        """Of the images at a step."""
         begun = [first for first in self._sides if first <= step]
         return self._sides[begun[-1]] if begun else self._largest
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """What travels with the batch of a step."""
+        """Return the values that travel with the batch of a step."""
         return self._get_values_of(self.get_side(step))
 
     def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
-        """A step's batch for each other side that begins later, in that order, each once."""
+        """Return a step's batch for each other side that begins later, in that order, each once."""
         later = [side for first, side in self._sides.items() if step < first < total_steps]
         plain = {name: value for name, value in batch.values.items() if name != RESAMPLER}
         return [
@@ -70,11 +67,7 @@ class Resizing:
 
 
 def check_begins(section: TrainSection, steps_per_epoch: int, total_steps: int) -> None:
-    """Refuse a side that no step would see.
-
-    Raises:
-      UserError: it begins at the same step as another one, or beyond the run's last step.
-    """
+    """Refuse a side that begins with another one's step, or beyond the run's last step."""
     begun: dict[int, float] = {}
     for epoch in sorted(section.image_sizes):
         step = round(epoch * steps_per_epoch)
@@ -86,24 +79,24 @@ def check_begins(section: TrainSection, steps_per_epoch: int, total_steps: int) 
             )
         if step >= total_steps:
             raise UserError(
-                f"{given} lies beyond the run's {total_steps} steps; lower it, or leave it out"
+                f"{given} exceeds the run's {total_steps} steps; lower it, or remove it"
             )
         begun[step] = epoch
 
 
 def get_only_side(sizes: Mapping[float, int]) -> int | None:
-    """The side of all steps; none: there are several, or images stay as they come."""
+    """Return the side of all steps; None if there are several, or images stay as they come."""
     sides = set(sizes.values())
     return sides.pop() if len(sides) == 1 else None
 
 
 def count_sides(section: TrainSection) -> int:
-    """On how many sides of images the steps of a run work."""
+    """Return the number of sides of images that the steps of a run work on."""
     return max(1, len(set(section.image_sizes.values())))
 
 
 def resize_pixels(pixels: Tensor, values: Mapping[str, Tensor]) -> Tensor:
-    """Pixels [B, C, H, W] at the side of their step."""
+    """Return pixels [B, C, H, W] at the side of their step."""
     weights = values.get(RESAMPLER)
     return pixels if weights is None else resample(pixels, weights, weights)
 
@@ -119,18 +112,14 @@ def check_sizes(
 
     Args:
       teachers: on the meta device; those that follow the student are tried, too.
-      shape: (H, W, C) of the training images; none: only a run can tell.
-
-    Raises:
-      UserError: a side is larger than the images, or the student does not take it.
+      shape: (H, W, C) of the training images; None if only a run can tell.
     """
     if not config.train.image_sizes or config.run.eval_only:
         return
     has_layers = losses.student_layers() or losses.teacher_layers()
     if has_layers and get_only_side(config.train.image_sizes) is None:
         raise UserError(
-            "train.image_sizes changes the shapes of layers that distill.losses compare; leave one "
-            "of them out"
+            "train.image_sizes is not supported with layers in distill.losses; remove one of them"
         )
     check_sides(config, student, shape, teachers)
 
@@ -141,15 +130,15 @@ def check_sides(
     shape: tuple[int, int, int] | None,
     teachers: Sequence[Teacher] = (),
 ) -> None:
-    """As `check_sizes`, whatever the losses look at."""
+    """Check as `check_sizes` does, whatever layers the losses read."""
     sizes = config.train.image_sizes
     if not sizes or config.run.eval_only or shape is None:
         return
     height, width, channels = shape
     if height != width:
         raise UserError(
-            f"train.image_sizes gives sides of squares, but training images are {height} x "
-            f"{width}; crop or resize them to squares, or leave it out"
+            f"train.image_sizes needs square training images, got {height} x {width}; crop or "
+            "resize them, or remove it"
         )
     transform = create_student_transform(config, {"train": shape}).to("meta")
     for epoch, side in sizes.items():

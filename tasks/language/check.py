@@ -1,4 +1,4 @@
-"""What can be found wrong with a language model before a device is touched."""
+"""Validation of a language model's run before a device is touched."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageFacts(TaskFacts):
-    """What is known of a language model.
+    """Facts about a language model.
 
     Args:
       tokens: vocabulary and length of the windows.
-      feature_shapes: of the layers that losses look at.
+      feature_shapes: of the layers that losses read.
     """
 
     tokens: TokenFacts
@@ -42,16 +42,12 @@ class LanguageFacts(TaskFacts):
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
-        """Tokens of the vocabulary, and an answer at each place of a window."""
         length = self.tokens.sequence_length
         return (AnswerForm(CLASSES, self.tokens.vocab_size, length),)
 
 
 class LanguageCheck(TaughtCheck):
-    """Looks at a configuration, then at the student on the meta device.
-
-    Attributes:
-      tokens: vocabulary and length of the windows.
+    """Checks the configuration, then the student on the meta device.
 
     Raises:
       UserError: the first thing that is wrong.
@@ -59,36 +55,39 @@ class LanguageCheck(TaughtCheck):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        _check_model_name(config.model.name)
+        if not takes_argument(config.model.name, "vocab_size"):
+            raise UserError(
+                f"model.name ({config.model.name!r}) takes no tokens, which train.task=language "
+                f"needs; use {', '.join(list_taking('vocab_size'))}"
+            )
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.tokens: TokenFacts = require_tokens(self.dataset.examples["train"], config.data.source)
-        self.model_arguments = {
-            "vocab_size": self.tokens.vocab_size,
-            "sequence_length": self.tokens.sequence_length,
-        }
+        vocab_size, length = self.tokens.vocab_size, self.tokens.sequence_length
+        self.model_arguments = {"vocab_size": vocab_size, "sequence_length": length}
         self.losses = create_weighted_loss(config.distill)
         self._feature_shapes: FeatureShapes = ({}, {})
-        self._refuse_losses()
+        for name, loss in zip(self.losses.names, self.losses.losses, strict=True):
+            if loss.why_not_tokens:
+                raise UserError(
+                    f"distill.losses: {name} is not supported with train.task=language: it "
+                    f"{loss.why_not_tokens}; use a loss of logits such as kd, reverse_kl or jsd"
+                )
 
     @property
     def stream(self) -> JsonObject:
-        """What beside keys decides which answers a teacher gives."""
-        return {
-            "vocab_size": self.tokens.vocab_size,
-            "sequence_length": self.tokens.sequence_length,
-            "tokenizer": self.tokens.tokenizer,
-        }
+        return {**self.model_arguments, "tokenizer": self.tokens.tokenizer}
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
-        """Refuse a batch of which not even one token's logits fit into the limit."""
+        """Refuse a batch if not even one token's logits fit into the limit."""
         size, limit = self.tokens.vocab_size, self.config.train.logits_mib
         data = self.config.data
         evaluated = data.eval_batch_size or data.global_batch_size
         examples = max(examples, -(-evaluated // devices)) * count_answers(self.config)
         if not choose_chunk(examples, self.tokens.sequence_length, size, limit):
             raise UserError(
-                f"train.logits_mib ({limit:g}) holds no logits of {size} tokens for {examples} "
-                "examples at once; raise it, or lower data.global_batch_size and eval_batch_size"
+                f"train.logits_mib ({limit:g}) is too small for the logits of {size} tokens for "
+                f"{examples} examples; raise it, or lower data.global_batch_size and "
+                "eval_batch_size"
             )
 
     def dry_run(self, student: nn.Module) -> None:
@@ -101,54 +100,24 @@ class LanguageCheck(TaughtCheck):
         self._feature_shapes = find_token_shapes(student, teachers, self.losses, self.tokens)
         with torch.device("meta"):
             self.losses.build(*self._feature_shapes)
-        dry_run_losses(self.config.distill, self.losses, self.tokens.vocab_size)
-        dry_run_layers(
-            self.config.distill, self.losses, self.tokens.vocab_size, self._feature_shapes
-        )
+        distill, vocab_size = self.config.distill, self.tokens.vocab_size
+        dry_run_losses(distill, self.losses, vocab_size)
+        dry_run_layers(distill, self.losses, vocab_size, self._feature_shapes)
 
     def find_facts(self) -> LanguageFacts:
-        """All that was found, once the student has been tried."""
-        return self.gather(
-            LanguageFacts,
-            self._describe(),
-            export=self._describe_export(),
-            tokens=self.tokens,
-            feature_shapes=self._feature_shapes,
-        )
-
-    def check_stream(self, stream: JsonObject, total_steps: int) -> None:
-        """Refuse stored answers to another stream of windows, or of other teachers."""
-        if self.config.distill.teacher_cache:
-            open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
-
-    def _describe_export(self) -> JsonObject:
-        config = self.config
-        facts = {"model": config.model.name, "args": dict(config.model.args)}
-        if self.tokens.tokenizer:
-            facts["tokenizer"] = self.tokens.tokenizer
-        return {**facts, **self.model_arguments}
-
-    def _refuse_losses(self) -> None:
-        """Refuse terms whose examples cannot be tokens, each by its own reason."""
-        for name, loss in zip(self.losses.names, self.losses.losses, strict=True):
-            if loss.why_not_tokens:
-                raise UserError(
-                    f"distill.losses: {name} means nothing to train.task=language: it "
-                    f"{loss.why_not_tokens}; use kd, reverse_kl or jsd, say"
-                )
-
-    def _describe(self) -> str:
-        tokens = self.tokens
+        config, tokens = self.config, self.tokens
         text = f"{tokens.vocab_size} tokens, windows of {tokens.sequence_length}"
         if tokens.floor is not None:
             text += f"; the loss can reach {tokens.floor:.4f} nats a token"
-        return text
+        export = {"model": config.model.name, "args": dict(config.model.args)}
+        if tokens.tokenizer:
+            export["tokenizer"] = tokens.tokenizer
+        return self.gather(
+            LanguageFacts, text, export={**export, **self.model_arguments},
+            tokens=tokens, feature_shapes=self._feature_shapes,
+        )  # fmt: skip
 
-
-def _check_model_name(name: str) -> None:
-    """Refuse a model that takes no tokens before it is built."""
-    if not takes_argument(name, "vocab_size"):
-        raise UserError(
-            f"model.name ({name!r}) takes no tokens, which train.task=language learns from; choose "
-            f"{', '.join(list_taking('vocab_size'))}"
-        )
+    def check_stream(self, stream: JsonObject, total_steps: int) -> None:
+        """Refuse stored outputs for another stream of windows, or of other teachers."""
+        if self.config.distill.teacher_cache:
+            open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)

@@ -1,4 +1,4 @@
-"""The twin of a language model's run: made-up windows of the same length and vocabulary."""
+"""A synthetic language model's run: random windows of the same length and vocabulary."""
 
 from __future__ import annotations
 
@@ -18,38 +18,32 @@ if TYPE_CHECKING:
 
 
 class LanguageTwin(Twin):
-    """Windows of drawn tokens.
+    """Windows of random tokens.
 
     Attributes:
-      vocabulary: different tokens.
+      vocabulary: number of different tokens.
     """
 
     usual = MappingProxyType({"vocab_size": 32_000})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config
-        self.vocabulary = given.get("vocab_size") or _find_vocabulary(config)
+        self.vocabulary: int = given.get("vocab_size", 0)
+        if self.vocabulary:
+            return
+        try:
+            facts = describe_dataset(config.data, config.model.known_sizes)
+        except UserError as error:
+            raise UserError(
+                f"the dataset's vocabulary is unknown here: {error}; or give --assume "
+                "vocab_size=NUMBER to the tool"
+            ) from error
+        rows = require_tokens(facts.examples["train"], config.data.source)
+        self.vocabulary = rows.vocab_size
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
-        """Sequences of as many different tokens, in windows of data.sequence_length."""
+        """Return the run on sequences of as many tokens, in windows of data.sequence_length."""
         name = f"noise,symbols={self.vocabulary},num_examples={examples}"
         data = {"source": "sequences", "name": name, "root": "", "order": "auto",
                 "train_split": "train", "eval_split": "validation", "test_split": ""}  # fmt: skip
         return change(self._config, data=data)
-
-
-def _find_vocabulary(config: RunConfig) -> int:
-    """Tokens that the run's dataset may hold.
-
-    Raises:
-      UserError: it is not here.
-    """
-    data = config.data
-    try:
-        facts = describe_dataset(data, config.model.known_sizes)
-    except UserError as error:
-        raise UserError(
-            f"the vocabulary of the dataset is not known here: {error}; or give --assume "
-            "vocab_size=NUMBER to the tool"
-        ) from error
-    return require_tokens(facts.examples["train"], data.source).vocab_size

@@ -41,10 +41,10 @@ _LARGEST_EXPONENT = 700.0
 
 
 class Language(CachedTask):
-    """Windows of tokens -> hidden states -> a loss over all places, chunk by chunk.
+    """Windows of tokens -> hidden states -> a loss over all positions, chunk by chunk.
 
     Args:
-      loaders: by role; `train` is missing where nothing is trained.
+      loaders: by role; without `train` if nothing is trained.
     """
 
     score_name = "-loss"
@@ -67,22 +67,23 @@ class Language(CachedTask):
         self._judged = create_place_weights(self.tokens)
 
     def to_device(self, runtime: Runtime) -> None:
-        """Learn how many devices share the examples that this process sees."""
+        """Upload tables; note how many devices share the examples of this process."""
         self._devices = runtime.local_devices
         self._token_bytes = runtime.upload(self.tokens.token_bytes)
         if self._judged is not None:
             self._judged = runtime.upload(self._judged.tolist())
 
     def prepare(self, student: nn.Module) -> None:
-        """Make what is trained beside the student."""
         self.losses.build(*self.facts.feature_shapes)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
-        """Put the live teachers on the device, or open their stored answers."""
-        self.teaching.open(runtime, state, plan, stream, self.facts.teachers)
+        self.teaching.open(self, runtime, state, plan, stream)
+
+    def wrap(self, model: nn.Module, weight: float) -> TokenTeacher:
+        return TokenTeacher(model, weight=weight)
 
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossOutput:
-        """Mean nats of the next token with the z-loss, and what the teachers say of it."""
+        """Return mean nats of the next token with the z-loss, and the terms of the teachers."""
         z_weight = self.config.train.z_loss
         targets = batch.tokens[:, 1:]
         states = model(batch.tokens[:, :-1])
@@ -114,7 +115,7 @@ class Language(CachedTask):
         return LossOutput(total, {**terms, "total": total.detach()})
 
     def count(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        """Sums over valid windows of mean nats, share of right tokens, mean bytes, and one.
+        """Return sums over valid windows: mean nats, share of correct tokens, mean bytes, and one.
 
         Float32 counts windows exactly up to 2^24, of which there are fewer than tokens.
         """
@@ -130,10 +131,10 @@ class Language(CachedTask):
 
         _, sums = self.score(model, batch, score)
         sums = [*sums.unbind(), self._count_bytes(targets, valid)]
-        return torch.stack([*(one / self._places for one in sums), valid.sum()])
+        return torch.stack([*(value / self._places for value in sums), valid.sum()])
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """`loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss.
+        """Return `loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss.
 
         Of text also `bits_per_byte`: of the very bytes that the predicted tokens stand for.
         """
@@ -150,53 +151,43 @@ class Language(CachedTask):
             metrics["bits_per_byte"] = nats / size / math.log(2)
         return Evaluation(metrics, -loss)
 
-    # What travels with a batch.
-
     def ask_to_store(self, batch: TokenBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """[B, T, 2 k + 1] of each teacher, an answer at each place, chunk by chunk."""
+        """Return [B, T, 2 k + 1] of each teacher, an output at each position, chunk by chunk."""
         limit, answers = self.config.train.logits_mib, count_answers(self.config)
         examples, (form,) = -(-len(batch) // self._devices), self.facts.answers
         chunk = choose_chunk(examples * answers, form.places, form.width, limit)
         return self.teaching.condense(batch, [column.top_k for column in columns], chunk)
 
-    # Around the run.
-
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
-        """A teacher is to be better than chance."""
         loss, limit = metrics["loss"], math.log(self.tokens.vocab_size)
         floor, advice = f"chance ({limit:.4f} nats a token)", "its weights and its tokenizer"
         return Worth(f"loss {loss:.4f}", loss >= limit, floor, advice)
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
-        """Percent of the evaluation's tokens for which the model names each teacher's likeliest."""
+        """Return the percentage of evaluation tokens predicted the same by each teacher."""
         count = partial(self._count_agreement, model)
         return self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
 
     def create_inputs(self, examples: int) -> Tensor:
-        """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
 
-    def create_shadows(self) -> list[TokenTeacher]:
-        """On the meta device, the teachers that have weights of their own."""
-        return create_token_teachers(self.config.distill, self.tokens, device="meta")
+    def create_teachers(self, device: str = "cpu") -> list[TokenTeacher]:
+        return create_token_teachers(self.config.distill, self.tokens, device=device)
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """The logits of all tokens at once, which a step makes chunk by chunk."""
+        """Return the logits of all tokens at once, which a step makes chunk by chunk."""
         return model.compute_logits(model(inputs))
 
     def count_flops(self, model: nn.Module) -> float | None:
-        """Three times a forward pass of the student, and one of each live teacher."""
-        length, models = (
-            self.tokens.sequence_length,
-            [model, *(one.model for one in self.teaching.teachers)],
-        )
-        if not all(hasattr(one, "count_flops") for one in models):
+        """Count three forward passes of the student, and one of each live teacher."""
+        models = [model, *(teacher.model for teacher in self.teaching.teachers)]
+        if not all(hasattr(module, "count_flops") for module in models):
             return None
-        student, *teachers = (one.count_flops(length) for one in models)
+        length = self.tokens.sequence_length
+        student, *teachers = (module.count_flops(length) for module in models)
         return 3.0 * student + sum(teachers)
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        """An evaluation's numbers, for a person."""
         bits = metrics.get("bits_per_byte")
         return (
             f"loss {metrics['loss']:.4f} nats a token, perplexity {metrics['perplexity']:.4g}, "
@@ -207,7 +198,7 @@ class Language(CachedTask):
     def _count_agreement(
         self, model: nn.Module, teacher: TokenTeacher, batch: TokenBatch
     ) -> Tensor:
-        """Shares of tokens, and windows, summed over valid windows."""
+        """Return shares of tokens, and windows, summed over valid windows."""
         states, valid = teacher(batch.tokens[:, :-1]), batch.mask.float()
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
@@ -221,17 +212,17 @@ class Language(CachedTask):
         return torch.cat([sums / self._places, valid.sum().reshape(1)])
 
     def _judge(self, values: Tensor, places: slice) -> Tensor:
-        """Values [B, n or 1] of some places, zeros where nothing is judged."""
+        """Return values [B, n or 1] of some positions, zeros where nothing is evaluated."""
         return values if self._judged is None else values * self._judged[places]
 
     def score(self, model: nn.Module, batch: TokenBatch, score: Score) -> tuple[Tensor, Tensor]:
-        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch."""
+        """Sum a score of logits [B, n, V] and their positions over the chunks of a batch."""
         return self.score_states(model, model(batch.tokens[:, :-1]), score)
 
     def score_states(
         self, model: nn.Module, hidden: Tensor, score: Score, answers: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """The same of the hidden states [B, T, C] that the model has given.
+        """Sum likewise over the hidden states [B, T, C] that the model has given.
 
         Args:
           answers: logits of a token that the score holds at once, the student's among them.
@@ -245,7 +236,7 @@ class Language(CachedTask):
         )
 
     def _count_bytes(self, targets: Tensor, valid: Tensor) -> Tensor:
-        """Bytes of text that the targets of valid windows stand for; 0 where nobody knows."""
+        """Count bytes of text that the targets of valid windows stand for; 0 if unknown."""
         if not len(self._token_bytes):
             return torch.zeros_like(valid.sum())
         size = self._judge(self._token_bytes[targets.long()], slice(None))

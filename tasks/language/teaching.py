@@ -1,7 +1,7 @@
-"""What teaches a language model: teachers that run in the step, or their stored answers.
+"""Distillation of a language model: teachers that run in the step, or their stored outputs.
 
-All logits are made a chunk of the places at a time, the teachers' as the student's. A loss of a
-teacher's answers is then a mean over the rows of a chunk, and its sum over chunks is that of all
+All logits are made a chunk of positions at a time, the teachers' as the student's. A loss of a
+teacher's outputs is then a mean over the rows of a chunk, and its sum over chunks is that of all
 tokens, whatever the chunk's size.
 """
 
@@ -23,29 +23,26 @@ from losses.tasks.chunked import iterate_chunks
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
 from models.teachers.teacher import get_teacher_sections
-from models.teachers.tokens import TokenTeacher, create_token_teachers
+from models.teachers.tokens import TokenTeacher
 from tasks.teachers.cache.reader import combine_stored, get_stored_answers
 from tasks.teachers.cache.rows import condense_answers
 from tasks.teachers.dry_run import FeatureShapes
 from tasks.teachers.teaching import TERM_SCALES, Teaching
 
 if TYPE_CHECKING:
-    from engine import Plan, TrainState
     from utils.config.load import RunConfig
-    from utils.json_types import JsonMapping
-    from utils.runtime.base import Runtime
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """What the teachers say to one micro-batch.
+    """Teachers' outputs for one micro-batch.
 
     Attributes:
       hidden: states [B, T, C] of each live teacher.
-      stored: answers [B, T, k] of a cache, of each teacher.
+      stored: outputs [B, T, k] of a cache, of each teacher.
       mask: bool [B], valid windows.
       term_scales: float [terms], scheduled factors on the weights of the terms.
-      judged: float [T], 1 at the places that are learnt; none: all are.
+      judged: float [T], 1 at the positions that are learnt; None if all are.
     """
 
     hidden: tuple[Tensor, ...]
@@ -56,35 +53,17 @@ class Lesson:
 
 
 class TokenTeaching(Teaching):
-    """Teachers of tokens, or their stored answers, and the terms that look at logits."""
+    """Teachers of tokens, or their stored outputs, and the terms that read logits."""
 
     def __init__(self, config: RunConfig, losses: WeightedLoss, tokens: TokenFacts) -> None:
         super().__init__(config, losses)
         self.config, self.losses, self.tokens = config, losses, tokens
 
-    def open(
-        self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping, known: list[str]
-    ) -> None:
-        """Put the live teachers on the device, or open their stored answers; set the taps.
-
-        Args:
-          known: hashes of the teachers that the run names.
-        """
-        distill = self.config.distill
-        self.attach(state, plan)
-        if self.open_stored(runtime, stream, known, plan.total_steps):
-            return
-        teachers = create_token_teachers(distill, self.tokens)
-        self.bring(
-            runtime, teachers, state.ema,
-            lambda model, weight: TokenTeacher(model, weight=weight),
-        )  # fmt: skip
-
     def begin(self, batch: TokenBatch, judged: Tensor | None = None) -> Lesson:
-        """Ask the teachers about the tokens of a micro-batch.
+        """Run the teachers on the tokens of a micro-batch.
 
         Args:
-          judged: float [T], 1 at the places that are learnt; none: all are.
+          judged: float [T], 1 at the positions that are learnt; None if all are.
         """
         return Lesson(
             hidden=tuple(self.ask(batch.tokens[:, :-1])),
@@ -97,10 +76,10 @@ class TokenTeaching(Teaching):
     def score(
         self, lesson: Lesson, logits: Tensor, targets: Tensor, places: slice
     ) -> dict[str, Tensor]:
-        """Sum over valid tokens of each term that looks at logits, by its name.
+        """Return the sum over valid tokens of each term that reads logits, by its name.
 
         Args:
-          logits: float32 [B, n, V] of a chunk of the places.
+          logits: float32 [B, n, V] of a chunk of positions.
           targets: int [B, n].
         """
         terms = [
@@ -125,16 +104,17 @@ class TokenTeaching(Teaching):
             targets=None,
             labels=targets.flatten(),
             mask=mask.flatten(),
-            teacher_logits=stored or self.answer(lesson.hidden, places),
+            teacher_logits=stored
+            or combine_answers(self.answer_each(lesson.hidden, places), *self.get_ensemble()),
             sparse_teacher=only_stored,
         )
         return {name: loss(inputs) * rows for name, loss in terms}
 
     def score_layers(self, batch: TokenBatch, states: Tensor) -> dict[str, Tensor]:
-        """Mean over valid windows of each term that looks at layers, by its name.
+        """Return the mean over valid windows of each term that reads layers, by its name.
 
         Args:
-          states: hidden states of the student, which has just seen the batch, as its teachers have.
+          states: the student's hidden states; it and its teachers have just seen the batch.
         """
         seen = self.take_seen(batch)
         inputs = LossInputs(student_logits=states, targets=None, mask=batch.mask, **seen)
@@ -145,11 +125,11 @@ class TokenTeaching(Teaching):
         }
 
     def condense(self, batch: TokenBatch, top_k: Sequence[int], chunk: int) -> tuple[Tensor, ...]:
-        """What a cache keeps [B, T, 2 k + 1] of each teacher's answers.
+        """Return what a cache keeps [B, T, 2 k + 1] of each teacher's outputs.
 
         Args:
           top_k: of each teacher.
-          chunk: places whose logits may exist at once.
+          chunk: positions whose logits may exist at once.
         """
         hidden, length = self.ask(batch.tokens[:, :-1]), self.tokens.sequence_length
         parts: list[list[Tensor]] = [[] for _ in hidden]
@@ -159,12 +139,8 @@ class TokenTeaching(Teaching):
                 own.append(condense_answers(answer, k).unflatten(0, (len(batch), -1)))
         return tuple(torch.cat(own, dim=1) for own in parts)
 
-    def answer(self, hidden: Sequence[Tensor], places: slice) -> tuple[Tensor, ...]:
-        """Logits [B * n, V] of the teachers at some places, as the losses want them."""
-        return combine_answers(self.answer_each(hidden, places), *self.get_ensemble())
-
     def answer_each(self, hidden: Sequence[Tensor], places: slice) -> list[Tensor]:
-        """Logits [B * n, V] of each teacher at some places."""
+        """Return logits [B * n, V] of each teacher at some positions."""
         return [
             teacher.compute_logits(states[:, places]).flatten(0, 1)
             for teacher, states in zip(self.teachers, hidden, strict=True)
@@ -172,7 +148,7 @@ class TokenTeaching(Teaching):
 
 
 def create_place_weights(tokens: TokenFacts) -> Tensor | None:
-    """Float [T], 1 at the places that are learnt and judged; none: all are."""
+    """Create float [T], 1 at the positions that are learnt and evaluated; None if all are."""
     if not tokens.judged:
         return None
     weights = torch.zeros(tokens.sequence_length)
@@ -183,7 +159,7 @@ def create_place_weights(tokens: TokenFacts) -> Tensor | None:
 def find_token_shapes(
     student: nn.Module, teachers: Sequence[TokenTeacher], losses: WeightedLoss, tokens: TokenFacts
 ) -> FeatureShapes:
-    """Shapes of the layers that losses look at: what their projections are made from.
+    """Find the shapes of the layers that losses read: their projections are made from them.
 
     Args:
       student: on the meta device, as the teachers.
@@ -197,14 +173,13 @@ def find_token_shapes(
 
 
 def count_answers(config: RunConfig) -> int:
-    """Logits of one token that a step holds at once: the student's and each teacher's."""
+    """Count logits of one token that a step holds at once: the student's and each teacher's."""
     if config.distill.teacher_cache:
         return 1 + max(1, len(get_teacher_sections(config.distill)))
     return 1 + len(get_teacher_sections(config.distill))
 
 
 def _cut_stored(stored: SparseTeacher, places: slice) -> SparseTeacher:
-    """The answers of some places, as rows."""
     return SparseTeacher(
         stored.log_probs[:, places].flatten(0, 1),
         stored.indices[:, places].flatten(0, 1),

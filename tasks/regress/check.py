@@ -1,4 +1,4 @@
-"""What can be found wrong with a regression before a device is touched."""
+"""Validation of a regression before a device is touched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from utils.weights.opening import open_weights
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
-# A spread below this share of the mean is none that float32 could see.
+# float32 cannot resolve a spread below this share of the mean.
 _RESOLUTION = 1e-6
 # What float64's rounding leaves of a spread of nothing.
 _ROUNDING = 1e-12
@@ -39,11 +39,11 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class RegressFacts(TaskFacts):
-    """What is known of a regression.
+    """Facts about a regression.
 
     Args:
       rows: columns and statistics of the training split.
-      feature_shapes: of the layers that losses look at.
+      feature_shapes: of the layers that losses read.
     """
 
     rows: VectorFacts
@@ -51,7 +51,7 @@ class RegressFacts(TaskFacts):
 
 
 class RegressCheck(TaughtCheck):
-    """Looks at a configuration, then at the student on the meta device.
+    """Checks the configuration, then the student on the meta device.
 
     Raises:
       UserError: the first thing that is wrong.
@@ -64,7 +64,9 @@ class RegressCheck(TaughtCheck):
         check_model_name(config.model.name, "model.name")
         self.dataset = describe_dataset(config.data)
         self.rows = require_vectors(self.dataset.examples["train"], config.data.source)
-        self._check_alike()
+        for role, facts in self.dataset.examples.items():
+            other = require_vectors(facts, config.data.source)
+            assert other.input_names == self.rows.input_names, role
         self.model_arguments: dict[str, Any] = {
             "in_features": len(self.rows.input_names),
             "out_features": len(self.rows.target_names),
@@ -78,7 +80,6 @@ class RegressCheck(TaughtCheck):
             warn_of_other_split(facts, config.data, owner)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
-        """Refuse a number of examples that groups do not divide."""
         check_groups(self.losses, examples, devices)
 
     def dry_run(self, student: nn.Module) -> None:
@@ -95,53 +96,37 @@ class RegressCheck(TaughtCheck):
         dry_run_layers(config.distill, self.losses, len(rows.target_names), self._shapes)
 
     def find_facts(self) -> RegressFacts:
-        """All that was found, once the student has been tried."""
-        inputs, targets = self.rows.input_names, self.rows.target_names
+        config, rows = self.config, self.rows
+        arguments = {k: v for k, v in self.model_arguments.items() if k != "statistics"}
+        export = {
+            "model": config.model.name,
+            "args": dict(config.model.args),
+            **arguments,
+            **self.stream,
+            "standardise": config.data.standardise,
+            "statistics": rows.statistics.as_arguments(),
+        }
+        text = f"{len(rows.input_names)} inputs -> {', '.join(rows.target_names)}"
         return self.gather(
-            RegressFacts,
-            f"{len(inputs)} inputs -> {', '.join(targets)}",
-            export=self._describe_export(),
-            rows=self.rows,
-            feature_shapes=self._shapes,
+            RegressFacts, text, export=export, rows=rows, feature_shapes=self._shapes
         )
-
-    def _check_alike(self) -> None:
-        for role, facts in self.dataset.examples.items():
-            other = require_vectors(facts, self.config.data.source)
-            assert other.input_names == self.rows.input_names, role
 
     @property
     def stream(self) -> JsonObject:
-        """What beside keys decides which answers a teacher gives."""
-        data = self.config.data
         return {
-            "input_columns": list(self.rows.input_names),
-            "target_columns": list(self.rows.target_names),
-            "split_seed": data.split_seed,
-        }
-
-    def _describe_export(self) -> JsonObject:
-        """How to create the student again; its statistics stand among its weights, too."""
-        arguments = {k: v for k, v in self.model_arguments.items() if k != "statistics"}
-        return {
-            "model": self.config.model.name,
-            "args": dict(self.config.model.args),
-            **arguments,
             "input_columns": list(self.rows.input_names),
             "target_columns": list(self.rows.target_names),
             "split_seed": self.config.data.split_seed,
-            "standardise": self.config.data.standardise,
-            "statistics": self.rows.statistics.as_arguments(),
         }
 
 
 def create_regression_loss(config: RunConfig) -> WeightedLoss:
-    """The loss of train.task_loss and of the terms of distillation."""
+    """Create the loss of train.task_loss and of the terms of distillation."""
     return create_weighted_loss(config.distill, get_regression_loss(config.train.task_loss))
 
 
 def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[float]]:
-    """The statistics that data.standardise asks the model to use; refuses a constant column."""
+    """Return the model's statistics by data.standardise; refuse a constant column."""
     wanted, key = config.data.standardise, "data.standardise"
     sides = {"both": ("input", "target"), "inputs": ("input",), "targets": ("target",), "none": ()}
     given = rows.statistics.as_arguments()
@@ -150,17 +135,13 @@ def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[f
         columns = zip(names, given[f"{side}_mean"], given[f"{side}_std"], strict=True)
         for name, mean, std in columns:
             if std <= _RESOLUTION * abs(mean):
+                reason = f"has a spread of {std:g} about {mean:g} (subtract its mean)"
+                if std <= _ROUNDING * abs(mean):
+                    reason = f"is constant ({mean:g})"
                 raise UserError(
-                    f"{key} ({wanted}): the {side} column {name!r} {_explain_spread(mean, std)} on "
-                    f"data.train_split ({config.data.train_split}); leave it out of "
+                    f"{key} ({wanted}): the {side} column {name!r} {reason} on data.train_split "
+                    f"({config.data.train_split}), too small for float32; remove it from "
                     f"data.{side}_columns, or set {key}"
                 )
     return {f"{side}_{kind}": given[f"{side}_{kind}"] for side in sides[wanted]
             for kind in ("mean", "std")}  # fmt: skip
-
-
-def _explain_spread(mean: float, std: float) -> str:
-    """Why a column cannot be divided by its spread."""
-    if std <= _ROUNDING * abs(mean):
-        return f"is constant ({mean:g})"
-    return f"has a spread of {std:g} about {mean:g}, which float32 hardly sees: subtract its mean"

@@ -1,4 +1,4 @@
-"""The twin of a regression: made-up rows of as many inputs and targets."""
+"""A synthetic regression: random rows of as many inputs and targets."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class RegressTwin(Twin):
         if self._sizes.keys() < self.usual.keys():
             facts = describe_dataset(config.data).examples["train"]
             rows = require_vectors(facts, config.data.source)
-            found = {"in_features": len(rows.input_names), "out_features": len(rows.target_names)}
-            self._sizes = {**found, **given}
+            sizes = {"in_features": len(rows.input_names), "out_features": len(rows.target_names)}
+            self._sizes = {**sizes, **given}
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
-        """Normal numbers, whose columns all have a spread."""
+        """Return the run on normal numbers, so that every column has a spread."""
         place = folder / "rows"
         place.mkdir(parents=True)
         generator = np.random.default_rng(0)
@@ -53,7 +53,7 @@ class RegressTwin(Twin):
     def replace_teachers(
         self, config: RunConfig, folder: Path, *, only_missing: bool = False
     ) -> RunConfig:
-        """Random weights of the teachers' own shapes, or of what the section says."""
+        """Write random weights of the teachers' own shapes, or of the section's."""
         return replace_each(config, folder, self._create_teacher, only_missing=only_missing)
 
     def _create_teacher(self, section: TeacherSection, folder: Path) -> TeacherSection:

@@ -1,4 +1,4 @@
-"""Who may teach a regression: models of the same columns, whatever their own statistics."""
+"""Teachers of a regression: models of the same columns, whatever their own statistics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from big_vision.input.rows.arrays import VectorFacts
-from losses.base import Loss, LossInputs
+from losses.base import LossInputs
 from losses.logits.ensembles import combine_answers
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
@@ -38,53 +38,44 @@ if TYPE_CHECKING:
 def create_row_teachers(
     distill: DistillSection, rows: VectorFacts, *, device: str = "cpu"
 ) -> list[RowTeacher]:
-    """The teachers that have weights of their own.
+    """Create the teachers that have weights of their own.
 
     Args:
       device: "cpu", or "meta" to check names, columns and weights at no cost.
 
     Raises:
-      UserError: no model of rows, weights of other columns, or a key that rows have no use for.
+      UserError: no model of rows, weights of other columns, or a key that rows cannot use.
     """
-    return create_each(distill, lambda one: _create_teacher(one, rows, device), (EMA,))
+    return create_each(distill, lambda section: _create_teacher(section, rows, device), (EMA,))
 
 
 def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:
-    _refuse_keys(section)
+    refuse_image_keys(section, "regress")
+    if section.dtype != "fp32":
+        raise UserError(
+            f"distill.teachers dtype ({section.dtype}) would round the statistics of a teacher of "
+            "rows; remove it"
+        )
     source = open_teacher(section)
     check_model_name(source.name, "distill.teacher")
     if not section.weights:
         raise UserError(
-            f"distill.teacher ({source.name!r}) has no weights, and no hub has any for it; give "
-            "distill.teacher_weights, a run of train.task=regress"
+            f"distill.teacher ({source.name!r}) needs weights; set distill.teacher_weights to a "
+            "run of train.task=regress"
         )
     check_columns(source.facts, rows, f"distill.teacher ({section.weights or source.name!r})")
-    model = source.build(
-        {
-            "in_features": len(rows.input_names),
-            "out_features": len(rows.target_names),
-            "variance": source.facts.get("variance", False),
-        },
-        device=device,
-    )
+    sizes = {"in_features": len(rows.input_names), "out_features": len(rows.target_names)}
+    variance = source.facts.get("variance", False)
+    model = source.build({**sizes, "variance": variance}, device=device)
     return RowTeacher(model, weight=section.weight)
 
 
-def _refuse_keys(section: TeacherSection) -> None:
-    refuse_image_keys(section, "regress")
-    if section.dtype != "fp32":
-        raise UserError(
-            f"distill.teachers dtype ({section.dtype}) would round the statistics that "
-            "a teacher of rows holds; leave it out"
-        )
-
-
 def check_model_name(name: str, key: str) -> None:
-    """Refuse a model that takes images, say: its arguments tell."""
+    """Refuse a model without `in_features`, such as one of images."""
     if not takes_argument(name, "in_features"):
         raise UserError(
-            f"{key} ({name!r}) takes no rows of numbers, which train.task=regress learns from; "
-            f"choose one of {', '.join(list_taking('in_features'))}"
+            f"{key} ({name!r}) takes no rows of numbers, which train.task=regress needs; "
+            f"use one of {', '.join(list_taking('in_features'))}"
         )
 
 
@@ -92,7 +83,7 @@ def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
     """Refuse weights that were trained on other columns, or on the same in another order.
 
     Args:
-      facts: of the weights; those that tell no columns pass.
+      facts: of the weights; those without columns pass.
       owner: the key and its value, the beginning of the sentence.
     """
     for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
@@ -100,67 +91,63 @@ def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
         if known is not None and tuple(known) != names:
             raise UserError(
                 f"{owner} was trained with {len(known)} {kind} columns ({', '.join(known)}), "
-                f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); name the same in "
+                f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); use the same in "
                 "the same order"
             )
 
 
 def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> None:
-    """Tell that weights may know the rows which their score is taken on.
+    """Warn that weights may have been trained on the rows of the evaluation.
 
     Args:
-      facts: of the weights; those that tell no seed of their split pass.
+      facts: of the weights; those without a seed of their split pass.
       owner: the key and its value, the beginning of the sentence.
     """
     known = facts.get("split_seed")
     cut = [split for split in (data.eval_split, data.test_split) if "[" in split]
     if known is not None and known != data.split_seed and cut:
         get_logger().warning(
-            "%s was trained with data.split_seed=%d, this run has %d: of the same table it has "
-            "learnt other rows, and its score on %s tells what was learnt by heart; set "
-            "data.split_seed=%d",
+            "%s was trained with data.split_seed=%d, this run has %d: it has learnt rows of %s, "
+            "and its score there is too high; set data.split_seed=%d",
             owner, known, data.split_seed, " and ".join(cut), known,
         )  # fmt: skip
 
 
 def check_terms(config: RunConfig, losses: WeightedLoss, targets: int) -> None:
-    """Refuse terms that compare classes, or that cannot use what they are given.
+    """Refuse terms that compare classes, or that cannot use their inputs.
 
     Args:
-      targets: columns that are predicted.
+      targets: number of predicted columns.
     """
     distill = config.distill
     names = [distill.loss] if distill.loss else [term.name for term in distill.losses]
     sections = get_teacher_sections(distill)
-    answers = [torch.empty((2, targets), device="meta")] * len(sections)
-    combined = average_predictions(answers, [one.weight for one in sections], distill.ensemble)
+    outputs = [torch.empty((2, targets), device="meta")] * len(sections)
+    weights = [section.weight for section in sections]
+    combined = average_predictions(outputs, weights, distill.ensemble)
     for name, loss in zip(names, losses.losses, strict=True):
         if loss.student_layers():
             continue
-        _refuse_classes(name, loss)
-        loss.compute(LossInputs(answers[0], answers[0], teacher_logits=combined))
-
-
-def _refuse_classes(name: str, loss: Loss) -> None:
-    if not loss.takes_numbers:
-        raise UserError(
-            f"distill.losses: {name} compares classes, of which train.task=regress has none; use "
-            "prediction_mse, prediction_mae, prediction_huber, bv_l2, bv_euclidean, or a loss "
-            "with layers"
-        )
+        if not loss.takes_numbers:
+            raise UserError(
+                f"distill.losses: {name} compares classes, which train.task=regress does not have; "
+                "use prediction_mse, prediction_mae, prediction_huber, bv_l2, bv_euclidean, or a "
+                "loss with layers"
+            )
+        loss.compute(LossInputs(outputs[0], outputs[0], teacher_logits=combined))
 
 
 def average_predictions(
     answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
 ) -> tuple[Tensor, ...]:
-    """The teachers' predictions as terms want them: their mean, or one by one if `separate`."""
+    """Return the mean of the teachers' predictions, or all of them if `separate`."""
     return combine_answers(answers, weights, "separate" if ensemble == "separate" else "logits")
 
 
 def find_row_shapes(
     student: nn.Module, teachers: Sequence[RowTeacher], losses: WeightedLoss, inputs: int
 ) -> FeatureShapes:
-    """Shapes of the layers that losses look at, of models on the meta device.
+    """Find the shapes of the layers that losses read, of models on the meta device.
 
     Args:
       inputs: columns of a row.

@@ -1,4 +1,4 @@
-"""Tries losses on the meta device: can they use the layers and answers that a run gives them?"""
+"""Trials of losses on the meta device: do they fit the layers and outputs of the run?"""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FeatureShapes = tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]
 def dry_run_losses(
     distill: DistillSection, losses: WeightedLoss, classes: int, *, has_token: bool = False
 ) -> None:
-    """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.
+    """Compute each loss on logits on the meta device: it refuses what it cannot use.
 
-    That is the number of teachers it gets, stored answers, or a distillation token.
+    That is the number of its teachers, stored outputs, or a distillation token.
 
     Args:
-      has_token: whether the student answers by a distillation token, too.
+      has_token: whether the student has a distillation token.
     """
     inputs = _create_inputs(distill, losses, classes)
     if has_token:
@@ -48,7 +48,7 @@ def dry_run_losses(
 def dry_run_layers(
     distill: DistillSection, losses: WeightedLoss, classes: int, shapes: FeatureShapes
 ) -> None:
-    """Ask each loss on activations for its value on the meta device: it refuses what does not fit.
+    """Compute each loss on activations on the meta device: it refuses what does not fit.
 
     Args:
       losses: built, on the meta device.
@@ -71,15 +71,12 @@ def dry_run_layers(
 
 
 def _create_inputs(
-    distill: DistillSection,
-    losses: WeightedLoss,
-    classes: int,
-    shapes: FeatureShapes = ({}, {}),
+    distill: DistillSection, losses: WeightedLoss, classes: int, shapes: FeatureShapes = ({}, {})
 ) -> LossInputs:
-    """What a step hands to losses: whole groups on the meta device.
+    """Create a step's inputs of losses: whole groups on the meta device.
 
     Args:
-      shapes: of the layers that it hands to losses on activations.
+      shapes: of the layers for losses on activations.
     """
     examples = math.lcm(2, *losses.group_sizes())
     is_turned = distill.views == "rotations"
@@ -113,7 +110,7 @@ def _create_inputs(
 
 
 def _create_seen(path: str, shape: tuple[int, ...], examples: int) -> torch.Tensor:
-    """An activation of so many examples, or a parameter, which has no axis of them."""
+    """Create an activation of so many examples, or a parameter, which has no axis of them."""
     is_parameter = path.rsplit(".", 1)[-1] in ("weight", "bias")
     if is_parameter:
         return nn.Parameter(torch.empty(shape, device="meta"))

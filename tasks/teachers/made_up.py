@@ -1,4 +1,4 @@
-"""Teachers of random weights, for runs whose teachers are not here."""
+"""Teachers of random weights, for runs whose teachers are not available."""
 
 from __future__ import annotations
 
@@ -30,36 +30,37 @@ def replace_each(
     *,
     only_missing: bool,
 ) -> RunConfig:
-    """The same run with other teachers; those that are the student itself stay.
+    """Return the run with other teachers; those that are the student itself stay.
 
     Args:
-      create: a teacher's section and a directory to make -> what stands for it.
+      create: a teacher's section and a directory to create -> its replacement.
       only_missing: teachers that have weights keep them.
     """
     teachers = [
-        one
-        if one.model in SELVES or (only_missing and one.weights)
-        else create(one, folder / f"teacher{number}")
-        for number, one in enumerate(get_teacher_sections(config.distill))
+        section
+        if section.model in SELVES or (only_missing and section.weights)
+        else create(section, folder / f"teacher{number}")
+        for number, section in enumerate(get_teacher_sections(config.distill))
     ]
-    given = [one.model_dump() for one in teachers]
+    given = [section.model_dump() for section in teachers]
     return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
 
 
 def read_facts(section: TeacherSection) -> JsonObject:
-    """What a teacher's weights tell of their model; empty where they are not here."""
-    place = section.weights
-    is_here = is_shared(place) or (bool(place) and is_there(place))
-    return open_weights(place, "distill.teacher_weights").facts if is_here else {}
+    """Read the metadata of a teacher's weights; empty if they are not available."""
+    path_or_url = section.weights
+    if is_shared(path_or_url) or (path_or_url and is_there(path_or_url)):
+        return open_weights(path_or_url, "distill.teacher_weights").facts
+    return {}
 
 
 def write_random(
     name: str, arguments: Mapping[str, object], folder: Path, facts: JsonObject
 ) -> Path:
-    """The file of a model's random weights, in a new directory.
+    """Write a model's random weights into a new directory; return the file.
 
     Args:
-      facts: that stand in the file beside the model's name.
+      facts: for the file, beside the model's name.
     """
     torch.manual_seed(0)
     model = build_model(name, dict(arguments), key="distill.teacher")

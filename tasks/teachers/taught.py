@@ -1,14 +1,17 @@
-"""What tasks with teachers share: how these are judged, and what travels with a batch."""
+"""Base of tasks with teachers: their evaluation, their cost, and what travels with a batch."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from models.factory import create_model
+from models.freezing import freeze
 from tasks.protocol import Companion, RunTask, TaskCheck
-from tasks.teachers.flops import count_flops
 from tasks.teachers.teaching import (
     Teachers,
     describe_teaching,
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
 
     from datasets import Batch
     from models.teachers.teacher import FrozenModel
-    from tasks.protocol import SumOver, TaskFacts
+    from tasks.protocol import SumOver, TaskFacts, Traceable
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
     from utils.metrics import Evaluation
@@ -33,16 +36,9 @@ Facts = TypeVar("Facts", bound="TaskFacts")
 
 
 class Worth(NamedTuple):
-    """What a teacher knows.
+    """Quality of a teacher: its metric, whether it is no better than a floor, what to check."""
 
-    Attributes:
-      text: its metric: `top-1 12.00`.
-      is_weak: it is no better than `floor`.
-      floor: what needs no teacher.
-      advice: what to check.
-    """
-
-    text: str
+    text: str  # `top-1 12.00`
     is_weak: bool
     floor: str
     advice: str
@@ -52,8 +48,7 @@ class Taught(RunTask):
     """A task with teachers.
 
     Attributes:
-      teaching: who teaches, and what is seen of it.
-      hint: what to check where a teacher's answers are not finite.
+      hint: what to check if a teacher's outputs are not finite.
     """
 
     hint: ClassVar[str] = "its weights"
@@ -63,63 +58,65 @@ class Taught(RunTask):
 
     @property
     def teachers(self) -> list[FrozenModel]:
-        """Those that run in the step; the student's average may be among them."""
+        """Teachers that run in the step; the student's average may be among them."""
         return self.teaching.teachers
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
         return self.teaching.get_values(step)
 
     def get_modules(self) -> dict[str, nn.Module]:
-        """Teachers with weights of their own."""
-        return {f"teacher{n or ''}": one for n, one in enumerate(self.teaching.own)}
+        """Return teachers with weights of their own."""
+        return {f"teacher{n or ''}": teacher for n, teacher in enumerate(self.teaching.own)}
 
     def count_flops(self, model: nn.Module) -> float | None:
-        """As they are counted op by op, without the device; None where steps are of many sizes."""
+        """Count op by op, without the device; None if steps are of several sizes."""
         if self.facts.step_shapes > 1:
             return None
         counted = count_flops(self.config, self.facts, self)
         return None if counted is None else counted["total"]
 
     def create_selves(self) -> list[nn.Module]:
-        """On the meta device, a student for each teacher that is the student itself."""
+        """Create on the meta device a student for each teacher that is the student itself."""
         return [
             create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
             for _ in list_selves(self.config.distill)
         ]
 
-    def create_shadows(self) -> list[FrozenModel]:
-        """On the meta device, the teachers in the step that have weights of their own."""
+    def create_teachers(self, device: str = "cpu") -> list[FrozenModel]:
+        """Create the teachers that have weights of their own."""
+        raise NotImplementedError
+
+    def wrap(self, model: nn.Module, weight: float) -> FrozenModel:
+        """Create a teacher of the student's average, or of its past, with that share."""
         raise NotImplementedError
 
     def list_companions(self, examples: int) -> list[Companion]:
-        """Teachers like those in the step, with the student's inputs."""
+        """Return teachers like those in the step, with the student's inputs."""
         if self.config.distill.teacher_cache:
             return []
         inputs = self.create_inputs(examples).to("meta")
-        models = [*(one.model.float() for one in self.create_shadows()), *self.create_selves()]
-        return [Companion(model, inputs) for model in models]
+        models = [teacher.model.float() for teacher in self.create_teachers("meta")]
+        return [Companion(model, inputs) for model in (*models, *self.create_selves())]
 
     def count_teacher(self, teacher: FrozenModel, batch: Batch) -> Tensor:
-        """As `count`, of a teacher."""
         return self.count(teacher, batch)
 
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
-        """What a teacher of such metrics knows."""
+        """Rate a teacher by its metrics."""
         raise NotImplementedError
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
-        """Metrics of the teachers on the evaluation split, before the run begins.
+        """Evaluate the teachers on the evaluation split, before the run begins.
 
         Raises:
-          UserError: a teacher knows nothing, or answers what is no number.
+          UserError: a teacher is no better than its floor, or its outputs are not finite.
         """
-        found, distill = [], self.config.distill
+        metrics, distill = [], self.config.distill
         for name, teacher in zip(list_names(distill), self.teaching.own, strict=False):
             evaluation: Evaluation = self.summarise(sum_over(partial(self.count_teacher, teacher)))
             if not evaluation.is_finite:
                 raise UserError(
-                    f"distill.teacher {name!r} gives answers that are not finite on "
+                    f"distill.teacher {name!r} has outputs that are not finite on "
                     f"data.eval_split; check {self.hint}"
                 )
             worth = self.rate_teacher(evaluation.metrics)
@@ -129,12 +126,12 @@ class Taught(RunTask):
                     f"distill.teacher {name!r} has {worth.text} on data.eval_split, no better than "
                     f"{worth.floor}; check {worth.advice}, or set distill.allow_weak_teacher"
                 )
-            found.append(evaluation.metrics)
-        return found
+            metrics.append(evaluation.metrics)
+        return metrics
 
 
 class CachedTask(Taught):
-    """A task whose teachers' answers can be stored."""
+    """A task whose teachers' outputs can be stored."""
 
     @property
     def stream_epochs(self) -> int | None:
@@ -142,29 +139,28 @@ class CachedTask(Taught):
         return None if self.teaching.cache is None else self.teaching.cache.epochs
 
     def sample(self, step: int) -> dict[str, Tensor]:
-        """This rank's share of what is drawn on the host for a step."""
+        """Return this rank's share of the host's draws for a step."""
         return {}
 
     def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
-        """A host batch with this rank's share of what is drawn and stored for its examples.
+        """Return a host batch with this rank's share of draws and stored outputs.
 
         Args:
           step: of the stream, which a cache may start over.
-          others: the same examples, augmented otherwise.
+          others: the same examples in other augmentations.
         """
         drawn = self.sample(step) | self.teaching.read(step, batch.indices)
         return replace(batch, draws={**batch.draws, **drawn}) if drawn else batch
 
     def close(self) -> None:
-        """Let the stored answers go."""
         self.teaching.close()
 
 
 class TaughtCheck(TaskCheck):
-    """Looks at a configuration with teachers.
+    """Validation of a configuration with teachers.
 
     Attributes:
-      stream: what beside keys decides which answers a teacher gives.
+      stream: facts beside keys that decide which outputs a teacher gives.
     """
 
     config: RunConfig
@@ -172,14 +168,13 @@ class TaughtCheck(TaskCheck):
 
     @cached_property
     def teachers(self) -> list[str]:
-        """As `list_hashes`, once."""
         return list_hashes(self.config.distill)
 
     def gather(self, kind: type[Facts], text: str, **more: object) -> Facts:
-        """What all tasks have found out, and more.
+        """Return the facts of all tasks, and more.
 
         Args:
-          text: of the student's answers, for a person.
+          text: description of the student's outputs.
         """
         return kind(
             dataset=self.dataset,
@@ -189,3 +184,43 @@ class TaughtCheck(TaskCheck):
             description=text + describe_teaching(self.config.distill),
             **more,
         )
+
+
+_EXAMPLES = 2  # BatchNorm in training mode refuses a single value
+
+
+def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[str, float] | None:
+    """Count FLOPs per example of matrix products and convolutions on the meta device.
+
+    The student's forward and backward pass and the forward pass of the teachers in the step. Not
+    counted: losses and projections, the optimizer, and what train.remat computes again. A causal
+    attention counts in full.
+
+    Returns:
+      `student` with its peer, `teachers` and `total`; None for a model that needs data to run.
+    """
+    student = create_model(config.model, **facts.model_arguments, device="meta").train()
+    freeze(student, config.optim.freeze)
+    if hasattr(student, "set_distilled_training"):
+        student.set_distilled_training(True)
+    try:
+        inputs = task.create_inputs(_EXAMPLES).to("meta")
+        flops = {"student": _count(task, student, inputs, backward=True), "teachers": 0.0}
+        for model, own, is_trained in task.list_companions(_EXAMPLES):
+            role = "student" if is_trained else "teachers"
+            flops[role] += _count(task, model, own, backward=is_trained)
+    except UserError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        get_logger().warning("FLOPs are not counted: %s", " ".join(str(error).split())[:200])
+        return None
+    return {**flops, "total": sum(flops.values())}
+
+
+def _count(task: Traceable, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+        outputs: Any = task.answer(model, inputs)
+        if backward:
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            sum(output.sum() for output in outputs).backward()
+    return counter.get_total_flops() / _EXAMPLES

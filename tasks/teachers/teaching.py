@@ -1,13 +1,14 @@
-"""What tasks share of distillation: teachers on the device, taps on layers, weights of terms.
+"""Shared parts of distillation: teachers on the device, taps on layers, weights of terms.
 
 A task makes a `Teaching` beside its losses, calls `attach` once student and average are on the
-device, hands it the teachers that it has created in its own way
-(`models.teachers.teacher.open_teacher` gives what their weights tell), and asks it in each step.
-What is asked of a teacher, and what its answer is compared by, stays with the task.
+device, hands it the teachers that it has created (`models.teachers.teacher.open_teacher` reads
+their weights), and calls `ask` in each step. A teacher's inputs, and the comparison of its outputs,
+stay with the task.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,6 @@ from models.teachers.teacher import (
 )
 from tasks.teachers.cache.reader import TeacherCache, open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, Column
-from tasks.teachers.term_weights import AlphaSchedule, TermWeights
 from utils.errors import UserError
 from utils.runtime.processes.ranks import create_gather
 
@@ -38,27 +38,84 @@ if TYPE_CHECKING:
     from datasets import Batch
     from engine import Plan, TrainState
     from tasks.protocol import SumOver
-    from utils.config.distill import DistillSection, TeacherSection
+    from tasks.teachers.taught import Taught
+    from utils.config.distill import DistillSection, LossTerm, TeacherSection
     from utils.config.load import RunConfig
     from utils.json_types import JsonMapping
     from utils.runtime.base import Runtime
 
-# Travels with the numbers of a step: factors on the weights of the terms.
+
+class TermWeights:
+    """Factors on the terms at a step: zero, then a linear rise, then a cosine to the end."""
+
+    def __init__(self, terms: Sequence[LossTerm], total_steps: int, steps_per_epoch: int) -> None:
+        self._terms, self._total_steps = tuple(terms), total_steps
+        self._steps_per_epoch = steps_per_epoch
+
+    @classmethod
+    def create(
+        cls, terms: Sequence[LossTerm], total_steps: int, steps_per_epoch: int
+    ) -> TermWeights | None:
+        """Create the schedules of a run; None if every weight is constant."""
+        moves = any(
+            term.weight_end is not None or term.warmup_epochs or term.start_epoch for term in terms
+        )
+        return cls(terms, total_steps, steps_per_epoch) if moves else None
+
+    def get_scales(self, step: int) -> Tensor:
+        """Return float32 [terms]: factors on each term's `weight` at a step."""
+        return torch.tensor([self._get_scale(term, step) for term in self._terms])
+
+    def _get_scale(self, term: LossTerm, step: int) -> float:
+        start = round(term.start_epoch * self._steps_per_epoch)
+        if step < start:
+            return 0.0
+        step, total_steps = step - start, self._total_steps - start
+        rise = round(term.warmup_epochs * self._steps_per_epoch)
+        if step < rise:
+            return step / rise
+        if term.weight_end is None or term.weight == 0:
+            return 1.0
+        progress = min((step - rise) / max(total_steps - 1 - rise, 1), 1.0)
+        end = term.weight_end / term.weight
+        return end + 0.5 * (1.0 - end) * (1.0 + math.cos(math.pi * progress))
+
+
+class AlphaSchedule:
+    """Share of distillation at a step, which grows with the epochs and is 0 in the first one.
+
+    There the student of an epoch ago is still untrained.
+
+    Source: Kim et al. 2021 (PS-KD), arXiv:2006.12000, section 3.2.
+    """
+
+    def __init__(self, distill: DistillSection, total_steps: int, steps_per_epoch: int) -> None:
+        self._alpha, self._steps_per_epoch = distill.alpha, steps_per_epoch
+        self._epochs = -(-total_steps // steps_per_epoch)
+
+    def get_alpha(self, step: int) -> Tensor:
+        """Return a float32 scalar."""
+        epoch = step // self._steps_per_epoch
+        share = (epoch + 1) / self._epochs if epoch else 0.0
+        return torch.tensor(self._alpha * share)
+
+
+# Values of a step: factors on the weights of the terms.
 TERM_SCALES = "term_scales"
-# The same of the share of distillation, where it has a schedule.
+# Share of distillation, if it has a schedule.
 ALPHA = "alpha"
-# What losses draw by, a function of (seed, step).
+# Key of the losses' noise, a function of (seed, step).
 NOISE_KEY = "noise_key"
 _SALT = 0x4E4F4953  # keeps these draws apart from those of mixing and erasing
 
 
 class Teachers:
-    """The teachers of a run on the device, or their stored answers, and the weights of its terms.
+    """Teachers of a run on the device, or their stored outputs, and the weights of its terms.
 
     Attributes:
       teachers: that run in the step; the student's average may be among them, at the end.
       own: those that have weights of their own.
-      cache: of stored answers; None if the teachers are asked.
+      cache: of stored outputs; None if the teachers run.
       stored: columns of the cache that stand for the teachers.
     """
 
@@ -71,23 +128,23 @@ class Teachers:
         self._term_weights: TermWeights | None = None
 
     def plan_weights(self, plan: Plan) -> None:
-        """Make ready the schedules of the terms' weights."""
+        """Create the schedules of the terms' weights."""
         self._term_weights = TermWeights.create(
             self._config.distill.losses, plan.total_steps, plan.steps_per_epoch
         )
 
     def bring_own(self, runtime: Runtime, teachers: Sequence[FrozenModel]) -> None:
-        """Put teachers with weights of their own on the device, in the configuration's order."""
+        """Move teachers with weights of their own to the device, in the configuration's order."""
         for teacher in teachers:
             patch_for(runtime, self._config.model, teacher.model, frozen=True)
         join_memories(self._losses, create_gather(runtime))
-        self.own = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
+        self.own = [runtime.accelerate(runtime.prepare(teacher)) for teacher in teachers]
         self.teachers = list(self.own)
 
     def open_stored(
         self, runtime: Runtime, stream: JsonMapping, known: list[str], total_steps: int
     ) -> bool:
-        """Open stored answers; whether the run has some.
+        """Open stored outputs; return whether the run has some.
 
         Args:
           known: hashes of the teachers that the run names.
@@ -101,26 +158,25 @@ class Teachers:
         return True
 
     def read(self, step: int, indices: Tensor) -> dict[str, Tensor]:
-        """This rank's stored answers to the examples of a step of the stream; empty without any."""
+        """Read this rank's stored outputs for the examples of a step; empty without a cache."""
         return {} if self.cache is None else self.cache.read(step, indices)
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole, which travel with its batch."""
+        """Return the numbers of a step that travel with its batch."""
         if self._term_weights is None:
             return {}
         return {TERM_SCALES: self._term_weights.get_scales(step)}
 
     def close(self) -> None:
-        """Let the stored answers go."""
         if self.cache is not None:
             self.cache.close()
 
 
 class Teaching(Teachers):
-    """Teachers whose answers are compared, and what is seen of their layers.
+    """Teachers whose outputs are compared, with taps on layers.
 
     Args:
-      losses: of the run; they say which layers they look at.
+      losses: of the run; they declare the layers that they read.
     """
 
     def __init__(self, config: RunConfig, losses: WeightedLoss) -> None:
@@ -128,65 +184,45 @@ class Teaching(Teachers):
         self._student_tap: FeatureTap | None = None
         self._teacher_tap: FeatureTap | None = None
         self._alpha: AlphaSchedule | None = None
-        self._past: nn.Module | None = None
 
-    # Before the first step.
-
-    def attach(self, state: TrainState, plan: Plan) -> None:
-        """Watch the student's layers and its past, and make ready the schedules of weights."""
-        self._past = state.averages.get(PAST)
-        if self._config.distill.alpha_schedule == "epochs":
-            self._alpha = AlphaSchedule(
-                self._config.distill, plan.total_steps, plan.steps_per_epoch
-            )
-        if self._losses.student_layers():
-            self._student_tap = FeatureTap(state.model, self._losses.student_layers(), "student")
-        self.plan_weights(plan)
-
-    def bring(
-        self,
-        runtime: Runtime,
-        teachers: Sequence[FrozenModel],
-        average: nn.Module | None,
-        wrap: Callable[[nn.Module, float], FrozenModel],
+    def open(
+        self, task: Taught, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping
     ) -> None:
-        """Put live teachers on the device and watch the layers of the first one.
-
-        Args:
-          teachers: with weights of their own, in the order of the configuration.
-          average: of the student, on the device already.
-          wrap: the average, or the student's past, and its share -> the kind of teacher that the
-            task asks.
-        """
+        """Move a task's live teachers to the device, or open their stored outputs; set the taps."""
+        distill, losses = self._config.distill, self._losses
+        if distill.alpha_schedule == "epochs":
+            self._alpha = AlphaSchedule(distill, plan.total_steps, plan.steps_per_epoch)
+        if losses.student_layers():
+            self._student_tap = FeatureTap(state.model, losses.student_layers(), "student")
+        self.plan_weights(plan)
+        if self.open_stored(runtime, stream, task.facts.teachers, plan.total_steps):
+            return
+        teachers = task.create_teachers()
         self.bring_own(runtime, teachers)
-        if self._losses.teacher_layers():
-            self._teacher_tap = FeatureTap(
-                teachers[0].model, self._losses.teacher_layers(), "teacher"
-            )
-        selves = {EMA: average, PAST: self._past}
+        if losses.teacher_layers():
+            self._teacher_tap = FeatureTap(teachers[0].model, losses.teacher_layers(), "teacher")
+        selves = {EMA: state.ema, PAST: state.averages.get(PAST)}
         self.teachers += [
-            wrap(selves[one.model], one.weight) for one in list_selves(self._config.distill)
+            task.wrap(selves[section.model], section.weight) for section in list_selves(distill)
         ]
 
-    # In the step.
-
     def ask(self, *inputs: Tensor) -> list[Tensor]:
-        """The answers of all teachers to the same inputs, without a gradient."""
+        """Return the outputs of all teachers for the same inputs, without a gradient."""
         return [teacher(*inputs) for teacher in self.teachers]
 
     def get_ensemble(self) -> tuple[list[float], str]:
-        """The teachers' shares in an ensemble, in their order, and how they become one.
+        """Return the teachers' shares in an ensemble, in their order, and its kind.
 
-        Of stored answers the run names the shares where it names the teachers.
+        For stored outputs the run's shares hold if it names the teachers.
         """
-        named = [one.weight for one in get_teacher_sections(self._config.distill)]
-        shares = [one.weight for one in self.stored or self.teachers]
+        named = [section.weight for section in get_teacher_sections(self._config.distill)]
+        shares = [teacher.weight for teacher in self.stored or self.teachers]
         if self.stored and len(named) == len(shares):
             shares = named
         return shares, self._config.distill.ensemble
 
     def take_seen(self, batch: Batch) -> dict[str, Any]:
-        """Fields of `LossInputs`: what the taps saw since the last call, and the terms' factors."""
+        """Return fields of `LossInputs`: the taps' features since the last call, and factors."""
         return {
             "student_features": self._student_tap.take() if self._student_tap else {},
             "teacher_features": self._teacher_tap.take() if self._teacher_tap else {},
@@ -196,77 +232,70 @@ class Teaching(Teachers):
         }
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole, which travel with its batch."""
-        found = super().get_values(step)
+        values = super().get_values(step)
         if self._alpha is not None:
-            found[ALPHA] = self._alpha.get_alpha(step)
+            values[ALPHA] = self._alpha.get_alpha(step)
         if self._losses.needs_noise():
-            found[NOISE_KEY] = create_noise_key(self._config.train.seed, step)
-        return found
-
-    # Around the run.
+            key = [self._config.train.seed + (_SALT << 32), step]
+            rng = np.random.Generator(np.random.Philox(key=key))
+            values[NOISE_KEY] = torch.from_numpy(rng.integers(2**31, size=1))
+        return values
 
     def compare_own(
         self, name: str, sum_over: SumOver, count: Callable[[Any, Any], Tensor], scale: float = 1.0
     ) -> dict[str, float]:
-        """`name`, `name_2`, ...: a mean over the evaluation split for each teacher.
+        """Return `name`, `name_2` and so on: a mean over the evaluation split for each teacher.
 
         Args:
           count: [2], a sum over a batch for a teacher, and the number of its examples.
         """
-        found = {}
+        means = {}
         for number, teacher in enumerate(self.own, start=1):
             total, examples = sum_over(partial(count, teacher)).tolist()
             key = name if number == 1 else f"{name}_{number}"
-            found[key] = scale * total / max(examples, 1.0)
-        return found
-
-
-def create_noise_key(seed: int, step: int) -> Tensor:
-    """int64 [1], below 2^31."""
-    rng = np.random.Generator(np.random.Philox(key=[seed + (_SALT << 32), step]))
-    return torch.from_numpy(rng.integers(2**31, size=1))
+            means[key] = scale * total / max(examples, 1.0)
+        return means
 
 
 def list_selves(distill: DistillSection) -> list[TeacherSection]:
-    """The teachers that are the student's average, or its past."""
-    return [one for one in get_teacher_sections(distill) if one.model in SELVES]
+    """Return the teachers that are the student's average, or its past."""
+    return [section for section in get_teacher_sections(distill) if section.model in SELVES]
 
 
 def list_names(distill: DistillSection) -> list[str]:
-    """What a person calls the teachers that have weights of their own."""
+    """Return names of the teachers that have weights of their own, for messages."""
     sections = get_teacher_sections(distill)
-    return [one.weights or one.model for one in sections if one.model not in SELVES]
+    return [teacher.weights or teacher.model for teacher in sections if teacher.model not in SELVES]
 
 
 def list_hashes(distill: DistillSection) -> list[str]:
-    """Hashes of the teachers, whose weights are read for them, and how several become one.
+    """Return hashes of the teachers, read from their weights, and how several are combined.
 
-    A teacher's share is no part of its hash: stored answers of several are weighed when read.
+    A teacher's share is no part of its hash: stored outputs are weighted when they are read.
     """
     sections = get_teacher_sections(distill)
-    hashes = [hash_teacher(one) for one in sections]
-    weights = [one.weight for one in sections]
+    hashes = [hash_teacher(section) for section in sections]
+    weights = [section.weight for section in sections]
     if len(hashes) < 2:
         return hashes
-    shares = "" if len(set(weights)) == 1 else f" {':'.join(f'{one:g}' for one in weights)}"
+    shares = "" if len(set(weights)) == 1 else f" {':'.join(f'{weight:g}' for weight in weights)}"
     return [*hashes, f"{distill.ensemble}{shares}"]
 
 
 def create_columns(
     distill: DistillSection, forms: Sequence[AnswerForm], top_k: int, dtype: str = "float16"
 ) -> tuple[Column, ...]:
-    """What a cache of a run's teachers stores of each of them, in their order.
+    """Create the columns that a cache stores of each teacher of a run, in their order.
 
     Args:
-      forms: what they answer, of the task's facts.
-      top_k: classes to store, or all where there are fewer.
+      forms: of the task's facts.
+      top_k: classes to store, or all if there are fewer.
     """
-    found = []
+    columns = []
     for number, section in enumerate(get_teacher_sections(distill)):
         name = section.weights or section.model
         teacher = hash_teacher(section)
-        found += [
+        columns += [
             Column(
                 teacher, form.kind, form.width, min(top_k, form.width) * (form.kind == CLASSES),
                 form.places, form.part, dtype, name, section.weight,
@@ -274,21 +303,20 @@ def create_columns(
             for form in forms
             if form.teacher in (None, number)
         ]  # fmt: skip
-    return tuple(found)
+    return tuple(columns)
 
 
 def check_layers(
     config: RunConfig, losses: WeightedLoss, student: nn.Module, teachers: Sequence[FrozenModel]
 ) -> None:
-    """Refuse layers that student or teacher do not have, or that nobody runs or sees.
+    """Refuse layers that student or teacher do not have, or that do not run in the step.
 
     Args:
       teachers: with weights of their own, on the meta device.
     """
     if config.train.scan_layers and losses.student_layers():
         raise UserError(
-            "train.scan_layers hides the blocks' features from distill.losses with layers; drop "
-            "one of them"
+            "train.scan_layers is not supported with layers in distill.losses; remove one of them"
         )
     FeatureTap(student, losses.student_layers(), "student")
     layers = losses.teacher_layers()
@@ -312,8 +340,9 @@ def check_groups(losses: WeightedLoss, examples: int, devices: int) -> None:
 
 
 def describe_teaching(distill: DistillSection) -> str:
-    """Losses and teachers, for a person: `; kd from runs/a`; empty without any."""
-    teachers = [one.weights or one.model for one in get_teacher_sections(distill)]
+    """Format losses and teachers for log lines: `; kd from runs/a`; empty without any."""
+    sections = get_teacher_sections(distill)
+    teachers = [section.weights or section.model for section in sections]
     if distill.teacher_cache or distill.peer:
         teachers = [distill.teacher_cache or f"peer {distill.peer}"]
     if not teachers:

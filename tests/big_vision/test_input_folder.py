@@ -78,8 +78,8 @@ def test_one_class_alone_is_refused(tmp_path, capsys):
     assert main.main(get_flags(tmp_path)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "error: data.train_split (train) has one class only ('photos'), so that every answer is "
-        "right; name a set of two classes or more"
+        "error: data.train_split (train) has only one class ('photos'); use a set of two "
+        "classes or more"
     )
 
 
@@ -87,7 +87,7 @@ def test_more_outputs_than_classes_are_told(tmp_path, capsys):
     for split in ("train", "val"):
         write_classes(tmp_path / split, "cat", "dog")
     assert main.main(get_flags(tmp_path, "--model.num_classes=10")) == 0
-    words = "model.num_classes (10) is more than the 2 classes of folder: 8 outputs have no example"
+    words = "model.num_classes (10) exceeds the 2 classes of folder: 8 outputs have no example"
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(words)
     assert main.main(get_flags(tmp_path, "--model.num_classes=2")) == 0

@@ -171,7 +171,7 @@ def test_datasets_that_tfds_knows_have_images_of_their_own_size():
     assert find_image_shape(config) == (32, 3)
     spec = 'decode|random_crop(600)|concat(["image", "image"])|resize(32)'
     config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
-    with pytest.raises(UserError, match="fails on a made-up image of 400 x 500"):
+    with pytest.raises(UserError, match="fails on a synthetic image of 400 x 500"):
         find_image_shape(config)
 
 

@@ -13,7 +13,7 @@ from store.query.listing import order_runs
 from store.record.catalogue import Score, choose_score, get_sign
 from tasks import TASKS
 from tasks.classify.counting import ECE_BINS
-from tasks.classify.ranking import ScoreTable
+from tasks.classify.multilabel import ScoreTable
 from tests.service.web.apps import make_mixed_store
 from tests.support.stored_runs import make_run
 

@@ -22,7 +22,7 @@ from models.teachers.embedding import embed
 from models.transforms import to_pixels
 from store.record.history import read_metrics
 from store.record.runs import Run
-from tasks.distil.grids import GridChange
+from tasks.distil.task import GridChange
 from tasks.teachers.cache.manifest import read_manifest, read_shape
 from tests.support.feature_teachers import write_feature_teacher
 from tests.support.tiny_parts import create_config, create_cpu_runtime
@@ -230,7 +230,7 @@ ANY_SIZE = {"args": {**VIT, "dynamic_img_size": True}}
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"distill": {"teachers": [], "losses": []}}, "learns from teachers alone"),
+        ({"distill": {"teachers": [], "losses": []}}, "needs a teacher"),
         ({"distill": {"losses": [{"name": "kd"}]}}, "unknown loss of features 'kd'"),
         ({"distill": {"losses": [{"name": "mse", "teacher": 2}]}}, "are 2, numbered from 0"),
         ({"distill": {"losses": [{"name": "mse", "teacher": "vit"}]}}, "from teacher 'vit'"),
@@ -251,7 +251,7 @@ ANY_SIZE = {"args": {**VIT, "dynamic_img_size": True}}
         ({"model": {"name": "resnet10t", "args": {"in_chans": 1}, "image_size": None}},
          "has no grid of patches"),
         ({"train": {"image_sizes": {0: 4, 1: 8}}, "model": ANY_SIZE}, "student's grid of patches"),
-        ({"run": {"eval_only": True}, "model": {"weights": "x"}}, "nothing to judge"),
+        ({"run": {"eval_only": True}, "model": {"weights": "x"}}, "run.eval_only is not supported"),
     ],
 )  # fmt: skip
 def test_what_means_nothing_is_refused_by_name(

@@ -47,7 +47,7 @@ def test_a_run_learns_from_images_without_labels(bare_tars, teacher_run, digits_
     final = json.loads((tmp_path / "digits_labelfree" / "a" / "run.json").read_text())["final"]
     assert final["eval_examples"] == 40 and final["eval_digits/linear"] > 20
     config = change(load_config(flags), data={"evals": ()}, distill={"losses": [], "loss": "kd"})
-    with pytest.raises(UserError, match=r"data\.label_key is empty, but train\.task=classify"):
+    with pytest.raises(UserError, match=r"train\.task=classify needs data\.label_key"):
         check(change(config, train={"task": "classify"}))
 
 

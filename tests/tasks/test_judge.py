@@ -11,14 +11,21 @@ from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from big_vision.input.batches import RIGHT
 from tasks.classify.counting import count_marked
-from tasks.evaluation.corrupted import (
+from tasks.evaluation.counts import (
+    ALLOWED,
+    NUM_TOTALS,
+    count_set,
+    count_sums,
+    flip_mean,
+    restrict,
+    summarise_set,
+)
+from tasks.evaluation.sets import (
     CORRUPTIONS,
     SEVERITIES,
     compute_corruption_errors,
     compute_mce,
 )
-from tasks.evaluation.counts import ALLOWED, NUM_TOTALS, count_set, count_sums, flip_mean, restrict
-from tasks.evaluation.verdict import summarise_set
 from tests.support.tiny_parts import CLASSES, create_batch
 
 SIZE = 64

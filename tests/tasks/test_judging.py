@@ -15,9 +15,9 @@ from timm.data import ImageNetInfo
 import main
 from job.check import check
 from models.factory import create_model
+from tasks.evaluation.counts import summarise_set
 from tasks.evaluation.judge import OpenSet
 from tasks.evaluation.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
-from tasks.evaluation.verdict import summarise_set
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
 from tests.support.tiny_parts import SYNTHETIC, VIT_ARGS, create_cpu_runtime
 from utils.config.load import load_config
@@ -252,7 +252,7 @@ def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
         assert words in str(caught.value), section
         assert "\n" not in str(caught.value)
     same = ({"name": "imagenet_v2"}, {"name": "imagenet_v2"})
-    with pytest.raises(UserError, match="'imagenet_v2' is given twice"):
+    with pytest.raises(UserError, match="two sets have the name 'imagenet_v2'"):
         check(load_config([*get_flags(sets_root, *same), "--runtime.device=cpu"]))
 
 
@@ -285,5 +285,5 @@ def test_a_run_does_not_learn_lists_of_labels(sets_root):
     flags = get_flags(sets_root)
     flags += ["--data.name=imagenet2012_real", "--data.train_split=validation",
               "--data.label_key=real_label", "--runtime.device=cpu", "--batch_size=16"]  # fmt: skip
-    with pytest.raises(UserError, match="list of labels, but"):
+    with pytest.raises(UserError, match="lists of labels, but"):
         check(load_config(flags))

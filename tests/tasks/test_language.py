@@ -15,7 +15,7 @@ from losses.tasks import chunked
 from models.factory import export_model
 from store.record.history import read_metrics
 from tasks.language.task import Language
-from tasks.teachers.flops import count_flops
+from tasks.teachers.taught import count_flops
 from tests.support.language import create_language_argv, create_task, write_texts, write_tokens
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.execution import RuntimeSection
@@ -99,7 +99,9 @@ def test_answers_alone_are_learnt_and_judged(tmp_path, limit):
 
 def test_a_limit_below_one_token_is_refused(tmp_path):
     config = load_config(create_language_argv(tmp_path, "--train.logits_mib=0.0001"))
-    with pytest.raises(UserError, match=r"train.logits_mib \(0.0001\) holds no logits of 5 tokens"):
+    with pytest.raises(
+        UserError, match=r"train.logits_mib \(0.0001\) is too small for the logits of 5 tokens"
+    ):
         check(config)
 
 

@@ -17,8 +17,7 @@ from models.trained import open_trained
 from models.transforms import to_pixels
 from store.record.history import read_metrics
 from store.record.runs import Run
-from tasks.evaluation.features import Features, gather_features
-from tasks.evaluation.fewshot import judge_least_squares
+from tasks.evaluation.probes import Features, gather_features, judge_least_squares
 from tests.support.tiny_parts import create_cpu_runtime
 from tools.evaluate.probes.features import extract_features
 from utils.config.load import change, load_config
@@ -104,11 +103,11 @@ def test_least_squares_with_a_chosen_penalty_reads_what_is_there():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"distill": {"score": "few/top1"}}, "is no probe of data.evals"),
+        ({"distill": {"score": "few/top1"}}, "unknown distill.score"),
         ({"distill": {"score": "none/knn"}}, "as few/knn"),
         ({"distill": {"score": "late/knn"}}, "leave its every out"),
         ({"data": {"evals": [{**SETS[0], "bank": "nowhere"}]}}, "data.evals 'few'"),
-        ({"data": {"evals": [{**SETS[0], "class_map": "a.json"}]}}, "means nothing to features"),
+        ({"data": {"evals": [{**SETS[0], "class_map": "a.json"}]}}, "is not supported for probes"),
         ({"train": {"task": "classify"}}, "evals[0].bank ('train[:120]') needs train.task=distil"),
     ],
 )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from big_vision.input.batches import RIGHT
 from datasets import ImageBatch
 from engine import evaluate
-from tasks.classify.ranking import ScoreTable
+from tasks.classify.multilabel import ScoreTable
 from tests.support.tiny_parts import create_batch, create_cpu_runtime, create_xla_runtime
 
 # Logits of examples that lack a class and of those that have it: (mean, deviation) of each.

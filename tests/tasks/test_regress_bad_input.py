@@ -75,7 +75,7 @@ WRONG = [
     (("--data.input_columns=[age, age]",), "data.input_columns names 'age' twice", "once"),
     (("--data.name=twice.csv", *FITS), "twice.csv has two columns 'age'", "rename"),
     (("--data.name=flat.csv", *FITS), "the input column 'age' is constant (7) on data.train_split",
-     "leave it out of data.input_columns"),
+     "remove it from data.input_columns"),
     (("--data.name=flat.csv", "--data.target_columns=[age]", *FITS),
      "the target column 'age' is constant", "data.target_columns"),
     (("--data.name=far.npz", "--data.target_columns=[targets]", *FITS),

@@ -137,7 +137,7 @@ def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_pa
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--distill.losses=[{name: kd}]",), "kd compares classes, of which train.task=regress"),
+        (("--distill.losses=[{name: kd}]",), "kd compares classes, which train.task=regress"),
         (("--distill.losses=[{name: prediction_mes}]",), "did you mean 'prediction_mse'"),
         (("--distill.losses=[{name: fitnet, layers: {blocks.9: blocks.0}}]",),
          "the student has no layer 'blocks.9'"),
@@ -165,7 +165,7 @@ def test_what_cannot_teach_is_refused(root, teacher, flags, words):
 
 def test_a_teacher_without_weights_is_refused(root):
     flags = ("--distill.teacher=mlp", "--distill.loss=prediction_mse")
-    words = r"distill.teacher \('mlp'\) has no weights.* a run of train.task=regress"
+    words = r"distill.teacher \('mlp'\) needs weights.* a run of train.task=regress"
     with pytest.raises(UserError, match=words):
         check(load(root, *MLP, *flags))
 
@@ -179,7 +179,7 @@ def test_weights_of_another_permutation_are_told(root, teacher, caplog):
         assert "split_seed" not in caplog.text
     check(load(root, *flags, "--data.split_seed=5"))
     assert "was trained with data.split_seed=0, this run has 5" in caplog.text
-    assert "learnt by heart; set data.split_seed=0" in caplog.text
+    assert "too high; set data.split_seed=0" in caplog.text
 
 
 def test_targets_of_another_width_are_refused(root, teacher):

@@ -187,9 +187,9 @@ def test_answers_to_other_examples_are_refused_at_their_step(tmp_path, readers):
     cache.read(0, get_examples(0, 0)[-rows:])
     swapped = get_examples(0, 1)[-rows:].clone()
     swapped[:2] = swapped[:2].flip(0)
-    with pytest.raises(UserError, match=rf"answers to other examples: 2 of {rows} differ at step"):
+    with pytest.raises(UserError, match=rf"outputs for other examples: 2 of {rows} differ at step"):
         cache.read(1, swapped)
-    with pytest.raises(UserError, match="answers to other examples"):
+    with pytest.raises(UserError, match="outputs for other examples"):
         cache.read(0, get_examples(1, 0)[-rows:])
 
 
@@ -307,7 +307,7 @@ def test_a_run_reads_the_teachers_that_it_names_in_its_own_order(tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "dtype", "rule"),
-    [(float("nan"), "int8", "not finite"), (1e6, "float16", "does not hold answers up to 1e.06")],
+    [(float("nan"), "int8", "not finite"), (1e6, "float16", "does not hold outputs up to 1e.06")],
 )
 def test_answers_that_cannot_be_stored_are_refused(value, dtype, rule):
     shape = CacheShape((Column("a", FEATURES, 2, dtype=dtype),), 1, 1, 1)

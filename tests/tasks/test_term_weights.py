@@ -9,7 +9,7 @@ import torch
 
 from losses.base import LossInputs
 from losses.weighted import create_weighted_loss
-from tasks.teachers.term_weights import TermWeights
+from tasks.teachers.teaching import TermWeights
 from utils.config.distill import DistillSection, LossTerm
 
 

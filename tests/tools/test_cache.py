@@ -139,7 +139,7 @@ def test_a_changed_byte_is_not_replayed(tmp_path):
     path.write_bytes(path.read_bytes()[:40] + b"\x7f" + path.read_bytes()[41:])
     cache = TeacherCache(folder)
     cache.read(3)
-    with pytest.raises(UserError, match=r"epoch_00001.*is not what was written"):
+    with pytest.raises(UserError, match=r"epoch_00001.*is damaged"):
         cache.read(4)
 
 

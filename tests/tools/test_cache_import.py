@@ -247,7 +247,7 @@ def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
         ({}, (), {"data.train_split": "train[:20]"}, "answers to 24 images and data.train_split "
                                                      "has 20 examples"),
         ({}, (), {"pp": f"decode|resize({SIDE})|flip_lr|value_range(-1, 1)"},
-         "shows other images than the stored answers of"),
+         "shows other images than those of"),
         ({}, (), {"data.repeats": "2"}, "data.repeats (2) shows an example several times"),
     ],
 )  # fmt: skip

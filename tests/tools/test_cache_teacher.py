@@ -228,7 +228,7 @@ def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
          "--run.run_id=lie", "--train.log_every_steps=1", "--run.tensorboard=false"]
     )  # fmt: skip
     assert code == 2
-    assert "holds answers to other examples" in capsys.readouterr().err.splitlines()[-1]
+    assert "holds outputs for other examples" in capsys.readouterr().err.splitlines()[-1]
     assert read_metrics(tmp_path / "e" / "lie") == []
 
 

@@ -15,12 +15,18 @@ from engine import sum_batches
 from models.patches.choice import patch_for
 from models.trained import TrainedModel, open_trained
 from models.transforms import InputTransform, to_pixels
-from tasks.evaluation.counts import count_set, count_shared, count_sums, flip_mean, restrict
-from tasks.evaluation.fewshot import judge_few_shots
+from tasks.evaluation.counts import (
+    SetVerdict,
+    count_set,
+    count_shared,
+    count_sums,
+    flip_mean,
+    restrict,
+    summarise_set,
+)
 from tasks.evaluation.judge import Judge
-from tasks.evaluation.neighbours import judge_neighbours
+from tasks.evaluation.probes import judge_few_shots, judge_neighbours
 from tasks.evaluation.sets import JudgedSet
-from tasks.evaluation.verdict import SetVerdict, summarise_set
 from tools.evaluate.plan import TEACHER, JudgePlan, make_plan
 from tools.evaluate.probes.features import extract_features
 from tools.evaluate.probes.linear import judge_linear

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tasks.evaluation.verdict import SetVerdict
+    from tasks.evaluation.counts import SetVerdict
 
 # Up to so many classes the picture names them, and up to so many it counts in each field.
 _NAMED, _COUNTED = 60, 20

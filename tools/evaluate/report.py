@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from store.terminal import create_console, create_table, print_json
-from tasks.evaluation.corrupted import compute_corruption_errors, compute_mce
+from tasks.evaluation.sets import compute_corruption_errors, compute_mce
 from tools.evaluate.pictures import draw_calibration, draw_confusion
 from tools.evaluate.worst import WorstImages, describe_worst, draw_worst
 from utils.json_types import JsonObject, make_finite
 
 if TYPE_CHECKING:
     from models.trained import TrainedModel
+    from tasks.evaluation.counts import SetVerdict
     from tasks.evaluation.sets import JudgedSet
-    from tasks.evaluation.verdict import SetVerdict
     from tools.evaluate.plan import JudgePlan
 
 REPORT = "report.json"

@@ -1,8 +1,8 @@
-"""Answers that belong to an example and an epoch, whatever batch it comes in.
+"""Outputs that belong to an example and an epoch, whatever its batch.
 
-What others have published says of each image which part of it the teacher saw. The op `stored_view`
-shows a student that part, so nothing of the run's stream decides the answers but the dataset and
-those views: order, seed and batch size are the run's own.
+Published ones say of each image which part of it the teacher saw. The op `stored_view` shows a
+student that part, so nothing of the run's stream decides the outputs but the dataset and those
+views: order, seed and batch size are the run's own.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 
 OP = "stored_view"
-# Of a stream's description, what such answers depend on beside the views.
+# Parts of a stream's description that decide such outputs, beside the views.
 _KEPT = (
     "dataset", "dataset_files", "image_key", "mixing", "random_erasing", "erasing_mode",
     "num_classes",
 )  # fmt: skip
-# What may stand beside the op: it changes no pixel before, and is undone by nobody after.
+# Ops that may stand before and after the op: they select no pixels.
 _BEFORE = ("decode",)
 _AFTER = ("value_range", "vgg_value_range", "clip_value_range", "keep", "drop", "onehot")
 
 
 def find_views(stream: JsonMapping, place: object) -> str:
-    """The folder of the views that a run shows.
+    """Return the folder of the views that a run shows.
 
     Args:
       stream: the run's description of it.
@@ -36,8 +36,8 @@ def find_views(stream: JsonMapping, place: object) -> str:
     train_pp = stream["train_pp"]
     if stream.get("repeats", 1) != 1:
         raise UserError(
-            f"data.repeats ({stream['repeats']}) shows an example several times an epoch, of which "
-            f"{str(place)!r} has one answer; let it be 1"
+            f"data.repeats ({stream['repeats']}) is not supported with {str(place)!r}, which has "
+            "one output of an example; set it to 1"
         )
     calls = [parse_section(section) for section in split_sections(train_pp)]
     names = [call.name for call in calls]
@@ -45,19 +45,18 @@ def find_views(stream: JsonMapping, place: object) -> str:
     before, after = names[: max(number, 0)], names[number + 1 :]
     if number < 0 or set(before) - set(_BEFORE) or set(after) - set(_AFTER):
         raise UserError(
-            f"data.train_pp ({train_pp!r}) shows other images than the stored answers of "
-            f"{str(place)!r} are to; let it be decode(precise=True)|{OP}(FOLDER OF THE VIEWS, "
-            "SIZE)|VALUE RANGE and nothing else"
+            f"data.train_pp ({train_pp!r}) shows other images than those of {str(place)!r}; set it "
+            f"to decode(precise=True)|{OP}(FOLDER OF THE VIEWS, SIZE)|VALUE RANGE"
         )
     call = calls[number]
     return str(call.args[0] if call.args else call.kwargs["place"])
 
 
 def describe_images(stream: JsonMapping, place: object) -> JsonObject:
-    """What of a run's stream such answers depend on; `views` stands for data.train_pp.
+    """Return the parts of a run's stream that decide such outputs; `views` replaces data.train_pp.
 
     Raises:
-      UserError: the run shows other images, or the views are not there.
+      UserError: the run shows other images, or the views are missing.
     """
     views = read_view_facts(find_views(stream, place))
     kept = {name: stream[name] for name in _KEPT if stream.get(name) is not None}

@@ -1,4 +1,4 @@
-"""`manifest.json`: what a cache holds, of whom, to which stream of examples."""
+"""`manifest.json`: contents of a cache, its teachers and its stream of examples."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from utils.storage.places import open_folder
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 3
-# One column, of one teacher or of several as one; its rows are those of today.
+# One column, of one teacher or of several combined; its rows are the same as today's.
 _ONE_COLUMN_VERSION = 2
-# Of a cache whose rows lie in the order of the examples: rows that are written at a time, of which
-# the last lot has more than there are examples. And what its dataset calls its classes.
+# Keys of a cache whose rows lie in the order of the examples (`rows_per_step` are written at once,
+# the last ones beyond the examples), and its dataset's names of classes.
 _FURTHER = ("layout", "examples", "rows_per_step", "class_names")
-# The layout's name; without one rows lie in the order of a run's global batches.
+# Name of that layout; by default rows lie in the order of a run's global batches.
 BY_EXAMPLE = "examples"
 
 
@@ -34,12 +34,12 @@ def write_manifest(
     is_reused: bool = False,
     further: JsonMapping | None = None,
 ) -> None:
-    """Say what a cache holds; one that is there already must say the same, but for more steps.
+    """Write a cache's manifest; an existing one must be the same, but for more steps.
 
     Args:
-      is_reused: a longer run starts over with the first epoch without being told to.
-      further: of `read_further`: `class_names`, and the layout of rows that lie in another order
-        than a run's global batches.
+      is_reused: a longer run starts over with the first epoch by itself.
+      further: of `read_further`: `class_names`, and the layout of rows in another order than a
+        run's global batches.
     """
     manifest: JsonObject = {
         "format_version": FORMAT_VERSION,
@@ -59,7 +59,7 @@ def write_manifest(
         if "class_names" not in old:  # they came later
             wanted.pop("class_names", None)
         refuse_difference(folder, old, wanted, "--out")
-        shape = max(read_shape(old), shape, key=lambda one: one.total_steps)
+        shape = max(read_shape(old), shape, key=lambda sizes: sizes.total_steps)
     manifest["epochs"] = shape.epochs
     if shape.total_steps < shape.epochs * shape.steps_per_epoch:
         manifest["steps"] = shape.total_steps
@@ -67,7 +67,7 @@ def write_manifest(
 
 
 def read_manifest(place: str | Path | Folder) -> JsonObject:
-    """The manifest of a cache, one of format 2 as it would be written today.
+    """Read the manifest of a cache; one of format 2 is converted to today's.
 
     Raises:
       UserError: none there, or of another format.
@@ -90,15 +90,15 @@ def read_manifest(place: str | Path | Folder) -> JsonObject:
         return _raise_version(manifest) if version == _ONE_COLUMN_VERSION else _check(manifest)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"distill.teacher_cache ({str(folder)!r}): {MANIFEST} says nothing of {error}; make "
+            f"distill.teacher_cache ({str(folder)!r}): {MANIFEST} has no valid {error}; make "
             "the cache again by python -m tools.cache write"
         ) from error
 
 
 def read_shape(manifest: JsonMapping) -> CacheShape:
-    """Sizes, as a manifest tells them."""
+    """Return the sizes of a manifest."""
     return CacheShape(
-        tuple(Column(**one) for one in manifest["columns"]),
+        tuple(Column(**column) for column in manifest["columns"]),
         manifest["epochs"],
         manifest["steps_per_epoch"],
         manifest.get("rows_per_step") or manifest["stream"]["global_batch_size"],
@@ -107,7 +107,7 @@ def read_shape(manifest: JsonMapping) -> CacheShape:
 
 
 def is_by_example(manifest: JsonMapping) -> bool:
-    """Whether rows lie in the order of the dataset's examples."""
+    """Return whether rows lie in the order of the dataset's examples."""
     return manifest.get("layout") == BY_EXAMPLE
 
 
@@ -124,10 +124,10 @@ def describe_classes(class_names: Sequence[str] | None) -> JsonObject:
 def choose_columns(
     columns: Sequence[Column], teachers: Sequence[str], place: Folder | Path
 ) -> list[int]:
-    """Numbers of the columns of a run's teachers, in the run's order.
+    """Return numbers of the columns of a run's teachers, in the run's order.
 
     Args:
-      teachers: as `list_hashes` gives them; empty: all columns.
+      teachers: of `list_hashes`; empty: all columns.
 
     Raises:
       UserError: a teacher has none.
@@ -139,7 +139,7 @@ def choose_columns(
         teachers = ["+".join(teachers)]
     elif len(teachers) > 1:
         teachers = teachers[:-1]
-    found = []
+    numbers: list[int] = []
     for teacher in teachers:
         own = [number for number, name in enumerate(names) if name == teacher]
         if not own:
@@ -148,12 +148,12 @@ def choose_columns(
                 f"{list(dict.fromkeys(names))}, here it is {list(teachers)}; make the cache again "
                 "or go back to those teachers"
             )
-        found += own
-    return found
+        numbers += own
+    return numbers
 
 
 def count_stored(place: str, named: int) -> int:
-    """Answers to an example that a run reads of a cache.
+    """Count the outputs for an example that a run reads from a cache.
 
     Args:
       named: teachers that the run names; 0: it takes all.
@@ -163,26 +163,26 @@ def count_stored(place: str, named: int) -> int:
 
 
 def refuse_difference(
-    folder: Path | Folder, found: JsonMapping, wanted: JsonMapping, key: str
+    folder: Path | Folder, actual: JsonMapping, wanted: JsonMapping, key: str
 ) -> None:
-    """Name the first thing in which a cache is not what is wanted."""
+    """Raise an error at the first difference of a cache from what is wanted."""
     for name, value in wanted.items():
         if name == "stream":
-            refuse_difference(folder, found["stream"], value, key)
-        elif found.get(name) != value:
+            refuse_difference(folder, actual["stream"], value, key)
+        elif actual.get(name) != value:
             raise UserError(
-                f"{key} ({str(folder)!r}) was made with {name} {found.get(name)!r}, here it is "
+                f"{key} ({str(folder)!r}) was made with {name} {actual.get(name)!r}, here it is "
                 f"{value!r}; make the cache again or go back to that {name}"
             )
 
 
 def get_file_name(epoch: int, writer: int, writers: int) -> str:
-    """The file of one process's rows of one epoch."""
+    """Return the file of one process's rows of one epoch."""
     return f"epoch_{epoch:05d}.{writer:05d}-of-{writers:05d}.bin"
 
 
 def _raise_version(old: JsonMapping) -> JsonObject:
-    """A manifest of format 2: one column of classes in float16, whose rows have not changed."""
+    """Convert a manifest of format 2: one column of classes in float16, whose rows are the same."""
     stream = old["stream"]
     column = Column(
         teacher="+".join(old["teachers"]),
@@ -191,17 +191,13 @@ def _raise_version(old: JsonMapping) -> JsonObject:
         top_k=old["top_k"],
         places=old.get("places", 0),
     )
-    kept = {
-        name: old[name]
-        for name in ("stream", "steps_per_epoch", "epochs", "writers", "bytes_per_example", "steps")
-        if name in old
-    }
-    columns = [asdict(column)]
-    return _check({"format_version": FORMAT_VERSION, **kept, "columns": columns})
+    names = "stream", "steps_per_epoch", "epochs", "writers", "bytes_per_example", "steps"
+    kept = {name: old[name] for name in names if name in old}
+    return _check({"format_version": FORMAT_VERSION, **kept, "columns": [asdict(column)]})
 
 
 def _check(manifest: JsonObject) -> JsonObject:
-    """Look at what is needed, and only that; later programs may add."""
+    """Check what is needed, and only that; later programs may add."""
     shape, writers = read_shape(manifest), int(manifest["writers"])
     sizes = shape.epochs, shape.steps_per_epoch, shape.global_batch_size, writers
     if not shape.columns or min(sizes) < 1 or shape.global_batch_size % writers:

@@ -1,4 +1,4 @@
-"""`TeacherCache`: stored answers replayed to a rank, and what a batch carries of them."""
+"""`TeacherCache`: stored outputs replayed to a rank, and their parts of a batch."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ from utils.storage.places import open_folder
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection
 
-# What travels with a batch, for each of the columns that are read: `cache_log_probs0` and so on.
+# Names in a batch's draws, followed by the column's number: `cache_log_probs0`.
 LOG_PROBS, INDICES, RESIDUAL = "cache_log_probs", "cache_indices", "cache_residual"
 STORED_FEATURES = "cache_features"
-# An epoch's file up to this size is held against its checksum before it is replayed: a second or
-# less, once an epoch.
+# A file up to this size is verified by its checksum, once an epoch: a second or less.
 _CHECKED_BYTES = 2**30
 
 
@@ -48,12 +47,12 @@ class TeacherCache:
 
     Args:
       shard: (index, count) of the rank; any number of ranks that divides the global batch.
-      teachers: as `list_hashes` gives them, whose columns are read; empty: all.
-      batch: the run's global batch, where rows lie in the order of the examples; none: they are
-        read one after the other.
+      teachers: of `list_hashes`, whose columns are read; empty: all.
+      batch: the run's global batch if rows lie in the order of the examples; None: they are read
+        one after the other.
 
     Attributes:
-      epochs: stored, after which a stream of answers starts over.
+      epochs: stored, after which a stream of outputs starts over.
       columns: that are read, in the order of the teachers.
       numbers: of these columns in a row.
     """
@@ -70,7 +69,7 @@ class TeacherCache:
         self._steps: int | None = None
         if is_by_example(manifest):
             self._steps = manifest["examples"] // batch if batch else None
-            shard = (0, 1)  # any rank may meet any example
+            shard = (0, 1)  # any rank may need any example
         self.epochs: int = manifest["epochs"]
         self._shape = read_shape(manifest)
         self.numbers = choose_columns(self._shape.columns, teachers, self._folder)
@@ -84,31 +83,35 @@ class TeacherCache:
         self._rows: dict[int, np.memmap] = {}
 
     def read(self, step: int, examples: Tensor | None = None) -> dict[str, Tensor]:
-        """This rank's answers of a step, by the names in which a batch carries them.
+        """Read this rank's outputs of a step, by their names in a batch.
 
         Args:
-          examples: int [B], the indices of this rank's examples; none: whatever is stored.
+          examples: int [B], the indices of this rank's examples; None: skip their check.
 
         Raises:
-          UserError: the answers are those to other examples.
+          UserError: the outputs belong to other examples.
         """
-        found = self.read_rows(step) if self._steps is None else self._pick(step, examples)
+        if self._steps is None:
+            rows = self.read_rows(step)
+        else:
+            self._open_epoch(step // self._steps % self.epochs)
+            rows = self._rows[0][examples.cpu().numpy()]
         if examples is not None:
-            self._check_examples(found["example"], compute_marks(examples), step)
-        answers: dict[str, Tensor] = {}
-        for place, (number, column) in enumerate(zip(self.numbers, self.columns, strict=True)):
-            values = torch.from_numpy(unpack_values(found, number, column))
+            self._check_examples(rows["example"], compute_marks(examples), step)
+        outputs: dict[str, Tensor] = {}
+        for position, (number, column) in enumerate(zip(self.numbers, self.columns, strict=True)):
+            values = torch.from_numpy(unpack_values(rows, number, column))
             if column.kind != CLASSES:
-                answers[f"{STORED_FEATURES}{place}"] = values
+                outputs[f"{STORED_FEATURES}{position}"] = values
                 continue
-            indices, rest = found[f"indices{number}"], found[f"rest{number}"]
-            answers[f"{LOG_PROBS}{place}"] = values
-            answers[f"{INDICES}{place}"] = torch.from_numpy(indices.astype(np.int32))
-            answers[f"{RESIDUAL}{place}"] = torch.from_numpy(np.exp(rest.astype(np.float32)))
-        return answers
+            indices, rest = rows[f"indices{number}"], rows[f"rest{number}"]
+            outputs[f"{LOG_PROBS}{position}"] = values
+            outputs[f"{INDICES}{position}"] = torch.from_numpy(indices.astype(np.int32))
+            outputs[f"{RESIDUAL}{position}"] = torch.from_numpy(np.exp(rest.astype(np.float32)))
+        return outputs
 
     def read_rows(self, step: int) -> np.ndarray:
-        """This rank's rows [B] of a step, as they are stored."""
+        """Read this rank's rows [B] of a step, as they are stored."""
         epoch, step_in_epoch = divmod(step, self._shape.steps_per_epoch)
         self._open_epoch(epoch % self.epochs)
         size = self._shape.global_batch_size // self._writers
@@ -120,19 +123,14 @@ class TeacherCache:
             pieces.append(rows[offset + start : offset + stop])
         return np.concatenate(pieces)
 
-    def _pick(self, step: int, examples: Tensor) -> np.ndarray:
-        """The rows of these examples, in the epoch of a run's step."""
-        self._open_epoch(step // self._steps % self.epochs)
-        return self._rows[0][examples.cpu().numpy()]
-
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._rows = {}
         self._files.close()
         self._epoch = -1
 
     def _open_epoch(self, epoch: int) -> None:
-        """Have this rank's files of an epoch at hand: on the disk, or fetched from a URL."""
+        """Open this rank's files of an epoch: on the disk, or fetched from a URL."""
         if epoch == self._epoch:
             return
         self.close()
@@ -145,22 +143,22 @@ class TeacherCache:
         self._epoch = epoch
 
     def _check_bytes(self, path: Path, name: str) -> None:
-        """Refuse a file that is not what was written; larger ones are `verify`'s to hold."""
+        """Refuse a file that differs from what was written; `verify` checks larger ones."""
         if path.stat().st_size > _CHECKED_BYTES:
             return
         facts = self._folder.read_texts([f"{name[:-4]}.json"])
         wanted = json.loads(next(iter(facts.values()), "{}")).get("crc32c")
         if wanted is not None and compute_crc32c(path) != wanted:
             raise UserError(
-                f"distill.teacher_cache: {self._folder}/{name} is not what was written (its CRC32C "
-                "differs); delete it and store it again by the command that made the cache"
+                f"distill.teacher_cache: {self._folder}/{name} is damaged (its CRC32C differs); "
+                "delete it and store it again by the command that made the cache"
             )
 
     def _check_examples(self, stored: np.ndarray, seen: np.ndarray, step: int) -> None:
         wrong = int(((stored != seen) & (stored > 0)).sum())
         if wrong:
             raise UserError(
-                f"distill.teacher_cache ({str(self._folder)!r}) holds answers to other examples: "
+                f"distill.teacher_cache ({str(self._folder)!r}) holds outputs for other examples: "
                 f"{wrong} of {len(seen)} differ at step {step}; make the cache again with this "
                 "run's configuration and dataset"
             )
@@ -171,22 +169,19 @@ class TeacherCache:
             wanted = self._shape.count_steps(epoch) * size
             for writer in range(self._writers):
                 name = get_file_name(epoch, writer, self._writers)
-                found = self._measure(name)
-                if found != f"{wanted} bytes":
+                try:
+                    actual = f"{self._folder.get_size(name)} bytes"
+                except FileNotFoundError:
+                    actual = "missing"
+                if actual != f"{wanted} bytes":
                     raise UserError(
-                        f"distill.teacher_cache: {self._folder}/{name} is {found} instead of "
+                        f"distill.teacher_cache: {self._folder}/{name} is {actual} instead of "
                         f"{wanted} bytes; finish it by python -m tools.cache write"
                     )
 
-    def _measure(self, name: str) -> str:
-        try:
-            return f"{self._folder.get_size(name)} bytes"
-        except FileNotFoundError:
-            return "missing"
-
 
 def get_stored_answers(batch: Batch) -> tuple[SparseTeacher, ...]:
-    """What a cache has given to a batch's examples, of each teacher; empty without a cache."""
+    """Return the stored outputs for a batch's examples, of each teacher; empty without a cache."""
     names = LOG_PROBS, INDICES, RESIDUAL
     return tuple(
         SparseTeacher(*(batch.draws[f"{name}{number}"] for name in names))
@@ -195,7 +190,7 @@ def get_stored_answers(batch: Batch) -> tuple[SparseTeacher, ...]:
 
 
 def get_stored_features(batch: Batch) -> tuple[Tensor, ...]:
-    """Float32 [B, D] or [B, places, D] of each column of features, in the teachers' order."""
+    """Return float32 [B, D] or [B, places, D] of each column of features, by teachers."""
     numbers = _list_numbers(batch, STORED_FEATURES)
     return tuple(batch.draws[f"{STORED_FEATURES}{number}"] for number in numbers)
 
@@ -203,15 +198,15 @@ def get_stored_features(batch: Batch) -> tuple[Tensor, ...]:
 def combine_stored(
     answers: Sequence[SparseTeacher], num_classes: int, weights: Sequence[float], ensemble: str
 ) -> tuple[tuple[Tensor, ...], SparseTeacher | None]:
-    """Stored answers as the losses want them: logits of several teachers, or the only answer.
+    """Combine stored outputs for the losses: logits of several teachers, or the only output.
 
     Args:
       weights: one for each teacher.
-      ensemble: as `combine_answers` has it.
+      ensemble: as in `combine_answers`.
     """
     if len(answers) < 2:
         return (), answers[0] if answers else None
-    dense = [compute_dense_log_probs(one, num_classes) for one in answers]
+    dense = [compute_dense_log_probs(answer, num_classes) for answer in answers]
     return combine_answers(dense, weights, ensemble), None
 
 
@@ -222,11 +217,11 @@ def open_cache(
     shard: tuple[int, int],
     total_steps: int,
 ) -> TeacherCache:
-    """The cache of a run, checked against it.
+    """Open the cache of a run and check it against the run.
 
     Args:
       stream: of `describe_stream` for this run.
-      teachers: hashes of the teachers that the run names; empty: whatever the cache holds.
+      teachers: hashes of the teachers that the run names; empty: all of the cache.
       total_steps: of the run.
 
     Raises:
@@ -249,13 +244,12 @@ def open_cache(
 
 
 def _list_numbers(batch: Batch, name: str) -> list[int]:
-    """Numbers of the columns of one kind that a batch carries."""
-    found = [key.removeprefix(name) for key in batch.draws if key.startswith(name)]
-    return sorted(int(number) for number in found)
+    """List numbers of the columns of one kind that a batch carries."""
+    return sorted(int(key.removeprefix(name)) for key in batch.draws if key.startswith(name))
 
 
 def _check_length(shape: CacheShape, total_steps: int, end: str, folder: str) -> None:
-    """Refuse a run that is longer than its cache, if that may not start over."""
+    """Refuse a run that is longer than its cache, unless that may start over."""
     is_whole = shape.total_steps == shape.epochs * shape.steps_per_epoch
     if total_steps <= shape.total_steps or (is_whole and end == "cycle"):
         return

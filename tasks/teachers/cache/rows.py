@@ -1,11 +1,11 @@
-"""`Column` and `CacheShape`: what a row of stored answers is made of, and how exact it is.
+"""`Column` and `CacheShape`: parts of a row of stored outputs, and their precision.
 
 A row is an example's: the columns one after the other, then a byte made of the example's index, by
-which every batch is checked to be the one that was asked about. A column of classes holds k
+which every batch is checked to be the one that was stored. A column of classes holds k
 log-probabilities, k class numbers (the smallest unsigned type) and the logarithm of the remaining
-mass (float16), a column of features its numbers. Of text, or of patches, a row holds the answers at
-all places. Bytes of 8 bits are 256 levels between the least and the greatest number of an answer,
-which stand beside them as float32.
+mass (float16), a column of features its numbers. Of text, or of patches, a row holds the outputs at
+all positions. int8 means 256 levels between the least and the greatest number of an output, which
+stand beside them as float32.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _LEVELS = 255
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """What a task's teachers answer to an example, as far as a cache can store it.
+    """Form of a teacher's output for an example, as far as a cache can store it.
 
     Args:
       kind: `classes`: logits, of which the k best are kept; `features`: numbers, kept whole.
       width: K classes, or D numbers.
-      places: answers to an example, of which a window of text has many; 0: a single one.
-      part: which of a teacher's features: `pooled`, `patches`; empty: it has one kind alone.
-      teacher: number of the teacher in the order of the configuration; none: each one.
+      places: outputs for an example, of which a window of text has many; 0: a single one.
+      part: which of a teacher's features: `pooled`, `patches`; empty: it has only one kind.
+      teacher: number of the teacher in the order of the configuration; None: each one.
     """
 
     kind: Literal["classes", "features"]
@@ -46,17 +46,14 @@ class AnswerForm:
 
 @dataclass(frozen=True)
 class Column:
-    """What is stored of one teacher for each example.
+    """Stored outputs of one teacher for each example.
 
     Args:
       teacher: its hash.
-      kind: `classes` or `features`.
-      width: K classes, or D numbers.
+      kind, width, places, part: as in `AnswerForm`.
       top_k: classes stored; 0: none, they are features.
-      places: as `AnswerForm`.
-      part: as `AnswerForm`.
       dtype: of the stored numbers: float16, bfloat16 or int8.
-      name: of the teacher, for a person.
+      name: of the teacher, for messages.
       weight: its share in an ensemble.
     """
 
@@ -72,16 +69,16 @@ class Column:
 
     @property
     def index_dtype(self) -> np.dtype:
-        """The smallest unsigned type that holds a class number."""
+        """Smallest unsigned type that holds a class number."""
         return np.min_scalar_type(max(self.width - 1, 0))
 
     @property
     def numbers(self) -> int:
-        """Numbers stored of one answer."""
+        """Numbers stored of one output."""
         return self.top_k if self.kind == CLASSES else self.width
 
     def list_fields(self, number: int) -> list[tuple[str, object, tuple[int, ...]]]:
-        """Its part of a row, as numpy names fields."""
+        """List the column's fields of a row for numpy."""
         places = (self.places,) if self.places else ()
         fields = [(f"values{number}", _STORED[self.dtype], (*places, self.numbers))]
         if self.kind == CLASSES:
@@ -97,11 +94,10 @@ class CacheShape:
     """Sizes of a cache.
 
     Args:
-      columns: what is stored of the teachers.
-      epochs: epochs stored, which are so many augmentations of each example.
+      epochs: stored epochs, which are so many augmentations of each example.
       steps_per_epoch: global batches of an epoch.
       global_batch_size: examples of a global batch.
-      steps: global batches stored, where the last epoch is not whole; none: all.
+      steps: global batches stored if the last epoch is not whole; None: all.
     """
 
     columns: tuple[Column, ...]
@@ -116,12 +112,12 @@ class CacheShape:
         return self.epochs * self.steps_per_epoch if self.steps is None else self.steps
 
     def count_steps(self, epoch: int) -> int:
-        """Global batches of an epoch that are stored."""
+        """Count global batches of an epoch that are stored."""
         return min(self.total_steps - epoch * self.steps_per_epoch, self.steps_per_epoch)
 
     @property
     def row_dtype(self) -> np.dtype:
-        """One example's row, packed."""
+        """Type of one example's row, packed."""
         fields = [field for n, column in enumerate(self.columns) for field in column.list_fields(n)]
         return np.dtype([*fields, ("example", "u1", ())])
 
@@ -132,7 +128,7 @@ class CacheShape:
 
 
 def condense_answers(logits: Tensor, top_k: int) -> Tensor:
-    """Float [..., 2 k + 1] of logits [..., K]: what a cache keeps of them, made on the device.
+    """Shorten logits [..., K] to float [..., 2 k + 1] for a cache, on the device.
 
     They are k log-probabilities, their k classes, which float32 holds exactly up to 2^24, and the
     rest of the mass.
@@ -147,15 +143,15 @@ def condense_answers(logits: Tensor, top_k: int) -> Tensor:
 def pack_rows(
     answers: Sequence[Tensor], shape: CacheShape, examples: Tensor | None = None
 ) -> np.ndarray:
-    """Rows [B] of the answers to a batch, on the host.
+    """Return rows [B] of the outputs for a batch, on the host.
 
     Args:
-      answers: for each column in its order what `condense_answers` made of logits, or features
-        [B, D], [B, places, D] as they are.
-      examples: int [B], the examples' indices in the split; none: rows that fit any example.
+      answers: for each column in its order logits by `condense_answers`, or features [B, D],
+        [B, places, D] as they are.
+      examples: int [B], the examples' indices in the split; None: rows that fit any example.
 
     Raises:
-      UserError: an answer is no finite number, or its type cannot hold it.
+      UserError: an output is no finite number, or its type cannot hold it.
     """
     rows = np.zeros(len(answers[0]), shape.row_dtype)
     for number, (column, answer) in enumerate(zip(shape.columns, answers, strict=True)):
@@ -163,7 +159,8 @@ def pack_rows(
         _pack_values(rows, number, column, values)
         if column.kind == CLASSES:
             indices = answer[..., column.top_k : 2 * column.top_k]
-            rest = torch.zeros_like(answer[..., -1]) if _is_whole(column) else answer[..., -1]
+            has_all = column.top_k == column.width
+            rest = torch.zeros_like(answer[..., -1]) if has_all else answer[..., -1]
             rows[f"indices{number}"] = indices.numpy()
             rows[f"rest{number}"] = rest.log().numpy()
     if examples is not None:
@@ -172,19 +169,19 @@ def pack_rows(
 
 
 def pack_answers(logits: Tensor, shape: CacheShape, examples: Tensor | None = None) -> np.ndarray:
-    """Rows [B] of a cache of one column, from its teacher's logits [B, K] on the host."""
+    """Return rows [B] of a cache of one column, from its teacher's logits [B, K] on the host."""
     (column,) = shape.columns
     return pack_rows([condense_answers(logits.double(), column.top_k)], shape, examples)
 
 
 def take_values(column: Column, answer: Tensor) -> np.ndarray:
-    """The numbers of an answer of which a column stores its own form."""
+    """Return the numbers of an output that a column stores in its own type."""
     kept = answer[..., : column.top_k] if column.kind == CLASSES else answer
     return kept.float().numpy() if kept.dtype != torch.float64 else kept.numpy()
 
 
 def unpack_values(rows: np.ndarray, number: int, column: Column) -> np.ndarray:
-    """Float32 numbers [B, ...] of a column."""
+    """Return float32 numbers [B, ...] of a column."""
     stored = np.ascontiguousarray(rows[f"values{number}"])
     if column.dtype == "float16":
         return stored.astype(np.float32)
@@ -197,32 +194,27 @@ def unpack_values(rows: np.ndarray, number: int, column: Column) -> np.ndarray:
 def measure_errors(
     rows: np.ndarray, answers: Sequence[Tensor], shape: CacheShape
 ) -> list[tuple[float, float, int]]:
-    """What storing has changed: for each column the greatest error, their sum and their number.
+    """Measure storage errors: for each column the greatest one, their sum and their number.
 
     In nats of log-probability, or in the units of the features.
     """
-    found = []
+    errors = []
     for number, (column, answer) in enumerate(zip(shape.columns, answers, strict=True)):
         gaps = np.abs(unpack_values(rows, number, column) - take_values(column, answer))
-        found.append((float(gaps.max()), float(gaps.sum(dtype=np.float64)), gaps.size))
-    return found
+        errors.append((float(gaps.max()), float(gaps.sum(dtype=np.float64)), gaps.size))
+    return errors
 
 
 def compute_marks(examples: Tensor) -> np.ndarray:
-    """[B] uint8 of 1..255: a byte of a multiplicative hash of each example's index."""
+    """Compute [B] uint8 of 1..255: a byte of a multiplicative hash of each example's index."""
     mixed = examples.cpu().numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return (mixed >> np.uint64(40)) % np.uint64(255) + np.uint64(1)
 
 
-def _is_whole(column: Column) -> bool:
-    return column.top_k == column.width
-
-
 def _pack_values(rows: np.ndarray, number: int, column: Column, values: np.ndarray) -> None:
-    """Store numbers in a column's own type."""
     if not np.isfinite(values).all():
         raise UserError(
-            f"distill.teacher {column.name or column.teacher!r} gives answers that are not finite; "
+            f"distill.teacher {column.name or column.teacher!r} has outputs that are not finite; "
             "check its weights, its mean and std, and its dtype"
         )
     if column.dtype == "int8":
@@ -235,13 +227,13 @@ def _pack_values(rows: np.ndarray, number: int, column: Column, values: np.ndarr
             rows[f"values{number}"] = values
         if not np.isfinite(rows[f"values{number}"]).all():
             raise UserError(
-                f"--dtype float16 does not hold answers up to {np.abs(values).max():.4g} of "
+                f"--dtype float16 does not hold outputs up to {np.abs(values).max():.4g} of "
                 f"{column.name or column.teacher!r}; choose bfloat16 or int8"
             )
 
 
 def _to_levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each answer's numbers as 0..255 between its least and its greatest, and these two."""
+    """Return each output's numbers as 0..255 between its least and its greatest, and these two."""
     bounds = np.stack([values.min(axis=-1), values.max(axis=-1)], axis=-1).astype(np.float32)
     low, high = np.split(bounds, 2, axis=-1)
     step = np.maximum((high - low) / np.float32(_LEVELS), np.finfo(np.float32).tiny)

@@ -1,9 +1,9 @@
-"""`CacheWriter`: rows on the disk, whatever instant the process is killed at.
+"""`CacheWriter`: rows on the disk, safe against being killed at any instant.
 
 Rows of one process and epoch go to a `.part` file, and a `.progress` file beside it says how many
-of its steps are safe and how exact they are. When all that the shape has of the epoch is stored, a
-`.json` file gets the bytes, their CRC32C and the errors, and the `.part` file its name. Each of
-these files appears whole or not at all, in this order, so that whatever was done is done once.
+of its steps are safe and how exact they are. When the whole epoch of the shape is stored, a `.json`
+file gets the bytes, their CRC32C and the errors, and the `.part` file its name. Each of these files
+appears whole or not at all, in this order, so that nothing is done twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tasks.teachers.cache.rows import CacheShape
 from utils.json_types import JsonObject
 from utils.storage.local import compute_crc32c, sync_directory, sync_file, write_atomically
 
-# Steps between two notes of what is safe.
+# Steps between two writes of the progress.
 _EVERY_STEPS = 50
 # Greatest error, their sum, and their number, of one column.
 Errors = tuple[float, float, int]
@@ -29,7 +29,7 @@ Errors = tuple[float, float, int]
 class CacheWriter:
     """Writes one process's rows of one epoch; continues where an earlier process stopped.
 
-    A finished file becomes a `.part` file again where a longer cache wants more of its epoch.
+    A finished file becomes a `.part` file again if a longer cache needs more of its epoch.
 
     Attributes:
       steps_done: steps that are stored.
@@ -57,7 +57,7 @@ class CacheWriter:
         return self.steps_done == self._steps
 
     def append(self, rows: np.ndarray, errors: Sequence[Errors] = ()) -> None:
-        """Store the next step's rows; progress is kept every 50 steps and at the end.
+        """Store the next step's rows; progress is written every 50 steps and at the end.
 
         Args:
           errors: of `measure_errors`, one for each column.
@@ -72,16 +72,22 @@ class CacheWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Make what is stored so far safe; name the file when the epoch is whole."""
+        """Save what is stored so far; rename the file once the epoch is whole."""
         if self._rows is None:
             return
         self._rows.flush()
         self._note_progress()
-        if self.is_complete:
-            self._finish()
+        if not self.is_complete:
+            return
+        self._rows = None
+        sync_file(self._part)
+        self._write_facts(self._part)
+        self._part.replace(self._path)
+        sync_directory(self._path.parent)
+        self._mark.unlink()
 
     def _take_finished(self, row_bytes: int) -> bool:
-        """Whether a finished file has all that is wanted; else it is a part from here on."""
+        """Return whether a finished file is long enough; else continue it as a part."""
         stored = self._path.stat().st_size // row_bytes // self._rows_per_step
         self.steps_done = min(stored, self._steps)
         facts = read_facts(self._facts)
@@ -90,22 +96,24 @@ class CacheWriter:
                 self._write_facts(self._path)
             self._mark.unlink(missing_ok=True)
             return True
-        self._errors = [tuple(one) for one in facts.get("errors", self._errors)]
+        self._errors = list(map(tuple, facts.get("errors", self._errors)))
         self._note_progress()
         self._path.replace(self._part)
         return False
 
     def _open_part(self, row_dtype: np.dtype) -> None:
-        mark = _read_mark(self._mark) if self._part.is_file() else None
-        if mark is not None:
+        mark: JsonObject | int | None = read_facts(self._mark) if self._part.is_file() else None
+        if isinstance(mark, int):  # format 2 wrote only the number
+            mark = {"steps": mark}
+        if mark:
             self.steps_done = min(mark["steps"], self._steps)
-            self._errors = [tuple(one) for one in mark.get("errors", self._errors)]
+            self._errors = list(map(tuple, mark.get("errors", self._errors)))
         # A shorter cache than the one that was begun ends its file earlier.
         count = self._steps * self._rows_per_step
-        if mark is not None and self._part.stat().st_size > count * row_dtype.itemsize:
+        if mark and self._part.stat().st_size > count * row_dtype.itemsize:
             with self._part.open("r+b") as file:
                 file.truncate(count * row_dtype.itemsize)
-        mode = "w+" if mark is None else "r+"
+        mode = "r+" if mark else "w+"
         self._rows = np.memmap(self._part, row_dtype, mode=mode, shape=(count,))
         if self.is_complete:  # killed before the file got its name
             self.flush()
@@ -114,16 +122,7 @@ class CacheWriter:
         mark = {"steps": self.steps_done, "errors": self._errors}
         write_atomically(self._mark, json.dumps(mark))
 
-    def _finish(self) -> None:
-        self._rows = None
-        sync_file(self._part)
-        self._write_facts(self._part)
-        self._part.replace(self._path)
-        sync_directory(self._path.parent)
-        self._mark.unlink()
-
     def _write_facts(self, path: Path) -> None:
-        """What verifies a file: its size and its checksum, and the errors of its columns."""
         facts: JsonObject = {"bytes": path.stat().st_size, "crc32c": compute_crc32c(path)}
         if any(count for _, _, count in self._errors):
             facts["errors"] = self._errors
@@ -131,15 +130,7 @@ class CacheWriter:
 
 
 def read_facts(path: Path) -> JsonObject:
-    """What stands beside a finished file; empty where a program has kept nothing."""
+    """Read the facts beside a finished file; empty for a program that kept none."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text(encoding="utf-8"))
     return {}
-
-
-def _read_mark(path: Path) -> JsonObject | None:
-    """Progress of a part; none: it counts for nothing. Format 2 wrote the number alone."""
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return {"steps": found} if isinstance(found, int) else found
-    return None

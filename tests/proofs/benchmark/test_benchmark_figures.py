@@ -14,7 +14,7 @@ from store.quality.gates import parse_gate
 from store.quality.report_gates import check_reports, make_default_gates
 from store.quality.reports import read_report
 from tasks.classify.task import Classify
-from tasks.teachers.flops import count_flops
+from tasks.teachers.taught import count_flops
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config
 from utils.config.load import RunConfig
 from utils.errors import UserError

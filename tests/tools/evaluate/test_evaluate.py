@@ -14,7 +14,7 @@ from sklearn.metrics import confusion_matrix
 
 from models.factory import export_model
 from models.trained import open_trained
-from tasks.evaluation.corrupted import CORRUPTIONS
+from tasks.evaluation.sets import CORRUPTIONS
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
 from tools.evaluate.__main__ import main
 
@@ -148,9 +148,9 @@ def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_p
         ([run, root, "--sets", "{name: x"], "is no mapping"),
         ([run, root, "--sets", "{name: x, datset: y}"], "did you mean"),
         ([run, root, "--sets", "imagenet_r"], "holds no such dataset"),
-        ([run, root, "--sets", "x=strange@test"], "10 of its 10 classes are none of the model's"),
+        ([run, root, "--sets", "x=strange@test"], "10 of its 10 classes are unknown to the model"),
         ([run, root, "--sets", "x=strange@tset"], "no split 'tset'"),
-        ([run, root, "--sets", "eval", "eval"], "is given twice"),
+        ([run, root, "--sets", "eval", "eval"], "two sets have the name"),
         ([run, root, "--teacher", "nowhere"], "--teacher ('nowhere')"),
         ([run, root, "--teacher", str(tmp_path / "teacher")], "it takes 3 channels and sees 1"),
         ([run, root, "--sets", "imagenet_real", "--train.task=multilabel"], "by one answer for"),

@@ -11,9 +11,7 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 from engine import sum_batches
-from tasks.evaluation.features import Features
-from tasks.evaluation.fewshot import fit_regression, judge_few_shots
-from tasks.evaluation.neighbours import judge_neighbours
+from tasks.evaluation.probes import Features, fit_regression, judge_few_shots, judge_neighbours
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from tools.evaluate.probes.features import merge
 from tools.evaluate.probes.linear import LinearHeads, LinearProbe, judge_linear

@@ -12,7 +12,7 @@ from big_vision.input.images.labelled import require_images
 from datasets import create_loader
 from engine import map_batches
 from models.transforms import to_pixels
-from tasks.evaluation.features import Features
+from tasks.evaluation.probes import Features
 from tasks.evaluation.sets import change_data
 from utils.errors import UserError
 

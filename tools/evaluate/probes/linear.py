@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from engine import Plan, TrainState, evaluate, run_steps
 from optim_factory import create_optimizer, create_schedule
-from tasks.evaluation.features import Features
+from tasks.evaluation.probes import Features
 from utils.config.sections import OptimSection
 from utils.metrics import Evaluation
 
