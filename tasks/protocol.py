@@ -170,7 +170,7 @@ class RunTask(Protocol):
     Attributes:
       unit: what throughput counts, and how many of it an example holds.
       score_name: of an evaluation's score, for log lines.
-      twin: "module:class" of a `Twin`, to measure and compile without data; empty if there is none.
+      twin: "module:class" of a `Twin`, to measure and compile without data; may be empty.
       reads: keys that this task honours, of those that name other tasks as their readers.
       losses: modules that are trained beside the student.
     """

@@ -202,7 +202,7 @@ def open_statistics(config: RunConfig) -> FeatureStatistics | None:
     if standardise == "none":
         if place:
             raise UserError(
-                f"distill.statistics ({place!r}) has no effect while distill.standardise is none; "
+                f"distill.statistics ({place!r}) has no effect with distill.standardise=none; "
                 "set channel or phi_s, or remove it"
             )
         return None

@@ -154,7 +154,7 @@ def check_sets(
       student: on the meta device.
 
     Raises:
-      UserError: a set is missing, its labels mean nothing to the model, or its images do not fit.
+      UserError: a set is missing, its labels or images do not fit the model.
     """
     specs = plan_sets(data, data.evals, "data.evals")
     sets = look_at_sets(specs, classes, data.eval_pp)

@@ -183,7 +183,7 @@ def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
       eval_pp: the string of the model's input: only its final range must agree.
 
     Raises:
-      UserError: the set is missing, or its labels mean nothing to the model.
+      UserError: the set is missing, or its labels do not fit the model.
     """
     try:
         require_equal_ranges(eval_pp, spec.data.eval_pp)

@@ -85,7 +85,7 @@ class ImageTask(CachedTask):
 
 
 def check_strings(config: RunConfig) -> None:
-    """Refuse strings that are none, or that give training and evaluation other scales of pixels."""
+    """Refuse invalid strings, and other scales of pixels in evaluation than in training."""
     require_valid_spec(config.data.train_pp, "data.train_pp")
     require_valid_spec(config.data.eval_pp, "data.eval_pp")
     if config.run.eval_only:

@@ -90,7 +90,7 @@ class TokenTeaching(Teaching):
         if not terms:
             return {}
         stored, only_stored = combine_stored(
-            [_cut_stored(one, places) for one in lesson.stored],
+            [_cut_stored(stored, places) for stored in lesson.stored],
             logits.shape[-1],
             *self.get_ensemble(),
         )

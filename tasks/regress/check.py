@@ -140,7 +140,7 @@ def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[f
                     reason = f"is constant ({mean:g})"
                 raise UserError(
                     f"{key} ({wanted}): the {side} column {name!r} {reason} on data.train_split "
-                    f"({config.data.train_split}), too small for float32; remove it from "
+                    f"({config.data.train_split}); remove it from "
                     f"data.{side}_columns, or set {key}"
                 )
     return {f"{side}_{kind}": given[f"{side}_{kind}"] for side in sides[wanted]

@@ -215,7 +215,7 @@ def test_a_file_that_does_not_fit_is_refused(flags, stored, tmp_path):
     save_file({"x": np.zeros(1)}, foreign)
     for more, words in (
         (["--distill.standardise=phi_s"], "needs the features' statistics; make them by python -m"),
-        ([f"--distill.statistics={stored}"], "has no effect while distill.standardise is none"),
+        ([f"--distill.statistics={stored}"], "has no effect with distill.standardise=none"),
         (["--distill.standardise=phi_s", "--distill.statistics=nowhere"], "is not there; make it:"),
         (["--distill.standardise=phi_s", f"--distill.statistics={foreign}"], "no file of statisti"),
         (["--distill.standardise=phi_s", f"--distill.statistics={broken}"], "was damaged"),
