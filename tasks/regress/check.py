@@ -135,9 +135,9 @@ def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[f
         columns = zip(names, given[f"{side}_mean"], given[f"{side}_std"], strict=True)
         for name, mean, std in columns:
             if std <= _RESOLUTION * abs(mean):
-                reason = f"has a spread of {std:g} about {mean:g} (subtract its mean)"
-                if std <= _ROUNDING * abs(mean):
-                    reason = f"is constant ({mean:g})"
+                is_constant = std <= _ROUNDING * abs(mean)
+                spread = f"has a spread of {std:g} about {mean:g} (subtract its mean)"
+                reason = f"is constant ({mean:g})" if is_constant else spread
                 raise UserError(
                     f"{key} ({wanted}): the {side} column {name!r} {reason} on data.train_split "
                     f"({config.data.train_split}); remove it from "

@@ -239,7 +239,7 @@ def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
         ({"name": "other", "dataset": "other", "split": "test",
           "class_map": str(tmp_path / "none.json")}, "leaves out every class"),
         ({"name": "other", "dataset": "other", "split": "test", "class_map": "nowhere.json"},
-         "class_map ('nowhere.json') cannot be read"),
+         "class_map ('nowhere.json') is unreadable"),
         ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(9)|value_range(-1, 1)"},
          "gives images of 9 x 9 x 1, which the model does not take"),
         ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(8)|value_range(0, 1)"},

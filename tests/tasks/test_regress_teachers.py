@@ -148,7 +148,7 @@ def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_pa
         (("--distill.loss=prediction_mse", "--distill.temperature=2"),
          "distill.temperature (2.0) is not supported with train.task=regress"),
         (("--distill.loss=prediction_mse", "--distill.teacher_cache=x"),
-         "distill.teacher_cache ('x') means nothing"),
+         "distill.teacher_cache ('x') is not supported"),
         (("--distill.loss=prediction_mse", "--data.input_columns=[rooms]"),
          "was trained with 2 input columns (age, rooms), data.input_columns gives 1 (rooms)"),
         (("--distill.loss=prediction_mse", "--data.target_columns=[age]"),
