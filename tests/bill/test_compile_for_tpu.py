@@ -246,14 +246,14 @@ def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, caps
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--json", "/proc/nowhere/r.json"], r"--json \('/proc/nowhere'\) cannot be made"),
+        (["--json", "/proc/nowhere/r.json"], r"--json \('/proc/nowhere'\) cannot be created"),
         (["--json", "."], r"--json \('.'\) is a directory"),
-        (["--hlo", "/proc/nowhere"], r"--hlo \('/proc/nowhere'\) cannot be made"),
+        (["--hlo", "/proc/nowhere"], r"--hlo \('/proc/nowhere'\) cannot be created"),
         (["--limit", "abc"], "argument --limit: invalid float value: 'abc'; see"),
         (["--limit", "-1"], r"--limit \(-1.0\) must be above 0"),
         (["--gate", "36"], "gate '36' has no four parts"),
         (["--gate", "peak_bytes:1:-:major"], "--gate needs an earlier report"),
-        (["--store", "/proc/nowhere"], r"--store \('/proc/nowhere/benchmarks'\) cannot be made"),
+        (["--store", "/proc/nowhere"], r"--store \('/proc/nowhere/benchmarks'\) cannot be created"),
     ],
 )
 def test_what_cannot_be_written_or_read_is_found_before_anything_compiles(flags, message, capsys):

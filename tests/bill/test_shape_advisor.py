@@ -118,7 +118,7 @@ def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
     ("flags", "word"),
     [(["--target", "v9"], "--target"), (["--model", "vit_smal"], "no model"),
      (["--image-size", "100"], "--image-size (100) does not suit"),
-     (["--json", "/proc/nowhere/t.json"], "cannot be made"),
+     (["--json", "/proc/nowhere/t.json"], "cannot be created"),
      (["--batch", "0"], "--batch (0) must be at least 1"),
      (["--image-size", "0"], "--image-size (0) must be at least 1"),
      (["--num-classes", "0"], "--num-classes (0) must be at least 1"),

@@ -267,7 +267,7 @@ def test_a_report_without_rows_or_what_they_say_is_refused(report, tmp_path):
      (["--decode-batches", "0"], "--decode-batches (0)"),
      (["--time-limit", "0"], "--time-limit (0)"), (["--time-limit", "nan"], "--time-limit (nan)"),
      (["--picture", "p.txt"], "--picture ('p.txt') must end with one of .png"),
-     (["--json", "/proc/nowhere/r.json"], "cannot be made")],
+     (["--json", "/proc/nowhere/r.json"], "cannot be created")],
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main([*SMALL, *flags]) == 2

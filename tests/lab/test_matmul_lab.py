@@ -59,7 +59,7 @@ def test_the_filled_share_follows_the_law(tmp_path):
      (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"),
      (["--added", "0", "8", "-1024"], "--added (-1024) leaves nothing of --base"),
      (["--picture", "law.txt"], "--picture ('law.txt') must end with one of .png"),
-     (["--json", "/proc/nowhere/r.json"], "cannot be made")],
+     (["--json", "/proc/nowhere/r.json"], "cannot be created")],
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main(flags) == 2

@@ -68,7 +68,7 @@ def test_a_rank_cannot_be_killed_where_there_is_one(capsys, tmp_path):
     ("flags", "word"),
     [(["--gate=train.graphs"], "four parts"), (["--gates=nowhere.yaml"], "cannot be read"),
      (["--gate=train.lr:1:-:major"], "no better direction"),
-     (["--json=/proc/nowhere/x.json"], "cannot be made")],
+     (["--json=/proc/nowhere/x.json"], "cannot be created")],
 )  # fmt: skip
 def test_a_gate_with_a_fault_is_refused_before_anything_runs(flags, word, capsys, tmp_path):
     assert main(["--config", CONFIG, f"--out={tmp_path}", *flags]) == 2

@@ -250,7 +250,7 @@ def test_the_rooms_of_the_tool_have_code_and_tests():
     ("flags", "words"),
     [(["--rooms", "engin"], "--rooms 'engin' is no room; did you mean 'engine'"),
      (["--sample", "0"], "--sample (0) must be at least 1"),
-     (["--json", "/proc/nowhere/t.json"], "cannot be made")],
+     (["--json", "/proc/nowhere/t.json"], "cannot be created")],
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, words, capsys):
     assert tool.main(flags) == 2

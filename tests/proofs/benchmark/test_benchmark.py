@@ -292,7 +292,7 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         (["--compare=x.json", "--gate=img_per_s:5:-:major", "--tolerance=0.1"], "drop it or"),
         (["--compare=x.json", "--gates=no.yaml"], "cannot be read"),
         (["--store=gs://bucket/runs"], "--store"),
-        (["--store=/proc/nowhere"], "cannot be made"),
+        (["--store=/proc/nowhere"], "cannot be created"),
         (["--json=no/such/place.json"], "there is no directory"),
         (["--random-teachers"], "needs a teacher"),
         (["--train.epoch=3"], "did you mean --train.epochs"),
