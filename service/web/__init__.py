@@ -1,5 +1,5 @@
-"""The HTTP API and the dashboard: `app` puts it together, `gate` stands in front of all of it.
+"""The HTTP API and the dashboard: `app` builds it, `gate` checks every request first.
 
-`tokens` tells who asks, `audit` keeps what was done, `problems` says what is wrong in one form,
-`catalogue` answers for the runs of a store, `answers` are the forms of all answers.
+`tokens` identifies callers, `audit` records changes, `problems` formats refusals, `catalogue`
+serves the runs of a store, `answers` are the models of all answers.
 """

@@ -1,4 +1,4 @@
-"""The submission that a run was: a file of configs/, and what it had set otherwise."""
+"""Reconstructs a run's submission: a file of configs/ and the values that differ from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 
 _ORIGIN = "the run that is made again"
-# Of one run alone: a repetition gets them anew.
+# Keys of one run alone: a repetition gets new ones.
 _OWN = ("run.run_id", "run.output_dir", "run.resume", "run.overwrite", "run.check_only",
         "run.allow_changes")  # fmt: skip
 
@@ -26,7 +26,7 @@ def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
     """Describe a run's resolved configuration as a submission of the same values.
 
     Raises:
-      UserError: the run has no whole configuration, or one that no file of configs/ leads to.
+      UserError: the run has no whole configuration, or no file of configs/ leads to it.
     """
     wanted = _flatten(parse_config(record.folder.read_texts([CONFIG_FILE]).get(CONFIG_FILE, "")))
     if not wanted:
@@ -48,18 +48,18 @@ def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
 
 
 def _list_bases(parts: Service, record: RunRecord) -> Iterator[str]:
-    """Configurations that may be the run's own, the likeliest first."""
+    """Yield configurations that may be the run's own, the likeliest first."""
     configs = parts.list_configs()
-    told = [job.config for job in parts.queue.list() if job.run == record.path]
+    used = [job.config for job in parts.queue.list() if job.run == record.path]
     experiment = record.folder.parent.name
-    named = [one for one in configs if one.rpartition("/")[2] == f"{experiment}.yaml"]
-    mine = [one for one in configs if any(path.endswith(f"/{one}") for path in told)]
+    named = [config for config in configs if config.rpartition("/")[2] == f"{experiment}.yaml"]
+    mine = [config for config in configs if any(path.endswith(f"/{config}") for path in used)]
     # A mapping such as model.args joins that of the file below, so most files lead elsewhere.
     yield from dict.fromkeys([*mine, *named, *configs])
 
 
 def _flatten(config: JsonMapping) -> JsonObject:
-    """Section.key -> value, without what belongs to one run alone."""
+    """Flatten to section.key -> value, without the keys of one run alone."""
     return {key: value for key, value in flatten(config).items() if key not in _OWN}
 
 

@@ -1,4 +1,4 @@
-"""The forms of all answers of the API: what they hold is what OpenAPI says."""
+"""The models of all answers of the API, from which OpenAPI is generated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Number = float | str
 
 
 class RunRow(BaseModel):
-    """A run in a list; what it does not say of itself is null."""
+    """A run in a list; unknown fields are null."""
 
     path: str = Field(description="experiment/name")
     experiment: str | None = None
@@ -31,7 +31,7 @@ class RunRow(BaseModel):
     id: str | None = None
     status: str | None = Field(description="as run.json says")
     shown_status: str = Field(description="the same; killed: it runs, but no program holds it")
-    alive: bool | None = Field(description="whether a program works on it; null: nobody can tell")
+    alive: bool | None = Field(description="whether a program works on it; null: unknown")
     started: float | None = Field(description="seconds since 1970")
     ended: float | None = None
     attempts: int | None = None
@@ -40,10 +40,10 @@ class RunRow(BaseModel):
     device: str | None = None
     git_commit: str | None = None
     tags: list[str] = []
-    note: str | None = Field(None, description="what a person has written of it")
-    fault: str | None = Field(description="why the run cannot be read; null or empty: it can")
+    note: str | None = Field(None, description="a person's text about it")
+    fault: str | None = Field(description="why the run cannot be read; else null or empty")
     score: Number | None = Field(
-        description="by which its task chooses the best checkpoint; null: not evaluated yet"
+        description="by which its task chooses the best checkpoint; null before an evaluation"
     )
     score_name: str | None = Field(description="the number that it is, such as eval.top1")
     values: dict[str, JsonValue] = Field(description="of the keys that are shown")
@@ -67,7 +67,7 @@ class KeyList(BaseModel):
 class ArtifactRow(BaseModel):
     """A file that a run has left behind."""
 
-    id: str = Field(description="what to ask for: the file is opened by it, never by a path")
+    id: str = Field(description="the file is opened by it, never by a path")
     path: str
     kind: str
     bytes: int
@@ -76,7 +76,7 @@ class ArtifactRow(BaseModel):
 
 
 class RunDetail(BaseModel):
-    """All that is known of a run, but its history."""
+    """A run without its history."""
 
     path: str
     experiment: str | None = None
@@ -92,10 +92,10 @@ class RunDetail(BaseModel):
     device: str | None = None
     git_commit: str | None = None
     tags: list[str]
-    note: str = Field(description="what a person has written of it; empty: nothing")
+    note: str = Field(description="a person's text about it; empty without one")
     attempts: list[JsonObject]
     worked_s: float | None = Field(
-        description="seconds of all attempts, killed ones to their last sign of life; null: unknown"
+        description="seconds of all attempts, killed ones to their last line; null: unknown"
     )
     values: dict[str, Number] = Field(description="its newest numbers")
     config: JsonObject = Field(description="dotted key -> value")
@@ -105,7 +105,7 @@ class RunDetail(BaseModel):
 
 
 class Whoami(BaseModel):
-    """Who asks."""
+    """The caller."""
 
     who: str
     role: Role
@@ -153,7 +153,7 @@ class ComparisonRow(BaseModel):
 
 
 class DivergenceAnswer(BaseModel):
-    """Whether two runs that should be equal part."""
+    """Whether and where two runs that should be equal differ."""
 
     found: Divergence | None = Field(description="null: they are equal bit for bit")
     checkpoint: int | None = Field(description="the last step before it that both have kept")
@@ -168,18 +168,18 @@ class CompareAnswer(BaseModel):
     metrics: list[list[ComparisonRow]] = Field(description="of each further side, to the first")
     answers: list[SameExamples]
     source: list[SourceDifference]
-    divergence: DivergenceAnswer | None = Field(description="null: it was not looked for")
+    divergence: DivergenceAnswer | None = Field(description="null: not requested")
 
 
 @dataclass(frozen=True)
 class GateRow(GateFinding):
-    """What a gate says; the gate as its text."""
+    """Result of a gate; the gate as its text."""
 
     gate: str
 
 
 class GateAnswer(BaseModel):
-    """What all gates say of two sides."""
+    """Results of all gates on two sides."""
 
     base: str
     new: str
@@ -189,7 +189,7 @@ class GateAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class TrendRow(Trend):
-    """One figure of benchmark reports over time; of too few of them there is no median."""
+    """One figure of benchmark reports over time; too few reports have no median."""
 
     median: Number
     worse: Number
@@ -210,7 +210,7 @@ class JobList(BaseModel):
 
 
 class LogAnswer(BaseModel):
-    """The end of what a job's programs have printed, without terminal controls."""
+    """The end of the output of a job's programs, without terminal controls."""
 
     text: str
 
@@ -222,7 +222,7 @@ class ConfigList(BaseModel):
 
 
 class SubmitRequest(BaseModel):
-    """A run that is asked for."""
+    """A requested run."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -234,16 +234,16 @@ class SubmitRequest(BaseModel):
         "", max_length=65536, description="the same as lines of YAML, which win"
     )
     slots: int = Field(1, ge=1, le=64, description="devices that it holds")
-    dry_run: bool = Field(False, description="say what would become of it, and queue nothing")
+    dry_run: bool = Field(False, description="return the checks' result, and queue nothing")
 
 
 class SubmitAnswer(BaseModel):
-    """What has become of a submission, or would."""
+    """Result of a submission."""
 
     job: JobView | None = Field(description="null: it was a dry run")
     run: str
     config_hash: str = Field(description="as main.py computes it")
-    lines: list[str] = Field(description="what main.py --check says")
+    lines: list[str] = Field(description="output of main.py --check")
 
 
 class SweepList(BaseModel):
@@ -266,7 +266,7 @@ class TrialAnswer(BaseModel):
 
 
 class SweepAnswer(BaseModel):
-    """A sweep: its trials, and what its axes tell so far."""
+    """A sweep: its trials, and its results by axes so far."""
 
     name: str
     config: str
@@ -278,7 +278,7 @@ class SweepAnswer(BaseModel):
     axes: dict[str, list[AxisRow]] = Field(description="each value of each axis, over the rest")
 
 
-# Records of the store and of the queue that are answered as they are.
+# Records of the store and of the queue that are part of answers.
 RECORDS = (
     AxisRow,
     Descendant,

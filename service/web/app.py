@@ -1,4 +1,4 @@
-"""`create_app`: the parts, the routes, and the gate in front of them."""
+"""`create_app`: the services, the routes, and the gate in front of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import json
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
 
@@ -23,28 +22,18 @@ from service.web.settings import ServiceSettings
 from utils.registry import load_object
 
 # Modules of `service.web.routes`, in the order in which their paths are tried.
-_ROUTES = (
-    "entry",
-    "runs",
-    "series",
-    "compare",
-    "events",
-    "sweeps",
-    "jobs",
-    "pages",
-    "job_pages",
-)
+_ROUTES = ("entry", "runs", "compare", "events", "sweeps", "jobs", "pages", "job_pages")
 
 
 class AsciiJSON(JSONResponse):
-    """JSON of ASCII alone: text that no encoding can hold, as half of a pair, breaks nothing."""
+    """JSON in ASCII only: text that no encoding can hold, such as half a pair, breaks nothing."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """The service of a store.
+    """Create the service of a store.
 
     Raises:
       UserError: the store, the index or the file of tokens cannot be used.
@@ -66,7 +55,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redoc_url=None,
         lifespan=live,
         default_response_class=AsciiJSON,
-        generate_unique_id_function=_name_operation,
+        generate_unique_id_function=lambda route: route.name,
         redirect_slashes=False,
     )
     app.state.service = service
@@ -77,11 +66,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     for name in _ROUTES:
         app.include_router(importlib.import_module(f"service.web.routes.{name}").router)
     app.openapi = lambda: load_object("service.web.routes.openapi:describe_app")(app)
-    # Streams of events are left as they are; what is compressed already, too.
+    # Streams of events and compressed files stay as they are.
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
     app.add_middleware(SecurityGate, settings=settings, tokens=service.tokens, audit=service.audit)
     return app
-
-
-def _name_operation(route: APIRoute) -> str:
-    return route.name

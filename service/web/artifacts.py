@@ -1,6 +1,6 @@
-"""Files that a run has left behind, by their ids: never a path from a client.
+"""Serves the files of a run by their ids: a client never sends a path.
 
-A file is opened beneath the handle of the store's directory, name by name, and no link is followed.
+A file is opened beneath the handle of the store's directory, name by name; no link is followed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Readable(Protocol):
 
 @dataclass(frozen=True)
 class OpenArtifact:
-    """A file that is open, with what the run says of it."""
+    """An open file with its name and size."""
 
     name: str
     size: int
@@ -47,11 +47,11 @@ class OpenArtifact:
 
     @property
     def media_type(self) -> str:
-        """Pictures have their own, so that a page can show them; all else is bytes."""
+        """PNG for pictures, so that a page can show them; bytes for all other files."""
         return "image/png" if _is_picture(self.name) else "application/octet-stream"
 
     def read(self) -> Iterator[bytes]:
-        """Its bytes, piece by piece; the file is closed in the end."""
+        """Yield its bytes in pieces; the file is closed at the end."""
         with self.file:
             left = self.size
             while left > 0 and (chunk := self.file.read(min(_CHUNK, left))):
@@ -60,36 +60,35 @@ class OpenArtifact:
 
 
 def list_artifacts(record: RunRecord) -> list[JsonObject]:
-    """Entries of `artifacts.json` with their ids; what has another form is left out."""
-    found = []
+    """List the valid entries of `artifacts.json` with their ids."""
+    entries = []
     for entry in record.artifacts:
         with contextlib.suppress(ValidationError):
             known = Artifact.model_validate(entry)
-            found.append({"id": create_artifact_id(known.path), **known.model_dump()})
-    return found
+            entries.append({"id": create_artifact_id(known.path), **known.model_dump()})
+    return entries
 
 
 def list_pictures(record: RunRecord) -> list[str]:
-    """Paths of PNG files of a run: those that it has listed, and those beside them.
+    """List paths of PNG files of a run: listed ones, and those in its local directory.
 
     Programs such as tools.evaluate write into the directory of a run after its end; of a run on a
     bucket only listed files are known. Links are left out.
     """
-    found = [one["path"] for one in list_artifacts(record) if _is_picture(one["path"])]
+    paths = [entry["path"] for entry in list_artifacts(record) if _is_picture(entry["path"])]
     if isinstance(record.folder, LocalFolder):
         root = record.folder.path
-        places = itertools.chain(root.glob("*.png"), root.glob("*/*.png"))
-        found += [
+        paths += [
             str(path.relative_to(root))
-            for path in places
+            for path in itertools.chain(root.glob("*.png"), root.glob("*/*.png"))
             if not path.is_symlink() and not path.parent.is_symlink()
         ]
-    kept = [path for path in dict.fromkeys(found) if not path.startswith((".", CHECKPOINTS))]
+    kept = [path for path in dict.fromkeys(paths) if not path.startswith((".", CHECKPOINTS))]
     return sorted(kept, key=lambda path: ("/" in path, path))[:_MOST_PICTURES]
 
 
 def create_artifact_id(path: str) -> str:
-    """The id of a file of a run: it stays, whatever else the run leaves behind."""
+    """Compute the id of a run's file: it does not depend on the run's other files."""
     return hashlib.sha256(path.encode("utf-8", errors="replace")).hexdigest()[:16]
 
 
@@ -97,14 +96,14 @@ def open_artifact(record: RunRecord, artifact_id: str) -> OpenArtifact:
     """Open a file of a run.
 
     Raises:
-      ServiceProblem: the run names no such file, or it is not there as a plain file.
+      ServiceProblem: the run lists no such file, or it is no plain file.
     """
-    paths = [*(one["path"] for one in list_artifacts(record)), *list_pictures(record)]
-    found = next((path for path in paths if create_artifact_id(path) == artifact_id), None)
-    if found is None:
+    paths = [*(entry["path"] for entry in list_artifacts(record)), *list_pictures(record)]
+    match = next((path for path in paths if create_artifact_id(path) == artifact_id), None)
+    if match is None:
         raise ServiceProblem(404, f"{record.path} has no artifact of that id; list them first")
     try:
-        return _open(record, found)
+        return _open(record, match)
     except (OSError, UserError) as error:
         raise ServiceProblem(
             404, f"artifact {artifact_id} of {record.path} is no file that can be read there"
@@ -123,12 +122,12 @@ def _open(record: RunRecord, path: str) -> OpenArtifact:
 
 
 def open_beneath(folder: Path, names: list[str]) -> int:
-    """The handle of a plain file below a directory; no link is followed on the way.
+    """Open a plain file below a directory and return its handle; follow no link on the way.
 
     Raises:
-      OSError: it is not there, a link, no plain file, or a name leads elsewhere.
+      OSError: it does not exist, is a link or no plain file, or a name leads elsewhere.
     """
-    if not names or any(one in ("", ".", "..") or "/" in one or "\0" in one for one in names):
+    if not names or any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
         raise FileNotFoundError(2, "no file of that name")
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -137,14 +136,14 @@ def open_beneath(folder: Path, names: list[str]) -> int:
             inner = os.open(name, flags, dir_fd=handle)
             os.close(handle)
             handle = inner
-        # Without NONBLOCK a named pipe would hold the open for ever.
-        found = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
+        # Without NONBLOCK a named pipe would block the open for ever.
+        opened = os.open(names[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=handle)
     finally:
         os.close(handle)
-    if not stat.S_ISREG(os.fstat(found).st_mode):
-        os.close(found)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
         raise FileNotFoundError(2, "no plain file")
-    return found
+    return opened
 
 
 def _is_picture(name: str) -> bool:
@@ -156,18 +155,18 @@ class _RemoteFile:
 
     def __init__(self, record: RunRecord, path: str) -> None:
         names = path.split("/")
-        if any(one in ("", ".", "..") or "\0" in one for one in names):
+        if any(name in ("", ".", "..") or "\0" in name for name in names):
             raise FileNotFoundError(2, "no file of that name")
-        self._folder, self._name, self._place = record.folder, names[-1], 0
+        self._folder, self._name, self._position = record.folder, names[-1], 0
         for name in names[:-1]:
             self._folder = self._folder.child(name)
         self.size = self._folder.get_size(self._name)
 
     def read(self, count: int) -> bytes:
-        """The next bytes."""
-        found = self._folder.read_bytes(self._name, self._place, count)
-        self._place += len(found)
-        return found
+        """Read the next bytes."""
+        content = self._folder.read_bytes(self._name, self._position, count)
+        self._position += len(content)
+        return content
 
     def __enter__(self) -> _RemoteFile:
         return self

@@ -1,7 +1,7 @@
-"""Scripts, styles and pictures of the dashboard: named after their content, kept for ever.
+"""Scripts, styles and pictures of the dashboard: named after their content, cached for ever.
 
-The charts' script comes out of plotly's own wheel. It writes style sheets of its own into a page,
-which the pages' policy forbids, unless elements of the ids that it looks for are there already.
+The charts' script is part of plotly's wheel. It writes style sheets of its own into a page, which
+the pages' policy forbids, unless elements of the ids that it looks for exist already.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 import threading
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 
 from starlette.requests import Request
@@ -33,7 +34,7 @@ _NAME = re.compile(r"(?P<stem>[a-z][a-z.]*)-(?P<digest>[0-9a-f]{12})(?P<suffix>\
 
 @dataclass(frozen=True)
 class Asset:
-    """One file as browsers get it."""
+    """One file as browsers receive it."""
 
     name: str
     content: bytes
@@ -46,43 +47,39 @@ class Asset:
 
     @cached_property
     def compressed(self) -> bytes:
-        """The same by gzip, with the same bytes each time."""
+        """Its content in gzip, equal for equal content."""
         return gzip.compress(self.content, 6, mtime=0)
 
 
 class AssetTable:
-    """All files that pages ask for."""
+    """All files that pages load."""
 
     def __init__(self, folder: Path = STATIC) -> None:
         self._folder = folder
         self._lock = threading.Lock()
-        self._found: dict[str, Asset] = {}
+        self._assets: dict[str, Asset] = {}
 
     def get(self, name: str) -> Asset:
-        """A file by its name.
-
-        Raises:
-          KeyError: there is none.
-        """
+        """Return a file by its name, or raise `KeyError`."""
         with self._lock:
-            if name not in self._found:
-                self._found[name] = Asset(name, self._read(name))
-            return self._found[name]
+            if name not in self._assets:
+                self._assets[name] = Asset(name, self._read(name))
+            return self._assets[name]
 
     def url(self, name: str) -> str:
-        """The address of a file, for templates."""
+        """Return the address of a file, for templates."""
         return self.get(name).url
 
     def list_plotly_marks(self) -> list[str]:
-        """Ids of elements whose presence keeps plotly from writing a style sheet into the page."""
-        found = _PLOTLY_MARK.findall(self.get(PLOTLY).content)
-        return [mark.decode() for mark in dict.fromkeys(found)]
+        """List ids of elements whose presence keeps plotly from writing style sheets."""
+        marks = _PLOTLY_MARK.findall(self.get(PLOTLY).content)
+        return [mark.decode() for mark in dict.fromkeys(marks)]
 
     def answer(self, request: Request, path: str) -> Response:
-        """The file of an address, compressed for those that take it; 404: none, or an old one."""
-        found = _NAME.fullmatch(path)
+        """Return the file of an address, compressed if accepted; 404 if unknown or outdated."""
+        match = _NAME.fullmatch(path)
         try:
-            asset = self.get(f"{found['stem']}{found['suffix']}") if found else None
+            asset = self.get(f"{match['stem']}{match['suffix']}") if match else None
         except KeyError:
             asset = None
         if asset is None or asset.url != f"/static/{path}":
@@ -96,18 +93,11 @@ class AssetTable:
 
     def _read(self, name: str) -> bytes:
         if name == PLOTLY:
-            return _read_plotly()
+            spec = find_spec("plotly")  # the path alone: the import of plotly takes long
+            if spec is None or spec.origin is None:
+                raise KeyError(PLOTLY)
+            return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()
         path = self._folder / name
         if path.suffix not in _KINDS or not path.is_file():
             raise KeyError(name)
         return path.read_bytes()
-
-
-def _read_plotly() -> bytes:
-    """plotly's script, without importing the rest of it."""
-    from importlib.util import find_spec
-
-    spec = find_spec("plotly")
-    if spec is None or spec.origin is None:
-        raise KeyError(PLOTLY)
-    return (Path(spec.origin).parent / "package_data" / "plotly.min.js").read_bytes()

@@ -1,4 +1,4 @@
-"""`audit.jsonl`: who has done what, one line each, only ever appended to."""
+"""`audit.jsonl`: a line for each change and its author, only ever appended to."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAIL_BYTES = 1 << 20
 
 
 class AuditLog:
-    """The file; each line is on the disk before the answer goes out."""
+    """The file; each line is on the disk before the answer is sent."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / AUDIT_FILE
@@ -28,14 +28,14 @@ class AuditLog:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            # One write: lines of several processes do not mix.
+            # One write, so that lines of several processes do not mix.
             os.write(handle, (json.dumps(line) + "\n").encode())
             os.fsync(handle)
         finally:
             os.close(handle)
 
     def read(self, limit: int) -> list[JsonObject]:
-        """The newest lines, the newest first."""
+        """Read the newest lines, the newest first."""
         try:
             with self.path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)

@@ -1,10 +1,9 @@
-"""`RunCatalogue`: answers for the runs of a store out of the index, in step with the files."""
+"""`RunCatalogue`: the runs of a store from the index, in step with the files."""
 
 from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 from service.web.problems import ServiceProblem
 from store.index.database import RunIndex
@@ -14,10 +13,10 @@ from store.query.record import RunRecord
 from store.query.selection import RunSelector
 from store.record.ids import check_name
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonObject
 from utils.storage.places import is_remote, join_place, to_path
 
-# Questions that follow each other more closely than this share one look at the files.
+# Requests within this time share one look at the files.
 _FRESH_S = 1.0
 
 
@@ -26,7 +25,7 @@ class RunCatalogue:
 
     Args:
       store: directory or URL.
-      url: of another database of the index; empty: a file in the user's cache.
+      url: of another database of the index; a file in the user's cache if empty.
     """
 
     def __init__(self, store: str, url: str = "") -> None:
@@ -36,7 +35,7 @@ class RunCatalogue:
         self._looked = -_FRESH_S
 
     def get_index(self) -> RunIndex:
-        """The index, not older than a second."""
+        """Return the index, refreshed if older than a second."""
         with self._lock:
             if time.monotonic() - self._looked >= _FRESH_S:
                 self._index.refresh()
@@ -44,20 +43,20 @@ class RunCatalogue:
         return self._index
 
     def expire(self) -> None:
-        """Look at the files at the next question: this program has changed some."""
+        """Refresh the index at the next request: this program has changed files."""
         with self._lock:
             self._looked = -_FRESH_S
 
     def select(
         self, text: str, *, sort: str = "", reverse: bool = False, archived: bool = False
     ) -> list[int]:
-        """Numbers of the runs that fit a filter, in order.
+        """Return the numbers of the runs that fit a filter, in order.
 
         Args:
-          archived: those that are archived, too; a filter that asks for tags has them anyway.
+          archived: include archived runs; a filter on tags always does.
 
         Raises:
-          UserError: the filter breaks the rules, or no run has one of its keys.
+          UserError: the filter is malformed, or no run has one of its keys.
         """
         index = self.get_index()
         if sort:
@@ -65,7 +64,7 @@ class RunCatalogue:
         return select_runs(index, text, sort=sort, reverse=reverse, archived=archived)
 
     def read_rows(self, numbers: list[int], keys: list[str]) -> list[JsonObject]:
-        """Facts of runs with the values of keys, as `python -m tools.runs list --json` has them.
+        """Read runs with values of keys, as `python -m tools.runs list --json` does.
 
         Raises:
           UserError: no run has one of the keys.
@@ -75,41 +74,34 @@ class RunCatalogue:
         return read_rows(index, numbers, keys)
 
     def create_selector(self) -> RunSelector:
-        """Finds runs as people name them."""
+        """Create a selector that finds runs by the names that people use."""
         return RunSelector(self.get_index())
 
-    def read_column(self, key: str) -> dict[int, JsonValue]:
-        """Run -> value of a key."""
-        return self.get_index().read_column(key)
-
     def list_keys(self) -> list[str]:
-        """Every key that some run has."""
+        """List every key that some run has."""
         return self.get_index().read_keys()
 
     def choose_usual(self) -> list[str]:
-        """Numbers that are shown where nothing else is asked for."""
+        """Choose the numbers to show by default."""
         return choose_usual(self.list_keys())
 
     def open_run(self, experiment: str, name: str) -> RunRecord:
-        """A run by its two names.
+        """Open a run by its two names.
 
         Raises:
-          ServiceProblem: there is none.
+          ServiceProblem: it does not exist.
         """
         try:
             check_name("experiment", experiment)
             check_name("run", name)
             place = join_place(self.store, experiment, name)
-            if not is_remote(place) and not _is_below(to_path(place), to_path(self.store)):
+            root = to_path(self.store).resolve() if not is_remote(self.store) else None
+            if root is not None and not to_path(place).resolve().is_relative_to(root):
                 raise UserError(f"run {experiment}/{name}: a link leads out of the store")
             return RunRecord(place)
         except UserError as error:
             raise ServiceProblem(404, str(error)) from error
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._index.close()
-
-
-def _is_below(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root.resolve())

@@ -1,7 +1,7 @@
-"""What has changed since, for open pages: one watch of the store for all of them.
+"""Changes for open pages: one watch of the store serves all of them.
 
-Nobody looks while nobody listens. An event says which run or job and how far it is, never more: a
-page that wants points asks for them.
+It looks only while a page listens. An event names the run or job and its progress; pages request
+points themselves.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from utils.log import get_logger
 from utils.storage.places import is_remote
 
 _LOOK_EVERY_S, _REMOTE_EVERY_S = 2.0, 15.0
-# A look may take this share of the time at most.
+# Largest share of the time that a look may take.
 _SHARE = 0.1
-# More than a reader has missed is told as one: look again.
+# A reader that has missed more gets one event for all of it: look again.
 _MOST_WAITING = 64
-# Then the browser asks again, and shows its token again.
+# After this time the browser reconnects and sends its token again.
 _LIFETIME_S = 900.0
 
 RunState = tuple[JsonValue, JsonValue]
 
 
 class RunEvent(BaseModel):
-    """A run has moved on; curves are asked for, never sent."""
+    """Progress of a run, without curves."""
 
     run: str
     step: int | None
@@ -41,7 +41,7 @@ class RunEvent(BaseModel):
 
 
 class JobEvent(BaseModel):
-    """A job has moved on."""
+    """Progress of a job."""
 
     job: str
     run: str
@@ -50,19 +50,19 @@ class JobEvent(BaseModel):
 
 @dataclass(frozen=True)
 class Missed:
-    """More has happened than the reader has taken."""
+    """More events than the reader has taken."""
 
 
 Event = RunEvent | JobEvent | Missed
 
 
 class EventHub:
-    """Looks for changes and tells all readers.
+    """Watch of the store that sends changes to all readers.
 
     Args:
       runs: of the store.
       queue: of this machine.
-      every_s: pause between two looks; none: by where the store lies.
+      every_s: pause between two looks; by default according to the store's location.
     """
 
     def __init__(self, runs: RunCatalogue, queue: JobQueue, every_s: float | None = None) -> None:
@@ -77,7 +77,7 @@ class EventHub:
         self._known_jobs: dict[str, tuple[int, int]] = {}
 
     async def read(self) -> AsyncIterator[Event]:
-        """Events from now on, until the service ends or the reader's time is over."""
+        """Yield events from now on, until the service ends or the reader's time is over."""
         waiting: asyncio.Queue[Event | None] = asyncio.Queue(_MOST_WAITING)
         self._readers.add(waiting)
         self._has_readers.set()
@@ -92,7 +92,7 @@ class EventHub:
                 self._has_readers.clear()
 
     async def watch(self) -> None:
-        """Look while somebody reads; runs until it is cancelled."""
+        """Look for changes while there are readers; runs until it is cancelled."""
         self._loop = asyncio.get_running_loop()
         is_new = True
         while True:
@@ -103,27 +103,24 @@ class EventHub:
             try:
                 events = await asyncio.to_thread(self._look)
             except Exception:
-                # Pages stay as they are until the next look; the watch itself never ends.
+                # Pages stay as they are until the next look; the watch itself must not end.
                 get_logger().exception("looking for changes failed")
                 events = []
-            # What was there when the first reader came is no news.
+            # The state at the first reader's arrival is no change.
             for event in () if is_new else events:
-                self._tell(event)
+                self._send(event)
             is_new = False
             took = time.monotonic() - began
             await asyncio.sleep(max(self._every_s, took / _SHARE))
 
     def close(self) -> None:
-        """End all streams, from whatever thread or signal: a shutdown waits for none of them."""
+        """End all streams, from any thread or signal: a shutdown waits for none of them."""
         self._is_closing = True
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._end_all)
+            self._loop.call_soon_threadsafe(self._send, None)
 
-    def _end_all(self) -> None:
-        for waiting in self._readers:
-            _put(waiting, None)
-
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event | None) -> None:
+        """Pass an event to all readers; None ends their streams."""
         for waiting in self._readers:
             _put(waiting, event)
 
@@ -134,17 +131,17 @@ class EventHub:
         index = self._runs.get_index()
         paths, states = index.read_column("path"), index.read_column("status")
         steps = index.read_column("step")
-        found = {str(path): (steps.get(run), states.get(run)) for run, path in paths.items()}
-        changed = [path for path, state in found.items() if self._known_runs.get(path) != state]
-        gone = self._known_runs.keys() - found.keys()
-        self._known_runs = found
-        events: list[Event] = [_make_run_event(path, found[path]) for path in changed]
+        known = {str(path): (steps.get(run), states.get(run)) for run, path in paths.items()}
+        changed = [path for path, state in known.items() if self._known_runs.get(path) != state]
+        gone = self._known_runs.keys() - known.keys()
+        self._known_runs = known
+        events: list[Event] = [_make_run_event(path, known[path]) for path in changed]
         return [*events, *(RunEvent(run=path, step=None, status=None) for path in sorted(gone))]
 
     def _look_at_jobs(self) -> list[Event]:
-        found = {folder.name: get_mark(folder) for folder in self._queue.list_folders()}
-        changed = [name for name, stamp in found.items() if self._known_jobs.get(name) != stamp]
-        self._known_jobs = found
+        marks = {folder.name: get_mark(folder) for folder in self._queue.list_folders()}
+        changed = [name for name, mark in marks.items() if self._known_jobs.get(name) != mark]
+        self._known_jobs = marks
         events: list[Event] = []
         for name in changed:
             with contextlib.suppress(UserError):
@@ -164,7 +161,7 @@ def _make_run_event(path: str, state: RunState) -> RunEvent:
 
 
 def _put(waiting: asyncio.Queue[Event | None], event: Event | None) -> None:
-    """Hand an event to a reader; one that is too slow loses what waits, and is told so."""
+    """Pass an event to a reader; a reader that is too slow loses its events and gets `Missed`."""
     if waiting.full():
         while not waiting.empty():
             waiting.get_nowait()

@@ -1,4 +1,4 @@
-"""Forms of pages, as browsers send them without script: names and values in the body."""
+"""Forms of pages as browsers send them without a script: names and values in the body."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ _MOST_FIELDS = 1000
 
 
 async def read_pairs(request: Request) -> list[tuple[str, str]]:
-    """The fields of a form in their order.
-
-    Raises:
-      UserError: the body is no form.
-    """
+    """Parse the fields of a form in their order; a body of another form is a `UserError`."""
     try:
         text = (await request.body()).decode()
         return parse_qsl(
@@ -35,7 +31,7 @@ Pairs = Annotated[list[tuple[str, str]], Depends(read_pairs)]
 
 
 def read_form(pairs: Pairs) -> dict[str, str]:
-    """The fields of a form; of several of one name the last one counts."""
+    """Return the fields of a form; of several with one name the last one counts."""
     return dict(pairs)
 
 

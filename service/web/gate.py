@@ -1,7 +1,7 @@
-"""The one gate in front of every route, page, file and stream: what it does not let in is refused.
+"""The gate in front of every route, page, file and stream.
 
-A route that nobody has thought of is behind it too (CVE-2026-0545 was one that the check of another
-tracker did not know). It looks at the host, the origin, the sizes, then at who asks and what for.
+It covers every route, also one that is added later (CVE-2026-0545 was a route outside the checks of
+another tracker). It checks host, origin and sizes, then the caller and its role.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from utils.log import get_logger
 START = "/start"
 EVENTS = "/api/v1/events"
 SUBMIT = "/submit"
-# In the address of a submission's page: start the checks.
+# Query key of a submission's page that starts the checks.
 ESTIMATE = "estimate"
 SAFE = ("GET", "HEAD")
-# What asks for more than its method says.
+# Paths that need a higher role than their method.
 _ROLES: dict[str, Role] = {"/api/v1/audit": "admin"}
-# Style and icon of the page that says who is not let in: they hold nothing of the store.
+# Style and icon of the page that refuses a caller without a sign-in; they hold no data.
 _FOR_NOBODY = re.compile(r"/static/(app-[0-9a-f]{12}\.css|icon-[0-9a-f]{12}\.svg)")
-# Everybody may change whether they are signed in.
+# Every role may sign out.
 _FOR_ALL = ("/sign-out",)
 _BODIES = ("application/json", "application/x-www-form-urlencoded")
 _HEADERS = {
@@ -42,7 +42,7 @@ _HEADERS = {
     "form-action 'self'; object-src 'none'",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # By no-referrer forms would send Origin: null.
+    # With no-referrer, forms would send Origin: null.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -51,7 +51,7 @@ _HEADERS = {
 
 
 class Refusal(Exception):
-    """A request that goes no further."""
+    """A request that is refused."""
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
@@ -59,7 +59,7 @@ class Refusal(Exception):
 
 
 class SecurityGate:
-    """The middleware; `scope["state"]["identity"]` tells what is behind it who asks."""
+    """The middleware; `scope["state"]["identity"]` holds the caller for the routes."""
 
     def __init__(
         self, app: ASGIApp, *, settings: ServiceSettings, tokens: TokenBook, audit: AuditLog
@@ -69,13 +69,13 @@ class SecurityGate:
         self._changes: dict[str, deque[float]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or hand it on."""
+        """Answer one request, or pass it on."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             await self._answer(scope, receive, send)
         else:
-            # There is no websocket here; to close one before it is accepted is a 403.
+            # There is no websocket here; closing one before it is accepted is a 403.
             await send({"type": "websocket.close", "code": 1008})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,8 +87,7 @@ class SecurityGate:
         except Refusal as error:
             identity = None
             headers = {name.replace("_", "-"): text for name, text in error.headers.items()}
-            is_page = wants_page(scope["path"], Headers(scope=scope).get("accept", ""))
-            if is_page:
+            if wants_page(scope["path"], Headers(scope=scope).get("accept", "")):
                 response = answer_page(Request(scope), error.status, error.detail, headers)
             else:
                 response = answer_problem(error.status, error.detail, headers)
@@ -104,10 +103,10 @@ class SecurityGate:
             self._note(scope, identity, answer.status or 500)
 
     def _let_in(self, scope: Scope) -> Identity | None:
-        """Who asks; None for the start page and what a page of a refusal loads.
+        """Identify the caller; None for the start page and the files of a refusal's page.
 
         Raises:
-          Refusal: it may not go on.
+          Refusal: the request may not go on.
         """
         headers = Headers(scope=scope)
         self._check_size(scope)
@@ -143,15 +142,15 @@ class SecurityGate:
             raise Refusal(431, f"address and headers exceed {limits.header_bytes} bytes")
 
     def _check_host(self, headers: Headers) -> None:
-        """A name that an attacker's server gives this address is not among those of ours."""
-        found = headers.getlist("host")
-        if len(found) != 1 or split_host(found[0]) not in self._settings.hosts:
+        """Refuse names that an attacker's server may give to this address (DNS rebinding)."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or split_host(hosts[0]) not in self._settings.hosts:
             raise Refusal(
                 421, "this service does not answer under that name; see tools.serve --allow-host"
             )
 
     def _check_origin(self, method: str, headers: Headers) -> None:
-        """A page of another site may neither change anything nor load anything as its own part."""
+        """Refuse a page of another site that changes something or loads parts from here."""
         site = headers.get("sec-fetch-site", "none")
         is_visit = method in SAFE and headers.get("sec-fetch-mode") == "navigate"
         if site not in ("none", "same-origin") and not is_visit:
@@ -182,7 +181,7 @@ class SecurityGate:
             raise Refusal(503, f"{limit} event streams are open; close a tab", Retry_After="10")
 
     def _identify(self, headers: Headers) -> tuple[Identity | None, bool]:
-        """Who has the token, and whether a browser sent it by itself."""
+        """Return the token's owner, and whether a browser sent it as a cookie."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and token:
             return self._tokens.identify(token.strip()), False
@@ -190,10 +189,10 @@ class SecurityGate:
         return (self._tokens.identify(token) if token else None), True
 
     async def _receive(self, scope: Scope, receive: Receive) -> Receive:
-        """A `receive` that has the whole body already, within the limits.
+        """Read the whole body within the limits; return a `receive` that replays it.
 
         Raises:
-          Refusal: it is too large, too deep, too slow or of another kind.
+          Refusal: it is too large, too deep, too slow or of another type.
         """
         limits, headers = self._settings.limits, Headers(scope=scope)
         try:
@@ -240,7 +239,7 @@ class SecurityGate:
 
 
 class _Answer:
-    """Sends an answer with the headers that all have; notes its status."""
+    """Sender of an answer with the headers that all have; keeps its status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -257,10 +256,7 @@ class _Answer:
 
 
 def get_needed_role(method: str, path: str) -> Role | None:
-    """The role that a request needs; None for what needs no token.
-
-    That is the start page, which makes a token a cookie, and the style of a refusal.
-    """
+    """Return the role that a request needs; None for the start page and a refusal's style."""
     if method in SAFE and (path == START or _FOR_NOBODY.fullmatch(path)):
         return None
     if path in _ROLES:
@@ -269,12 +265,12 @@ def get_needed_role(method: str, path: str) -> Role | None:
 
 
 def starts_check(scope: Scope) -> bool:
-    """Whether a page is asked for that starts the checking program, as a change does."""
+    """Return whether a page starts the checking program, as a change does."""
     return scope["path"] == SUBMIT and ESTIMATE in QueryParams(scope["query_string"])
 
 
 def split_host(host: str) -> str:
-    """The name of a Host header without its port; empty: it has another form."""
+    """Return the name of a Host header without its port; empty if malformed."""
     name, colon, port = host.lower().rpartition(":")
     if not colon or host.endswith("]"):
         return host.lower()
@@ -282,7 +278,7 @@ def split_host(host: str) -> str:
 
 
 def is_same_place(origin: str, host: str) -> bool:
-    """Whether an Origin header is of the host that is called; its scheme may end at a proxy."""
+    """Return whether an Origin header is of the called host; a proxy may change its scheme."""
     try:
         parts = urlsplit(origin.lower())
     except ValueError:
@@ -297,16 +293,16 @@ def is_same_place(origin: str, host: str) -> bool:
 
 
 def read_cookie(headers: Headers, name: str) -> str:
-    """The value of a cookie; empty: it was not sent."""
+    """Return the value of a cookie; empty if it was not sent."""
     try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
+        cookie = SimpleCookie(headers.get("cookie", "")).get(name)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return cookie.value if cookie else ""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body at once, then whatever else comes: that the client has gone."""
+    """Return the body at once, then the client's further messages: that it has gone."""
     sent = False
 
     async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""Reads a request's body no further than it may go, and looks how deep it nests."""
+"""Reads a request's body up to its limit, and checks how deep it nests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-# Brackets in texts do not count.
+# Brackets inside texts do not count.
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _INNERMOST = re.compile(rb"\[\]|\{\}")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
@@ -21,18 +21,18 @@ class BodyTooDeep(ValueError):
     """More brackets within brackets than a request may have."""
 
 
-async def read_body(receive: Receive, told: str | None, limit: int) -> bytes:
-    """A request's whole body.
+async def read_body(receive: Receive, declared: str | None, limit: int) -> bytes:
+    """Read a request's whole body.
 
     Args:
-      told: its Content-Length, which is believed where it says too much; none: not told.
+      declared: its Content-Length, which is trusted if too large; None without the header.
 
     Raises:
-      BodyTooLarge: it has more bytes than `limit`; no more than one piece beyond it is held.
+      BodyTooLarge: it has more bytes than `limit`; at most one piece beyond it is held.
       ClientDisconnect: the client has gone.
     """
-    if told is not None and (not told.isdecimal() or int(told) > limit):
-        raise BodyTooLarge(told)
+    if declared is not None and (not declared.isdecimal() or int(declared) > limit):
+        raise BodyTooLarge(declared)
     body = bytearray()
     while True:
         message = await receive()
@@ -46,13 +46,9 @@ async def read_body(receive: Receive, told: str | None, limit: int) -> bytes:
 
 
 def check_depth(body: bytes, limit: int) -> None:
-    """Refuse a text of brackets within brackets, whatever else it is.
-
-    Raises:
-      BodyTooDeep: there are more than `limit`.
-    """
+    """Raise `BodyTooDeep` for a text with more nested brackets than `limit`, valid or not."""
     brackets = _TEXTS.sub(b"", body).translate(None, _OTHERS)
-    # Each round takes the innermost pairs away; a loop over single brackets would take seconds.
+    # Each round removes the innermost pairs; a loop over single brackets would take seconds.
     for _ in range(limit):
         left = _INNERMOST.sub(b"", brackets)
         if len(left) == len(brackets):

@@ -1,4 +1,4 @@
-"""What is wrong with a request, in one form for programs (RFC 9457) and one line for people."""
+"""Formats refusals: one form for programs (RFC 9457) and one line for people."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ServiceProblem(UserError):
 
 
 def answer_problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    """The answer that says it."""
+    """Create the answer of a refusal for programs."""
     problem = describe_problem(status, detail)
     return Response(json.dumps(problem), status, headers, media_type=PROBLEM_TYPE)
 
@@ -45,10 +45,7 @@ def answer_page(
     request: Request, status: int, detail: str, headers: dict[str, str] | None = None,
     title: str = "",
 ) -> HTMLResponse:  # fmt: skip
-    """The same for a person, in the layout of all pages.
-
-    Who is not signed in gets a page without script, which says how to get in.
-    """
+    """Create the page of a refusal; without a sign-in it has no script and explains how to."""
     problem = describe_problem(status, detail)
     problem["title"] = title or ("Not signed in" if status == 401 else problem["title"])
     answer = render_page(request, "problem.html", "", status=status, problem=problem)
@@ -57,40 +54,31 @@ def answer_page(
 
 
 def wants_page(path: str, accept: str) -> bool:
-    """Whether a browser asks for something to look at."""
+    """Return whether a browser requests a page."""
     return not path.startswith(API) and "text/html" in accept
 
 
 def describe_problem(status: int, detail: str) -> JsonObject:
-    """A problem's fields; the sentence is one line."""
+    """Return a problem's fields; the sentence becomes one line."""
     return {
         "title": HTTPStatus(status).phrase, "status": status, "detail": " ".join(detail.split()),
     }  # fmt: skip
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Let every refusal of the app be such an answer."""
+    """Turn every refusal of the app into such an answer."""
     app.add_exception_handler(UserError, _handle_user_error)
     app.add_exception_handler(HTTPException, _handle_http)
     app.add_exception_handler(RequestValidationError, _handle_validation)
 
 
 def list_problems(*statuses: int) -> dict[int | str, JsonObject]:
-    """The `responses` of a route that may refuse for these reasons, beside the gate's."""
+    """Describe the `responses` of a route that may refuse with these statuses or the gate's."""
     schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
-    known = sorted({400, 401, 403, 405, 421, 422, *statuses})
     return {
         status: {"description": HTTPStatus(status).phrase, "content": {PROBLEM_TYPE: schema}}
-        for status in known
+        for status in sorted({400, 401, 403, 405, 421, 422, *statuses})
     }
-
-
-def explain_validation(error: RequestValidationError) -> str:
-    """The first fault of a request's parts in one line, without repeating what was sent."""
-    faults = error.errors()
-    place = ".".join(str(part) for part in faults[0]["loc"][1:]) or "body"
-    more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{place}: {faults[0]['msg'][:200]}; see /api/v1/openapi.json{more}"
 
 
 async def _handle_user_error(request: Request, error: Exception) -> Response:
@@ -105,7 +93,12 @@ async def _handle_http(request: Request, error: Exception) -> Response:
 
 async def _handle_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return _answer(request, 422, explain_validation(error))
+    faults = error.errors()
+    key = ".".join(str(part) for part in faults[0]["loc"][1:]) or "body"
+    more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+    # The message names the first fault and does not repeat what was sent.
+    detail = f"{key}: {faults[0]['msg'][:200]}; see /api/v1/openapi.json{more}"
+    return _answer(request, 422, detail)
 
 
 def _answer(

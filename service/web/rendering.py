@@ -1,4 +1,4 @@
-"""Answers with pages: templates in the frame that all of them share."""
+"""Renders pages: templates in the frame that all of them share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.web.views.jinja import create_environment
 
 
 def create_page_environment(assets: AssetTable) -> Environment:
-    """The templates' environment with the addresses of scripts and styles."""
+    """Create the templates' environment with the addresses of scripts and styles."""
     environment = create_environment()
     environment.globals["asset"] = assets.url
     environment.globals["plotly_marks"] = assets.list_plotly_marks
@@ -23,11 +23,7 @@ def create_page_environment(assets: AssetTable) -> Environment:
 def render_page(
     request: Request, template: str, page: str, *, status: int = 200, **context: object
 ) -> HTMLResponse:
-    """A whole page.
-
-    Args:
-      page: the one of `frame.PAGES` that it belongs to; empty: none.
-    """
+    """Render a page; `page` is its name in `frame.PAGES`, or empty."""
     identity = getattr(request.state, "identity", None)
     frame = Frame(page, identity.who, identity.role) if identity else Frame(page)
     text = request.app.state.templates.get_template(template).render(

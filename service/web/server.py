@@ -1,4 +1,4 @@
-"""Runs the app by uvicorn: bound before the start URL is printed, patient with nobody for long."""
+"""Runs the app with uvicorn: bound before the start URL is printed, with limits on every wait."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _CONNECTIONS = 256
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol, which would wait for ever for the end of a request's headers."""
+    """uvicorn's protocol with a time limit for a request's headers."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to count."""
+        """Start the time limit."""
         super().connection_made(transport)
         self._deadline = self.loop.call_later(_HEADERS_S, self._give_up)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Count no more."""
+        """Cancel the time limit."""
         self._deadline.cancel()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Read on; once the headers are here, the gate sees to the rest."""
+        """Continue; after the headers the gate enforces the limits."""
         super().handle_events()
         if self.cycle is not None:
             self._deadline.cancel()
@@ -47,30 +47,30 @@ class PatientProtocol(H11Protocol):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens there.
+    """Create a socket that listens on an address.
 
     Raises:
       UserError: the address is not of this machine, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
-        # Who opens the address at once waits until it is answered.
-        found.listen(_CONNECTIONS)
+        listener.bind((host, port))
+        # A browser that connects before the app runs waits for it.
+        listener.listen(_CONNECTIONS)
     except (OSError, OverflowError) as error:
-        found.close()
+        listener.close()
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UserError(
             f"--host {host} --port {port} cannot be listened on: {reason}; give another port, or 0 "
             "for any that is free"
         ) from error
-    return found
+    return listener
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can call that address."""
+    """Return whether only this machine can connect to an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -78,11 +78,11 @@ def is_loopback(host: str) -> bool:
 
 
 def serve(app: FastAPI, listener: socket.socket) -> None:
-    """Answer until a signal comes.
+    """Serve until a signal comes.
 
     Raises:
-      KeyboardInterrupt: it was Ctrl-C.
-      SystemExit: it was SIGTERM; uvicorn would end the program without a word to whoever waits.
+      KeyboardInterrupt: after Ctrl-C.
+      SystemExit: after SIGTERM; uvicorn would end the program without an exit code for the caller.
     """
     signal.signal(signal.SIGTERM, _leave)
     config = uvicorn.Config(
@@ -111,7 +111,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Ends streams of events as soon as a signal comes: it would wait for them to end."""
+    """A server that ends streams of events at a signal, instead of waiting for them."""
 
     def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
         super().__init__(config)

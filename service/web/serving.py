@@ -1,4 +1,4 @@
-"""`Service`: what routes and pages ask, held by the app; and who asks them."""
+"""`Service`: the objects behind routes and pages, held by the app; and the caller's identity."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from utils.storage.places import is_remote, to_path
 
 @dataclass(frozen=True)
 class Service:
-    """The parts behind the routes.
+    """The objects behind the routes.
 
     Attributes:
-      store: root of the runs as jobs have it: a URL, or a whole path.
-      roots: below which a submission may name places.
+      store: root of the runs as jobs have it: a URL, or an absolute path.
+      roots: below which a submission may name paths.
     """
 
     settings: ServiceSettings
@@ -40,18 +40,18 @@ class Service:
     audit: AuditLog
 
     def list_configs(self) -> list[str]:
-        """Configurations of the repository that may be submitted."""
+        """List the repository's configurations that may be submitted."""
         return list_configs(ROOT)
 
     def close(self) -> None:
-        """End the checking program, and let go of the index."""
+        """End the checking program, and close the index."""
         self.checker.close()
         self.estimator.close()
         self.runs.close()
 
 
 def create_service(settings: ServiceSettings) -> Service:
-    """The parts of a store's service.
+    """Create the objects of a store's service.
 
     Raises:
       UserError: the store, the index or the file of tokens cannot be used.
@@ -62,17 +62,17 @@ def create_service(settings: ServiceSettings) -> Service:
     return Service(
         settings, store, (store, str(ROOT / "data"), *settings.roots),
         RunCatalogue(store, settings.index), SeriesReader(), open_queue(store), Checker(),
-        Estimator(store),         TokenBook(settings.tokens_path), AuditLog(settings.state_folder),
+        Estimator(store), TokenBook(settings.tokens_path), AuditLog(settings.state_folder),
     )  # fmt: skip
 
 
 def get_service(request: Request) -> Service:
-    """The parts of the app that answers."""
+    """Return the objects of the app that answers."""
     return request.app.state.service
 
 
 def get_identity(request: Request) -> Identity:
-    """Who asks; the gate has let them in."""
+    """Return the caller, whom the gate has let in."""
     return request.state.identity
 
 

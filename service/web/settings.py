@@ -1,4 +1,4 @@
-"""What the service is told at its start: which store, where it listens, how much it takes."""
+"""The service's settings: its store, its address, its limits."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request, one client or all of them may ask for.
+    """Limits of one request, one client or all of them.
 
     Attributes:
       body_bytes: of a request.
-      json_depth: brackets within brackets in a request.
+      json_depth: nested brackets in a request.
       header_bytes, header_count: of a request, its address included.
-      receive_s: until a request's last byte is here.
+      receive_s: until a request's last byte has arrived.
       streams: event streams that are open at once.
-      changes_per_minute: requests of one client that are to change something.
+      changes_per_minute: requests of one client that change something.
       page_rows: rows of a list in one answer.
       log_bytes: of a log's tail.
     """
@@ -39,14 +39,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Where the service finds runs, keeps what it must know, and whom it answers.
+    """Where the service finds runs, keeps its state, and which names it answers to.
 
     Attributes:
       store: the `run.output_dir` of the runs, a directory or a URL.
-      index: another database of the run index; empty: a file in the user's cache.
-      token_file: hashes of all tokens; none: in `state_folder`.
+      index: another database of the run index; a file in the user's cache if empty.
+      token_file: hashes of all tokens; in `state_folder` by default.
       hosts: names by which the service may be called, without a port.
-      roots: directories, or buckets as gs://bucket, that a submission may name places in.
+      roots: directories, or buckets as gs://bucket, in which a submission may name paths.
     """
 
     store: str
@@ -58,7 +58,7 @@ class ServiceSettings:
 
     @property
     def state_folder(self) -> Path:
-        """Where the service keeps what it must know."""
+        """Where the service keeps its state."""
         return choose_folder(self.store, "service")
 
     @property
@@ -73,7 +73,7 @@ class ServiceSettings:
 
 
 def choose_folder(store: str, name: str) -> Path:
-    """A folder of this machine for a store: in it, or in the user's cache for a bucket's."""
+    """Choose a folder of this machine for a store: in it, or for a bucket in the user's cache."""
     if not is_remote(store):
         return to_path(store) / name
     return get_user_cache("trainer", name, _hash(store))

@@ -1,4 +1,4 @@
-"""Takes a submission: which keys, which places, what `main.py` would say, then the queue."""
+"""Takes a submission: checks keys, paths and the configuration, then queues it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _KEY_LETTERS = 256
 def submit(
     parts: Service, asker: Identity, request: SubmitRequest
 ) -> tuple[JobView | None, Verdict]:
-    """The job, none for a dry run, and what the checks say.
+    """Check a submission and queue it; the job is None for a dry run.
 
     Raises:
       UserError: it is refused, with the reason.
-      ServiceProblem: the run is there already.
+      ServiceProblem: the run exists already.
     """
     submission = read_request(parts, request)
     verdict = parts.checker.check(submission, parts.store)
@@ -44,10 +44,10 @@ def submit(
 
 
 def read_request(parts: Service, request: SubmitRequest) -> Submission:
-    """The submission of a request, with the name of its run; no place leads beyond the roots.
+    """Create the submission of a request, with the name of its run.
 
     Raises:
-      UserError: a configuration, key, value or place that it may not have.
+      UserError: an invalid configuration, key or value, or a path outside the roots.
     """
     check_config_path(request.config, ROOT)
     overrides = {**request.overrides, **flatten_overrides(request.overrides_yaml)}
@@ -57,21 +57,17 @@ def read_request(parts: Service, request: SubmitRequest) -> Submission:
     draft = Submission(config=str(ROOT / request.config), overrides=overrides, slots=request.slots)
     config = resolve_submission(draft, parts.store)
     check_places(config, parts.roots, ROOT)
-    # The name was chosen now: the check, the job and the answer are of the same run.
+    # The name is chosen here, so that the check, the job and the answer are of the same run.
     named = {**overrides, "run.run_id": config.run.run_id}
     return Submission(config=draft.config, overrides=named, slots=draft.slots)
 
 
 def flatten_overrides(text: str) -> JsonObject:
-    """Dotted key -> value of YAML lines, whether they are dotted or stand in sections.
-
-    Raises:
-      UserError: it is no plain mapping.
-    """
-    found: JsonObject = {}
+    """Parse YAML lines to dotted key -> value; keys may be dotted or stand in sections."""
+    values: JsonObject = {}
     for key, value in read_plain_yaml(text, "overrides_yaml").items():
         if key in RunConfig.model_fields and isinstance(value, dict):
-            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+            values |= {f"{key}.{name}": inner for name, inner in value.items()}
         else:
-            found[key] = value
-    return found
+            values[key] = value
+    return values

@@ -1,4 +1,4 @@
-"""Text of others made harmless: terminal controls, YAML, cells of tables."""
+"""Makes text of others harmless: terminal controls, YAML, cells of tables."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
 _DEPTH = 32
-# Sequences of terminals: CSI, OSC and other strings, two-character ones.
+# Terminal sequences: CSI, OSC and other strings, two-character ones.
 _SEQUENCES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b[\]PX^_].*?(?:\x07|\x1b\\|$)|\x1b[ -/]*[0-~]?", re.DOTALL
 )
-# Controls, and marks that turn the direction of what follows.
+# Control characters, and marks that change the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def strip_controls(text: str) -> str:
-    """A log without what moves a cursor; of a line that was drawn anew its last state."""
+    """Remove terminal controls from a log; of a line that was redrawn keep its last state."""
     text = _SEQUENCES.sub("", text.replace("\r\n", "\n"))
     lines = (line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _CONTROLS.sub("", "\n".join(lines))
 
 
 def quote_cell(value: JsonValue) -> str:
-    """A cell of a table: what a spreadsheet would take for a formula gets a quote in front."""
+    """Format a cell of a table; a text that a spreadsheet would run as a formula gets a quote."""
     if value is None:
         return ""
     text = value if isinstance(value, str) else str(value)
@@ -35,10 +35,10 @@ def quote_cell(value: JsonValue) -> str:
 
 
 def read_plain_yaml(text: str, key: str) -> JsonObject:
-    """A mapping of YAML without anchors, aliases and tags, so that it means no more than it says.
+    """Parse a mapping of YAML without anchors, aliases and tags.
 
     Args:
-      key: what holds it, for errors.
+      key: its name, for errors.
 
     Raises:
       UserError: it is no such mapping, or nests too deep.
@@ -73,7 +73,7 @@ def _refuse_tricks(text: str, key: str) -> None:
 
 
 def _check_json(value: object, key: str) -> None:
-    """What JSON can hold, and no more: no dates, no bytes, no keys that are numbers."""
+    """Refuse what JSON cannot hold: dates, bytes, keys that are numbers."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):

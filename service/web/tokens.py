@@ -1,7 +1,7 @@
-"""Who asks: tokens of 32 random bytes, of which only hashes are kept, in a file of its owner alone.
+"""Tokens of 32 random bytes; only their hashes are kept, in a file that its owner alone can read.
 
 A start token signs in once; the browser then has a cookie with a token of its own. Tokens with a
-name stay until they are removed from the file, for programs and for other people; a cookie that was
+name, for programs and other people, stay until they are removed from the file; a cookie that was
 given for one of them ends with it.
 """
 
@@ -37,24 +37,24 @@ _NAME = re.compile(r"[\w.@-]{1,64}")
 
 @dataclass(frozen=True)
 class Identity:
-    """Somebody who has shown a token."""
+    """The owner of a valid token."""
 
     who: str
     role: Role
 
     def may(self, needed: Role) -> bool:
-        """Whether the role is enough; each may do what those before it may."""
+        """Return whether the role is sufficient; each may do what those before it may."""
         return ROLES.index(self.role) >= ROLES.index(needed)
 
 
 class TokenBook:
-    """The tokens that the service knows.
+    """The tokens of the service.
 
     Args:
-      path: of the file; it is read again when another program has changed it.
+      path: of the file; it is read again after another program has changed it.
 
     Raises:
-      UserError: others can read the file, or it says something else.
+      UserError: others can read the file, or it is malformed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -67,17 +67,17 @@ class TokenBook:
             self._read()
 
     def create_start(self, role: Role = "admin") -> str:
-        """A token that signs in once, while this process lives."""
+        """Create a token that signs in once, while this process lives."""
         token = secrets.token_urlsafe(32)
         with self._lock:
             self._start[_hash(token)] = _describe(get_user(), role, "start", _START_S)
         return token
 
     def add(self, who: str, role: str) -> str:
-        """A token with a name that stays; it is told this once.
+        """Create a named token that stays; it is shown only once.
 
         Raises:
-          UserError: no name, or no role.
+          UserError: malformed name, or unknown role.
         """
         if not _NAME.fullmatch(who):
             raise UserError(f"token's name ({who!r}): use at most 64 letters, digits and . _ @ -")
@@ -86,25 +86,25 @@ class TokenBook:
         return self._keep(_describe(who, role, "named", None))
 
     def sign_in(self, token: str) -> str | None:
-        """A cookie's token for a start token or one with a name; none: it is neither."""
+        """Create a cookie's token from a start token or a named one; None for any other."""
         with self._lock:
             self._read()
             start = _find(self._start, token)
             if start is not None:
                 self._start.pop(_hash(token))
-            found = start or self._look_up(token)
-        if found is None or found["kind"] == "session":
+            row = start or self._look_up(token)
+        if row is None or row["kind"] == "session":
             return None
-        row = _describe(found["who"], found["role"], "session", COOKIE_S)
+        session = _describe(row["who"], row["role"], "session", COOKIE_S)
         parent = "" if start is not None else _hash(token)
-        return self._keep({**row, "parent": parent})
+        return self._keep({**session, "parent": parent})
 
     def identify(self, token: str) -> Identity | None:
-        """Who has a token; none: nobody, or it is too old."""
+        """Return the owner of a token; None if it is unknown or expired."""
         with self._lock:
             self._read()
-            found = self._look_up(token)
-        return Identity(found["who"], found["role"]) if found else None
+            row = self._look_up(token)
+        return Identity(row["who"], row["role"]) if row else None
 
     def sign_out(self, token: str) -> None:
         """Forget a cookie's token."""
@@ -114,22 +114,22 @@ class TokenBook:
 
     def _look_up(self, token: str) -> JsonObject | None:
         rows = {row["sha256"]: row for row in self._rows}
-        found = _find(rows, token)
-        return found if found is not None and _has_parent(found, rows) else None
+        row = _find(rows, token)
+        return row if row is not None and _has_parent(row, rows) else None
 
     def _keep(self, row: JsonObject) -> str:
         token = secrets.token_urlsafe(32)
         with self._changing():
-            known = {one["sha256"]: one for one in self._rows}
-            rows = [one for one in self._rows if _is_valid(one) and _has_parent(one, known)]
-            sessions = [one for one in rows if one["kind"] == "session"][-_MOST_SESSIONS:]
-            named = [one for one in rows if one["kind"] == "named"]
+            known = {old["sha256"]: old for old in self._rows}
+            rows = [old for old in self._rows if _is_valid(old) and _has_parent(old, known)]
+            sessions = [old for old in rows if old["kind"] == "session"][-_MOST_SESSIONS:]
+            named = [old for old in rows if old["kind"] == "named"]
             self._write([*named, *sessions, {"sha256": _hash(token), **row}])
         return token
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """The file as it is, while no other thread and no other program changes it."""
+        """Read the file and keep other threads and programs from changing it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._lock, hold_file(self.path.with_name(f"{self.path.name}.lock")):
             self._read()
@@ -137,17 +137,17 @@ class TokenBook:
 
     def _read(self) -> None:
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except FileNotFoundError:
             self._rows, self._stamp = [], None
             return
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{self.path} is no file; give one of tokens, or a name for a new one")
-        if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UserError(
                 f"{self.path} can be read by others; make it yours alone: chmod 600 {self.path}"
             )
-        stamp = (found.st_mtime_ns, found.st_size, found.st_ino)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if stamp == self._stamp:
             return
         try:
@@ -173,12 +173,12 @@ class TokenBook:
 
 
 def _find(rows: dict[str, JsonObject], token: str) -> JsonObject | None:
-    """The row of a token; how long it takes tells nothing of the hashes."""
-    digest, found = _hash(token), None
+    """Find the row of a token; the time that it takes reveals nothing about the hashes."""
+    digest, match = _hash(token), None
     for known, row in rows.items():
         if hmac.compare_digest(known, digest):
-            found = row
-    return found if found and _is_valid(found) else None
+            match = row
+    return match if match and _is_valid(match) else None
 
 
 def _describe(who: str, role: str, kind: str, lives_s: int | None) -> JsonObject:
@@ -203,10 +203,10 @@ def _is_valid(row: JsonObject) -> bool:
 
 
 def _has_parent(row: JsonObject, rows: dict[str, JsonObject]) -> bool:
-    """Whether the named token that a cookie was given for is still there, where there was one."""
+    """Return whether the named token of a cookie still exists; true for one of a start token."""
     if row["kind"] != "session":
         return True
-    # A row without the field is of nobody knows which token.
+    # Rows without this field predate it: their token is unknown.
     parent = row.get("parent")
     return parent == "" or (parent in rows and _is_valid(rows[parent]))
 
@@ -216,7 +216,7 @@ def _hash(token: str) -> str:
 
 
 def get_user() -> str:
-    """Who has started this program."""
+    """Return the user who started this program."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

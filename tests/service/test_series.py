@@ -195,8 +195,8 @@ def test_both_ways_of_reading_give_the_same_bits(text):
     ("options", "words"),
     [
         ({"metrics": ["train.loss/totl"]}, "did you mean 'train.loss/total'"),
-        ({"metrics": []}, "0 numbers are asked for"),
-        ({"metrics": ["train.lr"], "width": 3}, "width 3"),
+        ({"metrics": []}, "0 numbers are requested"),
+        ({"metrics": ["train.lr"], "width": 3}, "width (3)"),
         ({"metrics": ["train.lr"], "start": 5, "end": 4}, "start 5 lies behind end 4"),
     ],
 )

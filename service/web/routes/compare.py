@@ -1,4 +1,4 @@
-"""`/api/v1/compare` and `/api/v1/trends`: runs against each other, benchmarks over time."""
+"""`/api/v1/compare` and `/api/v1/trends`: comparisons of runs, benchmarks over time."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def compare_runs(
     metrics: Annotated[str, Query(max_length=4096, description="numbers, with commas")] = "",
     exact: Annotated[bool, Query(description="look where two runs part that differ, too")] = False,
 ) -> CompareAnswer:
-    """The first side is the base; each further one is held against it."""
+    """Compare each further side with the first one, the base."""
     sides = read_sides(parts.runs, run)
     report = report_sides(sides, metrics, exact=exact)
-    rows = [[_describe(one) for one in found] for found in report.metrics]
+    rows = [[_describe(row) for row in side] for side in report.metrics]
     return CompareAnswer(**make_finite({**report.tell(), "metrics": rows}))
 
 
 class GateQuery(BaseModel):
-    """Two sides, and what the new one may lose."""
+    """Two sides, and the largest allowed losses of the new one."""
 
     base: str = Field(max_length=4096, description="a side, as in compare")
     new: str = Field(max_length=4096)
@@ -61,39 +61,38 @@ class GateQuery(BaseModel):
         min_length=1, max_length=64, description="metric[@aggregate]:max_pct:max_abs:severity[?]"
     )
     undecided: Literal["", "fail", "pass"] = ""
-    unfinished: bool = Field(False, description="judge runs that are not complete, too")
+    unfinished: bool = Field(False, description="include runs that are not complete")
 
 
 @router.get("/gates", responses=list_problems())
 def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> GateAnswer:
-    """Whether new runs are worse than others by more than is allowed."""
+    """Check whether new runs are worse than others by more than gates allow."""
     gates = [parse_gate(text) for text in query.gate]
     base, new = read_sides(parts.runs, [query.base, query.new])
     findings = judge_sides(gates, base, new, unfinished=query.unfinished)
-    rows = [GateRow(**{**vars(one), "gate": str(one.gate)}) for one in findings]
+    rows = [GateRow(**{**vars(item), "gate": str(item.gate)}) for item in findings]
     code = get_code(findings, query.undecided)
     return GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
 
 
 @router.get("/trends", responses=list_problems())
 def list_trends(parts: Parts) -> TrendList:
-    """Each figure of the benchmark reports that the store keeps."""
+    """List each figure of the benchmark reports that the store keeps."""
     if is_remote(parts.store):
         return TrendList(trends=[])
     series = read_reports(to_path(parts.store))
-    found = [trend for name, reports in series.items() for trend in find_trends(name, reports)]
     rows = []
-    for one in found:
-        figures = {"median": make_finite(one.median), "worse": make_finite(one.worse)}
-        rows.append(TrendRow(**{**vars(one), **figures}))
+    for trend in (t for name, reports in series.items() for t in find_trends(name, reports)):
+        figures = {"median": make_finite(trend.median), "worse": make_finite(trend.worse)}
+        rows.append(TrendRow(**{**vars(trend), **figures}))
     return TrendList(trends=rows)
 
 
 def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
-    """The sides that are named.
+    """Read the named sides.
 
     Raises:
-      UserError: no such run, a filter that none fits, or too many of them.
+      UserError: no such run, a filter without a match, or too many runs.
     """
     selector = runs.create_selector()
     sides = [selector.read_side(text[:4096]) for text in texts]
@@ -104,10 +103,10 @@ def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
 
 
 def report_sides(sides: Sequence[Side], metrics: str, *, exact: bool) -> CompareReport:
-    """A comparison for which no tensors of checkpoints are read.
+    """Compare sides without reading tensors of checkpoints.
 
     Raises:
-      UserError: no run has one of the numbers, or `exact` of other sides than two single runs.
+      UserError: no run has one of the numbers, or `exact` without two single runs.
     """
     wanted = choose_metrics(metrics, sides, "metrics")
     return create_report(sides, get_neutral_keys(), wanted, exact=exact)

@@ -1,4 +1,4 @@
-"""Signing in and out, and who has done what."""
+"""Signing in and out, and the audit log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ router = APIRouter(tags=["entry"])
 
 @router.get(START, include_in_schema=False)
 def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
-    """Make a token of the address a cookie, and go on without it in the address."""
+    """Turn the address's token into a cookie, and continue at an address without it."""
     session = parts.tokens.sign_in(token)
     if session is None:
         if parts.tokens.identify(read_cookie(request.headers, parts.settings.cookie)):
@@ -52,11 +52,11 @@ def sign_out(request: Request, parts: Parts) -> Response:
 
 @router.get("/api/v1/whoami", responses=list_problems())
 def tell_who(asker: Asker) -> Whoami:
-    """Whose token this is, and what it may do."""
+    """Return the token's owner and role."""
     return Whoami(who=asker.who, role=asker.role)
 
 
 @router.get("/api/v1/audit", responses=list_problems())
 def list_audit(parts: Parts, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> AuditList:
-    """Who has done what, the newest first; for the role admin."""
+    """List changes and their authors, the newest first; for the role admin."""
     return AuditList(lines=parts.audit.read(limit))

@@ -17,11 +17,11 @@ _RETRY_MS = 3000
 
 @router.get(EVENTS, responses=list_problems(503), response_class=EventSourceResponse)
 async def stream_events(request: Request) -> AsyncIterator[ServerSentEvent]:
-    """`run` (run, newest step, status), `job` (job, run, state) and `runs` (too many: ask again).
+    """Stream `run` (run, newest step, status), `job` (job, run, state), `runs` (too many: reload).
 
-    A comment each 15 s keeps it open. It ends after 15 minutes, and with the service: ask again.
+    A comment each 15 s keeps it open. It ends after 15 minutes, and with the service: reconnect.
     """
-    # Headers go out with the first bytes, and tell the page that it is live.
+    # The first bytes carry the headers, and show the page that it is live.
     yield ServerSentEvent(comment="open", retry=_RETRY_MS)
     async for event in request.app.state.events.read():
         if isinstance(event, RunEvent):

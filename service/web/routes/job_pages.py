@@ -1,4 +1,4 @@
-"""The pages of the queue, of sweeps and of submissions, and their forms."""
+"""The pages of the queue, sweeps and submissions, and their forms."""
 
 from __future__ import annotations
 
@@ -43,19 +43,27 @@ _TARGET = "v5e:2x2"
 def show_queue(
     request: Request, parts: Parts, state: Annotated[str, Query(max_length=40)] = ""
 ) -> Response:
-    """All jobs of this machine."""
-    return _render_queue(request, parts, state)
+    """Show all jobs of this machine."""
+    jobs = parts.queue.list()[::-1]
+    words = [job.state for job in jobs]
+    chips = [("all", len(jobs), "/queue", not state)]
+    chips += [(w, words.count(w), f"/queue?state={w}", w == state) for w in dict.fromkeys(words)]
+    matches = [job for job in jobs if state in ("", job.state)]
+    return render_page(
+        request, "queue.html", "Queue", jobs=matches[:_MOST_JOBS], matched=len(matches),
+        chips=chips, filtered=bool(state), error="",
+    )  # fmt: skip
 
 
 @router.get("/queue/{job_id}")
 def show_one(request: Request, parts: Parts, job_id: JobId) -> Response:
-    """One job with its log."""
+    """Show one job with its log."""
     return _render_job(request, parts, find_job(parts, job_id))
 
 
 @router.post("/queue/{job_id}/stop")
 def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
-    """Ask a job to end, and show it."""
+    """Request a job's end, and show it."""
     try:
         return RedirectResponse(f"/queue/{stop(parts, asker, job_id).id}", 303)
     except ServiceProblem as error:
@@ -64,7 +72,7 @@ def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Res
 
 @router.post("/queue/{job_id}/reopen")
 def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
-    """Let a job go on, and show it."""
+    """Continue a job, and show it."""
     try:
         return RedirectResponse(f"/queue/{reopen(parts, asker, job_id).id}", 303)
     except ServiceProblem as error:
@@ -73,7 +81,7 @@ def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> R
 
 @router.get("/sweeps")
 def show_sweeps(request: Request, parts: Parts) -> Response:
-    """All sweeps of the store."""
+    """Show all sweeps of the store."""
     lines, faults = [], []
     for name in list_sweeps(parts.store):
         try:
@@ -89,7 +97,7 @@ def show_sweeps(request: Request, parts: Parts) -> Response:
 def show_sweep(
     request: Request, parts: Parts, name: Annotated[str, Path(min_length=1, max_length=128)]
 ) -> Response:
-    """One sweep: its table and its trials."""
+    """Show one sweep: its table and its trials."""
     try:
         spec: SweepSpec = read_sweep(parts.store, name)
         states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
@@ -102,8 +110,8 @@ def show_sweep(
 @router.post("/runs/{experiment}/{name}/again")
 def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Response:
     """Submit a run's own configuration as a new run, after the checks of any submission."""
-    wanted = describe_submission(parts, parts.runs.open_run(experiment, name))
-    job, _ = submit(parts, asker, wanted)
+    request = describe_submission(parts, parts.runs.open_run(experiment, name))
+    job, _ = submit(parts, asker, request)
     assert job is not None  # it was no dry run
     return RedirectResponse(f"/queue/{job.id}", 303)
 
@@ -112,17 +120,17 @@ def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Respo
 def show_form(
     request: Request, parts: Parts, config: Annotated[str, Query(max_length=1024)] = "",
 ) -> Response:  # fmt: skip
-    """The form of a submission; what stands in the address stands in its fields."""
+    """Show the form of a submission; the address's query fills its fields."""
     typed = {key: value for key, value in request.query_params.items() if key != ESTIMATE}
     return _render_form(request, parts, config, typed, is_asked=ESTIMATE in request.query_params)
 
 
 @router.post(SUBMIT)
 def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> Response:
-    """Check, ask the compiler, or start."""
+    """Check a submission, start its compilation, or queue it."""
     config, deed = fields.get(CONFIG, ""), fields.get(DEED, "check")
     try:
-        wanted = _read_wish(fields, dry_run=deed != "start")
+        wanted = _read_form(fields, dry_run=deed != "start")
         if deed == "compile":
             parts.estimator.start(read_request(parts, wanted), fields.get(TARGET) or _TARGET)
             kept = {key: value for key, value in fields.items() if value and key != DEED}
@@ -136,7 +144,7 @@ def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> R
         return _render_form(request, parts, config, fields, error=error)
 
 
-def _read_wish(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequest:
+def _read_form(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequest:
     slots = fields.get(SLOTS, "1").strip() or "1"
     if not slots.isdecimal() or not 1 <= int(slots[:4]) <= 64:
         raise UserError(f"slots ({slots[:20]!r}) is no number of devices; give 1 to 64")
@@ -156,11 +164,7 @@ def _render_form(
     request: Request, parts: Service, config: str, typed: Mapping[str, str], *,
     is_asked: bool = False, error: UserError | None = None,
 ) -> Response:  # fmt: skip
-    """The page of a submission.
-
-    Args:
-      is_asked: show what the checks and the compiler say, as far as they have been asked.
-    """
+    """Render the page of a submission; `is_asked` adds the results of checks and compiler."""
     context: dict[str, object] = {
         "configs": parts.list_configs(), "config": config, "about": [], "groups": (),
         "verdict": None, "estimate": None, "told": (), "bills": (),
@@ -170,7 +174,7 @@ def _render_form(
         if config:
             _fill(parts, config, typed, context)
         if config and is_asked and error is None:
-            _ask(parts, typed, context)
+            _check(parts, typed, context)
     except UserError as refused:
         error = error or refused
     status = 200 if error is None else getattr(error, "status", 422)
@@ -182,9 +186,9 @@ def _render_form(
 def _fill(
     parts: Service, config: str, typed: Mapping[str, str], context: dict[str, object]
 ) -> None:
-    """The fields, and what the configuration's own header says."""
+    """Add the fields, and the configuration's header."""
     if config not in parts.list_configs():
-        raise ServiceProblem(404, f"config ({config[:200]!r}) is none of the list; choose one")
+        raise ServiceProblem(404, f"config ({config[:200]!r}) is not in the list; choose one of it")
     path = ROOT / config
     head = path.read_text(encoding="utf-8").splitlines()
     lines = [line.removeprefix("#").strip() for line in head if line.startswith("#")]
@@ -192,9 +196,9 @@ def _fill(
     context["groups"] = make_groups(combine_config(str(path), {}, "the form"), typed)
 
 
-def _ask(parts: Service, typed: Mapping[str, str], context: dict[str, object]) -> None:
-    """What the checks say, the compiler's verdict where there is one, and the bill."""
-    submission = read_request(parts, _read_wish(typed))
+def _check(parts: Service, typed: Mapping[str, str], context: dict[str, object]) -> None:
+    """Add the results of the checks, the compiler's report if there is one, and the cost."""
+    submission = read_request(parts, _read_form(typed))
     verdict = parts.checker.check(submission, parts.store)
     if verdict.error:
         raise UserError(verdict.error)
@@ -203,18 +207,6 @@ def _ask(parts: Service, typed: Mapping[str, str], context: dict[str, object]) -
     context |= show_report(estimate)
     config = combine_config(submission.config, submission.overrides, "the form")
     context |= show_bills(parts, config, verdict, estimate)
-
-
-def _render_queue(request: Request, parts: Service, state: str, error: str = "") -> Response:
-    jobs = parts.queue.list()[::-1]
-    words = [job.state for job in jobs]
-    chips = [("all", len(jobs), "/queue", not state)]
-    chips += [(w, words.count(w), f"/queue?state={w}", w == state) for w in dict.fromkeys(words)]
-    found = [job for job in jobs if state in ("", job.state)]
-    return render_page(
-        request, "queue.html", "Queue", jobs=found[:_MOST_JOBS],
-        matched=len(found), chips=chips, filtered=bool(state), error=error,
-    )  # fmt: skip
 
 
 def _render_job(
@@ -230,12 +222,12 @@ def _render_job(
 
 
 def read_log(parts: Service, job_id: str) -> str:
-    """The end of a job's log, without what moves a cursor."""
+    """Read the end of a job's log, without terminal controls."""
     return strip_controls(parts.queue.read_log(job_id, _LOG_BYTES))
 
 
 def _refuse(request: Request, parts: Service, job_id: str, error: ServiceProblem) -> Response:
-    """The page of a job that cannot be changed, with the reason; of none, the refusal itself."""
+    """Show a job that cannot be changed, with the reason; raise it if there is no such job."""
     try:
         job = parts.queue.get(job_id)
     except UserError:

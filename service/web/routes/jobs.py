@@ -1,4 +1,4 @@
-"""`/api/v1/jobs` and `/api/v1/submit`: what waits and runs, and asking for more of it or less."""
+"""`/api/v1/jobs` and `/api/v1/submit`: the queue, and submissions, stops and reopenings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ JobId = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^./\\\x00-
 
 
 class JobQuery(BaseModel):
-    """Which jobs."""
+    """The query of a list of jobs."""
 
     model_config = ConfigDict(extra="forbid")
 
-    state: str = Field("", max_length=200, description="states with commas between; empty: all")
+    state: str = Field("", max_length=200, description="states with commas; empty for all")
     sweep: str = Field("", max_length=128)
     offset: int = Field(0, ge=0, le=1 << 31)
     limit: int = Field(100, ge=1, le=1000)
@@ -33,22 +33,22 @@ class JobQuery(BaseModel):
 
 @router.get("/jobs", responses=list_problems())
 def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
-    """Jobs of this machine's queue, that which was submitted last first."""
+    """List the jobs of this machine's queue, the most recently submitted first."""
     wanted = {word.strip() for word in query.state.split(",") if word.strip()}
     for word in sorted(wanted - set(STATES)):
-        raise UserError(f"state ({word!r}) is none of a job's; choose of {', '.join(STATES)}")
-    found = [
+        raise UserError(f"state ({word!r}) is unknown; choose of {', '.join(STATES)}")
+    matches = [
         job
         for job in reversed(parts.queue.list())
         if (not wanted or job.state in wanted) and query.sweep in ("", job.sweep)
     ]
-    page = found[query.offset : query.offset + query.limit]
-    return JobList(matched=len(found), offset=query.offset, jobs=page)
+    page = matches[query.offset : query.offset + query.limit]
+    return JobList(matched=len(matches), offset=query.offset, jobs=page)
 
 
 @router.get("/jobs/{job_id}", responses=list_problems(404))
 def show_job(parts: Parts, job_id: JobId) -> JobView:
-    """One job."""
+    """Return one job."""
     return find_job(parts, job_id)
 
 
@@ -58,32 +58,32 @@ def read_log(
     job_id: JobId,
     tail_bytes: Annotated[int, Query(ge=1, le=1 << 18)] = 1 << 16,
 ) -> LogAnswer:
-    """The end of what its programs have printed."""
+    """Read the end of the output of its programs."""
     job = find_job(parts, job_id)
     return LogAnswer(text=strip_controls(parts.queue.read_log(job.id, tail_bytes)))
 
 
 @router.post("/jobs/{job_id}/stop", responses=list_problems(404, 409, 429))
 def stop_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
-    """Ask a job to save a checkpoint and end; it may go on later."""
+    """Request that a job saves a checkpoint and ends; it may continue later."""
     return stop(parts, asker, job_id)
 
 
 @router.post("/jobs/{job_id}/reopen", responses=list_problems(404, 409, 429))
 def reopen_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
-    """Let a job that failed or was stopped go on from its last checkpoint."""
+    """Continue a job that failed or was stopped from its last checkpoint."""
     return reopen(parts, asker, job_id)
 
 
 @router.get("/configs", responses=list_problems())
 def list_configs(parts: Parts) -> ConfigList:
-    """Configurations of the repository that may be submitted."""
+    """List the repository's configurations that may be submitted."""
     return ConfigList(configs=parts.list_configs())
 
 
 @router.post("/submit", responses=list_problems(409, 413, 415, 429, 503))
 def submit_run(parts: Parts, asker: Asker, request: SubmitRequest) -> SubmitAnswer:
-    """Check a run as main.py does and queue it; with `dry_run` only the first."""
+    """Check a run as main.py does and queue it; with `dry_run` only check it."""
     job, verdict = submit(parts, asker, request)
     return SubmitAnswer(
         job=job, run=verdict.run, config_hash=verdict.config_hash, lines=list(verdict.lines),
@@ -91,11 +91,7 @@ def submit_run(parts: Parts, asker: Asker, request: SubmitRequest) -> SubmitAnsw
 
 
 def find_job(parts: Service, job_id: str) -> JobView:
-    """One job.
-
-    Raises:
-      ServiceProblem: there is none of this name.
-    """
+    """Return one job, or raise a 404 `ServiceProblem`."""
     try:
         return parts.queue.get(job_id)
     except UserError as error:
@@ -103,10 +99,10 @@ def find_job(parts: Service, job_id: str) -> JobView:
 
 
 def stop(parts: Service, asker: Identity, job_id: str) -> JobView:
-    """Ask a job to end.
+    """Request a job's end.
 
     Raises:
-      ServiceProblem: there is none, it has ended, or it is of somebody else.
+      ServiceProblem: it does not exist, has ended, or belongs to another user.
     """
     check_owner(asker, find_job(parts, job_id))
     try:
@@ -116,10 +112,10 @@ def stop(parts: Service, asker: Identity, job_id: str) -> JobView:
 
 
 def reopen(parts: Service, asker: Identity, job_id: str) -> JobView:
-    """Let a job go on.
+    """Continue a job.
 
     Raises:
-      ServiceProblem: there is none, it has not ended that way, or it is of somebody else.
+      ServiceProblem: it does not exist, did not end that way, or belongs to another user.
     """
     check_owner(asker, find_job(parts, job_id))
     try:
@@ -129,10 +125,6 @@ def reopen(parts: Service, asker: Identity, job_id: str) -> JobView:
 
 
 def check_owner(asker: Identity, job: JobView) -> None:
-    """Let submitters change their own jobs alone.
-
-    Raises:
-      ServiceProblem: it is of somebody else.
-    """
+    """Let submitters change only their own jobs; raise a 403 `ServiceProblem` otherwise."""
     if asker.who != job.who and not asker.may("admin"):
-        raise ServiceProblem(403, f"job {job.id!r} is of {job.who}; ask them, or an admin")
+        raise ServiceProblem(403, f"job {job.id!r} belongs to {job.who}; ask them, or an admin")

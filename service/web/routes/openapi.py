@@ -1,4 +1,4 @@
-"""OpenAPI of the service: forms of answers, of problems, and the ways to show a token."""
+"""OpenAPI of the service: models of answers and problems, and the ways to send a token."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from service.web.answers import RECORDS
 from service.web.problems import Problem
 from utils.json_types import JsonObject
 
-# Of a docstring: what follows is told of its attributes, and of one or several of them.
+# A docstring's section of attributes, and the entry of one or several of them in it.
 _SECTION = re.compile(r"\n+(?:Attributes|Args):\n")
 _FIELD = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
 
 
 def describe_app(app: FastAPI) -> JsonObject:
-    """OpenAPI with the form of problems and the ways to show a token."""
+    """Create OpenAPI with the model of problems and the ways to send a token."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
         parts = schema.setdefault("components", {})
@@ -32,11 +32,11 @@ def describe_app(app: FastAPI) -> JsonObject:
 
 
 def _describe_fields(schema: JsonObject, record: type) -> None:
-    """Say of fields what docstrings do; an answer has all of them, with a default or without."""
+    """Copy descriptions from a docstring; an answer has all fields, with a default or without."""
     schema["required"] = list(schema["properties"])
-    for one in record.__mro__[:-1]:
-        head, *rest = _SECTION.split(inspect.getdoc(one) or "", maxsplit=1)
-        schema["description"] = head if one is record else schema["description"]
+    for base in record.__mro__[:-1]:
+        head, *rest = _SECTION.split(inspect.getdoc(base) or "", maxsplit=1)
+        schema["description"] = head if base is record else schema["description"]
         for names, text in _FIELD.findall("".join(rest)):
             for name in names.split(", "):
                 field = schema["properties"].get(name, {})

@@ -1,4 +1,4 @@
-"""The pages of the dashboard: each is whole without script, and says what holds at that moment."""
+"""The pages of the dashboard: each is complete without a script, as of its request."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/static/{path}")
 def send_asset(request: Request, path: str) -> Response:
-    """A script, style or picture."""
+    """Send a script, style or picture."""
     return request.app.state.assets.answer(request, path)
 
 
 @router.get("/")
 def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query()]) -> Response:
-    """All runs of the store."""
-    index, found, error = parts.runs.get_index(), ListedRuns(), ""
+    """Show all runs of the store."""
+    index, listed, error = parts.runs.get_index(), ListedRuns(), ""
     states, archived = index.count_states(without=ARCHIVED), len(index.list_tagged(ARCHIVED))
     try:
-        found = read_page(parts.runs, query)
+        listed = read_page(parts.runs, query)
     except UserError as refused:
         error = str(refused)
-    view = make_view(query, found, states, archived=archived, error=error)
+    view = make_view(query, listed, states, archived=archived, error=error)
     return render_page(
         request, "runs.html", "Runs", status=422 if error else 200, view=view,
-        known_keys=parts.runs.list_keys(), all_columns=",".join([*found.keys, *found.more_keys]),
+        known_keys=parts.runs.list_keys(), all_columns=",".join([*listed.keys, *listed.more_keys]),
     )  # fmt: skip
 
 
@@ -58,11 +58,11 @@ def show_run(
     request: Request, parts: Parts, experiment: Name, name: Name,
     shown: Annotated[StepRange, Query()], whole: str = "",
 ) -> Response:  # fmt: skip
-    """One run."""
+    """Show one run."""
     record = parts.runs.open_run(experiment, name)
     alive = is_alive(parts.runs.store, record.path, record.facts.get("status"))
     shown = StepRange() if whole else shown
-    jobs = [one for one in parts.queue.list() if one.run == record.path]
+    jobs = [job for job in parts.queue.list() if job.run == record.path]
     job = jobs[-1] if jobs else None
     view = make_run_view(
         record, parts.series, alive, shown=shown,
@@ -81,7 +81,7 @@ def show_comparison(
     request: Request, parts: Parts, run: Annotated[list[str], Query(max_length=64)] = (),
     seeds: Annotated[str, Query(max_length=8)] = "", exact: Annotated[str, Query()] = "",
 ) -> Response:  # fmt: skip
-    """Runs against each other; single ones of one configuration are one side, unless told apart."""
+    """Compare runs; single ones of one configuration are one side unless `seeds` is apart."""
     texts = [text.strip() for text in run if text.strip()]
     context: dict[str, object] = {"view": None, "toggle": None, "exact_url": "", "error": ""}
     status = 200
@@ -97,7 +97,7 @@ def show_comparison(
 
 
 def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> dict[str, object]:
-    """What the page of a comparison shows beside its form."""
+    """Create the content of a comparison's page beside its form."""
     given = read_sides(parts.runs, texts)
     grouped = group_seeds(given, get_neutral_keys())
     is_grouped = seeds != "apart" and len(grouped) < len(given)
@@ -108,22 +108,22 @@ def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> di
             "give runs with commas between as one side"
         )
     report = report_sides(sides, "", exact=exact)
-    found: dict[str, object] = {"view": make_compare_view(report, parts.series)}
+    context: dict[str, object] = {"view": make_compare_view(report, parts.series)}
     here = [("run", text) for text in texts]
     if len(grouped) < len(given):
         apart = [*here, ("seeds", "apart")]
-        found["toggle"] = {
+        context["toggle"] = {
             "url": f"/compare?{urlencode(apart if is_grouped else here)}",
             "text": "Each run by itself" if is_grouped else "Seeds together",
         }
     if len(sides) == 2 and all(len(side.records) == 1 for side in sides):
-        found["exact_url"] = f"/compare?{urlencode([*here, ('exact', '1')])}"
-    return found
+        context["exact_url"] = f"/compare?{urlencode([*here, ('exact', '1')])}"
+    return context
 
 
 @router.post("/runs/{experiment}/{name}/tags")
 def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
-    """Give a run a tag, or take it off."""
+    """Add a tag to a run, or remove it."""
     record = parts.runs.open_run(experiment, name)
     words = fields.get("tag", "").replace(",", " ").split()
     is_old = fields.get("change") == "remove"
@@ -134,7 +134,7 @@ def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Respo
 
 @router.post("/runs/{experiment}/{name}/note")
 def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
-    """Write a note on a run in place of the one before."""
+    """Replace the note of a run."""
     record = parts.runs.open_run(experiment, name)
     change_note(record.folder, fields.get("note", ""))
     parts.runs.expire()
@@ -143,11 +143,11 @@ def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Resp
 
 @router.post("/archive")
 def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
-    """Leave runs out of the lists, or bring them back; nothing is deleted."""
+    """Archive runs, which hides them from lists, or bring them back; nothing is deleted."""
     paths = [value for name, value in fields if name == "run"]
     is_back = ("change", "remove") in fields
     if not paths:
-        raise UserError("run: none is chosen; tick the runs to archive in the list")
+        raise UserError("run is missing; tick the runs to archive in the list")
     for path in paths:
         record = parts.runs.open_run(*path.partition("/")[::2])
         parts.audit.add(asker.who, "bring back" if is_back else "archive", run=record.path)
@@ -162,13 +162,13 @@ def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
 
 @router.get("/trends")
 def show_trends(request: Request, parts: Parts) -> Response:
-    """Benchmarks and verdicts of the compiler over time."""
+    """Show benchmarks and the compiler's reports over time."""
     groups, error = (), ""
     try:
         if not is_remote(parts.store):
             series = read_reports(to_path(parts.store))
-            trends = [one for name, found in series.items() for one in find_trends(name, found)]
-            groups = group_trends(trends)
+            trends = [find_trends(name, reports) for name, reports in series.items()]
+            groups = group_trends([trend for figures in trends for trend in figures])
     except UserError as refused:
         error = str(refused)
     return render_page(request, "trends.html", "Trends", groups=groups, error=error)

@@ -1,4 +1,4 @@
-"""`/api/v1/runs`: lists of runs, and one run."""
+"""`/api/v1/runs`: lists of runs, one run, and its curves."""
 
 from __future__ import annotations
 
@@ -15,6 +15,15 @@ from service.web.answers import ArtifactRow, KeyList, RunDetail, RunList
 from service.web.artifacts import list_artifacts, open_artifact
 from service.web.catalogue import RunCatalogue
 from service.web.problems import list_problems
+from service.web.series.ranges import (
+    LEAST_WIDTH,
+    MOST_METRICS,
+    MOST_SMOOTH,
+    MOST_WIDTH,
+    AxisName,
+    Extent,
+    SeriesAnswer,
+)
 from service.web.serving import Parts
 from service.web.text import quote_cell
 from store.lineage.descendants import find_kinship
@@ -30,58 +39,77 @@ BYTES = {200: {"description": "the file", "content": {_BYTES_TYPE: _BINARY, "ima
 CSV = {200: {"description": "a table", "content": {"text/csv": {"schema": {"type": "string"}}}}}
 _COLUMNS = ("path", "id", "shown_status", "started", "ended", "attempts", "host", "device",
             "git_commit", "score", "score_name", "tags")  # fmt: skip
-# One component of a path; `store.record.ids` has the last word.
+# One component of a path; `store.record.ids` checks it in full.
 Name = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\x1f]")]
 
 
 class RunQuery(BaseModel):
-    """Which runs, in which order, with which values."""
+    """The query of a list: filter, order and values."""
 
     model_config = ConfigDict(extra="forbid")
 
     filter: str = Field("", max_length=4096, description="which runs, as in docs/store.md")
-    sort: str = Field("", max_length=256, description="the best first, or the highest")
+    sort: str = Field("", max_length=256, description="a key; the best or highest value first")
     reverse: bool = False
-    archived: bool = Field(False, description="those with the tag archived, too")
+    archived: bool = Field(False, description="include those with the tag archived")
     show: str = Field("", max_length=4096, description="keys with commas between")
     offset: int = Field(0, ge=0, le=1 << 31)
     limit: int = Field(100, ge=1, le=1000)
 
 
+class SeriesQuestion(BaseModel):
+    """The query of a chart."""
+
+    metric: list[Annotated[str, Field(max_length=256)]] = Field(
+        min_length=1, max_length=MOST_METRICS, description="kind and name: train.loss/total"
+    )
+    start: float | None = Field(
+        None, ge=0, le=1 << 53, allow_inf_nan=False, description="on the axis; default: the first"
+    )
+    end: float | None = Field(
+        None, ge=0, le=1 << 53, allow_inf_nan=False, description="on the axis; default: the last"
+    )
+    x: AxisName = Field("step", description="the axis: step, epoch or time (seconds at work)")
+    smooth: int = Field(
+        0, ge=0, le=MOST_SMOOTH, description="points in the window of a moving mean; 0 for none"
+    )
+    width: int = Field(600, ge=LEAST_WIDTH, le=MOST_WIDTH, description="of the chart, in pixels")
+
+
 @router.get("/runs", responses=list_problems())
 def list_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> RunList:
-    """Runs that fit a filter, that which was begun last first."""
+    """List the runs of a filter, the most recently started first."""
     runs = parts.runs
     keys = [key.strip() for key in query.show.split(",") if key.strip()] or runs.choose_usual()
-    found = runs.select(
+    matches = runs.select(
         query.filter, sort=query.sort, reverse=query.reverse, archived=query.archived
     )
-    rows = runs.read_rows(found[query.offset : query.offset + query.limit], keys)
-    return RunList(matched=len(found), offset=query.offset, keys=keys, runs=make_finite(rows))
+    rows = runs.read_rows(matches[query.offset : query.offset + query.limit], keys)
+    return RunList(matched=len(matches), offset=query.offset, keys=keys, runs=make_finite(rows))
 
 
 @router.get("/keys", responses=list_problems())
 def list_keys(parts: Parts) -> KeyList:
-    """Every key that a filter may name."""
+    """List every key that a filter may name."""
     return KeyList(keys=parts.runs.list_keys())
 
 
 @router.get("/runs/{experiment}/{name}", responses=list_problems(404))
 def show_run(parts: Parts, experiment: Name, name: Name) -> RunDetail:
-    """All that is known of a run, but its history."""
+    """Return a run without its history."""
     return RunDetail(**make_finite(tell_run(parts.runs, parts.runs.open_run(experiment, name))))
 
 
 @router.get("/runs.csv", responses=list_problems() | CSV, response_class=PlainTextResponse)
 def download_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> Response:
-    """The same list as a table; texts that a spreadsheet would take for formulas are quoted."""
-    found = list_runs(parts, query)
+    """Return the list as a table; texts that a spreadsheet would run as formulas are quoted."""
+    table = list_runs(parts, query)
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow([*_COLUMNS, *map(quote_cell, found.keys)])
-    for run in found.runs:
+    writer.writerow([*_COLUMNS, *map(quote_cell, table.keys)])
+    for run in table.runs:
         facts = [getattr(run, name) for name in _COLUMNS[:-1]]
-        values = [run.values[key] for key in found.keys]
+        values = [run.values[key] for key in table.keys]
         writer.writerow(map(quote_cell, [*facts, " ".join(run.tags), *values]))
     headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
@@ -89,8 +117,19 @@ def download_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> Response
 
 @router.get("/runs/{experiment}/{name}/metrics", responses=list_problems(404))
 def list_metrics(parts: Parts, experiment: Name, name: Name) -> KeyList:
-    """The numbers that a run has curves of."""
+    """List the numbers of a run that have curves."""
     return KeyList(keys=parts.series.list_metrics(parts.runs.open_run(experiment, name)))
+
+
+@router.get("/runs/{experiment}/{name}/series", responses=list_problems(404))
+def read_series(
+    parts: Parts, experiment: Name, name: Name, query: Annotated[SeriesQuestion, Query()]
+) -> SeriesAnswer:
+    """Return curves of a part of an axis in at most twice as many points as the width (M4)."""
+    return parts.series.read(
+        parts.runs.open_run(experiment, name), query.metric,
+        Extent(query.start, query.end, query.width, query.x, query.smooth),
+    )  # fmt: skip
 
 
 @router.get(
@@ -104,19 +143,19 @@ def download_artifact(
     name: Name,
     artifact_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")],
 ) -> Response:
-    """A file that the run has left behind, always as a download: a browser opens none of it."""
-    found = open_artifact(parts.runs.open_run(experiment, name), artifact_id)
+    """Send a file of the run, always as a download: browsers must not open it."""
+    artifact = open_artifact(parts.runs.open_run(experiment, name), artifact_id)
     headers = {
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name, safe='')}",
-        "Content-Length": str(found.size),
-        # Large, and compressed already: it goes out as it lies there.
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(artifact.name, safe='')}",
+        "Content-Length": str(artifact.size),
+        # Large and compressed already: it is sent unchanged.
         "Content-Encoding": "identity",
     }
-    return StreamingResponse(found.read(), headers=headers, media_type=found.media_type)
+    return StreamingResponse(artifact.read(), headers=headers, media_type=artifact.media_type)
 
 
 def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
-    """The fields of a `RunDetail`."""
+    """Create the fields of a `RunDetail`."""
     facts = describe(record.facts, record.path)
     alive = is_alive(runs.store, record.path, facts["status"])
     environment = record.facts.get("environment")
@@ -132,6 +171,6 @@ def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
         "values": record.values,
         "config": record.config,
         "environment": environment if isinstance(environment, dict) else {},
-        "artifacts": [ArtifactRow(**one) for one in list_artifacts(record)],
+        "artifacts": [ArtifactRow(**entry) for entry in list_artifacts(record)],
         "lineage": find_kinship(runs.get_index(), record),
     }

@@ -1,4 +1,4 @@
-"""`/api/v1/sweeps`: how trials stand, and what axes tell."""
+"""`/api/v1/sweeps`: states of trials, and results by axes."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ SweepName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\
 
 @router.get("/sweeps", responses=list_problems())
 def name_sweeps(parts: Parts) -> SweepList:
-    """Names of the store's sweeps."""
+    """List the names of the store's sweeps."""
     return SweepList(sweeps=list_sweeps(parts.store))
 
 
 @router.get("/sweeps/{name}", responses=list_problems(404))
 def show_sweep(parts: Parts, name: SweepName) -> SweepAnswer:
-    """One sweep with its trials and the table of its axes."""
+    """Return one sweep with its trials and the table of its axes."""
     spec, states = read_trials(parts, name)
     table = tabulate_sweep(spec, states)
-    found = {
+    values = {
         "name": spec.name, "config": spec.config, "method": spec.method,
         "metric": table.metric, "direction": table.direction,
         "trials": [_describe(state) for state in states],
     }  # fmt: skip
-    return SweepAnswer(**make_finite(found), points=table.points, axes=table.axes)
+    return SweepAnswer(**make_finite(values), points=table.points, axes=table.axes)
 
 
 def read_trials(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState]]:
-    """A sweep and its trials.
+    """Read a sweep and its trials.
 
     Raises:
-      ServiceProblem: there is none of this name.
-      UserError: its file is damaged, or its configuration is gone.
+      ServiceProblem: no sweep has this name.
+      UserError: its file is damaged, or its configuration no longer exists.
     """
     try:
         check_name("sweep", name)

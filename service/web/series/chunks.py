@@ -1,4 +1,4 @@
-"""Lines of a history to arrays of numbers: whole chunks by Arrow, odd ones line by line."""
+"""Converts lines of a history to arrays: whole chunks by Arrow, irregular ones line by line."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from store.query.record import get_finite_or_told, read_history
 from store.record.catalogue import HEAD
 from store.record.history import Line
 
-# The column of steps: the only one of whole numbers.
+# The column of steps, the only one of whole numbers.
 STEP = "step"
-# A number that a line does not have: a nan of bits that no computation gives.
+# Value of a number that a line does not have: a nan whose bits no computation produces.
 MISSING = np.array(0x7FF8_0000_4D49_5353, np.int64).view(np.float64)
 # Kind of line -> name -> numbers, all of one length; `step` among them.
 Chunk = dict[str, dict[str, np.ndarray]]
 _BLOCK_BYTES = 4 << 20
 _SAMPLE_LINES = 20
-_TOLD = ("nan", "inf", "-inf")
+_NONFINITE = ("nan", "inf", "-inf")
 
 
 def parse_chunk(content: bytes) -> Chunk:
-    """The numbers of whole lines; damaged lines are left out."""
+    """Read the numbers of whole lines; damaged lines are left out."""
     try:
         return _parse_fast(content)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, _OddChunkError):
@@ -35,29 +35,29 @@ def parse_chunk(content: bytes) -> Chunk:
 
 
 def gather_chunk(lines: Sequence[Line]) -> Chunk:
-    """The numbers of lines in today's form."""
-    found: Chunk = {}
+    """Read the numbers of parsed lines."""
+    chunk: Chunk = {}
     for kind in dict.fromkeys(line["kind"] for line in lines):
         mine = [line for line in lines if line["kind"] == kind]
-        numbers = [get_finite_or_told(line) for line in mine]
-        names = dict.fromkeys(name for one in numbers for name in one)
-        columns = {name: np.array([one.get(name, MISSING) for one in numbers]) for name in names}
-        found[kind] = {STEP: np.array([line["step"] for line in mine], np.int64), **columns}
-    return found
+        rows = [get_finite_or_told(line) for line in mine]
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: np.array([row.get(name, MISSING) for row in rows]) for name in names}
+        chunk[kind] = {STEP: np.array([line["step"] for line in mine], np.int64), **columns}
+    return chunk
 
 
 def join_columns(chunks: Sequence[Chunk], kind: str, name: str) -> np.ndarray:
-    """A column over all chunks; missing where a chunk does not have it."""
+    """Join a column over all chunks; missing where a chunk does not have it."""
     parts = [chunk[kind] for chunk in chunks if kind in chunk]
-    wanted = np.int64 if name == STEP else np.float64
-    found = [part.get(name, np.full(len(part[STEP]), MISSING)) for part in parts]
-    if not found:
-        return np.empty(0, wanted)
-    return np.asarray(found[0]) if len(found) == 1 else np.concatenate(found)
+    kind_type = np.int64 if name == STEP else np.float64
+    arrays = [part.get(name, np.full(len(part[STEP]), MISSING)) for part in parts]
+    if not arrays:
+        return np.empty(0, kind_type)
+    return np.asarray(arrays[0]) if len(arrays) == 1 else np.concatenate(arrays)
 
 
 class _OddChunkError(Exception):
-    """Lines that Arrow cannot tell apart: without a kind, or null without a word for it."""
+    """Lines that Arrow reads ambiguously: without a kind, or with an unexplained null."""
 
 
 def _parse_fast(content: bytes) -> Chunk:
@@ -72,7 +72,7 @@ def _parse_fast(content: bytes) -> Chunk:
     if table["kind"].null_count or table[STEP].null_count:
         raise _OddChunkError
     columns = _read_numbers(table)
-    _tell_nonfinite(table, columns, content)
+    _restore_nonfinite(table, columns, content)
     kinds = table["kind"]
     return {
         kind: _select(columns, pc.equal(kinds, kind).to_numpy())
@@ -81,16 +81,16 @@ def _parse_fast(content: bytes) -> Chunk:
 
 
 def _sample_names(content: bytes) -> list[str]:
-    """Names of numbers in the first and last lines: their type is then known beforehand."""
+    """Return names of numbers in the first and last lines, so that their type is known."""
     start, end = content[: 1 << 16], content[-(1 << 16) :]
     lines = [*start.split(b"\n")[:_SAMPLE_LINES], *end.split(b"\n")[-_SAMPLE_LINES:]]
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for text in lines:
         with contextlib.suppress(ValueError):
             line = json.loads(text)
             if isinstance(line, dict):
-                found.update(dict.fromkeys(name for name in line if name not in HEAD))
-    return list(found)
+                names.update(dict.fromkeys(name for name in line if name not in HEAD))
+    return list(names)
 
 
 def _read_numbers(table: pa.Table) -> dict[str, np.ndarray]:
@@ -107,40 +107,35 @@ def _read_numbers(table: pa.Table) -> dict[str, np.ndarray]:
     return columns
 
 
-def _tell_nonfinite(table: pa.Table, columns: dict[str, np.ndarray], content: bytes) -> None:
-    """Put nan and infinities where lines say that a null was one.
+def _restore_nonfinite(table: pa.Table, columns: dict[str, np.ndarray], content: bytes) -> None:
+    """Restore nan and infinities, which lines write as null with a word in `nonfinite`.
 
     Raises:
-      _OddChunkError: there are nulls of which lines do not tell what they were.
+      _OddChunkError: a null has no such word.
     """
-    told = 0
+    explained = 0
     if "nonfinite" in table.column_names and pa.types.is_struct(table["nonfinite"].type):
         words = table["nonfinite"].combine_chunks()
         rows = np.flatnonzero(words.is_valid().to_numpy(zero_copy_only=False))
         for field in words.type:
             column = words.field(field.name).filter(words.is_valid())
-            told += len(column) - column.null_count
-            if field.name in columns:
-                columns[field.name] = _put_words(columns[field.name], column, rows)
-    if content.count(b": null") + content.count(b":null") != told:
+            explained += len(column) - column.null_count
+            if field.name not in columns:
+                continue
+            values = columns[field.name] = columns[field.name].copy()
+            for word in _NONFINITE:
+                mask = pc.fill_null(pc.equal(column, word), fill_value=False)
+                values[rows[mask.to_numpy(zero_copy_only=False)]] = float(word)
+    if content.count(b": null") + content.count(b":null") != explained:
         raise _OddChunkError
 
 
-def _put_words(values: np.ndarray, words: pa.Array, rows: np.ndarray) -> np.ndarray:
-    """A column in which rows that have a word are what it says."""
-    values = values.copy()
-    for word in _TOLD:
-        mask = pc.fill_null(pc.equal(words, word), fill_value=False)
-        values[rows[mask.to_numpy(zero_copy_only=False)]] = float(word)
-    return values
-
-
 def _select(columns: dict[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
-    """The rows of one kind, without columns that none of them has."""
-    found = {name: np.ascontiguousarray(values[rows]) for name, values in columns.items()}
-    return {name: v for name, v in found.items() if name == STEP or not is_missing(v).all()}
+    """Select the rows of one kind, without columns that none of them has."""
+    kept = {name: np.ascontiguousarray(values[rows]) for name, values in columns.items()}
+    return {name: v for name, v in kept.items() if name == STEP or not is_missing(v).all()}
 
 
 def is_missing(values: np.ndarray) -> np.ndarray:
-    """Where a line did not have the number."""
+    """Mark where a line did not have the number."""
     return values.view(np.int64) == MISSING.view(np.int64)

@@ -1,7 +1,7 @@
-"""What a chart shows: a range of a run's numbers in at most twice as many points as it is wide.
+"""The curves of a chart: a range of a run's numbers in at most twice as many points as its width.
 
 M4 keeps the first, last, least and greatest point of each column of pixels, so that no spike of a
-single step is lost at any zoom. Points that are not finite are counted, and marked in the range.
+single step is lost at any zoom. Points that are not finite are counted and marked.
 Source: Jugel, Jerzak, Hackenbroich and Markl 2014, "M4: a visualization-oriented time series data
 aggregation", VLDB 7(10).
 """
@@ -32,12 +32,12 @@ LEAST_WIDTH, MOST_WIDTH = 16, 4096
 MOST_METRICS = 64
 # Runs whose columns stay open.
 _OPEN_RUNS = 24
-# Segments of a bucket are not listed more often.
+# Shortest time between two listings of a bucket's segments.
 _REMOTE_S = 15.0
-# Digits that are sent: of each number, and more where the range is small against the numbers.
+# Significant digits of answers; more if the range is small against the numbers.
 _DIGITS, _MOST_DIGITS = 6, 17
 AxisName = Literal["step", "epoch", "time"]
-# Axis -> the number of training lines that tells where a step lies.
+# Axis -> the number of training lines that locates a step on it.
 _AXES = {"epoch": "epoch", "time": "time_s"}
 MOST_SMOOTH = 100_000
 
@@ -62,10 +62,10 @@ class Extent:
     """The part of a run's curves that a chart shows.
 
     Attributes:
-      start, end: in the unit of the axis, both included; None: from the first, to the last point.
+      start, end: in the unit of the axis, both included; None for the first and the last point.
       width: of the chart, in pixels.
       axis: step, epoch or time (seconds at work).
-      smooth: points in the window of a moving mean; 0: the values themselves.
+      smooth: points in the window of a moving mean; 0 for the values themselves.
     """
 
     start: float | None = None
@@ -85,10 +85,10 @@ class SeriesAnswer(BaseModel):
 
 
 class SeriesReader:
-    """Reads curves of runs and keeps their columns open between questions.
+    """Reader of runs' curves; it keeps columns open between requests.
 
     Args:
-      cache: folder for the columns of large histories; none: in the user's cache.
+      cache: folder for the columns of large histories; in the user's cache by default.
     """
 
     def __init__(self, cache: Path | None = None) -> None:
@@ -97,13 +97,13 @@ class SeriesReader:
         self._lock = threading.Lock()
 
     def list_metrics(self, record: RunRecord) -> list[str]:
-        """The numbers that a run's lines have, those of training first."""
+        """List the numbers of a run's lines, those of training first."""
         with self._open_run(record) as columns:
             names = columns.list_names()
         return [f"{kind}.{name}" for kind in sorted(names, reverse=True) for name in names[kind]]
 
     def count_unread(self, record: RunRecord) -> int:
-        """Bytes that the next question about a run would have to read first."""
+        """Count the bytes that the next request for a run's curves would read first."""
         return self._open_run(record).count_unread()
 
     def read(
@@ -116,18 +116,17 @@ class SeriesReader:
         """
         _check(metrics, extent)
         with self._open_run(record) as columns:
-            known = [
-                f"{kind}.{one}" for kind, names in columns.list_names().items() for one in names
-            ]
+            names = columns.list_names()
+            known = [f"{kind}.{name}" for kind in names for name in names[kind]]
             check_keys(metrics, known, "metric")
-            found = {one: columns.get(*one.split(".", 1)) for one in dict.fromkeys(metrics)}
+            series = {name: columns.get(*name.split(".", 1)) for name in dict.fromkeys(metrics)}
             axis = _read_axis(columns, extent.axis, record.path)
-        ends = [(int(steps[0]), int(steps[-1])) for steps, _ in found.values() if len(steps)]
+        ends = [(int(steps[0]), int(steps[-1])) for steps, _ in series.values() if len(steps)]
         return SeriesAnswer(
             run=record.path,
-            first=min((one for one, _ in ends), default=0),
-            last=max((one for _, one in ends), default=0),
-            curves=[_draw(name, *column, extent, axis) for name, column in found.items()],
+            first=min((first for first, _ in ends), default=0),
+            last=max((last for _, last in ends), default=0),
+            curves=[_draw(name, *column, extent, axis) for name, column in series.items()],
         )
 
     def _open_run(self, record: RunRecord) -> _OpenRun:
@@ -142,7 +141,7 @@ class SeriesReader:
 
 
 class _OpenRun:
-    """A run's columns, in step with its history while they are being read."""
+    """A run's columns, kept in step with its history while they are read."""
 
     def __init__(self, record: RunRecord, cache: Path) -> None:
         self._record, self._cache = record, cache
@@ -179,32 +178,32 @@ class _OpenRun:
 def smooth_values(values: np.ndarray, window: int) -> np.ndarray:
     """Compute the mean over the finite values of a window around each point.
 
-    The window is symmetric and shorter at the ends; what is not finite stays as it is.
+    The window is symmetric and shorter at the ends; other values stay as they are.
     """
     if window < 2:
         return values
-    is_finite, places = np.isfinite(values), np.arange(len(values))
+    is_finite, positions = np.isfinite(values), np.arange(len(values))
     sums = np.concatenate([[0.0], np.cumsum(np.where(is_finite, values, 0.0))])
     counts = np.concatenate([[0], np.cumsum(is_finite)])
-    low = np.maximum(places - window // 2, 0)
-    high = np.minimum(places + window // 2 + 1, len(values))
+    low = np.maximum(positions - window // 2, 0)
+    high = np.minimum(positions + window // 2 + 1, len(values))
     means = (sums[high] - sums[low]) / np.maximum(counts[high] - counts[low], 1)
     return np.where(is_finite, means, values)
 
 
 def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> Curve:
-    """A curve of at most twice as many points as it is wide, marks included."""
+    """Reduce a curve to at most twice as many points as its width, marks included."""
     entry = METRICS.find(metric.partition(".")[2])
     is_finite = np.isfinite(values)
     marks: dict[str, list[int]] = {}
     counts: dict[str, int] = {}
     total = len(steps)
     if not is_finite.all():
-        for word, mask in _tell_apart(values).items():
-            there = steps[mask]
-            if len(there):
-                marks[word] = _choose_marks(there, steps[0], steps[-1], max(1, width // 8))
-                counts[word] = len(there)
+        masks = {"nan": np.isnan(values), "inf": values == np.inf, "-inf": values == -np.inf}
+        for word, mask in masks.items():
+            if mask.any():
+                marks[word] = _choose_marks(steps[mask], steps[0], steps[-1], max(1, width // 8))
+                counts[word] = int(mask.sum())
         steps, values = steps[is_finite], values[is_finite]
     most = (2 * width - sum(map(len, marks.values()))) // 4 * 4
     if len(steps) > most:
@@ -221,22 +220,22 @@ def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> 
 def _read_axis(
     columns: RunColumns, axis: AxisName, run: str
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Steps, and where they lie along an axis that never falls; None along steps themselves."""
+    """Return steps and their positions on a rising axis; None for the axis of steps itself."""
     if axis == "step":
         return None
-    steps, places = columns.get(TRAIN, _AXES[axis])
-    is_finite = np.isfinite(places)
+    steps, positions = columns.get(TRAIN, _AXES[axis])
+    is_finite = np.isfinite(positions)
     if not is_finite.any():
         raise UserError(f"x ({axis}): {run} has no number train.{_AXES[axis]}; use step")
-    steps, places = steps[is_finite], np.maximum.accumulate(places[is_finite])
-    return np.concatenate([[0], steps]), np.concatenate([[0.0], places])
+    steps, positions = steps[is_finite], np.maximum.accumulate(positions[is_finite])
+    return np.concatenate([[0], steps]), np.concatenate([[0.0], positions])
 
 
 def _draw(
     name: str, steps: np.ndarray, values: np.ndarray, extent: Extent,
     axis: tuple[np.ndarray, np.ndarray] | None,
 ) -> Curve:  # fmt: skip
-    """A curve of an extent, with its places along another axis."""
+    """Compute a curve of an extent, with its positions on another axis."""
     start, end = extent.start, extent.end
     if axis is not None:
         start = None if start is None else math.floor(np.interp(start, axis[1], axis[0]))
@@ -245,7 +244,7 @@ def _draw(
     curve = thin_out(name, *_cut(steps, values, start, end), extent.width)
     if axis is None:
         return curve
-    marks = {word: _round(np.interp(told, *axis)) for word, told in curve.nonfinite.items()}
+    marks = {word: _round(np.interp(steps, *axis)) for word, steps in curve.nonfinite.items()}
     curve.x, curve.nonfinite_x = _round(np.interp(curve.steps, *axis)), marks
     return curve
 
@@ -254,11 +253,11 @@ def _check(metrics: Sequence[str], extent: Extent) -> None:
     start, end, width = extent.start, extent.end, extent.width
     if not LEAST_WIDTH <= width <= MOST_WIDTH:
         raise UserError(
-            f"width {width} is no width of a chart; give {LEAST_WIDTH} to {MOST_WIDTH} pixels"
+            f"width ({width}) is out of range; give {LEAST_WIDTH} to {MOST_WIDTH} pixels"
         )
     if not 1 <= len(metrics) <= MOST_METRICS:
         raise UserError(
-            f"metric: {len(metrics)} numbers are asked for; give 1 to {MOST_METRICS} at a time"
+            f"metric: {len(metrics)} numbers are requested; give 1 to {MOST_METRICS} at a time"
         )
     if start is not None and end is not None and start > end:
         raise UserError(f"start {start:g} lies behind end {end:g}; give the lower one first")
@@ -267,25 +266,21 @@ def _check(metrics: Sequence[str], extent: Extent) -> None:
 def _cut(
     steps: np.ndarray, values: np.ndarray, start: float | None, end: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a range, with one neighbour on each side so that lines reach the edges."""
+    """Cut out a range, with one neighbour on each side so that lines reach the edges."""
     low = 0 if start is None else max(0, int(np.searchsorted(steps, start, "left")) - 1)
     high = len(steps) if end is None else int(np.searchsorted(steps, end, "right")) + 1
     return steps[low:high], values[low:high]
 
 
-def _tell_apart(values: np.ndarray) -> dict[str, np.ndarray]:
-    return {"nan": np.isnan(values), "inf": values == np.inf, "-inf": values == -np.inf}
-
-
 def _choose_marks(steps: np.ndarray, first: int, last: int, most: int) -> list[int]:
-    """The first step in each of so many columns of the range."""
+    """Return the first step in each of so many columns of the range."""
     columns = (steps - first) * most // max(1, int(last) - int(first) + 1)
     _, rows = np.unique(columns, return_index=True)
     return steps[rows].tolist()
 
 
 def _round(values: np.ndarray) -> list[float]:
-    """Numbers with the digits that can be seen: more where all of them are nearly equal."""
+    """Round numbers to their visible digits: more if all of them are nearly equal."""
     if not len(values):
         return []
     with np.errstate(over="ignore"):

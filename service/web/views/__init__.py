@@ -1,5 +1,5 @@
-"""What pages show, as plain values: each view is made of records, and a template only lays it out.
+"""The content of pages as plain values: a view is made of records, and a template lays it out.
 
-`frame` is around all pages, `jinja` has the filters of templates, `figures` draws curves without
+`frame` surrounds all pages, `jinja` has the filters of templates, `figures` draws curves without a
 script, the others are named after their pages.
 """

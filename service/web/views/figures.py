@@ -1,4 +1,4 @@
-"""Charts: which numbers stand together, and their curves as a picture for a page without script."""
+"""Charts: groups of numbers, and their curves as a picture for a page without a script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_CURVES = 8
 _SIZE = 1000
 _OPTIMISATION = ("lr", "grad_norm")
 _COUNTERS = ("reads", "graphs", "records", "examples", "epochs")
-# Clocks themselves, and what an evaluation's line repeats of the loop, are no curves to look at.
+# Clocks, and numbers of the loop that an evaluation's line repeats, get no curve.
 _LEFT_OUT = ("train.time_s", "eval.examples")
 _OF_LOOP = Catalogue(*LOOP)
 PICTURE_WIDTH = 120
@@ -26,20 +26,20 @@ EMPTY = "The curve is drawn by a script; the table of numbers stands above."
 
 @dataclass(frozen=True)
 class Polyline:
-    """A curve in a box of 1000 by 1000, the origin above."""
+    """A curve in a box of 1000 by 1000 with the origin at the top."""
 
     ink: int
     points: str
 
     @property
     def is_dot(self) -> bool:
-        """Whether it is one point, of which a line would show nothing."""
+        """Whether it is a single point, which a line would not show."""
         return "," in self.points and " " not in self.points
 
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves over one range of steps and values; `low` is empty where there is one value alone."""
+    """Curves over one range of steps and values; `low` is empty if all values are equal."""
 
     lines: tuple[Polyline, ...]
     low: str
@@ -62,11 +62,11 @@ class ShownChart:
 
     Attributes:
       metrics: kind and name of each curve.
-      sources: where the script asks: `url`, `name` and colour `ink` of each run.
-      nonfinite: words for points that are no finite numbers.
-      picture: none: the history has not been read yet.
+      sources: `url`, `name` and colour `ink` of each run, for the script.
+      nonfinite: sentences about points that are not finite.
+      picture: None before the history has been read.
       is_overlay: it shows one number of several runs.
-      lone_step: of the only point that each curve has; empty where one has more.
+      lone_step: of the only point that each curve has; empty if one has more.
     """
 
     title: str
@@ -84,52 +84,44 @@ class ShownChart:
 
 @dataclass(frozen=True)
 class ChartFamily:
-    """Charts that tell of one thing.
-
-    Attributes:
-      is_minor: it is looked at where something is wrong.
-    """
+    """Charts of one topic."""
 
     name: str
     charts: tuple[ShownChart, ...]
 
     @property
     def is_minor(self) -> bool:
-        """Whether it is folded away at first."""
+        """Whether it is collapsed at first: useful when something is wrong."""
         return self.name in _MINOR
 
 
 def group_metrics(names: Iterable[str]) -> dict[str, list[list[str]]]:
-    """Family -> numbers that stand in one chart: parts of a loss, else those of one unit and kind.
+    """Group numbers by family and chart: parts of a loss, else those of one unit and kind.
 
     Args:
       names: kind and name, such as train.loss/total.
     """
-    found: dict[str, dict[str, list[str]]] = {family: {} for family in FAMILIES}
-    # What is trained on comes before its parts.
+    families: dict[str, dict[str, list[str]]] = {family: {} for family in FAMILIES}
+    # The trained loss comes before its parts.
     for name in sorted(names, key=lambda name: name != f"{TRAIN}.{LOSS}total"):
         kind, _, rest = name.partition(".")
         if name in _LEFT_OUT or (kind == EVAL and _OF_LOOP.find(rest)):
             continue
-        family, chart = _place(name)
-        found[family].setdefault(chart, []).append(name)
+        family, chart = _choose_chart(name)
+        families[family].setdefault(chart, []).append(name)
     return {
         family: [
             metrics[start : start + _MOST_CURVES]
             for metrics in charts.values()
             for start in range(0, len(metrics), _MOST_CURVES)
         ]
-        for family, charts in found.items()
+        for family, charts in families.items()
         if charts
     }
 
 
 def make_chart(path: str, metrics: Sequence[str], curves: Sequence[Curve]) -> ShownChart:
-    """A chart of one run.
-
-    Args:
-      curves: of these numbers; empty: the history has not been read yet.
-    """
+    """Create a chart of one run; `curves` of the metrics is empty before the history is read."""
     names = [metric.partition(".")[2] for metric in metrics]
     entry = METRICS.find(names[0])
     values = [_get_last(curve) for curve in curves] or [""] * len(names)
@@ -145,11 +137,11 @@ def make_chart(path: str, metrics: Sequence[str], curves: Sequence[Curve]) -> Sh
 def make_overlay(
     metric: str, runs: Sequence[tuple[str, str, int]], curves: Sequence[Curve]
 ) -> ShownChart:
-    """One number of several runs.
+    """Create a chart of one number of several runs.
 
     Args:
       runs: path, name and colour of each.
-      curves: one a run; empty: the histories have not been read yet.
+      curves: one a run; empty before the histories are read.
     """
     name = metric.partition(".")[2]
     entry = METRICS.find(name)
@@ -157,8 +149,8 @@ def make_overlay(
     lone = _find_lone_step(curves)
     keys = {ink: KeyLine(ink, name, "") for _, name, ink in runs}
     if lone:  # a number for each run
-        told = zip(runs, curves, strict=True)
-        keys = {path: KeyLine(ink, name, _get_last(one)) for (path, name, ink), one in told}
+        pairs = zip(runs, curves, strict=True)
+        keys = {path: KeyLine(ink, name, _get_last(c)) for (path, name, ink), c in pairs}
     return ShownChart(
         metric, entry.unit if entry else "", (metric,), sources, tuple(keys.values()),
         tuple(_tell_nonfinite(curves)), draw_picture(curves, [ink for _, _, ink in runs]), lone,
@@ -167,7 +159,7 @@ def make_overlay(
 
 
 def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None:
-    """Curves in one box; none: there is no point to draw."""
+    """Draw curves in one box; None without a point."""
     steps = [step for curve in curves for step in curve.steps]
     values = [value for curve in curves for value in curve.values]
     if not values:
@@ -176,7 +168,7 @@ def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None
     is_flat = high == low
 
     def place(step: int, value: float) -> str:
-        """What has no extent lies in the middle: at an edge half of it would be cut off."""
+        # A single value lies in the middle: half of it would be cut off at an edge.
         x = 0.5 if last == first else (step - first) / (last - first)
         y = 0.5 if is_flat else (high - value) / (high - low)
         return f"{_SIZE * x:.0f},{_SIZE * y:.0f}"
@@ -191,7 +183,7 @@ def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None
 
 
 def draw_spark(values: Sequence[float]) -> str:
-    """A small curve's points in a box of 100 by 20; empty: fewer than two numbers."""
+    """Return a small curve's points in a box of 100 by 20; empty for fewer than two numbers."""
     if len(values) < 2:
         return ""
     low, tall = min(values), (max(values) - min(values)) or 1.0
@@ -206,14 +198,14 @@ def _get_last(curve: Curve) -> str:
 
 
 def _find_lone_step(curves: Sequence[Curve]) -> str:
-    """The steps of curves of one finite point each, of which a chart would show dots."""
-    if not curves or any(len(one.steps) != 1 or one.nonfinite_count for one in curves):
+    """Return the steps of curves of one finite point each, which a chart would show as dots."""
+    if not curves or any(len(curve.steps) != 1 or curve.nonfinite_count for curve in curves):
         return ""
-    return ", ".join(dict.fromkeys(f"{one.steps[0]:,}" for one in curves))
+    return ", ".join(dict.fromkeys(f"{curve.steps[0]:,}" for curve in curves))
 
 
-def _place(metric: str) -> tuple[str, str]:
-    """Its family, and what its chart has in common."""
+def _choose_chart(metric: str) -> tuple[str, str]:
+    """Return a number's family, and the property that its chart has in common."""
     kind, _, name = metric.partition(".")
     entry = METRICS.find(name)
     unit = entry.unit if entry else ""

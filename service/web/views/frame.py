@@ -1,4 +1,4 @@
-"""What is around all pages: the head, addresses, times and sizes in words."""
+"""The frame of all pages: head, addresses, times and sizes in words."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Frame:
     """The head of a page.
 
     Attributes:
-      page: the name of the page that is shown, as `PAGES` has it; empty: none of them.
-      who, role: of the one who looks; empty: nobody has signed in.
+      page: the name of the page as in `PAGES`, or empty.
+      who, role: of the caller; empty without a sign-in.
     """
 
     page: str
@@ -37,7 +37,7 @@ class Frame:
 
     @property
     def may_submit(self) -> bool:
-        """Whether forms that change something are shown."""
+        """Whether to show forms that change something."""
         return self.role in ("submit", "admin")
 
 
@@ -51,7 +51,7 @@ class ShownTime:
 
 
 def show_time(seconds: JsonValue, now: float) -> ShownTime | None:
-    """How long ago it was where that is not long, else the day; none: nobody knows."""
+    """Format a time: how long ago if recent, else the day; None if it is unknown."""
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):
         return None
     if not math.isfinite(seconds) or not 0 <= seconds < 1e11:
@@ -69,23 +69,23 @@ def show_time(seconds: JsonValue, now: float) -> ShownTime | None:
 
 
 def link_run(path: str) -> str:
-    """The address of a run's page."""
+    """Return the address of a run's page."""
     return "/runs/" + "/".join(quote(part, safe="") for part in path.split("/"))
 
 
 def link_api(path: str, *more: str) -> str:
-    """The address of a run, or of something of it, for programs."""
+    """Return the API's address of a run, or of a part of it."""
     return "/api/v1" + link_run(path) + "".join(f"/{quote(part, safe='')}" for part in more)
 
 
 def link_page(url: str, query: Mapping[str, str]) -> str:
-    """An address with its question; what is empty is left out."""
+    """Return an address with its query; empty values are left out."""
     text = urlencode({key: value for key, value in query.items() if value})
     return f"{url}?{text}" if text else url
 
 
 def format_bytes(count: int) -> str:
-    """1.4 MB, in powers of 1,000 as disks are sold."""
+    """Format a size as 1.4 MB, in powers of 1,000."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

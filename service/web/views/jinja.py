@@ -1,4 +1,4 @@
-"""The templates' environment: every value is escaped, a name that is misspelled is an error."""
+"""The templates' environment: every value is escaped, and a misspelled name is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
 def create_environment() -> Environment:
-    """The environment of `templates/`, with a filter for each kind of value that pages show."""
+    """Create the environment of `templates/`, with a filter for each kind of value."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,

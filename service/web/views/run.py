@@ -1,4 +1,4 @@
-"""One run: its numbers, curves, attempts, time, files, log and configuration."""
+"""The page of one run: numbers, curves, attempts, time, files, log and configuration."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from store.record.history import METRICS_FILE
 from utils.json_types import JsonObject, JsonValue
 from utils.storage.local import LocalFolder
 
-# A history of which more has never been read is drawn by the script alone: it takes seconds.
+# A larger unread history takes seconds, so only the script draws it.
 _MOST_UNREAD = 16 << 20
 _MOST_TILES = 4
 
 
 @dataclass(frozen=True)
 class RunView:
-    """The page.
+    """Content of the page.
 
     Attributes:
       name: the varied values of a sweep's run, else its path.
       status: as `run.json` says; killed: it runs, but no program holds it.
       facts, config: names and values; of the configuration by section.
-      tiles: name, value and unit of the numbers that matter.
+      tiles: name, value and unit of the important numbers.
     """
 
     record: RunRecord
@@ -64,7 +64,7 @@ class RunView:
 
 
 class StepRange(BaseModel):
-    """The steps that curves show, as an address says it; empty: from the first, to the last."""
+    """The steps that curves show, from the address; empty ends mean the first and last step."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True)
 
@@ -74,19 +74,19 @@ class StepRange(BaseModel):
     @field_validator("start", "end", mode="before")
     @classmethod
     def _read(cls, value: object) -> object:
-        """A form sends what was left empty, too."""
+        """Accept the empty text that a form sends for an empty field."""
         return None if value == "" else value
 
 
 def make_run_view(
     record: RunRecord, series: SeriesReader, alive: bool | None, *, shown: StepRange, name: str = ""
 ) -> RunView:
-    """The page of a run.
+    """Create the content of a run's page.
 
     Args:
       name: the varied values of a sweep's run; empty for any other.
-      alive: whether a program works on it; none: nobody can tell.
-      shown: what the pictures of curves show where there is no script.
+      alive: whether a program works on it; None if unknown.
+      shown: the range of the curves' pictures on a page without a script.
     """
     facts = describe(record.facts, record.path)
     values = read_values(record)
@@ -100,7 +100,7 @@ def make_run_view(
         facts,
         make_tiles(record, values),
         make_families(record, series, values, shown),
-        tuple(row for row in list_numbers(values) if _has_no_curve(row.name)),
+        tuple(row for row in list_numbers(values) if _has_no_chart(row.name)),
         tuple(list_attempt_rows(record)),
         list_artifacts(record),
         [(path, create_artifact_id(path)) for path in list_pictures(record)],
@@ -110,7 +110,7 @@ def make_run_view(
 
 
 def read_values(record: RunRecord) -> dict[str, float]:
-    """The newest numbers of a run, without reading the whole history of one on this machine."""
+    """Read the newest numbers of a run, from the end of its history if it is on this machine."""
     if not isinstance(record.folder, LocalFolder):
         return record.values
     lines = read_tail(record.folder.path / METRICS_FILE)
@@ -118,28 +118,28 @@ def read_values(record: RunRecord) -> dict[str, float]:
 
 
 def make_tiles(record: RunRecord, values: Mapping[str, float]) -> tuple[tuple[str, str, str], ...]:
-    """What one wants to know first: verdicts, steps, time."""
-    found = []
+    """Choose the most important numbers: results, steps, time."""
+    tiles = []
     for key in choose_usual(values)[:_MOST_TILES] or ["train.loss/total"]:
         if key in values:
             entry = find_entry(key)
-            found.append((key, format_value(values[key]), entry.unit if entry else ""))
+            tiles.append((key, format_value(values[key]), entry.unit if entry else ""))
     if "step" in values:
-        found.append(("step", format_value(values["step"]), ""))
+        tiles.append(("step", format_value(values["step"]), ""))
     worked, is_least = sum_paid(record, list_attempts(record))
     if worked:
-        found.append(("worked", format_least(worked, is_least=is_least), ""))
+        tiles.append(("worked", format_least(worked, is_least=is_least), ""))
     speed = next((name for name in values if name.endswith("_per_s")), "")
     if speed:
         name = speed.partition(".")[2].removesuffix("_per_s")
-        found.append(("speed", f"{values[speed]:,.0f}", f"{name}/s"))
-    return tuple(found)
+        tiles.append(("speed", f"{values[speed]:,.0f}", f"{name}/s"))
+    return tuple(tiles)
 
 
 def make_families(
     record: RunRecord, series: SeriesReader, values: Mapping[str, float], shown: StepRange
 ) -> tuple[ChartFamily, ...]:
-    """Charts by family; their pictures only where the history is short or has been read."""
+    """Create charts by family; pictures only if the history is short or has been read."""
     is_ready = series.count_unread(record) <= _MOST_UNREAD
     if is_ready:
         names = series.list_metrics(record)
@@ -163,7 +163,7 @@ def make_families(
     )  # fmt: skip
 
 
-def _has_no_curve(name: str) -> bool:
-    """Whether a number stands in no chart: those of the loop have a curve, or say little."""
+def _has_no_chart(name: str) -> bool:
+    """Return whether a number is in no chart; some of the loop's need none."""
     kind, _, rest = name.partition(".")
     return kind != TRAIN and not (kind == EVAL and rest in ("graphs", "skipped_corrupt"))

@@ -1,4 +1,4 @@
-"""The list of runs: which fit, in which order, and only the columns in which they differ."""
+"""The list of runs: those of a filter, in order, with only the columns in which they differ."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from utils.config.keys import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
 
 PAGE_ROWS = 100
-# Columns of configurations that stand in the table unless others are asked for.
+# Columns of configurations that are shown by default.
 _USUAL_KEYS = 6
-# What a run's name says already, or what is another one each time.
+# Keys that repeat a run's name, or differ each time.
 _NEVER = ("run.run_id", "run.experiment", "run.output_dir", "run.resume")
 
 
 class RunsQuery(BaseModel):
-    """What a list shows, as its address says it."""
+    """The query of a list's address."""
 
     model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
 
     filter: str = Field("", max_length=4096)
     sort: str = Field("", max_length=256)
-    reverse: str = Field("", max_length=8, description="anything: the other way round")
-    show: str = Field("", max_length=4096, description="keys; empty: what differs")
+    reverse: str = Field("", max_length=8, description="any text reverses the order")
+    show: str = Field("", max_length=4096, description="keys; empty for those that differ")
     page: int = Field(1, ge=1, le=1 << 31, description="the first one is 1")
 
     def link(self, **changes: str) -> str:
-        """The address of the same list with something else; its first page unless one is given."""
+        """Return the address of the changed list; of its first page unless `changes` has one."""
         query = {"filter": self.filter, "sort": self.sort, "reverse": self.reverse,
                  "show": self.show}  # fmt: skip
         return link_page("/", {**query, **changes})
@@ -49,7 +49,7 @@ class ListedRuns:
 
     Attributes:
       rows: of the catalogue, with `values` of the keys.
-      more_keys: differ, too, but have no room.
+      more_keys: differ too, but have no room.
       names: path -> varied values of runs of sweeps.
     """
 
@@ -61,7 +61,7 @@ class ListedRuns:
 
     @property
     def are_archived(self) -> bool:
-        """Whether all of them are."""
+        """Whether all of them are archived."""
         return all(ARCHIVED in row["tags"] for row in self.rows)
 
 
@@ -70,11 +70,11 @@ class ListColumn:
     """A column of the list.
 
     Attributes:
-      name: of all scores of the page where the column has them; else the key's last word.
-      url: the list sorted by it; if it is already, the other way round.
-      order: ascending, descending, or empty where the list is sorted by something else.
+      name: of all scores of the page for the column of scores; else the key's last word.
+      url: the list sorted by it; if it is already, in reverse order.
+      order: ascending, descending, or empty if the list is sorted by another column.
       hide_url: the list without it; empty for the only one.
-      left_url: the list with it one place further to the left; empty for the first one.
+      left_url: the list with it one position further to the left; empty for the first one.
     """
 
     key: str
@@ -87,12 +87,12 @@ class ListColumn:
 
     @property
     def label(self) -> str:
-        """What stands beside a value where there is no head of a table."""
+        """The text beside a value in a layout without a table's head."""
         return "score" if self.key == SCORE else self.key
 
     @property
     def section(self) -> str:
-        """What stands above the column's own name: `model.args` of `model.args.depth`."""
+        """The text above the column's name: `model.args` of `model.args.depth`."""
         if self.key == SCORE:
             return "score" if self.name != "score" else ""
         return self.key.rpartition(".")[0]
@@ -100,16 +100,16 @@ class ListColumn:
 
 @dataclass(frozen=True)
 class RunsView:
-    """The page.
+    """Content of the page.
 
     Attributes:
-      is_mixed: its scores have several names, which stand beside them.
+      is_mixed: its scores have several names, which are shown beside them.
       chips: state to filter by, runs in it, address, and whether it is chosen.
-      error: why there is nothing to show.
+      error: why the list is empty.
     """
 
     query: RunsQuery
-    found: ListedRuns
+    listed: ListedRuns
     page: int
     pages: int
     columns: tuple[ListColumn, ...]
@@ -119,48 +119,41 @@ class RunsView:
 
 
 def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
-    """The runs that a page shows, with the columns in which they differ unless others are wanted.
+    """Read the runs of a page, by default with the columns in which they differ.
 
     Raises:
-      UserError: a filter with a fault, or a key that no run has.
+      UserError: a malformed filter, or a key that no run has.
     """
-    found = runs.select(query.filter, sort=query.sort, reverse=bool(query.reverse))
-    start = (min(query.page, count_pages(len(found))) - 1) * PAGE_ROWS
-    numbers = found[start : start + PAGE_ROWS]
+    matches = runs.select(query.filter, sort=query.sort, reverse=bool(query.reverse))
+    start = (min(query.page, count_pages(len(matches))) - 1) * PAGE_ROWS
+    numbers = matches[start : start + PAGE_ROWS]
     wanted = [key.strip() for key in query.show.split(",") if key.strip()]
     more: tuple[str, ...] = ()
     if not wanted:
-        index = runs.get_index()
-        neutral = get_neutral_keys()
+        index, neutral = runs.get_index(), get_neutral_keys()
         varied, usual = choose_keys(index.list_varied(), neutral), runs.choose_usual()
         cells = index.read_cells(numbers, [*varied, *usual])
-        differing, more = split_columns(find_differing(varied, cells, numbers, neutral))
+        differing = find_differing(varied, cells, numbers, neutral)
         known = {key: cells[key] for key in usual if cells[key]}
-        wanted = [SCORE, *drop_scores(list(known), known, index.read_scores(numbers)), *differing]
+        scores = drop_scores(list(known), known, index.read_scores(numbers))
+        wanted, more = [SCORE, *scores, *differing[:_USUAL_KEYS]], tuple(differing[_USUAL_KEYS:])
     rows = runs.read_rows(numbers, wanted)
-    return ListedRuns(rows, wanted, len(found), more, _name_trials(runs, numbers, rows))
-
-
-def _name_trials(
-    runs: RunCatalogue, numbers: Sequence[int], rows: Sequence[JsonObject]
-) -> dict[str, str]:
-    """Path -> varied values of those that are trials of a sweep."""
-    trials = TrialNames(runs.store)
+    trials, names = TrialNames(runs.store), {}
     cells = runs.get_index().read_cells(numbers, trials.list_keys())
-    found = {}
     for number, row in zip(numbers, rows, strict=True):
         config = {key: column[number] for key, column in cells.items() if number in column}
-        found[row["path"]] = trials.describe(row["path"], config)
-    return {path: name for path, name in found.items() if name}
+        if name := trials.describe(row["path"], config):
+            names[row["path"]] = name
+    return ListedRuns(rows, wanted, len(matches), more, names)
 
 
 def count_pages(matched: int) -> int:
-    """Pages of a list, at least one."""
+    """Count the pages of a list, at least one."""
     return max(1, -(-matched // PAGE_ROWS))
 
 
 def choose_keys(varied: Sequence[str], neutral: Collection[str]) -> list[str]:
-    """Keys of the configuration that a list may show: those first that change what is learnt."""
+    """Choose the configuration keys of a list: those first that affect the result."""
     wanted = [key for key in varied if key not in _NEVER]
     return sorted(wanted, key=lambda key: (key in neutral, key.startswith("run."), key))
 
@@ -169,10 +162,10 @@ def find_differing(
     keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], runs: Sequence[int],
     late: Collection[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Of these keys those whose values are not the same in all runs, those that vary most first."""
+    """Select the keys whose values are not equal in all runs, those that vary most first."""
 
     def count_odd(key: str) -> int:
-        """Runs that do not have the value that most have."""
+        """Count runs without the most frequent value."""
         texts = Counter(json.dumps(cells[key].get(run), sort_keys=True) for run in runs)
         return len(runs) - max(texts.values(), default=0)
 
@@ -180,44 +173,36 @@ def find_differing(
     return sorted((key for key in keys if odd[key]), key=lambda key: (key in late, -odd[key]))
 
 
-def split_columns(differing: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The keys that are shown, and those for which there is no room."""
-    return list(differing[:_USUAL_KEYS]), tuple(differing[_USUAL_KEYS:])
-
-
 def make_view(
-    query: RunsQuery,
-    found: ListedRuns,
-    states: Mapping[str, int],
-    *,
-    archived: int = 0,
+    query: RunsQuery, listed: ListedRuns, states: Mapping[str, int], *, archived: int = 0,
     error: str = "",
-) -> RunsView:
-    """The page.
+) -> RunsView:  # fmt: skip
+    """Create the content of the page.
 
     Args:
-      states: what `run.json` says -> in how many runs of the store that are not archived.
-      archived: how many are.
-      error: why there is nothing to show.
+      states: status -> number of runs of the store that are not archived.
+      archived: number of archived runs.
+      error: why the list is empty.
     """
-    pages = count_pages(found.matched)
-    score = _name_scores(found.rows)
-    columns = tuple(_make_column(query, found, key, score) for key in found.keys)
+    names = {row["score_name"] for row in listed.rows if row["score_name"]}
+    score = names.pop() if len(names) == 1 else ""  # empty if the page's scores have several names
+    columns = tuple(_make_column(query, listed, key, score) for key in listed.keys)
     conditions = {word: f"status={word}" for word in sorted(word for word in states if word)}
     counts = {"all": sum(states.values()), **states}
     if archived:
         conditions[ARCHIVED], counts[ARCHIVED] = f"{TAG}={ARCHIVED}", archived
     chips = tuple(
-        (word, counts[word], query.link(filter=one), query.filter == one)
-        for word, one in {"all": "", **conditions}.items()
+        (word, counts[word], query.link(filter=condition), query.filter == condition)
+        for word, condition in {"all": "", **conditions}.items()
     )
+    pages = count_pages(listed.matched)
     page = min(query.page, pages)
-    return RunsView(query, found, page, pages, columns, not score, chips, error)
+    return RunsView(query, listed, page, pages, columns, not score, chips, error)
 
 
-def _make_column(query: RunsQuery, found: ListedRuns, key: str, score: str) -> ListColumn:
-    """A column, with the addresses that sort by it, hide it and move it."""
-    keys, place = list(found.keys), list(found.keys).index(key)
+def _make_column(query: RunsQuery, listed: ListedRuns, key: str, score: str) -> ListColumn:
+    """Create a column, with the addresses that sort by it, hide it and move it."""
+    keys, position = list(listed.keys), list(listed.keys).index(key)
     name = (score or "score") if key == SCORE else key.rpartition(".")[2]
     sort = score if key == SCORE and score else key
     entry = find_entry(sort)
@@ -226,21 +211,14 @@ def _make_column(query: RunsQuery, found: ListedRuns, key: str, score: str) -> L
     if is_sorted:
         order = "descending" if falls != bool(query.reverse) else "ascending"
     reverse = "1" if is_sorted and not query.reverse else ""
-    left = [*keys[: place - 1], key, keys[place - 1], *keys[place + 1 :]] if place else []
-    return ListColumn(
-        key, name, _is_number(found.rows, key), query.link(sort=sort, reverse=reverse), order,
-        query.link(show=",".join(one for one in keys if one != key)) if len(keys) > 1 else "",
-        query.link(show=",".join(left)) if place else "",
-    )  # fmt: skip
-
-
-def _name_scores(rows: Sequence[JsonObject]) -> str:
-    """The name that all scores of the page have; empty if there are several."""
-    names = {row["score_name"] for row in rows if row["score_name"]}
-    return names.pop() if len(names) == 1 else ""
-
-
-def _is_number(rows: Sequence[JsonObject], key: str) -> bool:
-    values = [row["values"].get(key) for row in rows]
+    left = [*keys]
+    left.insert(max(0, position - 1), left.pop(position))
+    values = [row["values"].get(key) for row in listed.rows]
     known = [value for value in values if value is not None]
-    return bool(known) and all(isinstance(value, int | float) for value in known)
+    is_number = bool(known) and all(isinstance(value, int | float) for value in known)
+    others = [other for other in keys if other != key]
+    return ListColumn(
+        key, name, is_number, query.link(sort=sort, reverse=reverse), order,
+        query.link(show=",".join(others)) if others else "",
+        query.link(show=",".join(left)) if position else "",
+    )  # fmt: skip

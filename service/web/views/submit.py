@@ -14,11 +14,11 @@ from utils.config.metadata import read_key_info
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
-# What the queue says itself.
+# Keys that the queue sets itself.
 LEFT_OUT = ("run.output_dir", "run.resume", "run.check_only", "run.print_config", "run.overwrite")
-# Fields of the form that are no keys.
+# Fields of the form that are not keys.
 CONFIG, SLOTS, TARGET, DEED = "config", "slots", "target", "deed"
-# As flags have it: what an optional key is without a value.
+# Texts of an empty optional key, as in flags.
 _NONE = ("none", "null", "~")
 _OWN = (CONFIG, SLOTS, TARGET, DEED, "find")
 
@@ -28,9 +28,9 @@ class FormField:
     """A key of the configuration.
 
     Attributes:
-      value: what somebody has typed; empty: as the configuration has it.
-      known: what the configuration has, as JSON or plain text.
-      choices: empty: anything may be typed.
+      value: the user's text; empty to keep the configuration's.
+      known: the configuration's value, as JSON or plain text.
+      choices: empty if any text is allowed.
     """
 
     key: str
@@ -51,16 +51,16 @@ class FormGroup:
 
     @property
     def set_count(self) -> int:
-        """Keys that somebody has typed."""
+        """Number of keys with a user's text."""
         return sum(field.value != "" for field in self.fields)
 
 
 def make_groups(config: RunConfig, typed: Mapping[str, str]) -> tuple[FormGroup, ...]:
-    """The form.
+    """Create the form.
 
     Args:
-      config: that stands behind it, resolved.
-      typed: key -> what was sent.
+      config: the resolved configuration behind it.
+      typed: key -> the user's text.
     """
     values = config.model_dump(mode="json")
     groups = []
@@ -75,47 +75,45 @@ def make_groups(config: RunConfig, typed: Mapping[str, str]) -> tuple[FormGroup,
 
 
 def read_overrides(fields: Mapping[str, str]) -> JsonObject:
-    """Dotted key -> value of what was typed; what was left empty stays as it is.
+    """Read dotted key -> value of the user's texts; empty fields stay as they are.
 
     Raises:
-      UserError: a value that is no YAML; a key that does not exist is left to the check.
+      UserError: a value is invalid YAML; unknown keys are left to the check.
     """
-    found: JsonObject = {}
+    overrides: JsonObject = {}
     for key, text in fields.items():
         if key in _OWN or not text.strip():
             continue
-        found[key] = text if _is_text(key) else _parse(key, text)
-    return found
+        section, _, name = key.partition(".")
+        owner = RunConfig.model_fields.get(section)
+        field = owner.annotation.model_fields.get(name) if owner else None
+        is_text = field is not None and set(_list_kinds(field.annotation)) == {str}
+        overrides[key] = text if is_text else _parse(key, text)
+    return overrides
 
 
 def _make_field(key: str, field: object, known: JsonValue, typed: Mapping[str, str]) -> FormField:
-    kinds = set(_list_kinds(field.annotation))
-    choices = tuple(
-        str(one) for kind in _list_kinds(field.annotation) if get_origin(kind) is Literal
-        for one in get_args(kind)
-    )  # fmt: skip
+    kinds = _list_kinds(field.annotation)
+    literals = [kind for kind in kinds if get_origin(kind) is Literal]
+    choices = tuple(str(value) for kind in literals for value in get_args(kind))
     if bool in kinds:
         choices = ("true", "false")
-    info = read_key_info(field.json_schema_extra)
+    if known is None:
+        known = "none"
     return FormField(
-        key, field.description or "", typed.get(key, ""), _tell(known), choices,
-        is_number=bool(kinds & {int, float}) and str not in kinds, is_place=info.is_path,
+        key, field.description or "", typed.get(key, ""),
+        known if isinstance(known, str) else json.dumps(known), choices,
+        is_number=bool({int, float} & set(kinds)) and str not in kinds,
+        is_place=read_key_info(field.json_schema_extra).is_path,
     )  # fmt: skip
 
 
 def _list_kinds(annotation: object) -> list[object]:
-    """The types that a field takes, without none."""
+    """List the types that a field takes, without None."""
     if get_origin(annotation) in (Union, types.UnionType):
-        parts = [part for one in get_args(annotation) for part in _list_kinds(one)]
+        parts = [part for kind in get_args(annotation) for part in _list_kinds(kind)]
         return [part for part in parts if part is not type(None)]
     return [annotation]
-
-
-def _is_text(key: str) -> bool:
-    section, _, name = key.partition(".")
-    owner = RunConfig.model_fields.get(section)
-    field = owner.annotation.model_fields.get(name) if owner else None
-    return field is not None and set(_list_kinds(field.annotation)) == {str}
 
 
 def _parse(key: str, text: str) -> JsonValue:
@@ -124,9 +122,3 @@ def _parse(key: str, text: str) -> JsonValue:
     if "\n" in text:
         raise UserError(f"{key} ({text[:40]!r}) has several lines; write its value in one")
     return read_plain_yaml(f"value: {text}", key)["value"]
-
-
-def _tell(value: JsonValue) -> str:
-    if value is None:
-        return "none"
-    return value if isinstance(value, str) else json.dumps(value)

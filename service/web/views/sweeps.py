@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """What trials with some values have reached: mean and interval, and both in a bar of 100.
+    """Mean and interval of the trials with some values, and their positions in a bar of 100.
 
     Attributes:
-      at, low, high: places of the mean and the interval's ends between the least and the greatest
-        of the table; below 0: there is none.
+      at, low, high: positions of the mean and the interval's ends between the least and the
+        greatest value of the table; negative without a value.
     """
 
     values: tuple[str, ...]
@@ -35,20 +35,20 @@ class IntervalRow:
 
 
 def make_sweep_view(spec: SweepSpec, states: Sequence[TrialState], table: SweepTable) -> JsonObject:
-    """What the page of a sweep lays out: each point over its seeds, each axis over all else."""
+    """Create the content of a sweep's page: each point over its seeds, each axis over the rest."""
     axes = tuple(spec.axes)
     return {
         "spec": spec,
         "states": states,
         "counts": count_states(states),
-        "keys": list(dict.fromkeys(key for one in states for key in one.trial.own)),
+        "keys": list(dict.fromkeys(key for state in states for key in state.trial.own)),
         "points": make_intervals(table.points, axes),
         "axes": [(key, make_intervals(rows, (key,))) for key, rows in table.axes.items()],
     }
 
 
 def make_sweep_line(spec: SweepSpec, states: Sequence[TrialState], table: SweepTable) -> JsonObject:
-    """A sweep in the list of sweeps."""
+    """Create a line of the list of sweeps."""
     best = next((row for row in table.points if row.interval), None)
     words = ""
     if best is not None:
@@ -59,14 +59,14 @@ def make_sweep_line(spec: SweepSpec, states: Sequence[TrialState], table: SweepT
 
 
 def count_states(states: Sequence[TrialState]) -> dict[str, int]:
-    """State -> how many trials are in it."""
-    return dict(sorted(Counter(one.state for one in states).items()))
+    """Count the trials in each state."""
+    return dict(sorted(Counter(state.state for state in states).items()))
 
 
 def make_intervals(rows: Sequence[AxisRow], keys: Sequence[str]) -> tuple[IntervalRow, ...]:
-    """Rows with their places in one bar that reaches over all of them."""
-    found = [row.interval for row in rows if row.interval is not None]
-    ends = [end for one in found for end in (one.mean, one.low, one.high) if end is not None]
+    """Create rows with their positions in one bar that covers all of them."""
+    intervals = [row.interval for row in rows if row.interval is not None]
+    ends = [end for i in intervals for end in (i.mean, i.low, i.high) if end is not None]
     least, span = min(ends, default=0.0), (max(ends, default=0.0) - min(ends, default=0.0)) or 1.0
 
     def place(value: float | None) -> float:
@@ -74,19 +74,19 @@ def make_intervals(rows: Sequence[AxisRow], keys: Sequence[str]) -> tuple[Interv
 
     shown = []
     for row in rows:
-        one = row.interval
+        item = row.interval
         values = tuple(json.dumps(row.values.get(key)) for key in keys)
-        if one is None:
+        if item is None:
             shown.append(IntervalRow(values, "–", "–", f"0 of {row.seeds}", -1.0, -1.0, -1.0))
             continue
-        interval = "–" if one.low is None else f"{one.low:.5g} to {one.high:.5g}"
+        interval = "–" if item.low is None else f"{item.low:.5g} to {item.high:.5g}"
         shown.append(IntervalRow(
-            values, format_value(one.mean), interval, f"{one.n} of {row.seeds}",
-            place(one.mean), place(one.low), place(one.high),
+            values, format_value(item.mean), interval, f"{item.n} of {row.seeds}",
+            place(item.mean), place(item.low), place(item.high),
         ))  # fmt: skip
     return tuple(shown)
 
 
 def describe_point(values: JsonMapping) -> str:
-    """Return `lr=0.1, seed=2` of a point."""
+    """Format a point as `lr=0.1, seed=2`."""
     return ", ".join(f"{key.rpartition('.')[2]}={json.dumps(v)}" for key, v in values.items())

@@ -1,4 +1,4 @@
-"""Where a run's time went: its shares, and lanes of what happened when, attempt beside attempt."""
+"""Where a run's time went: its shares, and lanes of events, attempt beside attempt."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _WORDS = {"step": "steps that count", "input_wait": "waiting for input", "redone
           "down": "down between attempts"}  # fmt: skip
 _CLASSES = {"input_wait": "input", "redone": "stall", "other": "other"}
 _SIZE = 1000.0
-# What is narrower than this could not be seen.
+# Narrower boxes could not be seen.
 _LEAST = 1.0
-# Beginning and width.
+# Start and width.
 Box = tuple[float, float]
 
 
@@ -45,9 +45,9 @@ class ShownTimeline:
     """The timeline of a run, in lanes and a bar of 1000.
 
     Attributes:
-      down: how long nobody worked on it between attempts; empty: it was never down.
+      down: time without a program between attempts; or empty.
       shares: word, class, time and percentage of each part of the paid time, and its box.
-      lanes: word and class of each kind of spans, and the boxes of what happened.
+      lanes: word and class of each kind of spans, and the boxes of its events.
       ends: where one attempt ends and the next begins.
     """
 
@@ -60,26 +60,26 @@ class ShownTimeline:
 
 
 def make_timeline(record: RunRecord) -> ShownTimeline | None:
-    """Of a run that has spans and attempts; none: it lacks one of them."""
+    """Create the timeline of a run; None if it has no spans or no attempts."""
     # Without spans the shares would be summed from all lines, of which there may be a million.
     attempts = list_attempts(record) if record.spans else []
     if not attempts:
         return None
-    found = compute_time(record)
-    if found.paid_s is None:
+    time = compute_time(record)
+    if time.paid_s is None:
         return None
-    down = found.shares_s["down"]
-    least = "at least " if found.is_least else ""
-    total = sum(one.ended - one.began for one in attempts) or 1.0
+    down = time.shares_s["down"]
+    least = "at least " if time.is_least else ""
+    total = sum(attempt.ended - attempt.began for attempt in attempts) or 1.0
     starts, at = {}, 0.0
-    for one in attempts:
-        starts[one.number] = (one.began, at / total * _SIZE)
-        at += one.ended - one.began
+    for attempt in attempts:
+        starts[attempt.number] = (attempt.began, at / total * _SIZE)
+        at += attempt.ended - attempt.began
     return ShownTimeline(
-        least + format_duration(found.paid_s),
-        "" if found.goodput is None else f"{found.goodput:.1%}",
+        least + format_duration(time.paid_s),
+        "" if time.goodput is None else f"{time.goodput:.1%}",
         format_duration(down) if down else "",
-        make_shares(found.shares_s, found.paid_s),
+        make_shares(time.shares_s, time.paid_s),
         tuple(make_lanes(record.spans, starts, _SIZE / total)),
         tuple(round(offset, 1) for _, offset in list(starts.values())[1:]),
     )
@@ -88,27 +88,27 @@ def make_timeline(record: RunRecord) -> ShownTimeline | None:
 def make_shares(
     seconds: dict[str, float], paid_s: float
 ) -> tuple[tuple[str, str, str, str, Box], ...]:
-    """The parts of the paid time that are not nothing."""
-    found, at = [], 0.0
+    """Create the parts of the paid time that took any."""
+    shares, at = [], 0.0
     for name, spent in seconds.items():
         if name == "down" or spent <= 0.0 or not paid_s:
             continue
         share = min(spent / paid_s, 1.0)
         word, css = _WORDS.get(name, name), _CLASSES.get(name, name)
         box = (round(at, 1), round(min(share * _SIZE, _SIZE - at), 1))
-        found.append((word, css, format_duration(spent), f"{share:.1%}", box))
+        shares.append((word, css, format_duration(spent), f"{share:.1%}", box))
         at = min(_SIZE, at + share * _SIZE)
-    return tuple(found)
+    return tuple(shares)
 
 
 def make_lanes(
     spans: Sequence[Span], starts: Mapping[int, tuple[float, float]], scale: float
 ) -> Iterator[tuple[str, str, list[Box]]]:
-    """The lanes in which something happened on rank zero.
+    """Yield the lanes that have spans of rank zero.
 
     Args:
-      starts: attempt -> its beginning in seconds, and in a lane.
-      scale: of a lane, a second.
+      starts: attempt -> its start in seconds, and its position in a lane.
+      scale: length in a lane of one second.
     """
     for word, names, css in _LANES:
         boxes = []
@@ -122,7 +122,7 @@ def make_lanes(
 
 
 def join_boxes(boxes: Iterable[tuple[float, float]]) -> list[Box]:
-    """Beginnings and widths; boxes that touch are one, so that a million stay few."""
+    """Return starts and widths; boxes that touch are joined, so that a million stay few."""
     joined: list[list[float]] = []
     for low, high in sorted(boxes):
         low, high = max(0.0, low), min(_SIZE, max(high, low + _LEAST))

@@ -12,11 +12,7 @@ from utils.json_types import JsonValue
 
 
 class TrialNames:
-    """The sweeps of a store, by which runs are named.
-
-    Args:
-      store: directory or URL.
-    """
+    """The sweeps of a store, whose values name their runs."""
 
     def __init__(self, store: str) -> None:
         self._keys: dict[str, tuple[str, ...]] = {}
@@ -24,15 +20,15 @@ class TrialNames:
             try:
                 spec = read_sweep(store, name)
             except UserError:
-                continue  # a damaged sweep is no reason to hide a run
+                continue  # a damaged sweep must not hide a run
             self._keys[name] = (*spec.axes, *((SEED,) if spec.seeds else ()))
 
     def list_keys(self) -> list[str]:
-        """Keys of configurations that some sweep varies."""
+        """List the configuration keys that some sweep varies."""
         return list(dict.fromkeys(key for keys in self._keys.values() for key in keys))
 
     def describe(self, path: str, config: Mapping[str, JsonValue]) -> str:
-        """Return `sweep lr=0.002 depth=1` of a trial; empty if the run is of no sweep.
+        """Format a trial as `sweep lr=0.002 depth=1`; empty if the run is of no sweep.
 
         Args:
           path: `experiment/name`; a trial's name is the sweep's with a hash.
@@ -52,5 +48,5 @@ class TrialNames:
 
 
 def _format(value: JsonValue) -> str:
-    """A number without the commas of large ones, which would look like several values."""
+    """Format a number without commas, which would look like several values."""
     return str(value) if isinstance(value, int) else format_value(value)

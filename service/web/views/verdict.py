@@ -1,4 +1,4 @@
-"""The compiler's verdict, beside the measured where a run has both, and the bill."""
+"""The compiler's report on a run, beside the measured values if there are any, and its cost."""
 
 from __future__ import annotations
 
@@ -20,19 +20,15 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.places import is_remote, to_path
 
-# Runs in which the time of the same step is looked for.
+# Most runs that are searched for the time of the same step.
 _MOST_RUNS = 50
 
 
 def show_report(estimate: Estimate | None) -> JsonObject:
-    """What a template says of an estimate."""
-    if estimate is None or estimate.report is None:
+    """Create a template's values for an estimate: itself, and rows of its main figures."""
+    report = None if estimate is None else estimate.report
+    if report is None:
         return {"estimate": estimate}
-    return {"estimate": estimate, "told": tell_report(estimate.report)}
-
-
-def tell_report(report: JsonObject) -> list[tuple[str, str]]:
-    """The figures of a verdict that people ask for first."""
     memory, step = report["memory"], report.get("step_ms")
     used, usable = (format_bytes(memory[name]) for name in ("peak_bytes", "usable_bytes"))
     rows = [("memory of a device", f"{used} of {usable}")]
@@ -42,36 +38,33 @@ def tell_report(report: JsonObject) -> list[tuple[str, str]]:
     if speed:
         rows.append((f"{report['unit']}/s of a device", f"{speed['estimate']:,.0f}"))
     rows.append(("examples of a device", str(report["examples_per_chip"])))
-    rows += [("fault", f"{one['text']} ({one['count']})") for one in report.get("faults", ())]
-    return rows
+    rows += [("fault", f"{fault['text']} ({fault['count']})") for fault in report.get("faults", ())]
+    return {"estimate": estimate, "told": rows}
 
 
 def show_bills(
     parts: Service, config: RunConfig, verdict: Verdict, estimate: Estimate | None
 ) -> JsonObject:
-    """What the run would cost, by runs of the same step and by the compiler."""
+    """Compute the run's cost, by runs of the same step and by the compiler."""
     prices, note = read_store_prices(parts.store)
     steps = read_steps(verdict.lines)
     selector = parts.runs.create_selector()
     paths = selector.select_paths(f'experiment="{config.run.experiment}" and status=complete')
-    found = [bill_by_runs(config, selector.open(paths[:_MOST_RUNS]), steps, prices)]
+    bills = [bill_by_runs(config, selector.open(paths[:_MOST_RUNS]), steps, prices)]
     if estimate is not None and estimate.report is not None:
         report = estimate.report
         devices = max(1, config.data.global_batch_size // max(1, report["examples_per_chip"]))
-        found.append(bill_by_estimate(report, steps, devices, prices))
-    return {"bills": [one for one in found if one is not None], "bill_note": note}
+        bills.append(bill_by_estimate(report, steps, devices, prices))
+    return {"bills": [bill for bill in bills if bill is not None], "bill_note": note}
 
 
 def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
-    """The prices beside the runs, and what is wrong with them; empty: nothing is."""
+    """Read the prices beside the runs, and a note on what is missing or wrong, or empty."""
     if is_remote(store):
         return [], f"Prices are read from {PRICES_FILE} of a store on this machine alone."
     path = to_path(store) / PRICES_FILE
     if not path.is_file():
-        return (
-            [],
-            f"For a sum put {PRICES_FILE} into the store, as docs/store.md has it.",
-        )
+        return [], f"For a sum put {PRICES_FILE} into the store, as docs/store.md has it."
     try:
         return read_prices(path), ""
     except UserError as error:
@@ -79,9 +72,9 @@ def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
 
 
 def make_verdict(record: RunRecord, verdicts: Verdicts) -> tuple[str, list[tuple[str, ...]]] | None:
-    """The estimate of a run's step beside what was measured: what it is of, and a row each.
+    """Compare the estimate of a run's step with the measured one: its target, and rows of values.
 
-    None: there is no verdict.
+    None if the store has no report on it.
     """
     report = find_verdict(record, verdicts)
     if report is None:

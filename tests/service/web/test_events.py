@@ -74,7 +74,7 @@ def test_nobody_looks_while_nobody_listens_and_a_slow_reader_is_told_so(tmp_path
         waiting = asyncio.ensure_future(anext(reader))
         await asyncio.sleep(0)
         for step in range(200):
-            hub._tell(RunEvent(run="a/b", step=step, status="running"))
+            hub._send(RunEvent(run="a/b", step=step, status="running"))
         found = [await waiting]
         while found[-1] != RunEvent(run="a/b", step=199, status="running"):
             found.append(await anext(reader))

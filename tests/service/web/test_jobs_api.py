@@ -54,7 +54,7 @@ def test_a_submission_is_queued_under_the_name_that_was_checked(app, checked):
     assert client.get("/api/v1/jobs?state=queued").json()["jobs"] == [job]
     assert client.get("/api/v1/jobs?state=running").json()["matched"] == 0
     refused = client.get("/api/v1/jobs?state=running,bogus")
-    assert refused.status_code == 422 and "('bogus') is none" in refused.json()["detail"]
+    assert refused.status_code == 422 and "('bogus') is unknown" in refused.json()["detail"]
     lines = app.state.service.audit.read(10)
     assert {"action": "submit", "who": "submit", "job": job["id"]}.items() <= lines[1].items()
     # The same run again is the same job.
