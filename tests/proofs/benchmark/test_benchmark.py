@@ -289,7 +289,7 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         (["--compare=no/such.json"], "cannot be read"),
         (["--gate=img_per_s:5:-:major"], "give one by --compare"),
         (["--compare=x.json", "--gate=img_per_s"], "four parts"),
-        (["--compare=x.json", "--gate=img_per_s:5:-:major", "--tolerance=0.1"], "drop it or"),
+        (["--compare=x.json", "--gate=img_per_s:5:-:major", "--tolerance=0.1"], "remove it or"),
         (["--compare=x.json", "--gates=no.yaml"], "cannot be read"),
         (["--store=gs://bucket/runs"], "--store"),
         (["--store=/proc/nowhere"], "cannot be created"),
@@ -324,8 +324,8 @@ def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("decode", "tells none"),
-     ("decode|resize(64)|inception_crop(area_min=20)", "tells none"),
+    [("decode", "has none"),
+     ("decode|resize(64)|inception_crop(area_min=20)", "has none"),
      ("decode|resize((64, 32))", "gives images of 64 x 32")],
 )  # fmt: skip
 def test_synthetic_input_needs_a_size(tmp_path, spec, reason):
