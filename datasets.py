@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
+from big_vision.input.batches import Batch
+from big_vision.input.batches import ImageBatch as ImageBatch
+from big_vision.input.batches import TokenBatch as TokenBatch
+from big_vision.input.batches import VectorBatch as VectorBatch
 from big_vision.input.order import ShardSpec
 from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
 from big_vision.input.splits_check import Choice, check_splits
@@ -27,25 +30,6 @@ from utils.registry import Registry
 
 if TYPE_CHECKING:
     from utils.config.data import DataSection
-
-__all__ = [
-    "SOURCES",
-    "Batch",
-    "DatasetFacts",
-    "ImageBatch",
-    "Known",
-    "Loader",
-    "Position",
-    "Reader",
-    "Reading",
-    "Role",
-    "Source",
-    "TokenBatch",
-    "VectorBatch",
-    "create_loader",
-    "create_source",
-    "describe_dataset",
-]
 
 SOURCES = Registry(
     "data.source",
@@ -103,9 +87,6 @@ def create_source(data: DataSection, known: Known | None = None) -> Source:
 
 def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFacts:
     """Return sizes and contents of the run's splits, from the dataset's metadata alone.
-
-    Args:
-      known: facts about the data from elsewhere in the configuration; see `create_loader`.
 
     Raises:
       UserError: the dataset, a version, a split or a file is missing, or classes do not agree.
@@ -184,7 +165,6 @@ class Loader:
     """Batches of one split for one shard.
 
     Attributes:
-      name: of the dataset.
       facts: metadata of every batch, such as `ImageFacts`.
       num_examples: examples of the split, over all shards.
       counters: `skipped_corrupt`: unreadable records that were passed over.

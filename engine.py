@@ -289,11 +289,7 @@ class _Stepper:
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], task: Task, runtime: Runtime
 ) -> Evaluation:
-    """Evaluate every valid example once, exact for any split.
-
-    Args:
-      batches: host batches of one static shape, the last one padded and masked.
-    """
+    """Evaluate every valid example of host batches of one shape once, exact for any split."""
     was_training = model.training
     model.eval()
     sums = sum_batches(lambda batch: task.count(model, batch), batches, runtime)

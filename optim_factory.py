@@ -200,11 +200,7 @@ def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[s
 def divide_groups(
     section: OptimSection, model: nn.Module, groups: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Divide groups by the section's patterns of parameters, in the same order.
-
-    Raises:
-      UserError: a pattern that matches no trained parameter.
-    """
+    """Divide groups by the section's patterns of trained parameters, in the same order."""
     rules = {name: getattr(section, name) for name in ("lr_factors", "decay_factors", "unfreeze")}
     if not any(rules.values()):
         return groups

@@ -65,23 +65,14 @@ class TaskFacts:
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
-        """Return the forms in which a cache can store the teachers' outputs for an example.
-
-        Raises:
-          UserError: this task cannot store outputs.
-        """
+        """Return the forms in which a cache can store the teachers' outputs for an example."""
         raise UserError(
             "train.task has no outputs that a cache stores; use classify, distil or language"
         )
 
 
 class TaskCheck(Protocol):
-    """Validation of a configuration before a device is touched; the job calls it in this order.
-
-    Attributes:
-      model_arguments: for creating the student.
-      losses: modules that are trained beside the student.
-    """
+    """Validation of a configuration before a device is touched; the job calls it in this order."""
 
     dataset: DatasetFacts
     model_arguments: dict[str, Any]
@@ -148,14 +139,7 @@ class Twin(Protocol):
     def replace_answers(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
     ) -> RunConfig:
-        """Return the run with stored random outputs of its teachers, below `folder`.
-
-        Args:
-          steps: of an epoch.
-
-        Raises:
-          UserError: the task cannot create stored outputs.
-        """
+        """Return the run with stored random outputs of its teachers, below `folder`."""
         raise UserError(
             f"distill.teacher_cache ({config.distill.teacher_cache!r}): synthetic outputs are "
             f"not supported with train.task={config.train.task}; set distill.teacher_weights"
@@ -262,11 +246,7 @@ class Compares(Protocol):
 
 @runtime_checkable
 class Caches(Protocol):
-    """Tasks whose teachers' outputs can be stored and read again.
-
-    Attributes:
-      stream_epochs: epochs after which the stream of examples starts over; None if it never does.
-    """
+    """Tasks whose teachers' outputs can be stored; the stream repeats after `stream_epochs`."""
 
     stream_epochs: int | None
 
@@ -297,10 +277,7 @@ class MarksExamples(Protocol):
     """Tasks with a correct or wrong output for each example."""
 
     def count_marked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """Return the sums of `count`, and bool [B] on the device: which examples are correct.
-
-        None where no example is correct or wrong as a whole. It costs no pass of its own.
-        """
+        """Return the sums of `count`, and bool [B] of correct examples if there are such."""
 
 
 class Companion(NamedTuple):

@@ -75,14 +75,7 @@ class ClassifyFacts(TaskFacts):
 
 
 class ClassifyCheck(TaughtCheck):
-    """Checks the configuration, then the student on the meta device.
-
-    Attributes:
-      losses: modules that are trained beside the student.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
+    """Checks a configuration, then the student on the meta device; refuses the first fault."""
 
     create_loss = staticmethod(create_class_loss)
 
@@ -228,13 +221,9 @@ class ClassifyCheck(TaughtCheck):
 
 
 def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, devices: int) -> None:
-    """Refuse a device's micro-batch that does not hold whole pairs and whole groups.
+    """Refuse `examples` of one device's micro-batch unless they are whole pairs and groups.
 
     Mixing mixes pairs, and some losses compare the examples of a group.
-
-    Args:
-      examples: of one device's micro-batch.
-      devices: that share the global batch.
     """
     check_pairs(config, examples, devices)
     check_groups(losses, examples, devices)

@@ -47,13 +47,9 @@ def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def place_rows(rows: Tensor, places: Tensor, is_valid: Tensor, count: int) -> Tensor:
-    """Return [count, D] zeros with the valid ones of some rows [B, D] at their positions.
+    """Return [count, D] zeros with the valid ones of some rows [B, D] at their positions [B].
 
     Summed over batches and ranks these are all rows of a split, in its order.
-
-    Args:
-      places: [B] int64 below `count`; any number where a row is not valid.
-      is_valid: bool [B].
     """
     rows = torch.where(is_valid.unsqueeze(1), rows, torch.zeros_like(rows))
     places = torch.where(is_valid, places, torch.zeros_like(places))
@@ -62,13 +58,9 @@ def place_rows(rows: Tensor, places: Tensor, is_valid: Tensor, count: int) -> Te
 
 
 def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """Count valid examples for which two models predict the same class, and valid examples: [2].
+    """Count valid examples with the same class in two models' logits [B, K], and valid ones: [2].
 
-    Logits that hold NaN or +inf predict no class.
-
-    Args:
-      logits, other: [B, K].
-      mask: bool [B].
+    Logits that hold NaN or +inf have no class.
     """
     same = logits.argmax(dim=1) == other.argmax(dim=1)
     for answers in (logits, other):

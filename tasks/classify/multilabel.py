@@ -16,7 +16,7 @@ from losses.tasks.yes_or_no import compute_bce
 from models.transforms import to_pixels
 from tasks.classify.check import ClassifyCheck
 from tasks.classify.counting import place_rows
-from tasks.classify.synthetic import ClassifyTwin
+from tasks.classify.synthetic import SyntheticClassify
 from tasks.classify.task import Classify
 from utils.config.load import change
 from utils.errors import UserError
@@ -123,9 +123,7 @@ class ScoreTable:
 def compute_average_precision(scores: np.ndarray, has: np.ndarray) -> float:
     """Compute the mean precision at the scores of a class's examples; NaN if it has none.
 
-    Args:
-      scores: [N], of one class; equal scores count together.
-      has: bool [N].
+    `scores` are [N], `has` bool [N]; equal scores count together.
 
     Source: definition of scikit-learn's average_precision_score.
     """
@@ -171,7 +169,7 @@ class MultilabelCheck(ClassifyCheck):
         return images.num_classes
 
 
-class MultilabelTwin(ClassifyTwin):
+class SyntheticMultilabel(SyntheticClassify):
     """Synthetic images with sets of classes."""
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
@@ -184,7 +182,7 @@ class Multilabel(Classify):
 
     score_name = "mAP"
     check = MultilabelCheck
-    twin = "tasks.classify.multilabel:MultilabelTwin"
+    twin = "tasks.classify.multilabel:SyntheticMultilabel"
     create_loss = staticmethod(create_set_loss)
 
     def __init__(

@@ -17,7 +17,7 @@ from losses.base import LossInputs, LossOutput
 from losses.weighted import WeightedLoss
 from models.factory import create_model
 from models.transforms import InputTransform
-from tasks.images.dry_run import find_fault
+from tasks.images.dry_run import explain_rejection
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 
@@ -70,10 +70,7 @@ def check_peer(
 ) -> None:
     """Refuse losses that two students cannot share, and a peer that does not take the images.
 
-    Args:
-      peer: on the meta device.
-      transform: of the student.
-      shapes: (H, W, C) of the images of each role; None if only a run can tell.
+    The peer is on the meta device. `shapes` are (H, W, C) by role, None if only a run can tell.
     """
     for name, loss in zip(losses.names, losses.losses, strict=True):
         if loss.state_dict() or loss.needs_distill_token():
@@ -82,7 +79,7 @@ def check_peer(
                 "head of one student; use losses of logits alone, such as kd"
             )
     for shape in _list_seen(config, shapes) if peer is not None else ():
-        reason = find_fault(peer.eval(), transform.to("meta"), shape)
+        reason = explain_rejection(peer.eval(), transform.to("meta"), shape)
         if reason:
             sides = " x ".join(map(str, shape))
             raise UserError(

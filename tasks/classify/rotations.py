@@ -33,11 +33,7 @@ def turn_pixels(pixels: Tensor) -> Tensor:
 
 
 def split_turned(inputs: LossInputs) -> LossInputs:
-    """Return the losses' inputs of a step, from outputs and activations of 4 B images.
-
-    Args:
-      inputs: targets, mask and indices are of the B images already.
-    """
+    """Split outputs and activations of 4 B images; targets, mask and indices are of B already."""
     features = inputs.student_features, inputs.teacher_features
     (student, student_turned), (teacher, teacher_turned) = map(_split_features, features)
     logits, turned = _split(inputs.student_logits)

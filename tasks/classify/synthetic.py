@@ -25,7 +25,7 @@ from tasks.protocol import StreamOf, Twin
 from tasks.teachers.cache.manifest import read_manifest, read_shape, write_manifest
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, CacheShape, condense_answers, pack_rows
 from tasks.teachers.cache.writer import CacheWriter
-from tasks.teachers.made_up import read_facts, replace_each, write_random
+from tasks.teachers.synthetic import read_facts, replace_each, write_random
 from tasks.teachers.teaching import create_columns
 from utils.config.load import change
 from utils.errors import UserError
@@ -40,7 +40,7 @@ _DEFAULT_TOP_K = 16
 _PHOTO_SHAPE = (400, 500, 3)
 
 
-class ClassifyTwin(Twin):
+class SyntheticClassify(Twin):
     """A classification of synthetic images of the same shape and classes."""
 
     usual = MappingProxyType({"num_classes": 1000})
@@ -62,7 +62,7 @@ class ClassifyTwin(Twin):
                 "none; end it with a resize or crop to one side, or set data.source=synthetic with "
                 "data.name=image_size=N"
             )
-        data = describe_twin_data(config, self._image, max(self._classes, 2), examples)
+        data = describe_synthetic_data(config, self._image, max(self._classes, 2), examples)
         return change(config, data=data)
 
     def replace_teachers(
@@ -88,11 +88,7 @@ class ClassifyTwin(Twin):
 
 
 def find_image_shape(config: RunConfig) -> tuple[int, int] | None:
-    """Return side and channels of a training image; None if only a run can tell.
-
-    Raises:
-      UserError: the images are not square, or the string is not one of images.
-    """
+    """Return side and channels of square training images; None if only a run can tell."""
     data = config.data
     if data.source == "synthetic":
         size = {"image_size": config.model.image_size} if config.model.image_size else {}
@@ -103,11 +99,7 @@ def find_image_shape(config: RunConfig) -> tuple[int, int] | None:
 
 
 def find_classes(config: RunConfig) -> int:
-    """Return the classes of the run's dataset: from its files, or from TFDS by name.
-
-    Raises:
-      UserError: they are unknown here.
-    """
+    """Return the classes of the run's dataset: from its files, or from TFDS by name."""
     data = config.data
     try:
         facts = describe_dataset(data, config.model.known_sizes)
@@ -163,11 +155,7 @@ def _encode_image(shape: tuple[int, int, int]) -> bytes:
 
 
 def require_square(shape: tuple[int, int, int]) -> tuple[int, int]:
-    """Return side and channels of images of (H, W, C), which a synthetic source makes square.
-
-    Raises:
-      UserError: they are not square.
-    """
+    """Return side and channels of images of (H, W, C), which a synthetic source makes square."""
     height, width, channels = shape
     if height != width:
         raise UserError(
@@ -182,14 +170,10 @@ def name_examples(side: int, channels: int, classes: int, examples: int) -> str:
     return f"image_size={side},channels={channels},num_classes={classes},num_examples={examples}"
 
 
-def describe_twin_data(
+def describe_synthetic_data(
     config: RunConfig, image: tuple[int, int], classes: int, examples: int
 ) -> JsonObject:
-    """Return keys of `data` with which the same uint8 images reach the device.
-
-    Args:
-      image: side and channels.
-    """
+    """Return keys of `data` with which uint8 images of that side and channels reach the device."""
     return {
         "source": "synthetic",
         "name": name_examples(*image, classes, examples),
@@ -239,13 +223,7 @@ def create_random_teacher(
 def write_random_answers(
     config: RunConfig, top_k: int, target: Path, *, steps: int, describe: StreamOf
 ) -> None:
-    """Write a cache of random outputs in the form of those of a run's teachers.
-
-    Args:
-      config: of the run with its teachers in the step.
-      steps: of an epoch of the cache.
-      describe: the stream of examples that the outputs belong to.
-    """
+    """Write a cache of random outputs in the form of those of a run's live teachers."""
     check = ClassifyCheck(config)
     stream = describe(config, check.dataset, check.stream)
     classes, size = check.num_classes, config.data.global_batch_size
@@ -270,11 +248,7 @@ def _keep_device_op(spec: str) -> str:
 
 
 def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None:
-    """Refuse a teacher that cannot see the images: its arguments are in a file that is not here.
-
-    Args:
-      shadow: the teacher on the meta device.
-    """
+    """Refuse a teacher, on the meta device, that cannot see the images."""
     try:
         with torch.no_grad():
             shadow.eval()(torch.zeros((1, channels, side, side), device="meta"))

@@ -50,17 +50,13 @@ if TYPE_CHECKING:
 
 
 class Classify(ImageTask):
-    """A micro-batch on the device -> mixed images -> student and teachers -> one loss.
-
-    Args:
-      loaders: by role; without `train` if nothing is trained.
-    """
+    """A micro-batch on the device -> mixed images -> student and teachers -> one loss."""
 
     score_name = "top-1"
     score_metric = ""
     hint = "its weights, its mean and std, and its dtype"
     check = ClassifyCheck
-    twin = "tasks.classify.synthetic:ClassifyTwin"
+    twin = "tasks.classify.synthetic:SyntheticClassify"
     create_loss = staticmethod(create_class_loss)
 
     def __init__(
@@ -117,10 +113,7 @@ class Classify(ImageTask):
         return count_marked(self.predict(model, batch), batch)
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """Return `top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples` counted.
-
-        The score is top-1.
-        """
+        """Return `top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples`."""
         top1, top5, loss, examples = sums[:4].tolist()
         share = 1.0 / max(examples, 1.0)
         metrics = {

@@ -75,9 +75,7 @@ def check_kept(
 ) -> None:
     """Refuse to keep tokens if the student's patches are not the teacher's, or a key forbids it.
 
-    Args:
-      student: on the meta device, as the teachers with weights of their own.
-      shape: (H, W, C) of the training images; None if only a run can tell: its first step does.
+    Models are on the meta device. `shape` is (H, W, C) in training, None if only a run can tell.
     """
     kept = [teacher for teacher in teachers if teacher.kept is not None]
     if not kept:

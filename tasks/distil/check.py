@@ -76,24 +76,15 @@ class DistilFacts(TaskFacts):
 
 
 @dataclass(frozen=True)
-class Sighting:
-    """Features of images of one shape, found on the meta device.
-
-    Args:
-      embeddings: of a few examples.
-      grid: of the patches; None if they make no grid.
-    """
+class ProbedModel:
+    """Features of a few images of one shape on the meta device; `grid` is None without one."""
 
     embeddings: Embeddings
     grid: Grid | None
 
 
 class DistilCheck(TaughtCheck):
-    """Checks the configuration, then student and teachers on the meta device.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
+    """Checks a configuration, then all models on the meta device; refuses the first fault."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -144,7 +135,7 @@ class DistilCheck(TaughtCheck):
             check_score(config.distill.score, self._sets)
         if self._shapes["train"] is not None:
             mine, theirs = look_at(student, teachers, transform, self._shapes["train"])
-            check_sightings(config, self.losses, mine, theirs)
+            check_comparable(config, self.losses, mine, theirs)
             with torch.device("meta"):
                 self.losses.build(mine.embeddings, [seen.embeddings for seen in theirs])
             for spec, loss in zip(self.losses.terms, self.losses.losses, strict=True):
@@ -176,7 +167,7 @@ class DistilCheck(TaughtCheck):
         """Refuse sides without a step, and stored features of another stream or kind."""
         distill = self.config.distill
         if distill.teacher_cache:
-            known = name_asked(self.config, self.teachers)
+            known = list_cached_hashes(self.config, self.teachers)
             cache = open_cache(distill, stream, known, (0, 1), total_steps)
             stored = {
                 (column.teacher, column.part, column.width, column.places)
@@ -193,19 +184,14 @@ class DistilCheck(TaughtCheck):
         check_begins(self.config.train, steps, total_steps)
 
 
-def name_asked(config: RunConfig, teachers: list[str]) -> list[str]:
+def list_cached_hashes(config: RunConfig, teachers: list[str]) -> list[str]:
     """Return the teachers' hashes as in a cache, without that of their statistics."""
     count = len(get_teacher_sections(config.distill))
     return teachers[: count + (count > 1)]
 
 
 def take_stored(columns: Sequence[Column], stored: Sequence[Tensor], teacher: str) -> Embeddings:
-    """Return one teacher's features of those that a batch carries.
-
-    Args:
-      stored: of each column, in its order.
-      teacher: its hash.
-    """
+    """Return one teacher's features, by its hash, from those that a batch carries by columns."""
     own = {
         column.part: features
         for column, features in zip(columns, stored, strict=True)
@@ -224,32 +210,28 @@ def look_at(
     teachers: list[FeatureTeacher],
     transform: InputTransform,
     image_shape: tuple[int, int, int],
-) -> tuple[Sighting, list[Sighting]]:
-    """Find the features of student and teachers, all on the meta device.
-
-    Args:
-      image_shape: (H, W, C).
-    """
+) -> tuple[ProbedModel, list[ProbedModel]]:
+    """Find the features of student and teachers, on the meta device, for images of (H, W, C)."""
     height, width, channels = image_shape
     mine = _look(student.eval(), transform, (channels, height, width))
-    sightings = []
+    probed = []
     for teacher in teachers:
         size = teacher.transform.size
         shape = (channels, *((height, width) if size is None else (size, size)))
-        sightings.append(_look(deepcopy(teacher.model).float(), teacher.transform, shape))
-    return mine, sightings
+        probed.append(_look(deepcopy(teacher.model).float(), teacher.transform, shape))
+    return mine, probed
 
 
 @torch.no_grad()
-def _look(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> Sighting:
+def _look(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> ProbedModel:
     pixels = torch.empty((_PROBED, *shape), device="meta")
     features = embed(model, deepcopy(transform).to("meta")(pixels))
     patches = features.patches
     grid = find_grid(patches.shape[1], *shape[1:]) if patches.ndim == 3 else None
-    return Sighting(Embeddings(*features), grid)
+    return ProbedModel(Embeddings(*features), grid)
 
 
-def list_shapes(losses: LabelFreeLoss, teachers: list[Sighting]) -> list[FeatureShapes]:
+def list_shapes(losses: LabelFreeLoss, teachers: list[ProbedModel]) -> list[FeatureShapes]:
     """Return for each teacher rows of an image and their width, by the kinds that terms read."""
     listed: list[FeatureShapes] = []
     for number, seen in enumerate(teachers):
@@ -259,14 +241,10 @@ def list_shapes(losses: LabelFreeLoss, teachers: list[Sighting]) -> list[Feature
     return listed
 
 
-def check_sightings(
-    config: RunConfig, losses: LabelFreeLoss, student: Sighting, teachers: list[Sighting]
+def check_comparable(
+    config: RunConfig, losses: LabelFreeLoss, student: ProbedModel, teachers: list[ProbedModel]
 ) -> None:
-    """Refuse features that terms cannot compare.
-
-    Raises:
-      UserError: no vector for an image, or patches that make no grid.
-    """
+    """Refuse features that terms cannot compare: no vector for an image, or no grid of patches."""
     sides = [("model.name", config.model.name, student, None)]
     sections = get_teacher_sections(config.distill)
     for number, (section, seen) in enumerate(zip(sections, teachers, strict=True)):

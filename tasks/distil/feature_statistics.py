@@ -130,13 +130,7 @@ def describe_source(config: RunConfig) -> JsonObject:
 def write_statistics(
     place: str, moments: Mapping[str, Moments], source: JsonObject, images: int
 ) -> FeatureStatistics:
-    """Store statistics and read them back.
-
-    Args:
-      place: a file, or a URL of one.
-      moments: by `NUMBER.KIND`.
-      source: of `describe_source`.
-    """
+    """Store statistics, by `NUMBER.KIND`, in a file or URL, and read them back."""
     tensors = {
         f"{name}.{part}": np.ascontiguousarray(value)
         for name, own in moments.items()
@@ -164,11 +158,7 @@ def _sum(tensors: Mapping[str, np.ndarray], facts: str) -> str:
 
 
 def read_statistics(place: str) -> FeatureStatistics:
-    """Read a file of statistics.
-
-    Raises:
-      UserError: the file is missing, of another kind, or damaged.
-    """
+    """Read a file of statistics; refuse a missing, damaged or different one."""
     target = open_folder(place)
     try:
         with target.parent.open_local(target.name) as path, safe_open(path, "numpy") as file:
@@ -193,7 +183,7 @@ def read_statistics(place: str) -> FeatureStatistics:
 
 
 def open_statistics(config: RunConfig) -> FeatureStatistics | None:
-    """Read the run's statistics and check its teachers and images; None if it needs none.
+    """Read the run's statistics; None if it needs none.
 
     Raises:
       UserError: they are missing, or of other teachers, or of images in another form.
@@ -233,10 +223,7 @@ def open_statistics(config: RunConfig) -> FeatureStatistics | None:
 
 
 def create_scalings(config: RunConfig, shapes: Sequence[FeatureShapes]) -> nn.ModuleList:
-    """Create for each teacher the maps of its features by their kind; none without statistics.
-
-    Args:
-      shapes: of each teacher, the kinds that terms read.
+    """Create for each teacher the maps of the features that terms read; none without statistics.
 
     Raises:
       UserError: as `open_statistics`; or of another width, or without a kind that is read.

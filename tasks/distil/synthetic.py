@@ -10,7 +10,7 @@ from big_vision.pp.device_ops import require_range
 from models.factory import create_model
 from models.teachers.embedding import create_feature_teachers
 from models.transforms import create_input_transform
-from tasks.classify.synthetic import ClassifyTwin
+from tasks.classify.synthetic import SyntheticClassify
 from tasks.distil.check import create_loss_of, list_shapes, look_at
 from tasks.distil.feature_statistics import (
     FeatureShapes,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 
-class DistilTwin(ClassifyTwin):
+class SyntheticDistil(SyntheticClassify):
     """Synthetic images, whose class is not used, and teachers without a classifier."""
 
     usual = MappingProxyType({})

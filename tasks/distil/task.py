@@ -27,12 +27,12 @@ from tasks.distil.check import (
     DistilCheck,
     DistilFacts,
     Grid,
+    check_comparable,
     check_shapes,
-    check_sightings,
     create_loss_of,
+    list_cached_hashes,
     list_shapes,
     look_at,
-    name_asked,
     take_stored,
 )
 from tasks.distil.feature_statistics import FeatureShapes, create_scalings
@@ -85,12 +85,11 @@ class Distil(ImageTask):
     Attributes:
       losses: terms and projectors, which are trained beside the student.
       feature_shapes: of each teacher, what terms read; set by `prepare`.
-      teachers: in the order of the configuration.
     """
 
     score_name = "-loss"
     check = DistilCheck
-    twin = "tasks.distil.synthetic:DistilTwin"
+    twin = "tasks.distil.synthetic:SyntheticDistil"
 
     def __init__(
         self, config: RunConfig, facts: DistilFacts, loaders: Mapping[str, Loader]
@@ -157,10 +156,7 @@ class Distil(ImageTask):
         return torch.cat([examples.reshape(1), sums])
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """Return `distil_loss`, each of its terms as `distil_loss/TERM`, `examples`.
-
-        The score is the loss, negated.
-        """
+        """Return `distil_loss`, its terms as `distil_loss/TERM`, `examples`; the score is -loss."""
         examples, total, *terms = sums.tolist()
         share = 1.0 / max(examples, 1.0)
         metrics = {"distil_loss": total * share}
@@ -179,7 +175,7 @@ class Distil(ImageTask):
         mine, theirs = look_at(shadow, self.create_teachers("meta"), self.transform, shape)
         shapes = {role: images.image_shape for role, images in self._images.items()}
         check_shapes(self.losses, shapes)
-        check_sightings(config, self.losses, mine, theirs)
+        check_comparable(config, self.losses, mine, theirs)
         self.losses.build(mine.embeddings, [seen.embeddings for seen in theirs])
         self.feature_shapes = list_shapes(self.losses, theirs)
         self._scalings = create_scalings(config, self.feature_shapes)
@@ -210,7 +206,7 @@ class Distil(ImageTask):
         # A runtime compiles calls of whole models; here only their features are computed.
         for model in (state.model, *state.averages.values()):
             self._embedders[model] = runtime.accelerate(Embedder(model))
-        known = name_asked(config, self.facts.teachers)
+        known = list_cached_hashes(config, self.facts.teachers)
         self.teaching.open_stored(runtime, stream, known, plan.total_steps)
 
     def answer(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
@@ -244,9 +240,7 @@ class Distil(ImageTask):
         return tuple(features[column.teacher].get(column.part) for column in columns)
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
-        """Return `features` and `spread` of each teacher.
-
-        The spread is that between images, as a share of the features' size.
+        """Return each teacher's `features`, and `spread` between images, as a share of their size.
 
         Raises:
           UserError: features that are not finite, or the same for all images.

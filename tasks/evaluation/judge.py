@@ -24,7 +24,7 @@ from tasks.evaluation.sets import (
     look_at_sets,
     plan_sets,
 )
-from tasks.images.dry_run import find_fault
+from tasks.images.dry_run import explain_rejection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -40,12 +40,7 @@ Predict = Callable[[nn.Module, "ImageBatch"], "Tensor"]
 
 
 class OpenSet:
-    """A set that is read: batches whose labels are the model's classes.
-
-    Args:
-      shown: metadata of the set.
-      classes: of the model.
-    """
+    """A set that is read: batches whose labels are the model's classes."""
 
     def __init__(self, runtime: Runtime, shown: JudgedSet, classes: int, seed: int) -> None:
         self.shown, self._classes = shown, classes
@@ -98,11 +93,7 @@ class OpenSet:
 
 
 class Judge:
-    """The sets of a run or a tool; each is opened at its first evaluation, and stays open.
-
-    Args:
-      seed: of the loaders, which draw nothing.
-    """
+    """The sets of a run or a tool; each is opened at its first evaluation, and stays open."""
 
     def __init__(
         self, runtime: Runtime, sets: Sequence[JudgedSet], classes: int, seed: int = 0
@@ -115,8 +106,7 @@ class Judge:
     ) -> dict[str, float]:
         """Return metrics of the sets that are due, `NAME/top1` and so on; mCE if complete.
 
-        Args:
-          number: of the run's evaluation, from 1; None for the last one, at which all are due.
+        `number` is that of the run's evaluation, from 1; None for the last one: all are due.
         """
         due = [shown for shown in self.sets if number is None or number % shown.spec.every == 0]
 
@@ -148,14 +138,7 @@ class Judge:
 def check_sets(
     data: DataSection, classes: ModelClasses, student: nn.Module
 ) -> tuple[JudgedSet, ...]:
-    """Return the sets of data.evals by their metadata.
-
-    Args:
-      student: on the meta device.
-
-    Raises:
-      UserError: a set is missing, its labels or images do not fit the model.
-    """
+    """Return the sets of data.evals by their metadata, each tried on a student on meta."""
     specs = plan_sets(data, data.evals, "data.evals")
     sets = look_at_sets(specs, classes, data.eval_pp)
     for shown in sets:
@@ -164,16 +147,12 @@ def check_sets(
 
 
 def check_model_takes(spec: SetSpec, shape: tuple[int, int, int] | None, model: nn.Module) -> None:
-    """Refuse a set whose images a model on the meta device does not take.
-
-    Args:
-      shape: (H, W, C) of the images; None if only a loader can tell.
-    """
+    """Refuse a set of images (H, W, C) that a model on the meta device does not take."""
     if shape is None:
         return
     normalisation = require_range(spec.data.eval_pp, "data.eval_pp").normalisation
     transform = create_input_transform(*normalisation, channels=shape[2]).to("meta")
-    reason = find_fault(model.eval(), transform, shape)
+    reason = explain_rejection(model.eval(), transform, shape)
     if reason:
         raise UserError(
             f"{spec.key} {spec.name!r} gives images of {' x '.join(map(str, shape))}, which the "

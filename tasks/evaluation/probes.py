@@ -64,12 +64,9 @@ class Features:
 def gather_features(
     ask: Callable[[ImageBatch], Tensor], loader: Loader, sum_over: SumBatches, classes: int
 ) -> Features:
-    """Return the features of a split in its order, the same on every rank.
+    """Return the features of a split in its order, the same on every rank; `ask` gives [B, D].
 
     Each batch adds its own rows. Unreadable examples are left out. # host read: one in all
-
-    Args:
-      ask: a batch on the device -> features [B, D].
     """
 
     def collect(batch: ImageBatch) -> Tensor:

@@ -39,13 +39,7 @@ _MOST_NUMBERS = 1 << 27
 
 @dataclass(frozen=True)
 class ProbedSet:
-    """A labelled set: probes learn from one split of it and are evaluated on another.
-
-    Args:
-      spec: its evaluation split is the one that they are evaluated on.
-      bank: the same with the split that they learn from.
-      num_classes: of the labels.
-    """
+    """A labelled set: probes learn from its `bank`, and are evaluated on its `spec`."""
 
     spec: SetSpec
     bank: DataSection
@@ -53,11 +47,7 @@ class ProbedSet:
 
 
 def check_probed_sets(data: DataSection, student: nn.Module, width: int) -> tuple[ProbedSet, ...]:
-    """Return the sets of data.evals by their metadata.
-
-    Args:
-      student: on the meta device.
-      width: of its features.
+    """Return the sets of data.evals by their metadata, for a student on the meta device.
 
     Raises:
       UserError: a set is missing, has no labels of one class each, or is too large.
@@ -76,11 +66,7 @@ def check_probed_sets(data: DataSection, student: nn.Module, width: int) -> tupl
 
 
 def check_score(score: str, sets: tuple[ProbedSet, ...]) -> None:
-    """Refuse a score that no evaluation gives.
-
-    Raises:
-      UserError: unknown set or probe, or a set that not every evaluation includes.
-    """
+    """Refuse an unknown score, or one of a set that not every evaluation includes."""
     name, _, reader = score.rpartition("/")
     spec = next((probed.spec for probed in sets if probed.spec.name == name), None)
     if spec is None or reader.partition("_")[0] not in READERS:
@@ -96,11 +82,7 @@ def check_score(score: str, sets: tuple[ProbedSet, ...]) -> None:
 
 
 class Prober:
-    """Probes of a run's labelled sets; each pass opens its files anew.
-
-    Args:
-      ask: a model's features [B, D] of a batch on the device.
-    """
+    """Probes of a run's labelled sets, on features [B, D]; each pass opens its files anew."""
 
     def __init__(
         self,
@@ -113,8 +95,7 @@ class Prober:
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
         """Return `NAME/knn`, `NAME/linear`, `NAME/fewshot_N` in percent of the sets that are due.
 
-        Args:
-          number: of the run's evaluation, from 1; None for the last one, at which all are due.
+        `number` is that of the run's evaluation, from 1; None for the last one: all are due.
         """
         was_training = model.training
         model.eval()

@@ -33,10 +33,7 @@ CORRUPTIONS = {
 
 
 def compute_corruption_errors(top1: Mapping[tuple[str, int], float]) -> dict[str, float]:
-    """Compute errors in percent of AlexNet's, of each corruption with all five severities.
-
-    Args:
-      top1: percent, by corruption and severity.
+    """Compute errors in percent of AlexNet's, of each corruption with top-1 of all five severities.
 
     Source: Hendrycks and Dietterich 2019, arXiv:1903.12261, section 4.2.
     """
@@ -61,11 +58,7 @@ _CORRUPTED = "imagenet2012_corrupted"
 
 @dataclass(frozen=True)
 class KnownSet:
-    """A public set in TFDS.
-
-    Attributes:
-      classes: those that compete for an output, as in the set's own publication.
-    """
+    """A public set in TFDS; `classes` compete for an output as in the set's own publication."""
 
     dataset: str
     split: str
@@ -87,11 +80,7 @@ KNOWN_SETS = {
 
 @dataclass(frozen=True)
 class ModelClasses:
-    """Classes of a model's outputs.
-
-    Attributes:
-      names: in the order of the outputs; None if unknown.
-    """
+    """Classes of a model's outputs, with names in their order if known."""
 
     count: int
     names: tuple[str, ...] | None = None
@@ -138,10 +127,7 @@ class JudgedSet:
 
 
 def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> list[SetSpec]:
-    """List the sets of some sections; of all data it reads only ImageNet-C's folders.
-
-    Args:
-      key: of the sections, for errors.
+    """List the sets of some sections of `key`; of all data it reads only ImageNet-C's folders.
 
     Raises:
       UserError: a name that is given twice, or an unknown one.
@@ -161,11 +147,7 @@ def change_data(data: DataSection, **values: object) -> DataSection:
 def look_at_sets(
     specs: Sequence[SetSpec], model: ModelClasses, eval_pp: str
 ) -> tuple[JudgedSet, ...]:
-    """Describe each set; warn once for each group whose classes are matched by number alone.
-
-    Raises:
-      UserError: as `look_at`.
-    """
+    """Describe each set; warn once for each group whose classes are matched by number alone."""
     sets = tuple(look_at(spec, model, eval_pp) for spec in specs)
     for shown in {shown.spec.group: shown for shown in sets}.values():
         if not shown.spec.class_map:
@@ -177,10 +159,7 @@ def look_at_sets(
 
 
 def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
-    """Describe a set by its metadata.
-
-    Args:
-      eval_pp: the string of the model's input: only its final range must agree.
+    """Describe a set by its metadata; only its pixels' final range must agree with `eval_pp`.
 
     Raises:
       UserError: the set is missing, or its labels do not fit the model.
@@ -204,9 +183,6 @@ def map_classes(spec: SetSpec, mine: ModelClasses, model: ModelClasses) -> np.nd
     """Return [classes of the set] int64: the model's class for each, or -1 for none.
 
     By the given map, else by names, else by numbers if there are as many.
-
-    Raises:
-      UserError: a class that the model does not have, or that cannot be matched.
     """
     if not spec.class_map:
         return match_classes(mine, model)

@@ -47,13 +47,9 @@ def create_student_transform(config: RunConfig, shapes: ImageShapes) -> InputTra
 def check_images(
     config: RunConfig, student: nn.Module, teachers: list[Teacher], shapes: ImageShapes
 ) -> None:
-    """Refuse images that the student or a teacher does not take.
+    """Refuse images that the student or a teacher, on the meta device, does not take.
 
-    Args:
-      student: on the meta device, as the teachers; it comes back in eval mode.
-
-    Raises:
-      UserError: with the string's key, the shape and the model's own reason.
+    The student comes back in eval mode. The error has the key, the shape and the model's reason.
     """
     roles = [role for role in shapes if not (config.run.eval_only and role == "train")]
     sections = [
@@ -68,14 +64,14 @@ def check_images(
             continue
         given = f"{_name_source(config, role, shapes)} gives images of {_show(shape)}"
         is_tried = role == "train" and is_resized
-        reason = "" if is_tried else find_fault(student.eval(), transform, shape)
+        reason = "" if is_tried else explain_rejection(student.eval(), transform, shape)
         if reason:
             raise UserError(
                 f"{given}, which model.name {config.model.name!r} does not take: {reason}; "
                 f"{_get_way_out(config, reason, shape)}"
             )
         for section, teacher in zip(sections, teachers, strict=False):
-            reason = find_fault(teacher.model, teacher.transform.to("meta"), shape)
+            reason = explain_rejection(teacher.model, teacher.transform.to("meta"), shape)
             if reason:
                 raise UserError(
                     f"{given}, which distill.teacher {section.model or section.weights!r} does not "
@@ -90,12 +86,9 @@ def find_feature_shapes(
     image_shape: tuple[int, int, int],
     side: int | None = None,
 ) -> FeatureShapes:
-    """Find the shapes of the layers that losses read: their projections are made from them.
+    """Find the shapes of the layers that losses read, which projections are made from.
 
-    Args:
-      student: on the meta device, as the teachers.
-      image_shape: (H, W, C).
-      side: of the student's images; None: as they come.
+    The models are on the meta device. The student sees (H, W, C), or `side` x `side` if given.
     """
     if not losses.student_layers() and not losses.teacher_layers():
         return {}, {}
@@ -111,7 +104,9 @@ def find_feature_shapes(
     )
 
 
-def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:
+def explain_rejection(
+    model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]
+) -> str:
     """Return why a model on the meta device does not take such images; empty if it does."""
     height, width, channels = shape
     sides = (height, width) if transform.size is None else (transform.size, transform.size)

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 
 
 def compute_inside(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
-    """Return bool [B, 1, H, W]: which pixels lie in each example's box; one graph for all boxes.
+    """Return bool [B, 1, H, W]: the pixels in each example's box; one graph for all boxes.
 
-    Args:
-      boxes: float [B, 4], y0 <= row < y1 and x0 <= column < x1; an empty box holds no pixel.
+    Boxes are float [B, 4], y0 <= row < y1 and x0 <= column < x1; an empty box holds no pixel.
     """
     height, width = image_size
     rows = torch.arange(height, device=boxes.device, dtype=torch.float32).view(1, -1, 1)
@@ -37,12 +36,7 @@ LAM, BLEND, BOX = "mix_lam", "mix_blend", "mix_box"
 
 
 class Mixing:
-    """Draws coefficients for a step and mixes images and targets by them.
-
-    Args:
-      section: its keys mixup_alpha, cutmix_alpha, label_smoothing, seed and those named mix.
-      steps_per_epoch: that mix_off_epoch counts in.
-    """
+    """Draws coefficients for a step and mixes images and targets by them."""
 
     def __init__(self, section: TrainSection, steps_per_epoch: int = 0) -> None:
         self.section = section

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 class ImageTask(CachedTask):
     """Erases, mixes, resizes and normalises images by keys and draws.
 
-    Args:
-      loaders: by role; without `train` if nothing is trained.
-
     Attributes:
       transform: pixels -> the student's input.
     """
@@ -95,12 +92,7 @@ def check_strings(config: RunConfig) -> None:
 
 
 def check_pairs(config: RunConfig, examples: int, devices: int) -> None:
-    """Refuse a device's micro-batch that does not hold whole pairs if pairs are mixed.
-
-    Args:
-      examples: of one device's micro-batch.
-      devices: that share the global batch.
-    """
+    """Refuse `examples` of one device's micro-batch that are not whole pairs if pairs are mixed."""
     batch, parts = config.data.global_batch_size, config.train.known_parts
     if examples % 2 and (config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0):
         raise UserError(
@@ -111,11 +103,7 @@ def check_pairs(config: RunConfig, examples: int, devices: int) -> None:
 
 
 def describe_student(config: RunConfig, classes: int) -> JsonObject:
-    """Describe how to create the student again, and its input.
-
-    Args:
-      classes: of the student; 0: it gives features.
-    """
+    """Describe how to create the student again, and its input; 0 classes: it gives features."""
     arguments = dict(config.model.args)
     if config.model.image_size is not None:
         arguments["img_size"] = config.model.image_size

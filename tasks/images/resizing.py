@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from datasets import ImageBatch
 from models.transforms import create_resampler, resample
-from tasks.images.dry_run import create_student_transform, find_fault
+from tasks.images.dry_run import create_student_transform, explain_rejection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,13 +29,7 @@ RESAMPLER = "image_resampler"
 
 
 class Resizing:
-    """Schedule of the images' side.
-
-    Args:
-      section: its image_sizes.
-      largest: side of the images as they come.
-      steps_per_epoch: that image_sizes counts in.
-    """
+    """Schedule of the images' side, from image_sizes; `largest` is that of images as they come."""
 
     def __init__(self, section: TrainSection, largest: int, steps_per_epoch: int) -> None:
         self._largest = largest
@@ -108,11 +102,9 @@ def check_sizes(
     shape: tuple[int, int, int] | None,
     teachers: Sequence[Teacher] = (),
 ) -> None:
-    """Try each declared side on a student on the meta device, which comes back in eval mode.
+    """Try each declared side on a student, and on teachers that follow it, on the meta device.
 
-    Args:
-      teachers: on the meta device; those that follow the student are tried, too.
-      shape: (H, W, C) of the training images; None if only a run can tell.
+    The student comes back in eval mode. `shape` is (H, W, C), None if only a run can tell.
     """
     if not config.train.image_sizes or config.run.eval_only:
         return
@@ -148,7 +140,7 @@ def check_sides(
                 f"{given} exceeds the {height} pixels that training images have; lower it, or make "
                 "them larger"
             )
-        reason = find_fault(student.eval(), transform, (side, side, channels))
+        reason = explain_rejection(student.eval(), transform, (side, side, channels))
         if reason:
             raise UserError(
                 f"{given}: model.name {config.model.name!r} does not take that side: {reason}; "
@@ -157,7 +149,9 @@ def check_sides(
             )
         for teacher in teachers:
             own = teacher.transform.to("meta")
-            reason = teacher.follows and find_fault(teacher.model, own, (side, side, channels))
+            reason = teacher.follows and explain_rejection(
+                teacher.model, own, (side, side, channels)
+            )
             if reason:
                 raise UserError(
                     f"{given}: a teacher of distill.teachers with size=student does not take that "

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 class LanguageTwin(Twin):
-    """Windows of random tokens.
-
-    Attributes:
-      vocabulary: number of different tokens.
-    """
+    """Windows of `vocabulary` different random tokens."""
 
     usual = MappingProxyType({"vocab_size": 32_000})
 

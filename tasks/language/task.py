@@ -41,11 +41,7 @@ _LARGEST_EXPONENT = 700.0
 
 
 class Language(CachedTask):
-    """Windows of tokens -> hidden states -> a loss over all positions, chunk by chunk.
-
-    Args:
-      loaders: by role; without `train` if nothing is trained.
-    """
+    """Windows of tokens -> hidden states -> a loss over all positions, chunk by chunk."""
 
     score_name = "-loss"
     hint = "its weights and its dtype"
@@ -222,11 +218,7 @@ class Language(CachedTask):
     def score_states(
         self, model: nn.Module, hidden: Tensor, score: Score, answers: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Sum likewise over the hidden states [B, T, C] that the model has given.
-
-        Args:
-          answers: logits of a token that the score holds at once, the student's among them.
-        """
+        """Sum likewise over hidden states [B, T, C]; `answers` logits of a token exist at once."""
         examples, length = hidden.shape[:2]
         weight = model.head_weight
         limit, parts = self.config.train.logits_mib / answers, count_sequence_parts()

@@ -60,11 +60,7 @@ class TokenTeaching(Teaching):
         self.config, self.losses, self.tokens = config, losses, tokens
 
     def begin(self, batch: TokenBatch, judged: Tensor | None = None) -> Lesson:
-        """Run the teachers on the tokens of a micro-batch.
-
-        Args:
-          judged: float [T], 1 at the positions that are learnt; None if all are.
-        """
+        """Run the teachers on a micro-batch; `judged` [T] is 1 at learnt positions."""
         return Lesson(
             hidden=tuple(self.ask(batch.tokens[:, :-1])),
             stored=get_stored_answers(batch),
@@ -78,9 +74,7 @@ class TokenTeaching(Teaching):
     ) -> dict[str, Tensor]:
         """Return the sum over valid tokens of each term that reads logits, by its name.
 
-        Args:
-          logits: float32 [B, n, V] of a chunk of positions.
-          targets: int [B, n].
+        Logits are float32 [B, n, V] of a chunk of positions, targets int [B, n].
         """
         terms = [
             (name, loss)
@@ -111,11 +105,7 @@ class TokenTeaching(Teaching):
         return {name: loss(inputs) * rows for name, loss in terms}
 
     def score_layers(self, batch: TokenBatch, states: Tensor) -> dict[str, Tensor]:
-        """Return the mean over valid windows of each term that reads layers, by its name.
-
-        Args:
-          states: the student's hidden states; it and its teachers have just seen the batch.
-        """
+        """Return the mean over valid windows of each term that reads layers, by its name."""
         seen = self.take_seen(batch)
         inputs = LossInputs(student_logits=states, targets=None, mask=batch.mask, **seen)
         return {
@@ -125,11 +115,9 @@ class TokenTeaching(Teaching):
         }
 
     def condense(self, batch: TokenBatch, top_k: Sequence[int], chunk: int) -> tuple[Tensor, ...]:
-        """Return what a cache keeps [B, T, 2 k + 1] of each teacher's outputs.
+        """Return what a cache keeps [B, T, 2 k + 1] of each teacher's outputs, for its `top_k`.
 
-        Args:
-          top_k: of each teacher.
-          chunk: positions whose logits may exist at once.
+        `chunk` positions have logits at once.
         """
         hidden, length = self.ask(batch.tokens[:, :-1]), self.tokens.sequence_length
         parts: list[list[Tensor]] = [[] for _ in hidden]
@@ -159,11 +147,7 @@ def create_place_weights(tokens: TokenFacts) -> Tensor | None:
 def find_token_shapes(
     student: nn.Module, teachers: Sequence[TokenTeacher], losses: WeightedLoss, tokens: TokenFacts
 ) -> FeatureShapes:
-    """Find the shapes of the layers that losses read: their projections are made from them.
-
-    Args:
-      student: on the meta device, as the teachers.
-    """
+    """Find the shapes of the layers that losses read, of models on the meta device."""
     window, layers = (tokens.sequence_length,), losses.teacher_layers()
     asked = teachers[0].model if layers else student
     return (

@@ -51,11 +51,7 @@ class RegressFacts(TaskFacts):
 
 
 class RegressCheck(TaughtCheck):
-    """Checks the configuration, then the student on the meta device.
-
-    Raises:
-      UserError: the first thing that is wrong.
-    """
+    """Checks a configuration, then the student on the meta device; refuses the first fault."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

@@ -12,7 +12,7 @@ import numpy as np
 from big_vision.input.rows.arrays import require_vectors
 from datasets import describe_dataset
 from tasks.protocol import Twin
-from tasks.teachers.made_up import read_facts, replace_each, write_random
+from tasks.teachers.synthetic import read_facts, replace_each, write_random
 from utils.config.load import change
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 
-class RegressTwin(Twin):
+class SyntheticRegress(Twin):
     """Rows of noise, as files that the source `arrays` reads."""
 
     usual = MappingProxyType({"in_features": 8, "out_features": 1})

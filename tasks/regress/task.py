@@ -42,7 +42,7 @@ class Regress(Taught):
     unit = ("rows", 1)
     score_name = "-mse"
     check = RegressCheck
-    twin = "tasks.regress.synthetic:RegressTwin"
+    twin = "tasks.regress.synthetic:SyntheticRegress"
 
     def __init__(
         self, config: RunConfig, facts: RegressFacts, loaders: Mapping[str, Loader]
@@ -102,10 +102,7 @@ class Regress(Taught):
         return torch.cat([batch.mask.float().sum().reshape(1), valid.sum(dim=0).flatten()])
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """Return `mse`, `mae`, `r2` of all targets and of each, `nll` in nats, `examples`.
-
-        The score is -mse.
-        """
+        """Return `mse`, `mae`, `r2` (also by target), `nll` in nats, `examples`; score -mse."""
         examples = float(sums[0])
         columns = (sums[1:].double() / max(examples, 1.0)).reshape(-1, len(self.names))
         targets = [

@@ -38,10 +38,7 @@ if TYPE_CHECKING:
 def create_row_teachers(
     distill: DistillSection, rows: VectorFacts, *, device: str = "cpu"
 ) -> list[RowTeacher]:
-    """Create the teachers that have weights of their own.
-
-    Args:
-      device: "cpu", or "meta" to check names, columns and weights at no cost.
+    """Create the teachers that have weights of their own; on "meta" to check them at no cost.
 
     Raises:
       UserError: no model of rows, weights of other columns, or a key that rows cannot use.
@@ -82,9 +79,7 @@ def check_model_name(name: str, key: str) -> None:
 def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
     """Refuse weights that were trained on other columns, or on the same in another order.
 
-    Args:
-      facts: of the weights; those without columns pass.
-      owner: the key and its value, the beginning of the sentence.
+    Weights without columns pass. `owner` is a key and its value, the beginning of the sentence.
     """
     for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
         known = facts.get(f"{kind}_columns")
@@ -97,12 +92,7 @@ def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
 
 
 def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> None:
-    """Warn that weights may have been trained on the rows of the evaluation.
-
-    Args:
-      facts: of the weights; those without a seed of their split pass.
-      owner: the key and its value, the beginning of the sentence.
-    """
+    """Warn that weights may have been trained on the rows of the evaluation."""
     known = facts.get("split_seed")
     cut = [split for split in (data.eval_split, data.test_split) if "[" in split]
     if known is not None and known != data.split_seed and cut:
@@ -114,11 +104,7 @@ def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> Non
 
 
 def check_terms(config: RunConfig, losses: WeightedLoss, targets: int) -> None:
-    """Refuse terms that compare classes, or that cannot use their inputs.
-
-    Args:
-      targets: number of predicted columns.
-    """
+    """Refuse terms that compare classes, or that cannot use so many target columns."""
     distill = config.distill
     names = [distill.loss] if distill.loss else [term.name for term in distill.losses]
     sections = get_teacher_sections(distill)
@@ -147,11 +133,7 @@ def average_predictions(
 def find_row_shapes(
     student: nn.Module, teachers: Sequence[RowTeacher], losses: WeightedLoss, inputs: int
 ) -> FeatureShapes:
-    """Find the shapes of the layers that losses read, of models on the meta device.
-
-    Args:
-      inputs: columns of a row.
-    """
+    """Find the shapes of the layers that losses read, of models on the meta device."""
     if not losses.student_layers():
         return {}, {}
     theirs = teachers[0].model if teachers else student

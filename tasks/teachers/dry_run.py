@@ -32,9 +32,6 @@ def dry_run_losses(
     """Compute each loss on logits on the meta device: it refuses what it cannot use.
 
     That is the number of its teachers, stored outputs, or a distillation token.
-
-    Args:
-      has_token: whether the student has a distillation token.
     """
     inputs = _create_inputs(distill, losses, classes)
     if has_token:
@@ -48,12 +45,7 @@ def dry_run_losses(
 def dry_run_layers(
     distill: DistillSection, losses: WeightedLoss, classes: int, shapes: FeatureShapes
 ) -> None:
-    """Compute each loss on activations on the meta device: it refuses what does not fit.
-
-    Args:
-      losses: built, on the meta device.
-      shapes: of the layers, a batch axis first, and of parameters, by their paths.
-    """
+    """Compute each loss, on the meta device, on activations of those shapes: it may refuse them."""
     inputs = _create_inputs(distill, losses, classes, shapes)
     for name, loss in zip(losses.names, losses.losses, strict=True):
         if not loss.student_layers() and not loss.teacher_layers():
@@ -73,11 +65,7 @@ def dry_run_layers(
 def _create_inputs(
     distill: DistillSection, losses: WeightedLoss, classes: int, shapes: FeatureShapes = ({}, {})
 ) -> LossInputs:
-    """Create a step's inputs of losses: whole groups on the meta device.
-
-    Args:
-      shapes: of the layers for losses on activations.
-    """
+    """Create a step's inputs of losses, with these layers: whole groups on the meta device."""
     examples = math.lcm(2, *losses.group_sizes())
     is_turned = distill.views == "rotations"
     rows = examples * TURNS if is_turned else examples

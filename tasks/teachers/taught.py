@@ -143,12 +143,7 @@ class CachedTask(Taught):
         return {}
 
     def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
-        """Return a host batch with this rank's share of draws and stored outputs.
-
-        Args:
-          step: of the stream, which a cache may start over.
-          others: the same examples in other augmentations.
-        """
+        """Return a host batch with this rank's draws and stored outputs."""
         drawn = self.sample(step) | self.teaching.read(step, batch.indices)
         return replace(batch, draws={**batch.draws, **drawn}) if drawn else batch
 
@@ -157,11 +152,7 @@ class CachedTask(Taught):
 
 
 class TaughtCheck(TaskCheck):
-    """Validation of a configuration with teachers.
-
-    Attributes:
-      stream: facts beside keys that decide which outputs a teacher gives.
-    """
+    """Validation of a configuration with teachers; `stream` has task facts that decide outputs."""
 
     config: RunConfig
     stream: JsonObject
@@ -171,11 +162,7 @@ class TaughtCheck(TaskCheck):
         return list_hashes(self.config.distill)
 
     def gather(self, kind: type[Facts], text: str, **more: object) -> Facts:
-        """Return the facts of all tasks, and more.
-
-        Args:
-          text: description of the student's outputs.
-        """
+        """Return the facts of all tasks, and more; `text` describes the student's outputs."""
         return kind(
             dataset=self.dataset,
             model_arguments=self.model_arguments,

@@ -144,11 +144,7 @@ class Teachers:
     def open_stored(
         self, runtime: Runtime, stream: JsonMapping, known: list[str], total_steps: int
     ) -> bool:
-        """Open stored outputs; return whether the run has some.
-
-        Args:
-          known: hashes of the teachers that the run names.
-        """
+        """Open stored outputs of teachers with these hashes; return whether the run has some."""
         distill = self._config.distill
         if not distill.teacher_cache:
             return False
@@ -173,11 +169,7 @@ class Teachers:
 
 
 class Teaching(Teachers):
-    """Teachers whose outputs are compared, with taps on layers.
-
-    Args:
-      losses: of the run; they declare the layers that they read.
-    """
+    """Teachers whose outputs are compared, with taps on the layers that losses read."""
 
     def __init__(self, config: RunConfig, losses: WeightedLoss) -> None:
         super().__init__(config, losses)
@@ -246,8 +238,7 @@ class Teaching(Teachers):
     ) -> dict[str, float]:
         """Return `name`, `name_2` and so on: a mean over the evaluation split for each teacher.
 
-        Args:
-          count: [2], a sum over a batch for a teacher, and the number of its examples.
+        `count` gives [2]: a sum over a batch for a teacher, and the number of its examples.
         """
         means = {}
         for number, teacher in enumerate(self.own, start=1):
@@ -285,12 +276,7 @@ def list_hashes(distill: DistillSection) -> list[str]:
 def create_columns(
     distill: DistillSection, forms: Sequence[AnswerForm], top_k: int, dtype: str = "float16"
 ) -> tuple[Column, ...]:
-    """Create the columns that a cache stores of each teacher of a run, in their order.
-
-    Args:
-      forms: of the task's facts.
-      top_k: classes to store, or all if there are fewer.
-    """
+    """Create the columns that a cache stores of each teacher of a run; `top_k` classes, or all."""
     columns = []
     for number, section in enumerate(get_teacher_sections(distill)):
         name = section.weights or section.model
@@ -309,11 +295,7 @@ def create_columns(
 def check_layers(
     config: RunConfig, losses: WeightedLoss, student: nn.Module, teachers: Sequence[FrozenModel]
 ) -> None:
-    """Refuse layers that student or teacher do not have, or that do not run in the step.
-
-    Args:
-      teachers: with weights of their own, on the meta device.
-    """
+    """Refuse layers that student or teacher (on the meta device) do not have or run in the step."""
     if config.train.scan_layers and losses.student_layers():
         raise UserError(
             "train.scan_layers is not supported with layers in distill.losses; remove one of them"

@@ -13,7 +13,7 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from losses.tasks.regression import compute_absolute_error, compute_huber, compute_squared_error
-from tasks.regress.synthetic import RegressTwin
+from tasks.regress.synthetic import SyntheticRegress
 from tests.tasks.test_regress import create_flags, load, read_all
 from tests.tasks.test_regress import root as root
 from utils.errors import UserError
@@ -206,7 +206,7 @@ def test_a_teacher_that_knows_nothing_is_refused(root, tmp_path, capsys):
 
 def test_a_twin_has_teachers_of_the_same_shape_and_no_data(root, teacher, tmp_path):
     own = load(root, *teach(teacher, {"name": "prediction_mse"}))
-    twin = RegressTwin(own, {})
+    twin = SyntheticRegress(own, {})
     made = twin.replace_teachers(twin.replace_data(64, tmp_path), tmp_path)
     parts = build_parts(create_runtime(made.runtime), check(made))
     shapes = {name: value.shape for name, value in parts.task.teachers[0].state_dict().items()}

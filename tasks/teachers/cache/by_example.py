@@ -53,11 +53,7 @@ def find_views(stream: JsonMapping, place: object) -> str:
 
 
 def describe_images(stream: JsonMapping, place: object) -> JsonObject:
-    """Return the parts of a run's stream that decide such outputs; `views` replaces data.train_pp.
-
-    Raises:
-      UserError: the run shows other images, or the views are missing.
-    """
+    """Return the parts of a run's stream that decide outputs; `views` replaces data.train_pp."""
     views = read_view_facts(find_views(stream, place))
     kept = {name: stream[name] for name in _KEPT if stream.get(name) is not None}
     return {**kept, "views": views.digest}

@@ -67,11 +67,7 @@ def write_manifest(
 
 
 def read_manifest(place: str | Path | Folder) -> JsonObject:
-    """Read the manifest of a cache; one of format 2 is converted to today's.
-
-    Raises:
-      UserError: none there, or of another format.
-    """
+    """Read the manifest of a cache; one of format 2 is converted to today's."""
     folder = open_folder(place)
     try:
         manifest = json.loads(folder.read_text(MANIFEST))
@@ -124,14 +120,7 @@ def describe_classes(class_names: Sequence[str] | None) -> JsonObject:
 def choose_columns(
     columns: Sequence[Column], teachers: Sequence[str], place: Folder | Path
 ) -> list[int]:
-    """Return numbers of the columns of a run's teachers, in the run's order.
-
-    Args:
-      teachers: of `list_hashes`; empty: all columns.
-
-    Raises:
-      UserError: a teacher has none.
-    """
+    """Return the columns' numbers of a run's teachers, in its order; of all if it names none."""
     names = [column.teacher for column in columns]
     if not teachers:
         return list(range(len(columns)))
@@ -153,11 +142,7 @@ def choose_columns(
 
 
 def count_stored(place: str, named: int) -> int:
-    """Count the outputs for an example that a run reads from a cache.
-
-    Args:
-      named: teachers that the run names; 0: it takes all.
-    """
+    """Count the outputs for an example that a run with so many `named` teachers reads."""
     columns = read_shape(read_manifest(place)).columns
     return len(columns) if len(columns) == 1 or not named else named
 

@@ -85,11 +85,7 @@ class TeacherCache:
     def read(self, step: int, examples: Tensor | None = None) -> dict[str, Tensor]:
         """Read this rank's outputs of a step, by their names in a batch.
 
-        Args:
-          examples: int [B], the indices of this rank's examples; None: skip their check.
-
-        Raises:
-          UserError: the outputs belong to other examples.
+        `examples` are int [B], the indices that the outputs must belong to; None: no check.
         """
         if self._steps is None:
             rows = self.read_rows(step)
@@ -198,12 +194,7 @@ def get_stored_features(batch: Batch) -> tuple[Tensor, ...]:
 def combine_stored(
     answers: Sequence[SparseTeacher], num_classes: int, weights: Sequence[float], ensemble: str
 ) -> tuple[tuple[Tensor, ...], SparseTeacher | None]:
-    """Combine stored outputs for the losses: logits of several teachers, or the only output.
-
-    Args:
-      weights: one for each teacher.
-      ensemble: as in `combine_answers`.
-    """
+    """Combine stored outputs for the losses: logits of several teachers, or the only output."""
     if len(answers) < 2:
         return (), answers[0] if answers else None
     dense = [compute_dense_log_probs(answer, num_classes) for answer in answers]

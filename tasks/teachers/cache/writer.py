@@ -57,11 +57,7 @@ class CacheWriter:
         return self.steps_done == self._steps
 
     def append(self, rows: np.ndarray, errors: Sequence[Errors] = ()) -> None:
-        """Store the next step's rows; progress is written every 50 steps and at the end.
-
-        Args:
-          errors: of `measure_errors`, one for each column.
-        """
+        """Store the next step's rows and `measure_errors`; progress is written every 50 steps."""
         start = self.steps_done * self._rows_per_step
         self._rows[start : start + self._rows_per_step] = rows
         self.steps_done += 1

@@ -32,9 +32,7 @@ def replace_each(
 ) -> RunConfig:
     """Return the run with other teachers; those that are the student itself stay.
 
-    Args:
-      create: a teacher's section and a directory to create -> its replacement.
-      only_missing: teachers that have weights keep them.
+    `create` makes a teacher's replacement from its section and a directory to create.
     """
     teachers = [
         section
@@ -57,11 +55,7 @@ def read_facts(section: TeacherSection) -> JsonObject:
 def write_random(
     name: str, arguments: Mapping[str, object], folder: Path, facts: JsonObject
 ) -> Path:
-    """Write a model's random weights into a new directory; return the file.
-
-    Args:
-      facts: for the file, beside the model's name.
-    """
+    """Write a model's random weights, and facts, into a new directory; return the file."""
     torch.manual_seed(0)
     model = build_model(name, dict(arguments), key="distill.teacher")
     folder.mkdir(parents=True)
