@@ -353,7 +353,7 @@ def test_no_decay_parameters_keep_their_values_without_gradients():
 
 
 def test_an_unknown_optimizer_is_refused_with_a_near_name():
-    with pytest.raises(UserError, match=r"optim.name 'adamww' .*did you mean 'adamw'"):
+    with pytest.raises(UserError, match=r"optim.name 'adamww'.*did you mean 'adamw'"):
         check_optimizer_name("adamww")
 
 
