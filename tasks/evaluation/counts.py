@@ -19,7 +19,7 @@ from tasks.classify.counting import ECE_BINS, compute_ece, count_agreement, coun
 if TYPE_CHECKING:
     from datasets import ImageBatch
 
-# Of the step as a whole, [K]: 1 for classes that an answer may name.
+# Value of a step, [K]: 1 for classes that compete for an output.
 ALLOWED = "allowed"
 # Correct at 1, correct at 5, loss, examples.
 NUM_TOTALS = 4

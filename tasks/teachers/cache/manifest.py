@@ -124,7 +124,7 @@ def choose_columns(
     names = [column.teacher for column in columns]
     if not teachers:
         return list(range(len(columns)))
-    if "+".join(teachers) in names:  # as one answer
+    if "+".join(teachers) in names:  # combined into one column
         teachers = ["+".join(teachers)]
     elif len(teachers) > 1:
         teachers = teachers[:-1]
