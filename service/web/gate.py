@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.web.audit import AuditLog
-from service.web.limits import BodyTooDeep, BodyTooLarge, check_depth, read_body
 from service.web.problems import answer_page, answer_problem, wants_page
 from service.web.settings import ServiceSettings
 from service.web.tokens import Identity, Role, TokenBook
@@ -48,6 +47,10 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+# Brackets inside texts do not count.
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_INNERMOST = re.compile(rb"\[\]|\{\}")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class Refusal(Exception):
@@ -56,6 +59,14 @@ class Refusal(Exception):
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers
+
+
+class BodyTooLarge(ValueError):
+    """More bytes than a request may have."""
+
+
+class BodyTooDeep(ValueError):
+    """More brackets within brackets than a request may have."""
 
 
 class SecurityGate:
@@ -313,3 +324,46 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
+
+
+async def read_body(receive: Receive, declared: str | None, limit: int) -> bytes:
+    """Read a request's whole body.
+
+    Args:
+      declared: its Content-Length, which is trusted if too large; None without the header.
+
+    Raises:
+      BodyTooLarge: it has more bytes than `limit`; at most one piece beyond it is held.
+      ClientDisconnect: the client has gone.
+    """
+    if declared is not None and (not declared.isdecimal() or int(declared) > limit):
+        raise BodyTooLarge(declared)
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise BodyTooLarge(str(len(body)))
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def check_depth(body: bytes, limit: int) -> None:
+    """Raise `BodyTooDeep` for a text with more nested brackets than `limit`, valid or not."""
+    brackets = _TEXTS.sub(b"", body).translate(None, _OTHERS)
+    # Each round removes the innermost pairs; a loop over single brackets would take seconds.
+    for _ in range(limit):
+        left = _INNERMOST.sub(b"", brackets)
+        if len(left) == len(brackets):
+            break
+        brackets = left
+    else:
+        if brackets:
+            raise BodyTooDeep
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > limit:
+            raise BodyTooDeep

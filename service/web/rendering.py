@@ -1,7 +1,11 @@
-"""Renders pages: templates in the frame that all of them share."""
+"""Renders pages in the frame that all share, and reads their forms: names and values."""
 
 from __future__ import annotations
 
+from typing import Annotated
+from urllib.parse import parse_qsl
+
+from fastapi import Depends
 from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -9,6 +13,10 @@ from starlette.responses import HTMLResponse
 from service.web.assets import PLOTLY_SHEET, AssetTable
 from service.web.views.frame import Frame
 from service.web.views.jinja import create_environment
+from utils.errors import UserError
+
+# The form of a submission has a field for each key of the configuration.
+_MOST_FIELDS = 1000
 
 
 def create_page_environment(assets: AssetTable) -> Environment:
@@ -30,3 +38,28 @@ def render_page(
         **{"frame": frame, "own_run": "", **context}
     )
     return HTMLResponse(text, status)
+
+
+async def read_pairs(request: Request) -> list[tuple[str, str]]:
+    """Parse the fields of a form in their order; a body of another form is a `UserError`."""
+    try:
+        text = (await request.body()).decode()
+        return parse_qsl(
+            text, keep_blank_values=True, strict_parsing=bool(text), errors="strict",
+            max_num_fields=_MOST_FIELDS,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(
+            "the body is no form of names and values; use the page's own form, or the API"
+        ) from error
+
+
+Pairs = Annotated[list[tuple[str, str]], Depends(read_pairs)]
+
+
+def read_form(pairs: Pairs) -> dict[str, str]:
+    """Return the fields of a form; of several with one name the last one counts."""
+    return dict(pairs)
+
+
+Fields = Annotated[dict[str, str], Depends(read_form)]

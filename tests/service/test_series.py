@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from service.web.series import columns as columns_module
-from service.web.series.chunks import gather_chunk, parse_chunk
+from service.web.series.columns import gather_chunk, parse_chunk
 from service.web.series.ranges import Extent, SeriesReader, smooth_values, thin_out
 from store.query.record import RunRecord, read_history
 from store.record.history import METRICS_FILE, write_lines

@@ -16,16 +16,14 @@ from service.jobs.state import JobView
 from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
 from service.sweeps.report import list_trials, tabulate_sweep
 from service.sweeps.spec import SweepSpec
-from service.web.again import describe_submission
 from service.web.answers import SubmitRequest
-from service.web.forms import Fields
 from service.web.gate import ESTIMATE, SUBMIT
 from service.web.problems import ServiceProblem
-from service.web.rendering import render_page
+from service.web.rendering import Fields, render_page
 from service.web.routes.jobs import JobId, find_job, reopen, stop
 from service.web.routes.runs import Name
 from service.web.serving import Asker, Parts, Service
-from service.web.submitting import read_request, submit
+from service.web.submitting import describe_submission, read_request, submit
 from service.web.text import strip_controls
 from service.web.views.submit import CONFIG, DEED, SLOTS, TARGET, make_groups, read_overrides
 from service.web.views.sweeps import make_sweep_line, make_sweep_view

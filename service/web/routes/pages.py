@@ -8,16 +8,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
-from service.web.forms import Fields, Pairs
-from service.web.rendering import render_page
+from service.web.rendering import Fields, Pairs, render_page
 from service.web.routes.compare import read_sides, report_sides
 from service.web.routes.job_pages import read_log
 from service.web.routes.runs import Name
 from service.web.serving import Asker, Parts, Service
 from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view, name_trials
 from service.web.views.frame import link_page, link_run
-from service.web.views.lineage import make_lineage
-from service.web.views.run import StepRange, make_run_view
+from service.web.views.run import StepRange, make_lineage, make_run_view
 from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
 from service.web.views.trials import TrialNames
 from service.web.views.verdict import make_verdict

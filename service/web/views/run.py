@@ -10,8 +10,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from service.web.artifacts import create_artifact_id, list_artifacts, list_pictures
 from service.web.series.ranges import MOST_METRICS, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ChartFamily, group_metrics, make_chart
+from service.web.views.frame import link_run
 from service.web.views.timeline import ShownTimeline, make_timeline
 from store.formatting import format_least, format_value
+from store.index.database import RunIndex
+from store.lineage.ancestors import BAD
+from store.lineage.descendants import find_kinship
 from store.query.listing import choose_usual
 from store.query.record import (
     RunRecord,
@@ -36,6 +40,9 @@ from utils.storage.local import LocalFolder
 # A larger unread history takes seconds, so only the script draws it.
 _MOST_UNREAD = 16 << 20
 _MOST_TILES = 4
+_SCORES = ("eval.top1", "eval.loss", "test.top1", "test.loss")
+# Relation, name, address (empty outside this store), note, and whether it is tagged bad.
+RelatedRun = tuple[str, str, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -167,3 +174,26 @@ def _has_no_chart(name: str) -> bool:
     """Return whether a number is in no chart; some of the loop's need none."""
     kind, _, rest = name.partition(".")
     return kind != TRAIN and not (kind == EVAL and rest in ("graphs", "skipped_corrupt"))
+
+
+def make_lineage(index: RunIndex, record: RunRecord) -> tuple[RelatedRun, ...]:
+    """List ancestors, the nearest first, then students; empty for most runs."""
+    related, kinship = [], find_kinship(index, record)
+    for teacher in kinship.teachers:
+        scores = [f"{k} {format_value(teacher.scores[k])}" for k in _SCORES if k in teacher.scores]
+        note = f"by its {'answers in a cache' if teacher.via == 'cache' else 'live answers'}"
+        if scores:
+            note += f"; its numbers then: {', '.join(scores)}"
+        name = teacher.now or teacher.path or teacher.place
+        url = link_run(teacher.now) if teacher.now else ""
+        relation = _name_relation("teacher", teacher.generation)
+        related.append((relation, name, url, note, BAD in teacher.tags))
+    for student in kinship.students:
+        note = "by answers in a cache" if student.via == "cache" else "by live answers"
+        relation = _name_relation("student", student.generation)
+        related.append((relation, student.path, link_run(student.path), note, False))
+    return tuple(dict.fromkeys(related))
+
+
+def _name_relation(kin: str, generation: int) -> str:
+    return kin if generation == 1 else f"{kin}, generation {generation}"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from service.web.limits import BodyTooDeep, check_depth
+from service.web.gate import BodyTooDeep, check_depth
 from service.web.tokens import TokenBook
 from tests.service.web.apps import make_store
 from tests.support.waiting import PATIENCE_S, wait_for
