@@ -22,7 +22,7 @@ from service.web.settings import ServiceSettings
 from utils.registry import load_object
 
 # Modules of `service.web.routes`, in the order in which their paths are tried.
-_ROUTES = ("entry", "runs", "compare", "events", "sweeps", "jobs", "pages", "job_pages")
+_ROUTES = ("entry", "runs", "compare", "jobs", "pages", "job_pages")
 
 
 class AsciiJSON(JSONResponse):

@@ -58,8 +58,10 @@ class ServiceSettings:
 
     @property
     def state_folder(self) -> Path:
-        """Where the service keeps its state."""
-        return choose_folder(self.store, "service")
+        """Where the service keeps its state: in the store, or for a bucket in the user's cache."""
+        if is_remote(self.store):
+            return get_user_cache("trainer", "service", _hash(self.store))
+        return to_path(self.store) / "service"
 
     @property
     def tokens_path(self) -> Path:
@@ -70,13 +72,6 @@ class ServiceSettings:
     def cookie(self) -> str:
         """Name of the cookie: browsers send those of one port of a host to all its ports."""
         return f"trainer_{_hash(self.store)}"
-
-
-def choose_folder(store: str, name: str) -> Path:
-    """Choose a folder of this machine for a store: in it, or for a bucket in the user's cache."""
-    if not is_remote(store):
-        return to_path(store) / name
-    return get_user_cache("trainer", name, _hash(store))
 
 
 def _hash(store: str) -> str:

@@ -1,19 +1,23 @@
-"""Signing in and out, and the audit log."""
+"""Signing in and out, the audit log, and `/api/v1/events`: the stream of changes, one a tab."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from starlette.responses import RedirectResponse, Response
 
 from service.web.answers import AuditList, Whoami
-from service.web.gate import START, read_cookie
+from service.web.events import JobEvent, RunEvent
+from service.web.gate import EVENTS, START, read_cookie
 from service.web.problems import ServiceProblem, answer_page, list_problems, wants_page
 from service.web.serving import Asker, Parts
 from service.web.tokens import COOKIE_S
 
-router = APIRouter(tags=["entry"])
+router = APIRouter()
+_RETRY_MS = 3000
 
 
 @router.get(START, include_in_schema=False)
@@ -50,13 +54,32 @@ def sign_out(request: Request, parts: Parts) -> Response:
     return response
 
 
-@router.get("/api/v1/whoami", responses=list_problems())
+@router.get("/api/v1/whoami", responses=list_problems(), tags=["entry"])
 def tell_who(asker: Asker) -> Whoami:
     """Return the token's owner and role."""
     return Whoami(who=asker.who, role=asker.role)
 
 
-@router.get("/api/v1/audit", responses=list_problems())
+@router.get("/api/v1/audit", responses=list_problems(), tags=["entry"])
 def list_audit(parts: Parts, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> AuditList:
     """List changes and their authors, the newest first; for the role admin."""
     return AuditList(lines=parts.audit.read(limit))
+
+
+@router.get(
+    EVENTS, responses=list_problems(503), response_class=EventSourceResponse, tags=["events"]
+)
+async def stream_events(request: Request) -> AsyncIterator[ServerSentEvent]:
+    """Stream `run` (run, newest step, status), `job` (job, run, state), `runs` (too many: reload).
+
+    A comment each 15 s keeps it open. It ends after 15 minutes, and with the service: reconnect.
+    """
+    # The first bytes carry the headers, and show the page that it is live.
+    yield ServerSentEvent(comment="open", retry=_RETRY_MS)
+    async for event in request.app.state.events.read():
+        if isinstance(event, RunEvent):
+            yield ServerSentEvent(event="run", data=event)
+        elif isinstance(event, JobEvent):
+            yield ServerSentEvent(event="job", data=event)
+        else:
+            yield ServerSentEvent(event="runs", data={})

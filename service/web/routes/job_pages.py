@@ -20,7 +20,7 @@ from service.web.answers import SubmitRequest
 from service.web.gate import ESTIMATE, SUBMIT
 from service.web.problems import ServiceProblem
 from service.web.rendering import Fields, render_page
-from service.web.routes.jobs import JobId, find_job, reopen, stop
+from service.web.routes.jobs import JobId, find_job, reopen_job, stop_job
 from service.web.routes.runs import Name
 from service.web.serving import Asker, Parts, Service
 from service.web.submitting import describe_submission, read_request, submit
@@ -63,7 +63,7 @@ def show_one(request: Request, parts: Parts, job_id: JobId) -> Response:
 def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
     """Request a job's end, and show it."""
     try:
-        return RedirectResponse(f"/queue/{stop(parts, asker, job_id).id}", 303)
+        return RedirectResponse(f"/queue/{stop_job(parts, asker, job_id).id}", 303)
     except ServiceProblem as error:
         return _refuse(request, parts, job_id, error)
 
@@ -72,7 +72,7 @@ def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Res
 def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
     """Continue a job, and show it."""
     try:
-        return RedirectResponse(f"/queue/{reopen(parts, asker, job_id).id}", 303)
+        return RedirectResponse(f"/queue/{reopen_job(parts, asker, job_id).id}", 303)
     except ServiceProblem as error:
         return _refuse(request, parts, job_id, error)
 

@@ -1,23 +1,38 @@
-"""`/api/v1/jobs` and `/api/v1/submit`: the queue, and submissions, stops and reopenings."""
+"""`/api/v1/jobs`, `/submit` and `/sweeps`: the queue, its changes, and results of sweeps."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs.state import STATES, JobView
-from service.web.answers import ConfigList, JobList, LogAnswer, SubmitAnswer, SubmitRequest
+from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
+from service.sweeps.report import TrialState, list_trials, tabulate_sweep
+from service.sweeps.spec import SweepSpec
+from service.web.answers import (
+    ConfigList,
+    JobList,
+    LogAnswer,
+    SubmitAnswer,
+    SubmitRequest,
+    SweepAnswer,
+    SweepList,
+)
 from service.web.problems import ServiceProblem, list_problems
 from service.web.serving import Asker, Parts, Service
 from service.web.submitting import submit
 from service.web.text import strip_controls
 from service.web.tokens import Identity
+from store.record.ids import check_name
 from utils.errors import UserError
+from utils.json_types import JsonObject, make_finite
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"])
+router = APIRouter(prefix="/api/v1")
 JobId = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^./\\\x00-\x1f]")]
+SweepName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\x1f]")]
 
 
 class JobQuery(BaseModel):
@@ -31,7 +46,7 @@ class JobQuery(BaseModel):
     limit: int = Field(100, ge=1, le=1000)
 
 
-@router.get("/jobs", responses=list_problems())
+@router.get("/jobs", responses=list_problems(), tags=["jobs"])
 def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
     """List the jobs of this machine's queue, the most recently submitted first."""
     wanted = {word.strip() for word in query.state.split(",") if word.strip()}
@@ -46,13 +61,13 @@ def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
     return JobList(matched=len(matches), offset=query.offset, jobs=page)
 
 
-@router.get("/jobs/{job_id}", responses=list_problems(404))
+@router.get("/jobs/{job_id}", responses=list_problems(404), tags=["jobs"])
 def show_job(parts: Parts, job_id: JobId) -> JobView:
     """Return one job."""
     return find_job(parts, job_id)
 
 
-@router.get("/jobs/{job_id}/log", responses=list_problems(404))
+@router.get("/jobs/{job_id}/log", responses=list_problems(404), tags=["jobs"])
 def read_log(
     parts: Parts,
     job_id: JobId,
@@ -63,25 +78,25 @@ def read_log(
     return LogAnswer(text=strip_controls(parts.queue.read_log(job.id, tail_bytes)))
 
 
-@router.post("/jobs/{job_id}/stop", responses=list_problems(404, 409, 429))
+@router.post("/jobs/{job_id}/stop", responses=list_problems(404, 409, 429), tags=["jobs"])
 def stop_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
     """Request that a job saves a checkpoint and ends; it may continue later."""
-    return stop(parts, asker, job_id)
+    return _change_job(parts, asker, job_id, parts.queue.stop)
 
 
-@router.post("/jobs/{job_id}/reopen", responses=list_problems(404, 409, 429))
+@router.post("/jobs/{job_id}/reopen", responses=list_problems(404, 409, 429), tags=["jobs"])
 def reopen_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
     """Continue a job that failed or was stopped from its last checkpoint."""
-    return reopen(parts, asker, job_id)
+    return _change_job(parts, asker, job_id, parts.queue.reopen)
 
 
-@router.get("/configs", responses=list_problems())
+@router.get("/configs", responses=list_problems(), tags=["jobs"])
 def list_configs(parts: Parts) -> ConfigList:
     """List the repository's configurations that may be submitted."""
     return ConfigList(configs=parts.list_configs())
 
 
-@router.post("/submit", responses=list_problems(409, 413, 415, 429, 503))
+@router.post("/submit", responses=list_problems(409, 413, 415, 429, 503), tags=["jobs"])
 def submit_run(parts: Parts, asker: Asker, request: SubmitRequest) -> SubmitAnswer:
     """Check a run as main.py does and queue it; with `dry_run` only check it."""
     job, verdict = submit(parts, asker, request)
@@ -98,33 +113,62 @@ def find_job(parts: Service, job_id: str) -> JobView:
         raise ServiceProblem(404, str(error)) from error
 
 
-def stop(parts: Service, asker: Identity, job_id: str) -> JobView:
-    """Request a job's end.
+def _change_job(
+    parts: Service, asker: Identity, job_id: str, change: Callable[[str, str], JobView]
+) -> JobView:
+    """Stop or reopen a job; submitters may change only their own jobs.
 
     Raises:
-      ServiceProblem: it does not exist, has ended, or belongs to another user.
+      ServiceProblem: it does not exist, is in the wrong state, or belongs to another user.
     """
-    check_owner(asker, find_job(parts, job_id))
-    try:
-        return parts.queue.stop(job_id, asker.who)
-    except UserError as error:
-        raise ServiceProblem(409, str(error)) from error
-
-
-def reopen(parts: Service, asker: Identity, job_id: str) -> JobView:
-    """Continue a job.
-
-    Raises:
-      ServiceProblem: it does not exist, did not end that way, or belongs to another user.
-    """
-    check_owner(asker, find_job(parts, job_id))
-    try:
-        return parts.queue.reopen(job_id, asker.who)
-    except UserError as error:
-        raise ServiceProblem(409, str(error)) from error
-
-
-def check_owner(asker: Identity, job: JobView) -> None:
-    """Let submitters change only their own jobs; raise a 403 `ServiceProblem` otherwise."""
+    job = find_job(parts, job_id)
     if asker.who != job.who and not asker.may("admin"):
         raise ServiceProblem(403, f"job {job.id!r} belongs to {job.who}; ask them, or an admin")
+    try:
+        return change(job_id, asker.who)
+    except UserError as error:
+        raise ServiceProblem(409, str(error)) from error
+
+
+@router.get("/sweeps", responses=list_problems(), tags=["sweeps"])
+def name_sweeps(parts: Parts) -> SweepList:
+    """List the names of the store's sweeps."""
+    return SweepList(sweeps=list_sweeps(parts.store))
+
+
+@router.get("/sweeps/{name}", responses=list_problems(404), tags=["sweeps"])
+def show_sweep(parts: Parts, name: SweepName) -> SweepAnswer:
+    """Return one sweep with its trials and the table of its axes."""
+    spec, states = read_trials(parts, name)
+    table = tabulate_sweep(spec, states)
+    values = {
+        "name": spec.name, "config": spec.config, "method": spec.method,
+        "metric": table.metric, "direction": table.direction,
+        "trials": [_describe_trial(state) for state in states],
+    }  # fmt: skip
+    return SweepAnswer(**make_finite(values), points=table.points, axes=table.axes)
+
+
+def read_trials(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState]]:
+    """Read a sweep and its trials.
+
+    Raises:
+      ServiceProblem: no sweep has this name.
+      UserError: its file is damaged, or its configuration no longer exists.
+    """
+    try:
+        check_name("sweep", name)
+        if name not in list_sweeps(parts.store):
+            raise UserError(f"sweep {name!r} is not in this store; list them first")
+    except UserError as error:
+        raise ServiceProblem(404, str(error)) from error
+    spec = read_sweep(parts.store, name)
+    return spec, list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
+
+
+def _describe_trial(state: TrialState) -> JsonObject:
+    trial = state.trial
+    return {
+        "id": trial.id, "point": trial.point, "seed": trial.seed, "state": state.state,
+        "value": state.value, "run": state.run, "job_id": state.job_id, "reason": state.reason,
+    }  # fmt: skip
