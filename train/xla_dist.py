@@ -13,16 +13,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from train import fanout
 from train.commands import WORKDIR, RemoteCommand, Tpu
 from train.execute import Executor
-from train.fanout import (
-    FanoutOptions,
-    copy_worker_script,
-    create_run_id,
-    fan_out,
-    get_logs_dir,
-    stop_everywhere,
-)
 from train.lifecycle import require_ready
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
@@ -78,15 +71,15 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name):
             print(f"{flag} is ignored: PJRT, in place since torch_xla 2.1, has no server to start")
     if arguments.stop:
-        copy_worker_script(tpu, executor)
-        stop_everywhere(tpu, executor, run_id=arguments.stop, grace_s=arguments.grace_s)
+        fanout.copy_worker_script(tpu, executor)
+        fanout.stop_everywhere(tpu, executor, run_id=arguments.stop, grace_s=arguments.grace_s)
         return 0
     remote = create_remote(arguments)
     hosts = len(require_ready(tpu, executor).hosts)
     options = create_options(arguments)
     if not arguments.dry_run:
         print(f"[launch] {options.run_id}: {hosts} workers of {tpu.name}", flush=True)
-    outcome = fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
+    outcome = fanout.fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
     if outcome.cause:
         print(f"[launch] {outcome.cause}", flush=True)
     if not arguments.dry_run:
@@ -94,11 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
     return outcome.code
 
 
-def create_options(arguments: argparse.Namespace) -> FanoutOptions:
+def create_options(arguments: argparse.Namespace) -> fanout.FanoutOptions:
     """Create the options of a launch from its flags."""
-    return FanoutOptions(
-        run_id=arguments.run_id or create_run_id(dry_run=arguments.dry_run),
-        logs_dir=get_logs_dir(arguments.logs_dir),
+    return fanout.FanoutOptions(
+        run_id=arguments.run_id or fanout.create_run_id(dry_run=arguments.dry_run),
+        logs_dir=fanout.get_logs_dir(arguments.logs_dir),
         start_timeout_s=arguments.start_timeout_s,
         grace_s=arguments.grace_s,
     )

@@ -18,16 +18,7 @@ from typing import IO, Protocol
 
 import psutil
 
-from service.jobs.files import (
-    LOG_FILE,
-    ROOT,
-    JobFile,
-    append_event,
-    hold_lock,
-    read_job,
-    read_progress,
-    read_run_facts,
-)
+from service.jobs import files
 from service.jobs.rules import find_end
 from service.jobs.slots import is_elsewhere
 from service.jobs.submission import Submission, write_flags
@@ -51,7 +42,7 @@ Launch = Callable[[Sequence[str], IO[bytes], int], Program]
 def launch_program(command: Sequence[str], log: IO[bytes], lock: int) -> Program:
     """Start a command that prints into a file and inherits the job's lock."""
     return subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
+        command, cwd=files.ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
     )
 
 
@@ -59,24 +50,26 @@ def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> 
     """Run one attempt; do nothing if another program holds the job or it has ended."""
     words = sys.argv[1:] if argv is None else argv
     folder = Path(words[0])
-    job = read_job(folder)
+    job = files.read_job(folder)
     attempt = _Attempt(launch)
-    with hold_lock(folder) as lock:
+    with files.hold_lock(folder) as lock:
         if lock is None:
             return 0
-        progress = read_progress(folder)
+        progress = files.read_progress(folder)
         if progress.is_over or progress.stop_by:
             return 0
-        append_event(folder, "started", pid=os.getpid(), born=get_birth(os.getpid()),
+        files.append_event(folder, "started", pid=os.getpid(), born=get_birth(os.getpid()),
                      slots=list(words[1:]))  # fmt: skip
         code = attempt.run(get_command(job, words[1:]), folder, lock)
-        facts = read_run_facts(job)
+        facts = files.read_run_facts(job)
         saved = facts.get("final_up_to_step", 0)
-        append_event(folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0)
+        files.append_event(
+            folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0
+        )
         # No dispatcher may be left, and people read the files.
-        end = find_end(read_progress(folder), is_complete=facts.get("status") == "complete")
+        end = find_end(files.read_progress(folder), is_complete=facts.get("status") == "complete")
         if end is not None:
-            append_event(folder, "finished", state=end.state, reason=end.reason)
+            files.append_event(folder, "finished", state=end.state, reason=end.reason)
     return 0
 
 
@@ -88,7 +81,7 @@ def get_birth(pid: int) -> float:
         return 0.0
 
 
-def get_command(job: JobFile, slots: Sequence[str]) -> list[str]:
+def get_command(job: files.JobFile, slots: Sequence[str]) -> list[str]:
     """Return a job's command: `main.py` here, or by `train.tpu_vm` on the machine of its slot."""
     if not is_elsewhere(slots):
         return list(job.argv)
@@ -112,10 +105,10 @@ class _Attempt:
 
     def run(self, command: Sequence[str], folder: Path, lock: int) -> int:
         """Return the exit code; a signal's number is negative."""
-        with (folder / LOG_FILE).open("ab") as log:
+        with (folder / files.LOG_FILE).open("ab") as log:
             self._process = self._launch(command, log, lock)
         pid = self._process.pid
-        append_event(folder, "launched", pid=pid, born=get_birth(pid))
+        files.append_event(folder, "launched", pid=pid, born=get_birth(pid))
         if self._is_asked:
             self._forward()
         return self._process.wait()

@@ -13,17 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
+from service.jobs import files
 from service.jobs.child import get_birth
-from service.jobs.files import (
-    JobFile,
-    JobQueue,
-    append_event,
-    get_mark,
-    is_held,
-    read_job,
-    read_progress,
-    read_run_status,
-)
 from service.jobs.rules import Patience, decide
 from service.jobs.slots import choose_slots, is_elsewhere
 from service.jobs.starters import ColdStarter, StartedAttempt
@@ -54,7 +45,7 @@ class Dispatcher:
     """
 
     def __init__(
-        self, queue: JobQueue, slots: Sequence[str], *, patience: Patience | None = None,
+        self, queue: files.JobQueue, slots: Sequence[str], *, patience: Patience | None = None,
         grace_s: float = 300.0, starter: ColdStarter | None = None,
     ) -> None:  # fmt: skip
         self.queue, self.slots = queue, list(slots)
@@ -97,18 +88,18 @@ class Dispatcher:
         for name, (child, _) in list(self._children.items()):
             if child.poll() is not None:
                 del self._children[name]
-        waiting: list[tuple[JobFile, Path]] = []
+        waiting: list[tuple[files.JobFile, Path]] = []
         taken = [slot for _, slots in self._children.values() for slot in slots]
         for folder in self.queue.list_folders():
-            if self._over.get(folder.name) == get_mark(folder):
+            if self._over.get(folder.name) == files.get_mark(folder):
                 continue
-            held = is_held(folder)  # before the events: an end is noted before the lock goes
-            progress = read_progress(folder)
+            held = files.is_held(folder)  # before the events: an end is noted before the lock goes
+            progress = files.read_progress(folder)
             if progress.is_over:
-                self._over[folder.name] = get_mark(folder)
+                self._over[folder.name] = files.get_mark(folder)
                 continue
             try:
-                job = read_job(folder)
+                job = files.read_job(folder)
             except UserError as error:
                 if str(error) not in self._faults:  # log a fault once, not at each look
                     self._faults.add(str(error))
@@ -121,27 +112,27 @@ class Dispatcher:
                 waiting.append((job, folder))
         self._start(waiting, taken)
 
-    def _is_startable(self, job: JobFile, folder: Path, progress: JobProgress) -> bool:
+    def _is_startable(self, job: files.JobFile, folder: Path, progress: JobProgress) -> bool:
         """Record the end of a job without a program; return whether it may start now."""
         if progress.is_open:
-            append_event(folder, "ended", code=None, saved_step=0)  # its end was not observed
-            progress = read_progress(folder)
+            files.append_event(folder, "ended", code=None, saved_step=0)  # its end was not observed
+            progress = files.read_progress(folder)
         self._asked.pop(job.id, None)
         if progress.attempts and progress.state in ("running", "stopping"):
-            is_complete = read_run_status(job) == "complete"
+            is_complete = files.read_run_status(job) == "complete"
             decision = decide(progress, is_complete=is_complete, patience=self._patience)
             if decision.state != "again":
                 _finish(folder, decision.state, decision.reason)
                 return False
             until = time.time() + decision.pause_s
-            append_event(folder, "waits", until=until, reason=decision.reason)
-            progress = read_progress(folder)
+            files.append_event(folder, "waits", until=until, reason=decision.reason)
+            progress = files.read_progress(folder)
         if progress.stop_by:
             _finish(folder, "stopped", f"requested by {progress.stop_by}")
             return False
         return time.time() >= progress.not_before
 
-    def _start(self, waiting: list[tuple[JobFile, Path]], taken: list[str]) -> None:
+    def _start(self, waiting: list[tuple[files.JobFile, Path]], taken: list[str]) -> None:
         for job, folder in sorted(waiting, key=lambda pair: (pair[0].created, pair[0].id)):
             slots = choose_slots(job.device, job.slots, self.slots, taken)
             if slots is None:
@@ -157,7 +148,7 @@ class Dispatcher:
             taken += slots
             self._children[job.id] = (self._starter.start(folder, slots, job.device), slots)
 
-    def _watch(self, job: JobFile, folder: Path, progress: JobProgress) -> None:
+    def _watch(self, job: files.JobFile, folder: Path, progress: JobProgress) -> None:
         """Forward a stop request to a running job; kill the job if it does not end in time."""
         if not progress.stop_by or not progress.is_open:
             return
@@ -186,4 +177,4 @@ def _send(pid: int, born: float, number: signal.Signals, *, group: bool = False)
 
 
 def _finish(folder: Path, state: str, reason: str) -> None:
-    append_event(folder, "finished", state=state, reason=reason)
+    files.append_event(folder, "finished", state=state, reason=reason)

@@ -10,14 +10,7 @@ from service.jobs.dispatcher import Dispatcher, DispatcherBusyError
 from service.jobs.files import JobQueue
 from service.jobs.starters import ColdStarter
 from service.jobs.state import ENDS
-from service.sweeps.plan import (
-    Trial,
-    check_sweep,
-    keep_sweep,
-    make_submission,
-    make_trial,
-    resolve_base,
-)
+from service.sweeps import plan
 from service.sweeps.report import MISSING, TrialState, list_trials
 from service.sweeps.spec import SweepSpec
 from service.sweeps.study import ask_point, check_optuna
@@ -48,29 +41,29 @@ class SweepControl:
         self.queue, self.spec, self.who = queue, spec, who
         self._tell, self._width = tell, width
         self._known: dict[str, str] = {}
-        self.base = resolve_base(spec)
-        check_sweep(queue.store, spec, self.base)
+        self.base = plan.resolve_base(spec)
+        plan.check_sweep(queue.store, spec, self.base)
 
     def list(self) -> list[TrialState]:
         """List all trials with their states."""
         return list_trials(self.queue, self.spec, self.base.run.experiment)
 
-    def list_due(self) -> list[Trial]:
+    def list_due(self) -> list[plan.Trial]:
         """List trials that `begin` starts: neither complete nor queued; with Optuna the first."""
         states = self.list()
         if self.spec.method == "optuna" and not states:
             point = ask_point(self.spec, [])
-            return [make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
+            return [plan.make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
         return [state.trial for state in states if state.state in (MISSING, "failed", "stopped")]
 
-    def check(self, checker: Checker, trials: Sequence[Trial]) -> None:
+    def check(self, checker: Checker, trials: Sequence[plan.Trial]) -> None:
         """Check each trial as `main.py --check` does, before the first one runs.
 
         Raises:
           UserError: the first trial that is refused.
         """
         for number, trial in enumerate(trials, 1):
-            verdict = checker.check(make_submission(self.spec, trial), self.queue.store)
+            verdict = checker.check(plan.make_submission(self.spec, trial), self.queue.store)
             if verdict.error:
                 raise UserError(
                     f"trial {number} of {len(trials)} ({trial.describe()}): {verdict.error}"
@@ -82,7 +75,7 @@ class SweepControl:
         Raises:
           UserError: as the constructor.
         """
-        keep_sweep(self.queue.store, self.spec, self.base)
+        plan.keep_sweep(self.queue.store, self.spec, self.base)
         for state in self.list():
             if state.state == MISSING:
                 self._submit(state.trial)
@@ -140,8 +133,8 @@ class SweepControl:
         if point is None:
             return False
         for seed in self.spec.seeds or [None]:
-            self._submit(make_trial(self.spec, point, seed))
+            self._submit(plan.make_trial(self.spec, point, seed))
         return True
 
-    def _submit(self, trial: Trial) -> None:
-        self.queue.submit(make_submission(self.spec, trial), self.who)
+    def _submit(self, trial: plan.Trial) -> None:
+        self.queue.submit(plan.make_submission(self.spec, trial), self.who)

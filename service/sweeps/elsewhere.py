@@ -13,15 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.jobs.submission import write_flags
-from service.sweeps.plan import (
-    Trial,
-    check_sweep,
-    keep_sweep,
-    make_submission,
-    open_sweep_folder,
-    plan_trials,
-    resolve_base,
-)
+from service.sweeps import plan
 from service.sweeps.report import read_result
 from service.sweeps.spec import SweepSpec
 from store.record.history import parse_lines
@@ -127,35 +119,35 @@ class TrialLaunch:
                 f"--store ({store}) is no gs:// URL; a machine's disk goes with the machine"
             )
         self.spec, self.store, self.backend, self.executor = spec, store, backend, executor
-        self._base = resolve_base(spec)
-        check_sweep(store, spec, self._base)
+        self._base = plan.resolve_base(spec)
+        plan.check_sweep(store, spec, self._base)
         if not executor.dry_run:
             executor.find_program(backend.program)
-        self._states = {trial: self._find_state(trial) for trial in plan_trials(spec)}
+        self._states = {trial: self._find_state(trial) for trial in plan.plan_trials(spec)}
 
-    def list_due(self) -> list[Trial]:
+    def list_due(self) -> list[plan.Trial]:
         """List the trials that are neither complete nor in the other queue."""
         return [trial for trial, state in self._states.items() if not state]
 
-    def submit(self) -> Iterator[tuple[Trial, str]]:
+    def submit(self) -> Iterator[tuple[plan.Trial, str]]:
         """Submit what is due; yield each trial with its new state.
 
         Raises:
           UserError: a sweep of this name has begun with other values, or the other queue refuses.
         """
         if not self.executor.dry_run:
-            keep_sweep(self.store, self.spec, self._base)
+            plan.keep_sweep(self.store, self.spec, self._base)
         for trial, state in self._states.items():
             if state:
                 yield trial, state
                 continue
-            words = write_flags(make_submission(self.spec, trial), self.store)
+            words = write_flags(plan.make_submission(self.spec, trial), self.store)
             job = self.backend.submit(trial.run_id, words, self.executor)
             if not self.executor.dry_run:
                 self._note(trial, job)
             yield trial, f"submitted as {job}"
 
-    def _find_state(self, trial: Trial) -> str:
+    def _find_state(self, trial: plan.Trial) -> str:
         run = f"{self._base.run.experiment}/{trial.run_id}"
         if read_result(self.store, run, self.spec.metric)[0] == "complete":
             return "complete"
@@ -165,9 +157,9 @@ class TrialLaunch:
         job = known.get((trial.id, self.backend.name), "")
         return f"queued as {job}" if job and self.backend.is_there(job, self.executor) else ""
 
-    def _note(self, trial: Trial, job: str) -> None:
+    def _note(self, trial: plan.Trial, job: str) -> None:
         """Write the whole file anew each time: the program may be killed between two trials."""
-        folder = open_sweep_folder(self.store, self.spec.name)
+        folder = plan.open_sweep_folder(self.store, self.spec.name)
         line = {"trial": trial.id, "on": self.backend.name, "job": job, "time": time.time()}
         text = folder.read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
         folder.write_text(LAUNCHED_FILE, text + json.dumps(line) + "\n")
@@ -175,5 +167,5 @@ class TrialLaunch:
 
 def read_launched(store: str, sweep: str) -> dict[tuple[str, str], str]:
     """Read (trial, backend) -> its newest job there."""
-    text = open_sweep_folder(store, sweep).read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
+    text = plan.open_sweep_folder(store, sweep).read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
     return {(line["trial"], line["on"]): line["job"] for line in parse_lines(text)}

@@ -9,14 +9,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
 
-from service.web.answers import (
-    CompareAnswer,
-    ComparisonRow,
-    GateAnswer,
-    GateRow,
-    TrendList,
-    TrendRow,
-)
+from service.web import answers
 from service.web.catalogue import RunCatalogue
 from service.web.problems import list_problems
 from service.web.serving import Parts
@@ -44,12 +37,12 @@ def compare_runs(
     run: Sides,
     metrics: Annotated[str, Query(max_length=4096, description="numbers, with commas")] = "",
     exact: Annotated[bool, Query(description="look where two runs part that differ, too")] = False,
-) -> CompareAnswer:
+) -> answers.CompareAnswer:
     """Compare each further side with the first one, the base."""
     sides = read_sides(parts.runs, run)
     report = report_sides(sides, metrics, exact=exact)
     rows = [[_describe(row) for row in side] for side in report.metrics]
-    return CompareAnswer(**make_finite({**report.tell(), "metrics": rows}))
+    return answers.CompareAnswer(**make_finite({**report.tell(), "metrics": rows}))
 
 
 class GateQuery(BaseModel):
@@ -65,27 +58,27 @@ class GateQuery(BaseModel):
 
 
 @router.get("/gates", responses=list_problems())
-def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> GateAnswer:
+def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> answers.GateAnswer:
     """Check whether new runs are worse than others by more than gates allow."""
     gates = [parse_gate(text) for text in query.gate]
     base, new = read_sides(parts.runs, [query.base, query.new])
     findings = judge_sides(gates, base, new, unfinished=query.unfinished)
-    rows = [GateRow(**{**vars(item), "gate": str(item.gate)}) for item in findings]
+    rows = [answers.GateRow(**{**vars(item), "gate": str(item.gate)}) for item in findings]
     code = get_code(findings, query.undecided)
-    return GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
+    return answers.GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
 
 
 @router.get("/trends", responses=list_problems())
-def list_trends(parts: Parts) -> TrendList:
+def list_trends(parts: Parts) -> answers.TrendList:
     """List each figure of the benchmark reports that the store keeps."""
     if is_remote(parts.store):
-        return TrendList(trends=[])
+        return answers.TrendList(trends=[])
     series = read_reports(to_path(parts.store))
     rows = []
     for trend in (t for name, reports in series.items() for t in find_trends(name, reports)):
         figures = {"median": make_finite(trend.median), "worse": make_finite(trend.worse)}
-        rows.append(TrendRow(**{**vars(trend), **figures}))
-    return TrendList(trends=rows)
+        rows.append(answers.TrendRow(**{**vars(trend), **figures}))
+    return answers.TrendList(trends=rows)
 
 
 def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
@@ -118,4 +111,6 @@ def _describe(row: Comparison) -> JsonObject:
     values["unit"], values["direction"] = ("", "none")
     if entry is not None:
         values |= {"unit": entry["unit"], "direction": entry["direction"]}
-    return {name: value for name, value in values.items() if name in ComparisonRow.model_fields}
+    return {
+        name: value for name, value in values.items() if name in answers.ComparisonRow.model_fields
+    }

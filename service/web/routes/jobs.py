@@ -12,15 +12,7 @@ from service.jobs.state import STATES, JobView
 from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
 from service.sweeps.report import TrialState, list_trials, tabulate_sweep
 from service.sweeps.spec import SweepSpec
-from service.web.answers import (
-    ConfigList,
-    JobList,
-    LogAnswer,
-    SubmitAnswer,
-    SubmitRequest,
-    SweepAnswer,
-    SweepList,
-)
+from service.web import answers
 from service.web.problems import ServiceProblem, list_problems
 from service.web.serving import Asker, Parts, Service
 from service.web.submitting import submit
@@ -47,7 +39,7 @@ class JobQuery(BaseModel):
 
 
 @router.get("/jobs", responses=list_problems(), tags=["jobs"])
-def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
+def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> answers.JobList:
     """List the jobs of this machine's queue, the most recently submitted first."""
     wanted = {word.strip() for word in query.state.split(",") if word.strip()}
     for word in sorted(wanted - set(STATES)):
@@ -58,7 +50,7 @@ def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
         if (not wanted or job.state in wanted) and query.sweep in ("", job.sweep)
     ]
     page = matches[query.offset : query.offset + query.limit]
-    return JobList(matched=len(matches), offset=query.offset, jobs=page)
+    return answers.JobList(matched=len(matches), offset=query.offset, jobs=page)
 
 
 @router.get("/jobs/{job_id}", responses=list_problems(404), tags=["jobs"])
@@ -72,10 +64,10 @@ def read_log(
     parts: Parts,
     job_id: JobId,
     tail_bytes: Annotated[int, Query(ge=1, le=1 << 18)] = 1 << 16,
-) -> LogAnswer:
+) -> answers.LogAnswer:
     """Read the end of the output of its programs."""
     job = find_job(parts, job_id)
-    return LogAnswer(text=strip_controls(parts.queue.read_log(job.id, tail_bytes)))
+    return answers.LogAnswer(text=strip_controls(parts.queue.read_log(job.id, tail_bytes)))
 
 
 @router.post("/jobs/{job_id}/stop", responses=list_problems(404, 409, 429), tags=["jobs"])
@@ -91,16 +83,16 @@ def reopen_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
 
 
 @router.get("/configs", responses=list_problems(), tags=["jobs"])
-def list_configs(parts: Parts) -> ConfigList:
+def list_configs(parts: Parts) -> answers.ConfigList:
     """List the repository's configurations that may be submitted."""
-    return ConfigList(configs=parts.list_configs())
+    return answers.ConfigList(configs=parts.list_configs())
 
 
 @router.post("/submit", responses=list_problems(409, 413, 415, 429, 503), tags=["jobs"])
-def submit_run(parts: Parts, asker: Asker, request: SubmitRequest) -> SubmitAnswer:
+def submit_run(parts: Parts, asker: Asker, request: answers.SubmitRequest) -> answers.SubmitAnswer:
     """Check a run as main.py does and queue it; with `dry_run` only check it."""
     job, verdict = submit(parts, asker, request)
-    return SubmitAnswer(
+    return answers.SubmitAnswer(
         job=job, run=verdict.run, config_hash=verdict.config_hash, lines=list(verdict.lines),
     )  # fmt: skip
 
@@ -131,13 +123,13 @@ def _change_job(
 
 
 @router.get("/sweeps", responses=list_problems(), tags=["sweeps"])
-def name_sweeps(parts: Parts) -> SweepList:
+def name_sweeps(parts: Parts) -> answers.SweepList:
     """List the names of the store's sweeps."""
-    return SweepList(sweeps=list_sweeps(parts.store))
+    return answers.SweepList(sweeps=list_sweeps(parts.store))
 
 
 @router.get("/sweeps/{name}", responses=list_problems(404), tags=["sweeps"])
-def show_sweep(parts: Parts, name: SweepName) -> SweepAnswer:
+def show_sweep(parts: Parts, name: SweepName) -> answers.SweepAnswer:
     """Return one sweep with its trials and the table of its axes."""
     spec, states = read_trials(parts, name)
     table = tabulate_sweep(spec, states)
@@ -146,7 +138,7 @@ def show_sweep(parts: Parts, name: SweepName) -> SweepAnswer:
         "metric": table.metric, "direction": table.direction,
         "trials": [_describe_trial(state) for state in states],
     }  # fmt: skip
-    return SweepAnswer(**make_finite(values), points=table.points, axes=table.axes)
+    return answers.SweepAnswer(**make_finite(values), points=table.points, axes=table.axes)
 
 
 def read_trials(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState]]:

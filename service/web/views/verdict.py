@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
+from service import estimates
 from service.checker import Verdict
-from service.estimates import (
-    PRICES_FILE,
-    Estimate,
-    bill_by_estimate,
-    bill_by_runs,
-    read_steps,
-)
 from service.web.serving import Service
 from service.web.views.frame import format_bytes
 from store.quality.calibration import Verdicts, find_verdict, measure_step
@@ -24,7 +18,7 @@ from utils.storage.places import is_remote, to_path
 _MOST_RUNS = 50
 
 
-def show_report(estimate: Estimate | None) -> JsonObject:
+def show_report(estimate: estimates.Estimate | None) -> JsonObject:
     """Create a template's values for an estimate: itself, and rows of its main figures."""
     report = None if estimate is None else estimate.report
     if report is None:
@@ -43,28 +37,28 @@ def show_report(estimate: Estimate | None) -> JsonObject:
 
 
 def show_bills(
-    parts: Service, config: RunConfig, verdict: Verdict, estimate: Estimate | None
+    parts: Service, config: RunConfig, verdict: Verdict, estimate: estimates.Estimate | None
 ) -> JsonObject:
     """Compute the run's cost, by runs of the same step and by the compiler."""
     prices, note = read_store_prices(parts.store)
-    steps = read_steps(verdict.lines)
+    steps = estimates.read_steps(verdict.lines)
     selector = parts.runs.create_selector()
     paths = selector.select_paths(f'experiment="{config.run.experiment}" and status=complete')
-    bills = [bill_by_runs(config, selector.open(paths[:_MOST_RUNS]), steps, prices)]
+    bills = [estimates.bill_by_runs(config, selector.open(paths[:_MOST_RUNS]), steps, prices)]
     if estimate is not None and estimate.report is not None:
         report = estimate.report
         devices = max(1, config.data.global_batch_size // max(1, report["examples_per_chip"]))
-        bills.append(bill_by_estimate(report, steps, devices, prices))
+        bills.append(estimates.bill_by_estimate(report, steps, devices, prices))
     return {"bills": [bill for bill in bills if bill is not None], "bill_note": note}
 
 
 def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
     """Read the prices beside the runs, and a note on what is missing or wrong, or empty."""
     if is_remote(store):
-        return [], f"Prices are read from {PRICES_FILE} of a store on this machine alone."
-    path = to_path(store) / PRICES_FILE
+        return [], f"Prices are read from {estimates.PRICES_FILE} of a store on this machine alone."
+    path = to_path(store) / estimates.PRICES_FILE
     if not path.is_file():
-        return [], f"For a sum put {PRICES_FILE} into the store, as docs/store.md has it."
+        return [], f"For a sum put {estimates.PRICES_FILE} into the store, as docs/store.md has it."
     try:
         return read_prices(path), ""
     except UserError as error:
