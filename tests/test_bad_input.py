@@ -74,7 +74,7 @@ WRONG = [
     (("--batch_size=128",), "data.global_batch_size (128) exceeds the 96 examples", "lower it"),
     (("--batch_size=12", "--update_freq=5"), "data.global_batch_size (12) does not divide into 5",
      "make it a multiple of 5"),
-    (("--batch_size=12", "--update_freq=4", "--mixup=1"), "leaves 3 examples", "switch mixing off"),
+    (("--batch_size=12", "--update_freq=4", "--mixup=1"), "leaves 3 examples", "cutmix_alpha to 0"),
     (("--epochs=2", "--optim.warmup_steps=13"), "optim.warmup_steps (13) exceeds the run's 12",
      "raise train.epochs"),
     (("--epochs=2", "--profile.steps=11-12"), "profile.steps ('11-12') lies beyond the run's 12",

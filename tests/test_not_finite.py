@@ -193,7 +193,7 @@ def test_a_teacher_that_answers_no_numbers_is_refused_by_name(
         f"--distill.allow_weak_teacher={weak}",
     )  # fmt: skip
     assert main.main(flags) == EXIT_USER_ERROR
-    assert f"distill.teacher {str(spoilt_folder)!r} gives answers that" in capsys.readouterr().err
+    assert f"distill.teacher {str(spoilt_folder)!r} gives outputs that" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()
 
 

@@ -116,7 +116,7 @@ class Taught(RunTask):
             evaluation: Evaluation = self.summarise(sum_over(partial(self.count_teacher, teacher)))
             if not evaluation.is_finite:
                 raise UserError(
-                    f"distill.teacher {name!r} has outputs that are not finite on "
+                    f"distill.teacher {name!r} gives outputs that are not finite on "
                     f"data.eval_split; check {self.hint}"
                 )
             worth = self.rate_teacher(evaluation.metrics)

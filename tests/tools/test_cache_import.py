@@ -248,7 +248,7 @@ def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
                                                      "has 20 examples"),
         ({}, (), {"pp": f"decode|resize({SIDE})|flip_lr|value_range(-1, 1)"},
          "shows other images than those of"),
-        ({}, (), {"data.repeats": "2"}, "data.repeats (2) shows an example several times"),
+        ({}, (), {"data.repeats": "2"}, "data.repeats (2) is not supported with"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_replayed_is_refused_in_one_line(images, tmp_path, capsys, case):

@@ -214,7 +214,7 @@ def compute_marks(examples: Tensor) -> np.ndarray:
 def _pack_values(rows: np.ndarray, number: int, column: Column, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         raise UserError(
-            f"distill.teacher {column.name or column.teacher!r} has outputs that are not finite; "
+            f"distill.teacher {column.name or column.teacher!r} gives outputs that are not finite; "
             "check its weights, its mean and std, and its dtype"
         )
     if column.dtype == "int8":
