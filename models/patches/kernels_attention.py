@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
+
 if TYPE_CHECKING:
     from jax import Array
 
@@ -54,9 +56,6 @@ def attend_forward(plan: AttentionPlan, packed: Array) -> tuple[Array, ...]:
     Args:
       packed: queries, keys and values [B, 3, H, D, N].
     """
-    import jax
-    from jax import numpy as jnp
-
     batch, _, heads, width, tokens = packed.shape
     results = [jax.ShapeDtypeStruct((batch, heads, width, tokens), packed.dtype)]
     if plan.keep:
@@ -74,8 +73,6 @@ def attend_back(
       mixed: its result.
       grad: the gradient of that.
     """
-    import jax
-
     results = [jax.ShapeDtypeStruct(packed.shape, packed.dtype)]
     return _call(partial(_return, plan), plan, [packed, sums, mixed, grad], results)
 
@@ -83,9 +80,6 @@ def attend_back(
 def _call(
     kernel: Any, plan: AttentionPlan, given: Sequence[Array], results: Sequence[Any]
 ) -> tuple[Array, ...]:
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
     batch, _, heads, _, _ = given[0].shape
 
     def describe(x: Any) -> Any:
@@ -107,8 +101,6 @@ def _call(
 
 
 def _attend(plan: AttentionPlan, packed: Any, mixed: Any, sums: Any = None) -> None:
-    from jax import numpy as jnp
-
     def score(head: int, part: slice) -> Any:
         return _multiply(packed[0, 1, head], packed[0, 0, head, :, part], 0, 0)
 
@@ -127,8 +119,6 @@ def _attend(plan: AttentionPlan, packed: Any, mixed: Any, sums: Any = None) -> N
 def _return(
     plan: AttentionPlan, packed: Any, sums: Any, mixed: Any, grad: Any, to_packed: Any
 ) -> None:
-    from jax import numpy as jnp
-
     tokens, exact, both = packed.shape[-1], jnp.float32, ()
 
     def score(head: int, part: slice) -> tuple[Any, Any]:
@@ -173,9 +163,6 @@ def _look_ahead(
 
 def _multiply(left: Any, right: Any, of_left: int, of_right: int) -> Any:
     """A product of matrices over these dimensions, in float32."""
-    import jax
-    from jax import numpy as jnp
-
     # Float32 factors are multiplied as they are, not rounded to bfloat16.
     exact = left.dtype == jnp.float32
     return jax.lax.dot_general(

@@ -76,7 +76,7 @@ def export_language(options: argparse.Namespace) -> int:
 def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
     """Logits of a model and of what a folder gives back, for tokens that are drawn.
 
-    transformers drops no tokens, so that experts, which `models.delta.layers.experts` fills, have
+    transformers drops no tokens, so that experts, which `models.delta.layers.qwen_next` fills, have
     room for all of them in that comparison, and from then on.
 
     Raises:

@@ -1,9 +1,9 @@
-"""The way back through a delta rule as one Pallas kernel: decays of a head or of channels.
+"""The backward pass of a delta rule as one Pallas kernel: decays of a head or of channels.
 
 A program goes over the chunks of a group of heads from the last to the first, with the gradient of
-their states in VMEM. What the forward kernel kept is the inverse A and the state before each chunk;
-decays, products of pairs and V' are made again. With dV' = P^T dO + e^(C-c) K dS, the gradient of
-what A is multiplied with is dX = A^T dV', that of the system -dX V'^T, and that of P is dO V'^T.
+their states in VMEM. The forward kernel kept the inverse A and the state before each chunk; decays,
+products of pairs and V' are computed again. With dV' = P^T dO + e^(C-c) K dS, the gradient of
+A's right factor is dX = A^T dV', that of the system -dX V'^T, and that of P is dO V'^T.
 Written against jax 0.7.1.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from models.delta.kernels.backward_channels import ChannelBack
+from models.delta.kernels.backward_channels import ChannelBack, place_columns
 from models.delta.kernels.channel_tiles import ChannelChunk
 from models.delta.kernels.head_tiles import ROWS, HeadChunk
+from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
 from models.delta.kernels.split_products import multiply, split
 
 if TYPE_CHECKING:
@@ -25,44 +26,39 @@ if TYPE_CHECKING:
 
 
 def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Array]:
-    """Gradients of q, k, v and gates, and of the first state.
+    """Compute gradients of q, k, v and gates, and of the first state.
 
-    Those of numbers of a token and head are [N, B, H / group, kinds ROWS, C].
+    Those of numbers of a token and head are [N, B, H / group, sorts of number * ROWS, C].
 
     Args:
       grad_state: of the last state, [B, H, K, V].
       given: q, k, v and gates as the forward kernel has them, A [N, B, H, C, C], states
         [N, B, H, K, V] and the gradient of outputs [B, T, H * V].
     """
-    import jax
-    from jax import numpy as jnp
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
     of_tokens, of_heads = given[: len(plan.lanes)], given[len(plan.lanes) : -3]
     (batch, heads, key, value), group, size = grad_state.shape, plan.group, plan.chunk
     chunks, end = of_tokens[0].shape[1] // size, of_tokens[0].shape[1] // size - 1
 
-    def cut_tokens(width: int) -> pl.BlockSpec:
+    def cut_tokens(width: int) -> Any:
         return pl.BlockSpec((1, size, width), lambda b, h, n: (b, end - n, h))
 
-    def of_chunk(*sizes: int) -> pl.BlockSpec:
+    def of_chunk(*sizes: int) -> Any:
         return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (end - n, b, h, 0, 0))
 
     of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
-    placed = [cut_tokens(n) for n in plan.lanes]
-    found = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_tokens]
+    blocks = [cut_tokens(n) for n in plan.lanes]
+    results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_tokens]
     shapes = [(*x.shape[:3], plan.rows * ROWS, size) for x in of_heads]
-    found += [jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, grad_state.shape)]
+    results += [jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, grad_state.shape)]
     return pl.pallas_call(
         partial(_return, plan),
         grid=(batch, heads // group, chunks),
         in_specs=[
-            of_state, *placed, *(of_chunk(1, *x.shape[3:]) for x in of_heads),
-            of_chunk(group, size, size), of_chunk(group, key, value), placed[2],
+            of_state, *blocks, *(of_chunk(1, *x.shape[3:]) for x in of_heads),
+            of_chunk(group, size, size), of_chunk(group, key, value), blocks[2],
         ],
-        out_specs=[*placed, *(of_chunk(1, *x[3:]) for x in shapes), of_state],
-        out_shape=found,
+        out_specs=[*blocks, *(of_chunk(1, *x[3:]) for x in shapes), of_state],
+        out_shape=results,
         scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
@@ -72,9 +68,7 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
 
 
 def _return(plan: FusedPlan, *refs: Any) -> None:
-    """One chunk of a group of heads."""
-    from jax.experimental import pallas as pl
-
+    """Process one chunk of a group of heads."""
     count = len(plan.lanes) + bool(plan.rows)
     (last, *given), (inverse, states, grad) = refs[: count + 1], refs[count + 1 : count + 4]
     *targets, before, moving = refs[count + 4 :]
@@ -106,19 +100,18 @@ def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequen
     """Gradients of q, k and v, and of gates of channels."""
     to_v, (key, value) = targets[2], plan.widths
     of_keys = [back.find_keys(h) for h in range(plan.group)]
-    for one, target in enumerate(targets[:2]):
-        for place in range(plan.group // plan.share):
-            shared = of_keys[place * plan.share : (place + 1) * plan.share]
-            total = sum((x[one] for x in shared[1:]), shared[0][one])
-            target[0, :, place * key : (place + 1) * key] = total.astype(target.dtype)
+    for number, target in enumerate(targets[:2]):
+        for h in range(plan.group // plan.share):
+            shared = of_keys[h * plan.share : (h + 1) * plan.share]
+            total = sum((x[number] for x in shared[1:]), shared[0][number])
+            target[0, :, h * key : (h + 1) * key] = total.astype(target.dtype)
     for h in range(plan.group):
         to_v[0, :, h * value : (h + 1) * value] = back.find_values(h).astype(to_v.dtype)
         if isinstance(back, ChannelBack):
-            for target, found in zip(
-                targets[3:], back.list_gates(h)[: plan.channels], strict=False
-            ):
-                width = found.shape[1]
-                target[0, :, h * width : (h + 1) * width] = found
+            gates = back.list_gates(h)[: plan.channels]
+            for target, grad in zip(targets[3:], gates, strict=False):
+                width = grad.shape[1]
+                target[0, :, h * width : (h + 1) * width] = grad
 
 
 class HeadBack:
@@ -134,8 +127,6 @@ class HeadBack:
     def __init__(
         self, chunk: HeadChunk, inverses: list[Any], states: list[Any], afters: list[Any], grad: Any
     ) -> None:
-        from jax import numpy as jnp
-
         self._chunk, self._depth = chunk, chunk.depth
         self._states, self._afters = states, afters
         width, heads, depth = chunk.plan.widths[1], range(len(states)), chunk.depth
@@ -145,28 +136,28 @@ class HeadBack:
         self._moved = [
             multiply(x, split(y, depth), depth) for x, y in zip(parts, self._sides, strict=True)
         ]
-        self._known = [multiply(chunk.keys[h], split(afters[h], depth), depth) for h in heads]
+        self._reached = [multiply(chunk.keys[h], split(afters[h], depth), depth) for h in heads]
         self._to_sides = []
         for h in heads:
             pairs = split(chunk.get_pairs(h)[0], depth)
             moved = multiply(pairs, split(self._grads[h], depth), depth, left=0)
-            moved = moved + chunk.column(5, h) * self._known[h]
+            moved = moved + chunk.column(5, h) * self._reached[h]
             self._to_sides.append(multiply(parts[h], split(moved, depth), depth, left=0))
         self._links = [self._pull_pairs(h) for h in heads]
         self._erased: list[Any] = [jnp.float32(0)] * len(states)
 
     def find_state(self, head: int) -> Any:
-        """Of the state before the chunk."""
+        """Compute that of the state before the chunk."""
         chunk, depth = self._chunk, self._depth
         into = chunk.column(4, head)
         read = into * self._grads[head].astype(into.dtype)
         erased = chunk.column(2, head) * into * self._to_sides[head]
-        found = chunk.decay(head, self._afters[head])
-        found = found + multiply(chunk.queries[head], split(read, depth), depth, left=0)
-        return found - multiply(chunk.keys[head], split(erased, depth), depth, left=0)
+        grad = chunk.decay(head, self._afters[head])
+        grad = grad + multiply(chunk.queries[head], split(read, depth), depth, left=0)
+        return grad - multiply(chunk.keys[head], split(erased, depth), depth, left=0)
 
     def find_keys(self, head: int) -> tuple[Any, Any]:
-        """Of queries and of keys [C, K]."""
+        """Compute those of queries and of keys [C, K]."""
         chunk, depth, links = self._chunk, self._depth, self._links[head]
         into, erase = chunk.column(4, head), chunk.column(2, head)
         state, after = (split(x[head], depth) for x in (self._states, self._afters))
@@ -185,21 +176,12 @@ class HeadBack:
         return to_q, to_k + multiply(scaled, chunk.keys[head], depth, left=0)
 
     def find_values(self, head: int) -> Any:
-        """Of values [C, V]."""
+        """Compute those of values [C, V]."""
         return self._chunk.column(3, head) * self._to_sides[head]
 
     def find_gates(self) -> Any:
-        """Of g, erase and write [3 ROWS, C], behind `find_keys` of all heads."""
-        import jax
-        from jax import numpy as jnp
-
-        size, lanes = self._chunk.size, 128
-        lane = jax.lax.broadcasted_iota(jnp.int32, (size, lanes), 1)
-        columns = jnp.zeros((size, lanes), jnp.float32)
-        for head in range(len(self._states)):
-            for kind, one in enumerate(self._sum_rows(head)):
-                columns = jnp.where(lane == kind * ROWS + head, one, columns)
-        rows = columns.T
+        """Compute those of g, erase and write [3 ROWS, C]; needs `find_keys` of all heads."""
+        rows = place_columns(map(self._sum_rows, range(len(self._states))), self._chunk.size)
         of_rows, of_columns, between, *rest = (rows[n : n + ROWS] for n in range(0, 5 * ROWS, ROWS))
         place, other = self._chunk.place, self._chunk.other
         to_end, so_far = (
@@ -209,12 +191,11 @@ class HeadBack:
         return jnp.concatenate([to_g + between, *rest])
 
     def _pull_pairs(self, head: int) -> tuple[Any, Any, Any]:
-        """Of products of pairs, decayed: of queries; of keys, without erase; both with the pairs.
+        """Gradients of P's products, decayed; of L's, without erase; and of both times the pairs.
 
-        The third is what stands between two tokens, of which each gate between them has a part.
+        The third is the gradient of the logarithm of the decay between two tokens, which is added
+        to each gate between them.
         """
-        from jax import numpy as jnp
-
         chunk, depth = self._chunk, self._depth
         moved = split(self._moved[head], depth)
         decay, products = chunk.decays[head], chunk.get_products(head)
@@ -225,18 +206,16 @@ class HeadBack:
         return pairs, system, both + chunk.column(2, head) * system * products[: chunk.size]
 
     def _sum_rows(self, head: int) -> list[Any]:
-        """[C, 1] of: what decays up to a row, from a row on, between two; of erase, of write."""
-        from jax import numpy as jnp
-
+        """[C, 1] for decays up to a row, from a row on, between two; for erase, for write."""
         chunk, sides = self._chunk, self._to_sides[head]
         _, seen = chunk.get_pairs(head)
         values = chunk.get_values(head)
         erased = chunk.column(3, head) * values - self._sides[head]
         whole = chunk.decay(head, self._afters[head]) * self._states[head]
         of_rows = self._grads[head].astype(jnp.float32) * seen - sides * erased
-        is_last = _list_rows(of_rows) == chunk.size - 1
+        is_last = jax.lax.broadcasted_iota(jnp.int32, of_rows.shape, 0) == chunk.size - 1
         of_rows = of_rows + jnp.where(is_last, jnp.sum(whole, axis=0, keepdims=True), 0.0)
-        of_columns = self._moved[head] * self._known[head]
+        of_columns = self._moved[head] * self._reached[head]
         upper = [(chunk.place <= chunk.other).astype(jnp.float32).astype(jnp.bfloat16)]
         between = multiply(upper, split(self._links[head][2], self._depth), self._depth)
         between = jnp.where(chunk.place > chunk.other, between, 0.0)
@@ -247,10 +226,3 @@ class HeadBack:
         ]
         sums[1] = chunk.column(5, head) * sums[1]
         return sums
-
-
-def _list_rows(x: Any) -> Any:
-    import jax
-    from jax import numpy as jnp
-
-    return jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)

@@ -1,8 +1,8 @@
 """From a Pallas kernel to a program of PyTorch/XLA, on one device and on a mesh.
 
 On a TPU a kernel is a custom call, made of what jax lowers by PyTorch/XLA's own bridge. Elsewhere
-the kernel is interpreted, and what jax lowers for that is XLA's own operations, which become part
-of the program: slow, and the same numbers, so that a test runs all but the custom call.
+the kernel is interpreted, and jax lowers it to XLA's own operations, which become part of the
+program: slow, and the same numbers, so that a test runs all but the custom call.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from utils.runtime.xla.kernels import has_custom_calls
 if TYPE_CHECKING:
     from torch_xla.distributed.spmd import Mesh
 
-# A tensor that a kernel gives: its sizes, and its type.
+# A tensor that a kernel returns: its sizes, and its type.
 Result = tuple[Sequence[int], torch.dtype]
 
 
 def run_kernel(
     kernel: Callable[..., Any], plan: Any, tensors: Sequence[Tensor], results: Sequence[Result]
 ) -> list[Tensor]:
-    """What `kernel(plan, *arrays)` gives, one Pallas call, of tensors on an XLA device.
+    """Run `kernel(plan, *arrays)`, one Pallas call, on tensors of an XLA device.
 
     Args:
       plan: hashable, with a field `interpret`.
       results: of the kernel, in order.
     """
     if has_custom_calls():
-        found = _lower_for_tpu(kernel, plan)(*tensors, use_cache=True, results=tuple(results))
-        return list(found) if isinstance(found, tuple) else [found]
+        output = _lower_for_tpu(kernel, plan)(*tensors, use_cache=True, results=tuple(results))
+        return list(output) if isinstance(output, tuple) else [output]
     shapes = tuple((tuple(x.shape), x.dtype) for x in tensors)
     return list(_lower_interpreted(kernel, plan, shapes)(list(tensors)))
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Where heads stand, which devices may have some of each, too.
+    """The dimensions of heads, which a mesh may deal out to its devices, too.
 
     Attributes:
-      count: what heads that belong together allow: those of keys, where values share them.
+      count: heads that are dealt out: those of keys, where values share them.
       given: the dimension of heads, of each tensor that a kernel reads.
-      found: the same of what it gives.
+      found: the same of its results.
     """
 
     count: int
@@ -63,13 +63,13 @@ def deal(
     results: Sequence[int],
     heads: Heads | None = None,
 ) -> list[Tensor]:
-    """What `run` gives of tensors, each device of a mesh its own examples, or its own heads.
+    """Run a function of tensors on each device's own examples of a mesh, or its own heads.
 
-    The partitioner knows nothing of a kernel, and would gather what it reads.
+    XLA's partitioner cannot divide a kernel, and would gather its inputs.
 
     Args:
       axes: the dimension of examples, of each tensor.
-      results: the same of what `run` gives.
+      results: the same of the results.
     """
     mesh = _get_mesh()
     share = mesh and share_out(mesh, tensors[0].shape[axes[0]], heads.count if heads else 1)
@@ -77,27 +77,26 @@ def deal(
         return list(run(*tensors))
     from torch_xla.distributed import spmd
 
-    of_given, of_found = [None] * len(axes), [None] * len(results)
+    of_given, of_results = [None] * len(axes), [None] * len(results)
     if heads is not None:
-        of_given, of_found = heads.given, heads.found
-    places = [_place(x, x_axes, share) for x, *x_axes in zip(tensors, axes, of_given, strict=True)]
-    parts = [
-        spmd.enable_manual_sharding(x.clone(), place, mesh=mesh).global_tensor
-        for x, place in zip(tensors, places, strict=True)
-    ]
-    found = []
-    for x, *x_axes in zip(run(*parts), results, of_found, strict=True):
-        place = _place(x, x_axes, share)
-        whole = _widen(x, place, mesh)
-        one = spmd.disable_manual_sharding(x, place, whole, mesh=mesh)
-        found.append(one.global_tensor)
-    return found
+        of_given, of_results = heads.given, heads.found
+    parts = []
+    for x, *x_axes in zip(tensors, axes, of_given, strict=True):
+        spec = _name_axes(x, x_axes, share)
+        parts.append(spmd.enable_manual_sharding(x.clone(), spec, mesh=mesh).global_tensor)
+    wholes, sizes = [], mesh.shape()
+    for x, *x_axes in zip(run(*parts), results, of_results, strict=True):
+        spec = _name_axes(x, x_axes, share)
+        times = [math.prod(sizes[name] for name in names or ()) for names in spec]
+        shape = torch.Size(n * many for n, many in zip(x.shape, times, strict=True))
+        wholes.append(spmd.disable_manual_sharding(x, spec, shape, mesh=mesh).global_tensor)
+    return wholes
 
 
 def find_own(examples: int, heads: int) -> tuple[int, int] | None:
-    """Of so many examples and heads those that one device computes by a kernel.
+    """Return the examples and heads that one device of the run's mesh computes by a kernel.
 
-    None: a mesh deals out neither, and each device would compute the whole; `heads` is as in
+    None if a mesh deals out neither, so that each device would compute all; `heads` is as in
     `Heads`.
     """
     mesh = _get_mesh()
@@ -111,7 +110,7 @@ def find_own(examples: int, heads: int) -> tuple[int, int] | None:
 
 
 def _get_mesh() -> Mesh | None:
-    """The run's mesh; none: there is one device."""
+    """Return the run's mesh; None on one device."""
     import torch_xla.runtime as xr
     from torch_xla.distributed import spmd
 
@@ -119,10 +118,10 @@ def _get_mesh() -> Mesh | None:
 
 
 def share_out(mesh: Mesh, examples: int, heads: int) -> tuple[tuple[str, ...], ...] | None:
-    """Axes of a mesh along which examples are dealt out, and those along which heads are.
+    """Return the axes of a mesh along which examples are dealt out, and those for heads.
 
-    Each axis has examples where these divide, else heads; none: some axis has neither, and each
-    device computes the whole.
+    Each axis has examples where these divide, else heads; None if neither divide by some axis, so
+    that each device computes the whole.
     """
     of_examples, of_heads = [], []
     for name, size in mesh.shape().items():
@@ -135,37 +134,27 @@ def share_out(mesh: Mesh, examples: int, heads: int) -> tuple[tuple[str, ...], .
     return tuple(of_examples), tuple(of_heads)
 
 
-def _place(
+def _name_axes(
     x: Tensor, axes: Sequence[int | None], share: tuple[tuple[str, ...], ...]
 ) -> tuple[tuple[str, ...] | None, ...]:
-    """The names of mesh axes of each dimension of x."""
+    """Name the mesh axes of each dimension of x."""
     names = {axis: of_axis for axis, of_axis in zip(axes, share, strict=True) if of_axis}
-    return tuple(names.get(one) for one in range(x.dim()))
+    return tuple(names.get(dim) for dim in range(x.dim()))
 
 
-def _widen(x: Tensor, place: Sequence[tuple[str, ...] | None], mesh: Mesh) -> torch.Size:
-    sizes = mesh.shape()
-    times = [math.prod(sizes[name] for name in names or ()) for names in place]
-    return torch.Size(n * many for n, many in zip(x.shape, times, strict=True))
-
-
+# Cached, because the bridge caches its lowering under the function that it is given.
 @cache
 def _lower_for_tpu(kernel: Callable[..., Any], plan: Any) -> Callable[..., Any]:
-    """Kept, because the bridge keeps what it lowered under the function that it is given."""
     from torch_xla.experimental.custom_kernel import jax_import_guard, make_kernel_from_pallas
 
     jax_import_guard()
-    return partial(_call_for_tpu, partial(kernel, plan), make_kernel_from_pallas)
+    function = partial(kernel, plan)
 
+    def call(*tensors: Tensor, use_cache: bool, results: tuple[Result, ...]) -> Any:
+        bridge = make_kernel_from_pallas(function, lambda *given: list(results))
+        return bridge(*tensors, use_cache=use_cache)
 
-def _call_for_tpu(
-    function: Callable[..., Any],
-    bridge: Callable[..., Any],
-    *tensors: Tensor,
-    use_cache: bool,
-    results: tuple[Result, ...],
-) -> Any:
-    return bridge(function, lambda *given: list(results))(*tensors, use_cache=use_cache)
+    return call
 
 
 @cache
@@ -179,7 +168,7 @@ def _lower_interpreted(
     import jax
 
     given = [
-        jax.ShapeDtypeStruct(shape, convert_torch_dtype_to_jax(kind)) for shape, kind in shapes
+        jax.ShapeDtypeStruct(shape, convert_torch_dtype_to_jax(dtype)) for shape, dtype in shapes
     ]
     function = partial(kernel, replace(plan, interpret=True))
     lowered = jax.jit(function, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))

@@ -1,9 +1,18 @@
-"""What a fused kernel knows of one chunk of a group of heads whose decays are of channels.
+"""Tiles of one chunk of a group of heads whose decays are of channels.
 
-Such a decay stands inside the products of keys. Rows and columns decay towards the boundary of two
-halves of a chunk (`channel_decays.py`), and one product of each width of halves has all its pairs:
-below the diagonal queries with keys before them, above it keys with the erased ones behind them.
-Attributes and methods are those of `HeadChunk`. Written against jax 0.7.1.
+Such a decay stands inside the products of keys, so no product of the whole chunk has it. The chunk
+is cut into halves again and again, and rows of two neighbouring halves decay towards the boundary
+between them: a row of a second half since the boundary, a row of a first half up to it. Between two
+tokens stands the product of both, at the one width at which they are in two halves of a pair. No
+exponent is above 0. Decays of wider halves are products of those of narrower ones, so that each
+gate has one exponential.
+
+One product of each width has all its pairs [C, C]: below the diagonal queries with the keys before
+them, above it keys with the erased keys behind them.
+
+Arrays are [C, K]; a tile of the vector unit has 8 rows of 128 lanes. Halves narrower than a tile
+are mixed by masks and rolled within tiles, wider ones are whole tiles that only change places.
+Written against jax 0.7.1.
 """
 
 from __future__ import annotations
@@ -13,22 +22,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from models.delta.kernels.channel_decays import decay_halves, list_widths, mix
 from models.delta.kernels.head_tiles import ROWS, cut_keys, cut_values, find_depth
+from models.delta.kernels.lazy_jax import jax, jnp, pltpu
 from models.delta.kernels.split_products import list_places, multiply, split
 
 if TYPE_CHECKING:
     from models.delta.kernels.forward import FusedPlan
 
+_TILE = 8
+
 
 @dataclass(frozen=True)
 class ChannelHead:
-    """One head's rows [C, K] of float32.
+    """Rows [C, K] of one head, float32.
 
     Attributes:
       erased: erase * keys.
       levels: decays of rows towards the boundary of two halves, of each width.
-      into: decays since the chunk began; `out` up to its end.
+      into: decays since the chunk began; `out`: up to its end.
     """
 
     queries: Any
@@ -40,21 +51,19 @@ class ChannelHead:
 
     @cached_property
     def widths(self) -> list[int]:
-        """Of halves."""
+        """Widths of halves."""
         return list_widths(self.keys.shape[0])
 
     def face(self, level: int, seconds: Any) -> Any:
-        """Keys of first halves and such rows of second ones, decayed."""
+        """Return keys of first halves and the given rows of second ones, decayed."""
         return mix(self.keys, seconds, self.widths[level]) * self.levels[level]
 
 
 class ChannelChunk:
-    """Of a group of heads.
+    """Tiles of a group of heads; attributes and methods are those of `HeadChunk`.
 
     Attributes:
-      is_wide: values are float32.
-      depth: parts of a float32 factor.
-      heads: `ChannelHead` of each.
+      heads: a `ChannelHead` of each.
     """
 
     def __init__(self, plan: FusedPlan, given: Sequence[Any], moving: Any = None) -> None:
@@ -63,10 +72,10 @@ class ChannelChunk:
         self.is_wide, self.depth = find_depth(self._values)
         self.place, self.other = list_places(self.size)
         self._columns = self._rates[0][0, 0, 0].T if plan.rows else None
-        self.heads = [self._find_head(h, q, k, g) for h in range(plan.group)]
+        self.heads = [self._create_head(h, q, k, g) for h in range(plan.group)]
         if moving is not None:
-            self._pairs = [self._pair(one) for one in self.heads]
-            self._seen = [self._read(one, moving[h]) for h, one in enumerate(self.heads)]
+            self._pairs = [self._pair(head) for head in self.heads]
+            self._seen = [self._read(head, moving[h]) for h, head in enumerate(self.heads)]
 
     def get_erase(self, head: int) -> Any:
         """[C, 1 or K]."""
@@ -81,77 +90,145 @@ class ChannelChunk:
         return cut_values(self.plan, self._values, head)
 
     def get_system(self, head: int) -> Any:
-        """L, strictly lower."""
-        from jax import numpy as jnp
-
+        """Return L, strictly lower."""
         return jnp.where(self.place < self.other, self._pairs[head], 0.0).T
 
     def get_sides(self, head: int) -> Any:
-        """write v - (e^c erase K) S."""
+        """Return write v - (e^c erase K) S."""
         return self.get_write(head) * self.get_values(head) - self._seen[head][: self.size]
 
     def get_pairs(self, head: int) -> tuple[Any, Any]:
-        """P, and what queries see of the state before the chunk."""
-        from jax import numpy as jnp
-
+        """Return P, and what queries read of the state before the chunk."""
         pairs = jnp.where(self.place >= self.other, self._pairs[head], 0.0)
         return pairs, self._seen[head][self.size :]
 
     def write(self, head: int, moved: Any) -> Any:
-        """What V' leaves in the state behind the chunk."""
-        one = self.heads[head]
-        keys = split(one.keys * one.out, self.depth)
+        """Return the part of V' in the state behind the chunk."""
+        tokens = self.heads[head]
+        keys = split(tokens.keys * tokens.out, self.depth)
         return multiply(keys, split(moved, self.depth), self.depth, left=0)
 
     def decay(self, head: int, state: Any) -> Any:
-        """A state over the whole chunk."""
-        from jax import numpy as jnp
-
+        """Decay a state over the whole chunk."""
         last = self.heads[head].into[self.size - 1 :]
         return jnp.broadcast_to(last, state.shape[::-1]).T * state
 
-    def join(self, head: ChannelHead, level: int, product: Any, found: Any) -> Any:
-        """What is found of wider halves, and of those of a level their product."""
-        from jax import numpy as jnp
+    def join(self, head: ChannelHead, level: int, product: Any, wider: Any) -> Any:
+        """Return the product for pairs of a level's width or narrower, else the wider pairs."""
+        # Two tokens' numbers differ first in the bit of the width at which they part.
+        return jnp.where(self.place ^ self.other < 2 * head.widths[level], product, wider)
 
-        return jnp.where(self.place ^ self.other < 2 * head.widths[level], product, found)
-
-    def fill_diagonal(self, rows: Any, others: Any, found: Any) -> Any:
-        """Products of rows with those of the same token."""
-        from jax import numpy as jnp
-
+    def fill_diagonal(self, rows: Any, others: Any, pairs: Any) -> Any:
+        """Set the pairs of a token with itself, which no product of halves has."""
         same = jnp.sum(rows * others, axis=1, keepdims=True)
-        return jnp.where(self.place == self.other, same, found)
+        return jnp.where(self.place == self.other, same, pairs)
 
-    def _get_rate(self, kind: int, head: int) -> Any:
+    def _get_rate(self, gate: int, head: int) -> Any:
         if self._columns is None:
-            width = self.plan.widths[kind]
-            return self._rates[kind][0, :, head * width : (head + 1) * width]
-        place = kind * ROWS + head
-        return self._columns[:, place : place + 1]
+            width = self.plan.widths[gate]
+            return self._rates[gate][0, :, head * width : (head + 1) * width]
+        row = gate * ROWS + head
+        return self._columns[:, row : row + 1]
 
     def _pair(self, head: ChannelHead) -> Any:
-        """P, and above the diagonal L turned."""
-        found: Any = 0.0
+        """Compute P, and above the diagonal L transposed."""
+        pairs: Any = 0.0
+        # From the widest halves on: each narrower product replaces the pairs that are its own.
         for level in reversed(range(len(head.widths))):
             rows, columns = (
                 split(head.face(level, x), self.depth) for x in (head.queries, head.erased)
             )
-            product = multiply(rows, columns, self.depth, right=1)
-            found = self.join(head, level, product, found)
-        return self.fill_diagonal(head.queries, head.keys, found)
+            pairs = self.join(head, level, multiply(rows, columns, self.depth, right=1), pairs)
+        return self.fill_diagonal(head.queries, head.keys, pairs)
 
     def _read(self, head: ChannelHead, state: Any) -> Any:
-        """Erased keys and queries [2 C] times the state before the chunk."""
-        from jax import numpy as jnp
-
+        """Erased keys and queries [2 C] times the state before the chunk, in one product."""
         both = jnp.concatenate([head.erased * head.into, head.queries * head.into])
         return multiply(split(both, self.depth), split(state, self.depth), self.depth)
 
-    def _find_head(self, head: int, q: Any, k: Any, g: Any) -> ChannelHead:
-        from jax import numpy as jnp
-
+    def _create_head(self, head: int, q: Any, k: Any, g: Any) -> ChannelHead:
         width = self.plan.widths[0]
         queries, keys = (cut_keys(self.plan, x, head).astype(jnp.float32) for x in (q, k))
         levels, into, out = decay_halves(g[0, :, head * width : (head + 1) * width])
         return ChannelHead(queries, keys, self.get_erase(head) * keys, levels, into, out)
+
+
+def list_widths(size: int) -> list[int]:
+    """List the widths of halves, from single tokens to half a chunk."""
+    return [1 << n for n in range(size.bit_length() - 1)]
+
+
+def decay_halves(gates: Any) -> tuple[list[Any], Any, Any]:
+    """Compute the decays of rows for each width, up to each row from the chunk's begin, behind it.
+
+    Within a block, `up_to` is the decay from its first row, `behind` that up to its last, `total`
+    that of all its rows; each width joins two blocks.
+    """
+    up_to = jnp.exp(gates)
+    behind, total, levels = jnp.ones_like(up_to), up_to, []
+    for width in list_widths(gates.shape[0]):
+        levels.append(mix(behind, up_to, width))
+        other = swap(total, width)
+        up_to = mix(up_to, up_to * other, width)
+        behind = mix(behind * other, behind, width)
+        total = total * other
+    return levels, up_to, behind
+
+
+def sum_halves(levels: Sequence[Any], up_to: Any, behind: Any) -> Any:
+    """Compute gradients of gates, from those of the logarithms of `decay_halves`'s results."""
+    total = 0.0
+    for width in reversed(list_widths(up_to.shape[0])):
+        # A decay that crosses the other half contains each of its gates.
+        total = total + swap(_sum_blocks(mix(behind, up_to, width), width), width)
+        level = levels[width.bit_length() - 1]
+        up_to = mix(up_to, up_to + level, width)
+        behind = mix(behind + level, behind, width)
+    return total + up_to
+
+
+def mix(firsts: Any, seconds: Any, width: int) -> Any:
+    """Return the rows of first halves from the one array and of second halves from the other."""
+    if width < _TILE:
+        return jnp.where(_is_second(firsts.shape, width), seconds, firsts)
+    given, rows = (firsts, seconds), range(0, firsts.shape[0], width)
+    return jnp.concatenate([given[n // width % 2][n : n + width] for n in rows])
+
+
+def swap(x: Any, width: int) -> Any:
+    """Exchange the halves of each pair."""
+    if width >= _TILE:
+        halves = [x[n : n + width] for n in range(0, x.shape[0], width)]
+        return jnp.concatenate([halves[n ^ 1] for n in range(len(halves))])
+    size = min(_TILE, x.shape[0])
+    moved = _roll(x, width)
+    if 2 * width == size:
+        return moved
+    # A roll moves one half of each pair to its place, and the roll back the other.
+    return jnp.where(_is_second(x.shape, width), moved, _roll(x, size - width))
+
+
+def _sum_blocks(x: Any, width: int) -> Any:
+    """Sums over blocks of rows, in each row of them."""
+    if width < _TILE:
+        for step in list_widths(width):
+            x = x + swap(x, step)
+        return x
+    sums = []
+    for n in range(0, x.shape[0], width):
+        tiles = [x[m : m + _TILE] for m in range(n, n + width, _TILE)]
+        total = sum(tiles[1:], tiles[0])
+        for step in list_widths(_TILE):
+            total = total + _roll(total, step)
+        sums += [total] * len(tiles)
+    return jnp.concatenate(sums)
+
+
+def _roll(x: Any, count: int) -> Any:
+    """Move rows down within each tile, the last ones to the front."""
+    tiles = x.reshape(-1, min(_TILE, x.shape[0]), x.shape[1])
+    return pltpu.roll(tiles, count, 1).reshape(x.shape)
+
+
+def _is_second(shape: Sequence[int], width: int) -> Any:
+    return jax.lax.broadcasted_iota(jnp.int32, tuple(shape), 0) & width != 0

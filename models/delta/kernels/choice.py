@@ -1,9 +1,9 @@
-"""Whether Pallas kernels cost fewer cycles than XLA's form, by the shapes that a layer meets.
+"""Chooses between Pallas kernels and XLA's form by the shapes of a layer's inputs.
 
-Pure: numbers in, an answer out, so that the same shape has the same answer in every step, in
-training, in generation and where a step is compiled for a TPU that is not here. Both forms of each
-kind of work were compiled and their bundles counted; the pairs, their commands, date and versions
-stand in docs/delta.md (Kernels). What was not counted is XLA's.
+A pure function of numbers, so that the same shape has the same form in every step, in training, in
+generation and where a step is compiled for an absent TPU. Both forms of each sort of work were
+compiled and their bundles counted; the pairs, their commands, date and versions stand in
+docs/delta.md (Kernels). Work that was not counted is XLA's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 # Rules by their gates: all of a head; g of channels; g, erase and write of channels.
 HEAD, CHANNEL, CHANNELS = "gates of heads", "gates of channels", "all gates of channels"
 STEP, ATTENTION = "a step of decoding", "attention"
-# By which of g, erase and write are of channels: those that the fused kernels compute.
+# Rules that the fused kernels compute, by which of g, erase and write are of channels.
 FORMS = {
     (False, False, False): HEAD, (True, False, False): CHANNEL, (True, True, True): CHANNELS,
 }  # fmt: skip
@@ -21,16 +21,16 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Work:
-    """What one device computes of a layer at once.
+    """The work of one device for a layer.
 
     Attributes:
       form: a rule by its gates, a step or attention.
-      chip: the TPU's generation; empty: not known.
+      chip: the TPU's generation; empty if unknown.
       dtype: of values, such as bfloat16.
       states: examples x heads, of values or queries.
       widths: channels of a head of keys and of one of values.
       tokens: of a sequence, in whole chunks where there are some; updates of a token count each.
-      chunk: tokens of a chunk; 0: there are none.
+      chunk: tokens of a chunk; 0 for work without chunks.
       keeps: a backward pass follows.
     """
 
@@ -52,12 +52,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Fact:
-    """From where on kernels cost less; all larger pairs that were counted say so, too.
+    """Sizes from which on kernels cost less, as in all larger pairs that were counted.
 
     Attributes:
       tokens, states: at least.
       multiple: of tokens: kernels pad a sequence to whole blocks, and XLA's form does not.
-      keeps: with a backward pass, or without one; none: both.
+      keeps: with a backward pass, or without one; None: both.
     """
 
     form: str
@@ -71,16 +71,13 @@ class Fact:
     dtypes: tuple[str, ...] = ("bfloat16",)
 
     def holds(self, work: Work) -> bool:
-        """Whether it says that kernels cost less."""
+        """Return whether kernels cost less for this work."""
         is_large = work.tokens >= self.tokens and work.states >= self.states
+        is_whole = is_large and work.tokens % self.multiple == 0
         is_meant = work.form == self.form and self.keeps in (None, work.keeps)
-        return is_large and is_meant and self._was_counted(work)
-
-    def _was_counted(self, work: Work) -> bool:
-        if work.tokens % self.multiple:
-            return False
-        is_known = work.chip in self.chips and work.dtype in self.dtypes
-        return is_known and work.widths in self.widths and work.chunk in self.chunks
+        has_types = work.chip in self.chips and work.dtype in self.dtypes
+        has_sizes = work.widths in self.widths and work.chunk in self.chunks
+        return is_whole and is_meant and has_types and has_sizes
 
 
 FACTS: tuple[Fact, ...] = (
@@ -111,5 +108,5 @@ FACTS: tuple[Fact, ...] = (
 
 
 def is_cheaper(work: Work) -> bool:
-    """Whether kernels cost fewer cycles than XLA's form."""
+    """Return whether kernels cost fewer cycles than XLA's form."""
     return any(fact.holds(work) for fact in FACTS)

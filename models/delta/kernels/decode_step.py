@@ -1,8 +1,9 @@
 """A step of decoding as one Pallas kernel, which reads and writes each state once.
 
 All rules are S <- diag(d) S + k u^T + b (S^T a)^T and an output S^T q: a delta rule has
-a = d erase k and b = -k. What stands beside a state is a few rows of a head, made before. XLA's
-form reads a state twice, because what it knows of a key comes before what is written to it.
+a = d erase k and b = -k. The other inputs are a few rows of a head, computed before. XLA's form
+reads a state twice, because S^T a must be complete before S changes. A state is [K, V] in whole
+tiles; rows of a head become columns [K, 1] by one transpose, and spread over its lanes.
 Written against jax 0.7.1.
 """
 
@@ -18,24 +19,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.delta.kernels.bridge import Heads, deal, run_kernel
+from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
 from models.delta.rules.inputs import DeltaInputs, DplrInputs, create_state
 
 if TYPE_CHECKING:
     from jax import Array
 
-# Heads of a program, of which each kind has a row: whole tiles.
+# Heads of a program: each sort of row (q, d, k, ...) has one row of each head, and so whole tiles.
 _ROWS = 8
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a program is compiled for, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments.
 
     Attributes:
       group: heads of a program.
       updates: of the token.
-      is_delta: b is -k, and is not given.
-      interpret: run as plain XLA, for devices that are no TPU.
+      is_delta: b is -k, and no argument.
+      interpret: run as plain XLA, on devices other than TPUs.
     """
 
     group: int
@@ -45,14 +47,14 @@ class StepPlan:
 
 
 def step_rule(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs [B, 1, H, V] of one token and the state behind it; there is no way back."""
+    """Compute outputs [B, 1, H, V] of one token and the next state, without gradients."""
     state, is_delta = create_state(inputs, state), isinstance(inputs, DeltaInputs)
     if is_delta:
         parts, values = _list_delta(inputs)
     else:
         values = inputs.v
         parts = [inputs.q, inputs.g.float().exp(), inputs.k, inputs.a, inputs.b]
-    # [B, H, kinds, K] and [B, H, updates, V].
+    # [B, H, sorts, K] and [B, H, updates, V].
     rows = torch.stack([x.float().squeeze(1) for x in parts], dim=2)
     values = values.float().transpose(1, 2)
     output, state = kernel_step(rows, values, state, is_delta)
@@ -60,14 +62,14 @@ def step_rule(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> tuple[T
 
 
 def _list_delta(inputs: DeltaInputs) -> tuple[list[Tensor], Tensor]:
-    """Queries, decays and, of each update, keys and what is read by; and what is written."""
+    """List queries, decays and, of each update, k and a; and u of all updates."""
     wide = inputs.widen()
     decay = wide.g.float().exp().expand_as(wide.q)
     parts, key = [wide.q, decay], wide.k.float()
     reads = wide.erase * key
-    for place in range(inputs.steps):
-        one = slice(place, place + 1)
-        parts += [key[:, one], reads[:, one] if place else decay * reads[:, one]]
+    for step in range(inputs.steps):
+        row = slice(step, step + 1)
+        parts += [key[:, row], reads[:, row] if step else decay * reads[:, row]]
     return parts, wide.write * wide.v.float()
 
 
@@ -75,10 +77,10 @@ def _list_delta(inputs: DeltaInputs) -> tuple[list[Tensor], Tensor]:
 def kernel_step(
     rows: Tensor, values: Tensor, state: Tensor, is_delta: bool
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [B, H, V] and the next state.
+    """Compute outputs [B, H, V] and the next state.
 
     Args:
-      rows: [B, H, kinds, K]: q and d, then of each update k and a, or k, a and b.
+      rows: [B, H, sorts, K]: q and d, then of each update k and a, or k, a and b.
       values: u [B, H, updates, V].
       state: [B, H, K, V].
     """
@@ -106,26 +108,22 @@ def _run(is_delta: bool, state: Tensor, rows: Tensor, values: Tensor) -> list[Te
 
 
 def _arrange(rows: Tensor, group: int) -> Tensor:
-    """[G, kinds, D] -> [G / group, kinds ROWS, D]: of each kind a row of each head."""
+    """[G, sorts, D] -> [G / group, sorts * ROWS, D]: of each sort a row of each head."""
     heads = rows.unflatten(0, (-1, group)).transpose(1, 2)
     return functional.pad(heads, [0, 0, 0, _ROWS - group]).flatten(1, 2)
 
 
 def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Sequence[Array]:
-    """Outputs [G / group, ROWS, V] and the next state.
+    """Compute outputs [G / group, ROWS, V] and the next state.
 
     Args:
       state: [G, K, V].
-      rows: [G / group, kinds ROWS, K].
-      values: [G / group, updates ROWS, V].
+      rows: [G / group, sorts * ROWS, K].
+      values: [G / group, updates * ROWS, V].
     """
-    import jax
-    from jax import numpy as jnp
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
 
-    def of_group(*sizes: int) -> pl.BlockSpec:
-        return pl.BlockSpec(sizes, lambda place: (place, 0, 0))
+    def of_group(*sizes: int) -> Any:
+        return pl.BlockSpec(sizes, lambda program: (program, 0, 0))
 
     programs, width = values.shape[0], values.shape[2]
     whole = of_group(plan.group, *state.shape[1:])
@@ -142,21 +140,21 @@ def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Se
 
 
 def _step(plan: StepPlan, state: Any, rows: Any, values: Any, output: Any, moved: Any) -> None:
-    """A group of heads; products are sums of elementwise ones, in float32."""
-    from jax import numpy as jnp
+    """Process a group of heads; products are elementwise and summed in float32.
 
-    columns, kinds = rows[0].T, 2 if plan.is_delta else 3
+    A matrix of one row would leave the matrix unit idle, and round to bfloat16.
+    """
+    columns, sorts = rows[0].T, 2 if plan.is_delta else 3
     for head in range(plan.group):
-        places = range(head, columns.shape[1], _ROWS)
-        query, decay, *rest = [columns[:, one : one + 1] for one in places]
+        query, decay, *rest = [columns[:, n : n + 1] for n in range(head, columns.shape[1], _ROWS)]
         now = state[head]
-        for place in range(plan.updates):
-            key, read, *low = rest[kinds * place : kinds * (place + 1)]
-            known = jnp.sum(now * read, axis=0, keepdims=True)
-            now = now if place else decay * now
-            row = place * _ROWS + head
+        for step in range(plan.updates):
+            key, reader, *low = rest[sorts * step : sorts * (step + 1)]
+            read = jnp.sum(now * reader, axis=0, keepdims=True)
+            now = now if step else decay * now
+            row = step * _ROWS + head
             written = values[0, row : row + 1]
-            now = now + (key * written + low[0] * known if low else key * (written - known))
+            now = now + (key * written + low[0] * read if low else key * (written - read))
         moved[head] = now
         output[0, head : head + 1] = jnp.sum(now * query, axis=0, keepdims=True)
     if plan.group < _ROWS:

@@ -1,9 +1,9 @@
-"""Causal attention by the flash kernels that come with jax, as PyTorch/XLA's own wrapper has them.
+"""Causal attention by jax's flash kernels, as PyTorch/XLA's own wrapper calls them.
 
-`torch_xla.experimental.custom_kernel.flash_attention` hands the same kernels to a TPU, and to
-nothing else. Here they go over the project's bridge, so that XLA on the CPU runs them interpreted,
-a mesh deals them out by examples, and a loop over layers meets one opaque operation. Scores never
-leave the chip; softmax and sums are float32, products those of the inputs' type.
+`torch_xla.experimental.custom_kernel.flash_attention` runs the same kernels on a TPU only. Here
+they go over the project's bridge, so that XLA on the CPU runs them interpreted, a mesh deals them
+out by examples, and a loop over layers sees one opaque operation. Scores never leave the chip;
+softmax and sums are float32, products have the inputs' type.
 
 Source: Dao 2023, arXiv:2307.08691; `jax.experimental.pallas.ops.tpu.flash_attention` of jax 0.7.1.
 """
@@ -22,22 +22,23 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from models.delta.kernels.bridge import Heads, deal, run_kernel
+from models.delta.kernels.lazy_jax import jnp
 
 if TYPE_CHECKING:
     from jax import Array
 
-# Numbers that stand in a row of lanes, and tokens of a block: PyTorch/XLA's choice.
+# Lanes of a row of the vector unit, and tokens of a block: PyTorch/XLA's choice.
 _LANES, _BLOCK = 128, 512
 
 
 @dataclass(frozen=True)
 class FlashPlan:
-    """What a program is compiled for, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments.
 
     Attributes:
       scale: of scores.
-      keep: largest scores and sums of rows are wanted.
-      interpret: run as plain XLA, for devices that are no TPU.
+      keep: return largest scores and sums of rows.
+      interpret: run as plain XLA, on devices other than TPUs.
     """
 
     scale: float
@@ -46,14 +47,14 @@ class FlashPlan:
 
 
 def fits_flash(head_width: int) -> bool:
-    """Whether the kernels take heads of so many channels."""
+    """Return whether the kernels support heads of so many channels."""
     return head_width <= _LANES or head_width % _LANES == 0
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """[B, H, T, D] of queries [B, H, T, D]; heads of k and v divide those of queries."""
+    """Mix values for queries [B, H, T, D]; heads of k and v divide those of queries."""
     count, share = q.shape[2], q.shape[1] // k.shape[1]
-    # Keys behind the last token are seen by none of them.
+    # No token sees the padding, which stands behind the last one.
     missing = -count % (_LANES if count <= _BLOCK else _BLOCK)
     k, v = (x if share == 1 else x.repeat_interleave(share, dim=1) for x in (k, v))
     q, k, v = (functional.pad(x.to(v.dtype), [0, 0, 0, missing]) for x in (q, k, v))
@@ -104,7 +105,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: bool) -> tuple[Tensor
 
 @torch.library.custom_op("delta::kernel_flash_back", mutates_args=())
 def kernel_flash_back(given: list[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of q, k and v.
+    """Compute gradients of q, k and v.
 
     Args:
       given: q, k, v, sums and largest scores of rows, the gradient of outputs, and its products
@@ -144,20 +145,24 @@ def _run_back(plan: FlashPlan, *given: Tensor) -> list[Tensor]:
 
 
 def flash_forward(plan: FlashPlan, q: Array, k: Array, v: Array) -> tuple[Array, ...]:
-    """Outputs and, where kept, sums and largest scores of rows in all lanes."""
+    """Compute outputs and, if kept, sums and largest scores of rows, each spread over all lanes."""
     from jax.experimental.pallas.ops.tpu.flash_attention import _flash_attention_impl
 
     block, batch = _get_block(q.shape[2]), 1 if q.shape[0] % 2 else 2
     sizes = (batch, block, block, block)
     with _interpret(plan):
-        found = _flash_attention_impl(
+        results = _flash_attention_impl(
             q, k, v, None, None, plan.keep, True, plan.scale, *sizes, False
         )
-    return (found[0], *(_spread(x) for x in found[1:])) if plan.keep else (found,)
+    if not plan.keep:
+        return (results,)
+    # A number of a row as a whole row of lanes: Mosaic has no blocks of single lanes.
+    rows = (jnp.broadcast_to(x[..., None], (*x.shape, _LANES)) for x in results[1:])
+    return (results[0], *rows)
 
 
 def flash_back_rows(plan: FlashPlan, *given: Array) -> tuple[Array]:
-    """The gradient of queries; rows' numbers come in all lanes."""
+    """Compute the gradient of queries; the numbers of rows come in all lanes."""
     from jax.experimental.pallas.ops.tpu.flash_attention import (
         DEFAULT_MASK_VALUE,
         _flash_attention_bwd_dq,
@@ -166,17 +171,17 @@ def flash_back_rows(plan: FlashPlan, *given: Array) -> tuple[Array]:
     q, k, v, sums, largest, grad, rest = given
     block = _get_block(q.shape[2])
     with _interpret(plan):
-        found, _ = _flash_attention_bwd_dq(
+        grad_q, _ = _flash_attention_bwd_dq(
             q, k, v, None, None, sums[..., 0], largest[..., 0], grad, rest[..., 0],
             block_q_major=block, block_k_major=block,
             block_k=_LANES if block % (2 * _LANES) else 2 * _LANES, sm_scale=plan.scale,
             causal=True, mask_value=DEFAULT_MASK_VALUE, debug=False,
         )  # fmt: skip
-    return (found,)
+    return (grad_q,)
 
 
 def flash_back_columns(plan: FlashPlan, *given: Array) -> tuple[Array, Array]:
-    """The gradients of keys and of values."""
+    """Compute the gradients of keys and of values."""
     from jax.experimental.pallas.ops.tpu.flash_attention import _flash_attention_bwd_dkv
 
     q, k, v, sums, largest, grad, rest = given
@@ -191,7 +196,7 @@ def flash_back_columns(plan: FlashPlan, *given: Array) -> tuple[Array, Array]:
 
 @contextlib.contextmanager
 def _interpret(plan: FlashPlan) -> Iterator[None]:
-    """jax's functions have no argument that says so; its own context for tests does."""
+    """Interpret jax's kernels, whose functions have no argument for it, as jax's own tests do."""
     from jax._src import config
 
     if not plan.interpret:
@@ -206,11 +211,4 @@ def _interpret(plan: FlashPlan) -> Iterator[None]:
 
 
 def _get_block(tokens: int) -> int:
-    """Tokens of a block: all of a short sequence."""
     return min(tokens, _BLOCK)
-
-
-def _spread(x: Array) -> Array:
-    from jax import numpy as jnp
-
-    return jnp.broadcast_to(x[..., None], (*x.shape, _LANES))

@@ -1,9 +1,10 @@
 """One Pallas kernel for a whole delta rule, forward: gates of a head, or of each channel.
 
-A program goes over the chunks of a group of heads with their states in VMEM. Of each chunk it makes
-the decays, both products of pairs, the inverse A, V' = A (write v - erase e^c (K S)), outputs and
-the next state: inputs, outputs and what a backward pass needs go through HBM, and nothing else.
-Heads stand beside each other as they do in [B, T, H * D], so nothing is transposed before.
+A program goes over the chunks of a group of heads with their states in VMEM. Of each chunk it
+computes the decays, both products of pairs, the inverse A, V' = A (write v - erase e^c (K S)),
+outputs and the next state: only inputs, outputs and what a backward pass needs go through HBM. A
+block of tokens is [1, C, group * D]: heads lie beside each other in lanes as they do in
+[B, T, H * D], so nothing is transposed before.
 
 The matrix unit multiplies bfloat16. A float32 factor goes in as parts that add up to it, and the
 products of parts that matter are summed in float32: two parts, whose error is 2^-16, or three where
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from models.delta.kernels.channel_tiles import ChannelChunk
 from models.delta.kernels.head_tiles import HeadChunk
+from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
 from models.delta.kernels.split_products import invert, multiply, split
 
 if TYPE_CHECKING:
@@ -27,16 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedPlan:
-    """What a program is compiled for, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments.
 
     Attributes:
       widths: of a head of keys, and of one of values.
       share: heads of values to one of keys.
       group: heads of values of a program, a multiple of `share`.
       chunk: tokens of a chunk.
-      channels: gates that are of channels: none, 1 (decays) or 3 (erase and write, too).
-      keep: inverses and states are wanted.
-      interpret: run as plain XLA, for devices that are no TPU.
+      channels: gates that are of channels: 0, 1 (decays) or 3 (erase and write, too).
+      keep: return inverses and states.
+      interpret: run as plain XLA, on devices other than TPUs.
     """
 
     widths: tuple[int, int]
@@ -49,50 +51,45 @@ class FusedPlan:
 
     @property
     def lanes(self) -> list[int]:
-        """Of blocks of tokens: q, k and v; decays, erase and write where they are of channels."""
+        """Widths of blocks: q, k and v; decays, erase and write where they are of channels."""
         key, value = (self.group * x for x in self.widths)
         shared = key // self.share
         return [shared, shared, value, key, key, value][: 3 + self.channels]
 
     @property
     def rows(self) -> int:
-        """Gates that are of a head; where there are any, their numbers are a block."""
+        """Gates that are of a head; if there are any, their numbers are a block."""
         return 3 - self.channels
 
 
 def fused_forward(
     plan: FusedPlan, state: Array, q: Array, k: Array, v: Array, *gates: Array
 ) -> tuple[Array, ...]:
-    """Outputs [B, T, H * V] and the last state; where kept A [N, B, H, C, C] and states, too.
+    """Compute outputs [B, T, H * V] and the last state; if kept A [N, B, H, C, C] and states, too.
 
     Args:
       state: [B, H, K, V].
       q: [B, T, H / share * K], and so k.
       v: [B, T, H * V].
       gates: those of channels, decays and erase [B, T, H * K] and write [B, T, H * V]; then, where
-        some are of a head, [N, B, H / group, kinds ROWS, C] of a token and head: its gate on a grid
-        and what the grid leaves (of a head's decays), erase and write.
+        some are of a head, [N, B, H / group, sorts of number * ROWS, C] of a token and head: its
+        gate on a grid and what the grid leaves (of a head's decays), erase and write.
     """
-    import jax
-    from jax import numpy as jnp
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
     (batch, heads, key, value), group, size = state.shape, plan.group, plan.chunk
     chunks = q.shape[1] // size
 
-    def of_tokens(width: int) -> pl.BlockSpec:
+    def of_tokens(width: int) -> Any:
         return pl.BlockSpec((1, size, width), lambda b, h, n: (b, n, h))
 
-    def of_chunk(*sizes: int) -> pl.BlockSpec:
+    def of_chunk(*sizes: int) -> Any:
         return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (n, b, h, 0, 0))
 
     of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
-    placed, kinds = [of_tokens(group * value), of_state], [(v.shape, v.dtype)]
-    kinds.append((state.shape, jnp.float32))
+    blocks = [of_tokens(group * value), of_state]
+    results = [(v.shape, v.dtype), (state.shape, jnp.float32)]
     for sizes in ((size, size), (key, value)) if plan.keep else ():
-        placed.append(of_chunk(group, *sizes))
-        kinds.append(((chunks, batch, heads, *sizes), jnp.float32))
+        blocks.append(of_chunk(group, *sizes))
+        results.append(((chunks, batch, heads, *sizes), jnp.float32))
     return pl.pallas_call(
         partial(_run, plan),
         grid=(batch, heads // group, chunks),
@@ -100,8 +97,8 @@ def fused_forward(
             of_state, *map(of_tokens, plan.lanes),
             *(of_chunk(1, *x.shape[3:]) for x in gates[plan.channels :]),
         ],
-        out_specs=placed,
-        out_shape=[jax.ShapeDtypeStruct(shape, kind) for shape, kind in kinds],
+        out_specs=blocks,
+        out_shape=[jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in results],
         scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary")
@@ -111,13 +108,11 @@ def fused_forward(
 
 
 def _run(plan: FusedPlan, *refs: Any) -> None:
-    """One chunk of a group of heads.
+    """Process one chunk of a group of heads.
 
-    What is done is done for all heads before the next thing is, so that one head's products run
-    while another's are waited for.
+    Each step is done for all heads before the next one, so that the products of one head run while
+    those of another wait for their operands.
     """
-    from jax.experimental import pallas as pl
-
     count = 1 + len(plan.lanes) + bool(plan.rows)
     (first, *given), (output, last, *kept, moving) = refs[:count], refs[count:]
 
@@ -128,9 +123,9 @@ def _run(plan: FusedPlan, *refs: Any) -> None:
     chunk = (ChannelChunk if plan.channels else HeadChunk)(plan, given, moving)
     heads, depth = range(plan.group), chunk.depth
     inverses = invert([chunk.get_system(h) for h in heads], chunk.is_wide)
-    moved = []
-    for h in heads:
-        moved.append(multiply(split(inverses[h], depth), split(chunk.get_sides(h), depth), depth))
+    moved = [
+        multiply(split(inverses[h], depth), split(chunk.get_sides(h), depth), depth) for h in heads
+    ]
     for h in heads:
         if kept:
             kept[0][0, 0, h], kept[1][0, 0, h] = inverses[h], moving[h]

@@ -16,7 +16,8 @@ from models.delta.kernels.forward import FusedPlan, fused_forward
 from models.delta.kernels.head_tiles import ROWS
 from models.delta.rules.layout import CoreOptions, to_chunks
 
-# What a block of the kernel's must be a multiple of, and heads of one program at most.
+# A block's width must be a multiple of the lanes. Heads of one program at most: with more, what the
+# backward kernel holds exceeds VMEM.
 _LANES = 128
 _HEADS, _HEADS_BACK = 8, 4
 # Sums of 256 gates of at least -64 on this grid are exact in float32.
@@ -24,7 +25,7 @@ _GRID = 512.0
 
 
 def fits_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
-    """Whether the fused kernels compute a rule: heads of whole lanes, and gates that they know."""
+    """Return whether the fused kernels compute a rule: heads of whole lanes, and known gates."""
     _, k, v, *gates = parts
     is_whole = k.shape[-1] % _LANES == 0 == v.shape[-1] % _LANES
     is_known = tuple(x.shape[-1] > 1 for x in gates) in FORMS
@@ -32,7 +33,7 @@ def fits_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
 
 
 def shares_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
-    """Whether it takes q and k of fewer heads than v has."""
+    """Return whether they compute q and k of fewer heads than v has."""
     q, _, v, *_ = parts
     return v.shape[2] // q.shape[2] <= _HEADS and fits_fused(options, parts)
 
@@ -41,11 +42,11 @@ def shares_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
 def kernel_rule(
     parts: Sequence[Tensor], state: Tensor, chunk: int, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outputs [B, T, H, V], A [N, B, H, C, C], the state before each chunk, and the last one.
+    """Compute outputs [B, T, H, V], A [N, B, H, C, C], the state before each chunk, the last one.
 
     Args:
       parts: q, k, v, g, erase and write, [B, T, H, D]; q and k may have fewer heads.
-      keep: A and states of chunks are wanted; else they come as [0].
+      keep: whether A and states of chunks are wanted; else they come as [0].
     """
     run = partial(_run, chunk, keep)
     count = 4 if keep else 2
@@ -71,10 +72,10 @@ def _(
 def kernel_rule_back(
     parts: Sequence[Tensor], kept: Sequence[Tensor], grad: Tensor, grad_state: Tensor
 ) -> list[Tensor]:
-    """Gradients of all parts, in their types, and of the first state.
+    """Compute gradients of all parts, in their types, and of the first state.
 
     Args:
-      kept: A and the states, as `kernel_rule` gave them.
+      kept: A and the states, as returned by `kernel_rule`.
       grad: of outputs [B, T, H, V]; `grad_state`: of the last state.
     """
     tensors = [grad_state, *parts, *kept, grad]
@@ -112,18 +113,18 @@ def _run_back(grad_state: Tensor, *given: Tensor) -> list[Tensor]:
     tensors = [grad_state, *flat, *of_heads, inverse, states, grad.flatten(2)]
     *of_inputs, before = run_kernel(fused_back, plan, tensors, results)
     of_tokens, of_rows = of_inputs[: len(flat)], of_inputs[len(flat) :]
-    found = [x.unflatten(2, one.shape[2:]) for x, one in zip(of_tokens, parts, strict=False)]
+    grads = [x.unflatten(2, part.shape[2:]) for x, part in zip(of_tokens, parts, strict=False)]
     for x in of_rows:
-        # [N, B, H / group, kinds, group, C] -> kinds of [B, T, H, 1].
+        # [N, B, H / group, numbers, group, C] -> numbers of [B, T, H, 1].
         rows = x.unflatten(3, (plan.rows, ROWS))[:, :, :, :, : plan.group]
-        found += rows.permute(3, 1, 0, 5, 2, 4).flatten(4).flatten(2, 3).unsqueeze(-1).unbind()
-    return [*(x.to(one.dtype) for x, one in zip(found, parts, strict=True)), before]
+        grads += rows.permute(3, 1, 0, 5, 2, 4).flatten(4).flatten(2, 3).unsqueeze(-1).unbind()
+    return [*(x.to(part.dtype) for x, part in zip(grads, parts, strict=True)), before]
 
 
 def _plan(
     parts: Sequence[Tensor], chunk: int, most: int, *, keep: bool = False
 ) -> tuple[FusedPlan, list[Tensor], list[Tensor]]:
-    """What a program is compiled for, its tokens [B, T, H * D], and numbers of tokens and heads."""
+    """Return the plan, the tokens [B, T, H * D], and the numbers of tokens and heads."""
     _, k, v, *gates = parts
     heads, share = v.shape[2], v.shape[2] // k.shape[2]
     sizes = [n for n in range(1, max(most, share) + 1) if heads % n == 0 == n % share]
@@ -135,12 +136,10 @@ def _plan(
         exact = (gates[0] * _GRID).round() / _GRID
         gates = [exact, gates[0] - exact, *gates[1:]]
     of_heads = gates[channels:]
-    return plan, flat, [arrange_gates(of_heads, chunk, plan.group)] if of_heads else []
-
-
-def arrange_gates(kinds: Sequence[Tensor], chunk: int, group: int) -> Tensor:
-    """[N, B, H / group, kinds ROWS, C] of numbers of a token and head, each [B, T, H, 1]."""
-    rows = torch.stack([to_chunks(x, chunk, torch.float32).squeeze(-1) for x in kinds], dim=2)
-    rows = functional.pad(rows.unflatten(3, (-1, group)), [0, 0, 0, ROWS - group])
-    # [N, B, kinds, H / group, ROWS, C], of which a program reads its heads.
-    return rows.transpose(2, 3).flatten(3, 4)
+    if not of_heads:
+        return plan, flat, []
+    rows = torch.stack([to_chunks(x, chunk, torch.float32).squeeze(-1) for x in of_heads], dim=2)
+    rows = functional.pad(rows.unflatten(3, (-1, plan.group)), [0, 0, 0, ROWS - plan.group])
+    # [N, B, numbers, H / group, ROWS, C] -> [N, B, H / group, numbers * ROWS, C]: a program reads
+    # the tiles of its heads.
+    return plan, flat, [rows.transpose(2, 3).flatten(3, 4)]

@@ -1,8 +1,8 @@
-"""What a fused kernel knows of one chunk of a group of heads: decays, and products with them.
+"""Tiles of one chunk of a group of heads: decays, and products with them.
 
-Two kinds of decays have one interface. Of a head a decay is a number of two tokens, multiplied
-behind the products of keys; of channels it stands inside of them (`channel_tiles.py`). No
-exponent is above 0, whatever the gates are.
+Two sorts of decays have one interface. A head's decay is a number of two tokens, multiplied behind
+the products of keys; channels' decays stand inside of them (`channel_tiles.py`). No exponent is
+above 0, whatever the gates are.
 """
 
 from __future__ import annotations
@@ -10,25 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from models.delta.kernels.lazy_jax import jnp
 from models.delta.kernels.split_products import list_places, multiply, split
 
 if TYPE_CHECKING:
     from models.delta.kernels.forward import FusedPlan
 
-# Heads of a program, of which each kind has a row: whole tiles.
+# Numbers of a token and head lie as [sort of number * ROWS + head, C], tokens in lanes: a tile has
+# 8 rows, so a program has up to 8 heads, and each sort begins a tile.
 ROWS = 8
 
 
 class HeadChunk:
-    """Decays are of a head.
+    """Tiles of a group of heads whose decays are of a head.
 
     Attributes:
+      place, other: numbers of a row's and of a column's token [C, C].
       is_wide: values are float32.
-      depth: parts of a float32 factor.
+      depth: bfloat16 parts of a float32 factor.
     """
 
     def __init__(self, plan: FusedPlan, given: Sequence[Any], moving: Any) -> None:
-        self._queries, self._keys, self._values, gates = given
+        queries, self._keys, self._values, gates = given
         self.plan, self.size = plan, self._keys.shape[1]
         self.is_wide, self.depth = find_depth(self._values)
         self.place, self.other = list_places(self.size)
@@ -36,19 +39,17 @@ class HeadChunk:
         self._columns = self._rows.T
         self.decays = [self._find_decay(h) for h in range(plan.group)]
         heads = range(plan.group)
-        self.queries = [split(cut_keys(plan, self._queries, h), self.depth) for h in heads]
+        self.queries = [split(cut_keys(plan, queries, h), self.depth) for h in heads]
         self.keys = [split(cut_keys(plan, self._keys, h), self.depth) for h in heads]
         self._reads = self._read(moving)
 
-    def column(self, kind: int, head: int) -> Any:
+    def column(self, number: int, head: int) -> Any:
         """[C, 1] of: sums on the grid, of the rest, erase, write, decay so far, decay to come."""
-        place = kind * ROWS + head
-        return self._columns[:, place : place + 1]
+        row = number * ROWS + head
+        return self._columns[:, row : row + 1]
 
     def get_keys(self, head: int) -> Any:
         """Float32 [C, K]."""
-        from jax import numpy as jnp
-
         return cut_keys(self.plan, self._keys, head).astype(jnp.float32)
 
     def get_values(self, head: int) -> Any:
@@ -56,59 +57,55 @@ class HeadChunk:
         return cut_values(self.plan, self._values, head)
 
     def get_products(self, head: int) -> Any:
-        """Keys and queries [2 C] times keys."""
+        """Return keys and queries [2 C] times keys."""
         return self._reads[head][0]
 
     def get_system(self, head: int) -> Any:
-        """L, strictly lower."""
-        from jax import numpy as jnp
-
+        """Return L, strictly lower."""
         system = self.column(2, head) * (self.decays[head] * self._reads[head][0][: self.size])
         return jnp.where(self.place > self.other, system, 0.0)
 
     def get_sides(self, head: int) -> Any:
-        """write v - erase e^c (K S)."""
+        """Return write v - erase e^c (K S)."""
         erased = self.column(2, head) * self.column(4, head) * self._reads[head][1][: self.size]
         return self.column(3, head) * self.get_values(head) - erased
 
     def get_pairs(self, head: int) -> tuple[Any, Any]:
-        """P, and what queries see of the state before the chunk."""
+        """Return P, and what queries read of the state before the chunk."""
         products, seen = (x[self.size :] for x in self._reads[head])
         return self.decays[head] * products, self.column(4, head) * seen
 
     def write(self, head: int, moved: Any) -> Any:
-        """What V' leaves in the state behind the chunk."""
+        """Return the part of V' in the state behind the chunk."""
         written = split(self.column(5, head) * moved, self.depth)
         return multiply(self.keys[head], written, self.depth, left=0)
 
     def decay(self, head: int, state: Any) -> Any:
-        """A state over the whole chunk.
+        """Decay a state over the whole chunk.
 
-        Mosaic spreads no number along rows and lanes at once, which it makes of two steps, too,
-        unless something stands between them.
+        Mosaic cannot spread a number along rows and lanes at once, and merges two steps into one
+        unless something stands between them: the maximum with 0, which changes nothing.
         """
-        from jax import numpy as jnp
-
         whole = self.column(4, head)[self.size - 1 :]
         return jnp.maximum(jnp.broadcast_to(whole, (1, self.plan.widths[1])), 0.0) * state
 
     def _read(self, moving: Any) -> list[tuple[Any, Any]]:
-        """Of each head keys and queries [2 C] times keys, and times the state before the chunk."""
-        from jax import numpy as jnp
+        """Keys and queries [2 C] of each head times keys, and times the state before the chunk.
 
-        found = []
+        Both are the rows of one product, so that the matrix unit loads keys and state once.
+        """
+        reads = []
         for h, (keys, queries) in enumerate(zip(self.keys, self.queries, strict=True)):
             if h % self.plan.share == 0:
-                both = [jnp.concatenate(one) for one in zip(keys, queries, strict=True)]
+                both = [jnp.concatenate(parts) for parts in zip(keys, queries, strict=True)]
                 products = multiply(both, keys, self.depth, right=1)
-            found.append((products, multiply(both, split(moving[h], self.depth), self.depth)))
-        return found
+            reads.append((products, multiply(both, split(moving[h], self.depth), self.depth)))
+        return reads
 
     def _sum_gates(self, given: Any) -> Any:
         """[6 ROWS, C] of numbers [4 ROWS, C]: sums are products with ones, in exact parts."""
-        from jax import numpy as jnp
-
         exact, rest = given[:ROWS], given[ROWS : 2 * ROWS]
+        # By way of float32: Mosaic has no cast of a mask to bfloat16.
         so_far, behind = (
             [x.astype(jnp.float32).astype(jnp.bfloat16)]
             for x in (self.place <= self.other, self.place > self.other)
@@ -121,36 +118,30 @@ class HeadChunk:
     def _find_decay(self, head: int) -> Any:
         """[C, C], 0 above the diagonal.
 
-        Sums on the grid have exact differences, and what the grid leaves has small sums: a decay
-        between two tokens loses nothing to the gates before them.
+        Sums on the grid have exact differences, and the rest that the grid leaves has small sums: a
+        decay between two tokens loses nothing to the gates before them.
         """
-        from jax import numpy as jnp
-
-        left = ROWS + head
+        row = ROWS + head
         exact = self.column(0, head) - self._rows[head : head + 1]
-        rest = self.column(1, head) - self._rows[left : left + 1]
-        # Above the diagonal a sum is positive, and its exponential may be no number.
+        rest = self.column(1, head) - self._rows[row : row + 1]
+        # Above the diagonal a sum is positive, and its exponential may overflow.
         decay = jnp.exp(jnp.minimum(exact + rest, 0.0))
         return jnp.where(self.place >= self.other, decay, 0.0)
 
 
 def find_depth(values: Any) -> tuple[bool, int]:
-    """Whether values are float32, and parts of a float32 factor."""
-    from jax import numpy as jnp
-
+    """Return whether values are float32, and the parts of a float32 factor."""
     is_wide = values.dtype == jnp.float32
     return is_wide, 3 if is_wide else 2
 
 
 def cut_keys(plan: FusedPlan, tokens: Any, head: int) -> Any:
-    """Keys or queries [C, K] of a head of values."""
-    width, place = plan.widths[0], head // plan.share
-    return tokens[0, :, place * width : (place + 1) * width]
+    """Cut keys or queries [C, K] of a head of values out of a block [1, C, heads * K]."""
+    width, shared = plan.widths[0], head // plan.share
+    return tokens[0, :, shared * width : (shared + 1) * width]
 
 
 def cut_values(plan: FusedPlan, tokens: Any, head: int) -> Any:
-    """Float32 [C, V]."""
-    from jax import numpy as jnp
-
+    """Cut float32 [C, V] of a head out of a block [1, C, heads * V]."""
     width = plan.widths[1]
     return tokens[0, :, head * width : (head + 1) * width].astype(jnp.float32)

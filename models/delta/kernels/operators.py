@@ -35,14 +35,14 @@ def choose_kernels(
 
     Args:
       choice: auto, xla or pallas.
-      is_asked: pallas is refused where it cannot be; else what can be is.
+      is_asked: refuse pallas where it is not possible; else use it where it is.
 
     Raises:
-      UserError: there are no kernels for this model or here.
+      UserError: no kernels for this model or on this device.
     """
-    layers = _list_layers(model)
+    layers = [layer for layer in model.modules() if _is_rule(layer) or _is_attention(layer)]
     if choice == "auto":
-        # Elsewhere there is nothing to settle as a layer computes.
+        # Elsewhere XLA's form is the only one, and layers need not choose.
         _set(layers if takes_kernels(device) and has_custom_calls() else [], choice)
     if choice != "pallas" or not (is_asked or layers):
         return
@@ -60,79 +60,58 @@ def check_kernels(choice: str, model: nn.Module) -> None:
     """Refuse kernels that no device has for the layers of a model.
 
     Args:
-      choice: `model.kernels`; but of pallas nothing is refused.
-      model: on any device, the meta device among them.
+      choice: `model.kernels`; only pallas can be refused.
+      model: on any device, including the meta device.
 
     Raises:
-      UserError: there are none for one of its layers, or none of its layers has any.
+      UserError: one of its layers has no kernels, or none has any.
     """
     if choice != "pallas":
         return
-    layers = _list_layers(model)
+    layers = [layer for layer in model.modules() if _is_rule(layer) or _is_attention(layer)]
     if not layers:
         raise UserError(
-            "model.kernels (pallas) is for layers of a delta rule and attention of qwen3, and this "
-            f"model has none; {_WAY_OUT}"
+            "model.kernels (pallas) needs layers of a delta rule or attention of qwen3, which this "
+            f"model does not have; {_WAY_OUT}"
         )
-    _require_flash(layers)
-    _require_own_products(layers)
-
-
-def _list_layers(model: nn.Module) -> list[nn.Module]:
-    return [x for x in model.modules() if _has_choice(x)]
-
-
-def _set(layers: Sequence[nn.Module], choice: str) -> None:
     for layer in layers:
-        if isinstance(getattr(layer, "kernels", None), str):
-            layer.kernels = choice
-        else:
-            layer.options = replace(layer.options, kernels=choice)
-
-
-def _has_choice(layer: nn.Module) -> bool:
-    """Whether a layer may compute by kernels: rules say so in `options`, attention in `kernels`."""
-    of_rule = isinstance(getattr(layer, "options", None), CoreOptions)
-    return of_rule or isinstance(getattr(layer, "kernels", None), str)
-
-
-def _require_own_products(layers: Sequence[nn.Module]) -> None:
-    """That nobody says how a layer's products are rounded: kernels multiply by parts of their own.
-
-    Raises:
-      UserError: somebody does.
-    """
-    for layer in layers:
-        products = getattr(getattr(layer, "options", None), "products", "auto")
-        if products != "auto":
-            raise UserError(
-                "model.kernels (pallas) multiply by parts of their own, and model.args.products "
-                f"({products}) asks for others; leave model.args.products out, or {_WAY_OUT}"
-            )
-
-
-def _require_flash(layers: Sequence[nn.Module]) -> None:
-    """That flash attention takes the heads of layers of attention.
-
-    Raises:
-      UserError: it does not.
-    """
-    for layer in layers:
-        is_attention = isinstance(getattr(layer, "kernels", None), str)
-        if is_attention and not fits_flash(layer.shape.head_width):
+        if _is_attention(layer) and not fits_flash(layer.shape.head_width):
             raise UserError(
                 "model.kernels (pallas) has flash attention for heads of up to 128 channels or a "
                 f"multiple of 128, and model.args.head_width is {layer.shape.head_width}; change "
                 f"it, or {_WAY_OUT}"
             )
+        # Kernels split factors into parts in their own way.
+        products = layer.options.products if _is_rule(layer) else "auto"
+        if products != "auto":
+            raise UserError(
+                f"model.args.products ({products}) is not supported with model.kernels (pallas); "
+                f"remove it, or {_WAY_OUT}"
+            )
+
+
+def _set(layers: Sequence[nn.Module], choice: str) -> None:
+    for layer in layers:
+        if _is_attention(layer):
+            layer.kernels = choice
+        else:
+            layer.options = replace(layer.options, kernels=choice)
+
+
+def _is_rule(layer: nn.Module) -> bool:
+    return isinstance(getattr(layer, "options", None), CoreOptions)
+
+
+def _is_attention(layer: nn.Module) -> bool:
+    return isinstance(getattr(layer, "kernels", None), str)
 
 
 def settle_rule(
     options: CoreOptions, inputs: DeltaInputs | DplrInputs, *, is_packed: bool = False
 ) -> CoreOptions:
-    """Options whose kernels are no longer `auto`, for chunks of such inputs.
+    """Return options whose kernels are no longer `auto`, for chunks of such inputs.
 
-    Who says how products are rounded, or walks over a sequence in parts, wants XLA's form.
+    Options on rounding and on parts of a sequence choose XLA's form.
     """
     if options.kernels != "auto":
         return options
@@ -149,7 +128,7 @@ def settle_rule(
 
 
 def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreOptions:
-    """The same for a step of decoding."""
+    """Return the same for a step of decoding."""
     if options.kernels != "auto":
         return options
     batch, heads, *widths = inputs.state_shape
@@ -158,7 +137,7 @@ def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreO
 
 
 def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
-    """The same for causal attention [B, H, T, D], without a mask."""
+    """Choose the same for causal attention [B, H, T, D], without a mask."""
     if kernels != "auto":
         return kernels
     batch, heads, tokens, width = q.shape
@@ -167,7 +146,7 @@ def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
 
 
 def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
-    """A rule by its gates; none: nothing of it was counted."""
+    """Name a rule by its gates; None if its cycles were not counted."""
     if isinstance(inputs, DplrInputs):
         return None
     gates = (inputs.g, inputs.erase, inputs.write)
@@ -177,10 +156,10 @@ def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
 def _describe(
     form: str | None, given: Sequence[Tensor], dealt: tuple[int, int], widths: Sequence[int]
 ) -> Work | None:
-    """What one device computes; none: kernels are not there, or nobody has counted.
+    """Describe the work of one device; None if there are no kernels, or no counts.
 
     Args:
-      given: values behind what else may have a gradient.
+      given: the values last, before them the other tensors that may have a gradient.
       dealt: examples and heads, which devices of a mesh share.
     """
     values = given[-1]
@@ -189,19 +168,19 @@ def _describe(
     own = find_own(*dealt) if count_sequence_parts() == 1 else None
     if own is None:
         return None
-    kind = str(values.dtype).removeprefix("torch.")
+    dtype = str(values.dtype).removeprefix("torch.")
     keeps = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    return Work(form, name_tpu(), kind, own[0] * own[1], tuple(widths), keeps=keeps)
+    return Work(form, name_tpu(), dtype, own[0] * own[1], tuple(widths), keeps=keeps)
 
 
 @cache
 def _choose(work: Work | None) -> str:
-    """xla or pallas; said once of each shape."""
+    """Choose xla or pallas; logged once for each shape."""
     if work is None:
         return "xla"
-    found = "pallas" if is_cheaper(work) else "xla"
-    get_logger().info("model.kernels (auto) takes %s for %s", found, work)
-    return found
+    kernels = "pallas" if is_cheaper(work) else "xla"
+    get_logger().info("model.kernels (auto) takes %s for %s", kernels, work)
+    return kernels
 
 
 @cache
@@ -210,10 +189,10 @@ def _has_jax() -> bool:
 
 
 def require_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """That Pallas kernels run on a device, of values of this type.
+    """Refuse a device or a type of values that Pallas kernels do not support.
 
     Raises:
-      UserError: they do not.
+      UserError: names it, or the package that is missing.
     """
     if not takes_kernels(device):
         raise UserError(
@@ -222,13 +201,12 @@ def require_kernels(device: torch.device, dtype: torch.dtype = torch.float32) ->
         )
     if not _has_jax():
         raise UserError(
-            f"model.kernels (pallas) needs jax, which is not installed here; run {_SETUP}, or "
-            f"{_WAY_OUT}"
+            f"model.kernels (pallas) needs jax, which is not installed; run {_SETUP}, or {_WAY_OUT}"
         )
     if count_sequence_parts() > 1:
         raise UserError(
-            "model.kernels (pallas) walk over a sequence as a whole, and this mesh deals out "
-            f"its tokens; {_WAY_OUT}"
+            "model.kernels (pallas) is not supported on a mesh with an axis for sequences; "
+            f"{_WAY_OUT}"
         )
     if dtype == torch.float64:
         raise UserError(f"model.kernels (pallas) computes in float32, not float64; {_WAY_OUT}")
@@ -238,16 +216,21 @@ def require_kernels(device: torch.device, dtype: torch.dtype = torch.float32) ->
 def kernel_walk(
     factors: Sequence[Tensor], state: Tensor, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `models.delta.rules.state_scan.walk` gives, of A, R and U in place of W = A R and A U.
+    """Compute `state_scan.walk` of A, R and U in place of W = A R and A U.
 
     Args:
       factors: A [N, B, H, C, C], R [N, B, H, C, K], U [N, B, H, C, V], then as there.
     """
     plan = WalkPlan(keep=keep, added=len(factors) > 7)
-    run = partial(_walk_here, partial(_run_forward, plan))
-    found, count = [1, 0, 1] if keep else [1, 0], len(factors)
-    heads = Heads(state.shape[1], [1] + [2] * count, [x + 1 for x in found])
-    output, moved, *states = deal(run, [state, *factors], [0] + [1] * count, found, heads)
+    results, count = [1, 0, 1] if keep else [1, 0], len(factors)
+    heads = Heads(state.shape[1], [1] + [2] * count, [x + 1 for x in results])
+
+    def run(state: Tensor, *factors: Tensor) -> Sequence[Tensor]:
+        shapes = _list_results(factors[2], state, keep=keep)
+        return run_kernel(walk_forward, plan, [state, *factors], shapes)
+
+    tensors, dims = [state, *factors], [0] + [1] * count
+    output, moved, *states = deal(partial(_walk_here, run), tensors, dims, results, heads)
     return output, states[0] if keep else state.new_empty(0), moved
 
 
@@ -260,16 +243,21 @@ def _(factors: Sequence[Tensor], state: Tensor, keep: bool) -> tuple[Tensor, Ten
 
 @torch.library.custom_op("delta::kernel_walk_back", mutates_args=())
 def kernel_walk_back(factors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of U [N, B, H, C, V], of the state behind each chunk and of the first state.
+    """Compute gradients of U [N, B, H, C, V], of the state behind each chunk, of the first state.
 
     Args:
       factors: A, R, P, Q, K and `last` as above, and the gradient of outputs [N, B, H, C, V].
       grad: of the state behind the last chunk.
     """
-    run = partial(_walk_here, _run_back)
     count = len(factors)
     heads = Heads(grad.shape[1], [1] + [2] * count, [2, 1, 2])
-    sides, before, after = deal(run, [grad, *factors], [0] + [1] * count, [1, 0, 1], heads)
+
+    def run(grad: Tensor, *factors: Tensor) -> Sequence[Tensor]:
+        shapes = _list_results(factors[-1], grad, keep=True)
+        return run_kernel(walk_back, WalkPlan(), [grad, *factors], shapes)
+
+    tensors, dims = [grad, *factors], [0] + [1] * count
+    sides, before, after = deal(partial(_walk_here, run), tensors, dims, [1, 0, 1], heads)
     return sides, after, before
 
 
@@ -283,23 +271,12 @@ def _(factors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _walk_here(
     run: Callable[..., Sequence[Tensor]], state: Tensor, *factors: Tensor
 ) -> list[Tensor]:
-    """A walk over what one device holds: examples and heads are one dimension of a kernel."""
+    """Walk over the part of one device: examples and heads are one dimension of a kernel."""
     batch = state.shape[:2]
     # `last` [N, B, H, K] is a row.
     flat = [(x if x.dim() == 5 else x.unsqueeze(-2)).flatten(1, 2) for x in factors]
-    found = run(state.flatten(0, 1), *flat)
-    return [x.unflatten(0 if x.dim() == 3 else 1, batch) for x in found]
-
-
-def _run_forward(plan: WalkPlan, state: Tensor, *factors: Tensor) -> Sequence[Tensor]:
-    output = factors[2]
-    results = _list_results(output, state, keep=plan.keep)
-    return run_kernel(walk_forward, plan, [state, *factors], results)
-
-
-def _run_back(grad: Tensor, *factors: Tensor) -> Sequence[Tensor]:
-    results = _list_results(factors[-1], grad, keep=True)
-    return run_kernel(walk_back, WalkPlan(), [grad, *factors], results)
+    results = run(state.flatten(0, 1), *flat)
+    return [x.unflatten(0 if x.dim() == 3 else 1, batch) for x in results]
 
 
 def _list_results(output: Tensor, state: Tensor, *, keep: bool) -> list[Result]:

@@ -5,11 +5,11 @@ scratch memory from one chunk to the next, in float32. Forward a chunk is
 
     V' = A (U - R S);   O = Q S + P V';   S <- last * S + K^T V' + E
 
-with A the inverse, U = write * v and R = erase * k * e^c: W = A R is never formed, nor is it kept.
-Written against jax 0.7.1.
+with A the inverse, U = write * v and R = erase * k * e^c: W = A R is never formed or kept. A block
+holds one chunk of a group of heads; the heads of a group are written out one behind the other, so
+that the products of one run while those of another wait. Written against jax 0.7.1.
 
-Source: the WY form of arXiv:2406.06484; the product that is saved is that of MaxText's and
-  FlashQLA's kernels.
+Source: the WY form of arXiv:2406.06484; MaxText's and FlashQLA's kernels save the same product.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
+
 if TYPE_CHECKING:
     from jax import Array
 
@@ -27,12 +29,12 @@ _HEADS = 8
 
 @dataclass(frozen=True)
 class WalkPlan:
-    """What a program is compiled for, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments.
 
     Attributes:
-      keep: the state before each chunk is wanted.
-      added: there is an E.
-      interpret: run as plain XLA, for devices that are no TPU.
+      keep: return the state before each chunk.
+      added: the rule has an E.
+      interpret: run as plain XLA, on devices other than TPUs.
     """
 
     keep: bool = False
@@ -41,16 +43,13 @@ class WalkPlan:
 
 
 def walk_forward(plan: WalkPlan, state: Array, *factors: Array) -> tuple[Array, ...]:
-    """Outputs [N, G, C, V], the last state [G, K, V] and, where kept, states [N, G, K, V].
+    """Compute outputs [N, G, C, V], the last state [G, K, V] and, if kept, states [N, G, K, V].
 
     Args:
       state: [G, K, V].
       factors: A [N, G, C, C], R [N, G, C, K], U [N, G, C, V], P [N, G, C, C], Q and K
-        [N, G, C, K], `last` [N, G, 1, K or 1], and E [N, G, K, V] where there is one.
+        [N, G, C, K], `last` [N, G, 1, K or 1], and E [N, G, K, V] if the rule has one.
     """
-    import jax
-    from jax import numpy as jnp
-
     chunks, heads = factors[2].shape[:2]
     outputs = [jax.ShapeDtypeStruct(factors[2].shape, jnp.float32)]
     outputs += [jax.ShapeDtypeStruct(state.shape, jnp.float32)]
@@ -60,15 +59,12 @@ def walk_forward(plan: WalkPlan, state: Array, *factors: Array) -> tuple[Array, 
 
 
 def walk_back(plan: WalkPlan, grad: Array, *factors: Array) -> tuple[Array, ...]:
-    """Gradients of A's sides [N, G, C, V], of the first state, and of the state behind each chunk.
+    """Compute gradients of A's right factors [N, G, C, V], of the first state, of all states.
 
     Args:
       grad: of the last state, [G, K, V].
       factors: A, R, P, Q, K and `last` as above, and the gradient of outputs [N, G, C, V].
     """
-    import jax
-    from jax import numpy as jnp
-
     of_outputs = factors[-1]
     shapes = [of_outputs.shape, grad.shape, (*of_outputs.shape[:2], *grad.shape[1:])]
     outputs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
@@ -79,29 +75,26 @@ def _call(
     kernel: Any, plan: WalkPlan, state: Array, factors: Sequence[Array], outputs: Any, *,
     reverse: bool,
 ) -> tuple[Array, ...]:  # fmt: skip
-    """A program of each group of heads, over chunks in order or from the last to the first.
+    """Call a program for each group of heads, over chunks in order or from the last to the first.
 
-    The first result goes along with the chunks, the second with the heads, a third with both.
+    Results are of each chunk, but for the second, which is of the heads alone.
     """
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import tpu as pltpu
-
     chunks, heads = factors[0].shape[:2]
     size = next(n for n in (_HEADS, 4, 2, 1) if heads % n == 0)
 
-    def of_chunk(shape: Sequence[int]) -> pl.BlockSpec:
-        def find(group: Any, step: Any) -> tuple[Any, ...]:
+    def of_chunk(shape: Sequence[int]) -> Any:
+        def locate(group: Any, step: Any) -> tuple[Any, ...]:
             return (chunks - 1 - step if reverse else step, group, 0, 0)
 
-        return pl.BlockSpec((1, size, *shape[2:]), find)
+        return pl.BlockSpec((1, size, *shape[2:]), locate)
 
     whole = pl.BlockSpec((size, *state.shape[1:]), lambda group, step: (group, 0, 0))
-    placed = [whole if place == 1 else of_chunk(x.shape) for place, x in enumerate(outputs)]
+    blocks = [whole if number == 1 else of_chunk(x.shape) for number, x in enumerate(outputs)]
     return pl.pallas_call(
         kernel,
         grid=(heads // size, chunks),
         in_specs=[whole, *(of_chunk(x.shape) for x in factors)],
-        out_specs=placed,
+        out_specs=blocks,
         out_shape=outputs,
         scratch_shapes=[pltpu.VMEM((size, *state.shape[1:]), state.dtype)],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
@@ -110,8 +103,8 @@ def _call(
 
 
 def _move(is_added: bool, *refs: Any) -> None:
-    """One chunk of a group of heads, forward."""
-    first, inverse, known, values, pairs, query, key, last, *rest, moving = refs
+    """Process one chunk of a group of heads, forward."""
+    first, inverse, reader, values, pairs, query, key, last, *rest, moving = refs
     added = rest.pop(0) if is_added else None
     output, behind, *before = rest
     _begin(moving, first)
@@ -119,7 +112,7 @@ def _move(is_added: bool, *refs: Any) -> None:
         state = moving[head]
         if before:
             before[0][0, head] = state
-        moved = _dot(inverse[0, head], values[0, head] - _dot(known[0, head], state))
+        moved = _dot(inverse[0, head], values[0, head] - _dot(reader[0, head], state))
         output[0, head] = _dot(query[0, head], state) + _dot(pairs[0, head], moved)
         state = _to_column(last[0, head], state) * state + _dot(key[0, head], moved, turn=True)
         moving[head] = state + added[0, head] if added is not None else state
@@ -127,9 +120,8 @@ def _move(is_added: bool, *refs: Any) -> None:
 
 
 def _return(*refs: Any) -> None:
-    """One chunk of a group of heads, backwards."""
-    first, inverse, known, pairs, query, key, last, grad, *found, moving = refs
-    sides, before, after = found
+    """Process one chunk of a group of heads, backwards."""
+    first, inverse, reader, pairs, query, key, last, grad, sides, before, after, moving = refs
     _begin(moving, first)
     for head in range(moving.shape[0]):
         state, output = moving[head], grad[0, head]
@@ -139,40 +131,31 @@ def _return(*refs: Any) -> None:
         sides[0, head] = side
         state = _to_column(last[0, head], state) * state
         state = state + _dot(query[0, head], output, turn=True)
-        moving[head] = state - _dot(known[0, head], side, turn=True)
+        moving[head] = state - _dot(reader[0, head], side, turn=True)
     _end(moving, before)
 
 
 def _begin(moving: Any, first: Any) -> None:
-    from jax.experimental import pallas as pl
-
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         moving[...] = first[...]
 
 
 def _end(moving: Any, behind: Any) -> None:
-    from jax.experimental import pallas as pl
-
     @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
     def _() -> None:
         behind[...] = moving[...]
 
 
 def _to_column(last: Any, state: Any) -> Any:
-    """[1, K] as rows of a state [K, V]."""
-    from jax import numpy as jnp
-
+    """[1, K] as rows of a state [K, V]: spread over sublanes first, then transposed as a tile."""
     if last.shape[1] == 1:
         return last
     return jnp.broadcast_to(last, state.shape[::-1]).T
 
 
 def _dot(left: Any, right: Any, *, turn: bool = False) -> Any:
-    """Left times right in float32; `turn`: left transposed."""
-    import jax
-    from jax import numpy as jnp
-
+    """Multiply in float32, as HIGHEST does by six passes; `turn` transposes left."""
     return jax.lax.dot_general(
         left,
         right,

@@ -1,6 +1,6 @@
-"""One decoder for all delta rules: the same blocks, of which the rule alone differs.
+"""One decoder for all delta rules: the same blocks, in which only the rule differs.
 
-It is for holding rules against each other; it has no counterpart on the Hub.
+It is for comparing rules; it has no counterpart on the Hub.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from utils.errors import UserError, get_hint
 from utils.weights.meaning import Meaning
 
 LINEAR, LINEAR_ELU, PRODUCT = "linear", "linear_elu", "delta_product"
-# Rule -> what decays: nothing, a head, or each channel of one.
+# Rule -> what decays: nothing, a head, or each of its channels.
 DECAYS = {
     LINEAR: "", LINEAR_ELU: "", "delta_net": "", "gated_delta_net": "head", "kda": "channel",
     "gdn2": "channel", PRODUCT: "head",
@@ -44,7 +44,7 @@ class RuleShape(GroupedShape):
     Attributes:
       rule: a name in `DECAYS`.
       linear_heads: of the rule, each of linear_width channels of keys and of values.
-      updates: of delta_product: a token's.
+      updates: of a token, by delta_product.
     """
 
     rule: str = "gated_delta_net"
@@ -56,7 +56,7 @@ class RuleShape(GroupedShape):
         super().__post_init__()
         if self.rule not in DECAYS:
             raise UserError(
-                f"model.args.rule ({self.rule!r}) is no rule; {get_hint(self.rule, DECAYS)}"
+                f"model.args.rule ({self.rule!r}) is unknown; {get_hint(self.rule, DECAYS)}"
             )
 
     @property
@@ -65,12 +65,11 @@ class RuleShape(GroupedShape):
         return self.updates if self.rule == PRODUCT else 1
 
     def count_rule_flops(self) -> float:
-        """Of a token, each update."""
         size = self.linear_width
         return count_delta_flops(self.linear_heads * self.steps, size, size, self.chunk)
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Names and shapes tell a rule's gates and updates, but not what its features are."""
+        """List the rule, too: names and shapes show its gates and updates, but not its features."""
         meanings = {"rope_base": Meaning(self.rope_base, self.name_layers("mix", full=True))}
         if linear := self.name_layers("mix", full=False):
             meanings["rule"] = Meaning(self.rule, linear, self.rule == LINEAR_ELU)
@@ -90,7 +89,7 @@ class HeadGate(nn.Module):
         self.A_log = nn.Parameter(torch.empty(shape.linear_heads).uniform_(*_RATES).log())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, H], at most 0, in float32."""
+        """Return float32 [B, T, H], at most 0."""
         rate = functional.softplus(self.a_proj(x).float() + self.dt_bias.float())
         return -self.A_log.float().exp() * rate
 
@@ -116,10 +115,10 @@ class RuleAttention(nn.Module):
         self.out_proj = nn.Linear(size, width, bias=False)
 
     def forward(self, x: Tensor, cache: DeltaCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those that it has seen."""
+        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those of earlier calls."""
         shape = self.shape
         mixed, tail = self.conv1d(self.in_proj_qkv(x), None if cache is None else cache.tail)
-        q, k, v = (self._split(one) for one in functional.silu(mixed).split(self.sizes, dim=-1))
+        q, k, v = (self._split(x) for x in functional.silu(mixed).split(self.sizes, dim=-1))
         erase, write = self._create_gates(x)
         g = q.new_zeros(q.shape[:3]) if self.decay is None else self.decay(x)
         q, k = self._map_features(q, k)
@@ -129,20 +128,20 @@ class RuleAttention(nn.Module):
         return self.out_proj(self.norm(output.to(x.dtype), gate).flatten(2))
 
     def _map_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys of length one; of linear_elu elu(x) + 1 as they come.
+        """Scale queries and keys to length one; for linear_elu elu(x) + 1.
 
-        Source: Katharopoulos et al. 2020, arXiv:2006.16236, whose division by the sum of weights is
-        a factor of a token and head, and so nothing that the norm behind the rule leaves.
+        Source: Katharopoulos et al. 2020, arXiv:2006.16236; its division by the sum of weights is
+        a factor of a token and head, which the norm behind the rule removes.
         """
         if self.shape.rule == LINEAR_ELU:
             return functional.elu(q) + 1, functional.elu(k) + 1
         return scale_to_length_one(q) * self.shape.linear_width**-0.5, scale_to_length_one(k)
 
     def _create_gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is erased and written: [B, T n, H], or of each channel."""
+        """Compute erase and write: [B, T n, H], or of each channel."""
         if self.shape.rule in _ADDING:
-            nothing = torch.zeros(*x.shape[:2], self.shape.linear_heads, device=x.device)
-            return nothing, torch.ones_like(nothing)
+            zeros = torch.zeros(*x.shape[:2], self.shape.linear_heads, device=x.device)
+            return zeros, torch.ones_like(zeros)
         gates = self.in_proj_b(x).float().sigmoid()
         if self.shape.rule == "gdn2":
             erase, write = gates.chunk(2, dim=-1)
@@ -167,16 +166,15 @@ class RuleBlock(nn.Module):
         self.mix_norm, self.mlp_norm = RmsNorm(shape.width), RmsNorm(shape.width)
 
     def forward(self, x: Tensor, cache: LayerCache | DeltaCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
         x = x + self.mix(self.mix_norm(x), cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
 def create_rules(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
-    """A decoder of one rule; `shape`: fields of `RuleShape`.
+    """Create a decoder of one rule; `shape`: fields of `RuleShape`.
 
-    Weights begin in proportion to 1 / sqrt(inputs), as narrow models need, and what adds to the
-    stream is scaled down by its number of terms.
+    Weights begin in proportion to 1 / sqrt(inputs), as narrow models need, and projections that add
+    to the residual stream are scaled down by their number.
     """
     sizes = RuleShape(**shape)
     model = Qwen(vocab_size, sequence_length, sizes, block=RuleBlock)

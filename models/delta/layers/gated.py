@@ -21,20 +21,17 @@ from models.transformer import RmsNorm
 from utils.errors import UserError
 from utils.runtime.processes.sequence import look_back
 
-# The largest rate of forgetting that a layer begins with, and the least one, which keeps its
-# logarithm finite.
+# Range of the first rates of forgetting; the least keeps its logarithm finite.
 _RATES = (0.01, 16.0)
-# Steps that gates begin with, where they are drawn.
+# Range of the first steps of gates, where they are drawn.
 _STEPS = (1e-3, 1e-1)
 
 
 class DeltaCache:
-    """What a layer knows of the tokens that it has seen: a state, and the convolution's last
-    inputs.
+    """A layer's memory of earlier tokens: a state [B, H, K, V], the convolution's last inputs.
 
     Attributes:
-      state: [B, H, K, V]; none: nothing seen yet.
-      tail: [B, W - 1, C].
+      tail: [B, W - 1, C]; both are None before the first tokens.
     """
 
     def __init__(self) -> None:
@@ -42,7 +39,7 @@ class DeltaCache:
         self.tail: Tensor | None = None
 
     def keep(self, state: Tensor, tail: Tensor) -> None:
-        """Take what follows; where there is something already it is written over, not replaced."""
+        """Store the next state; later ones are written into the same tensors."""
         if self.state is None or self.tail is None:
             self.state, self.tail = state, tail
             return
@@ -51,7 +48,7 @@ class DeltaCache:
 
 
 class CentredRmsNorm(nn.Module):
-    """x / rms(x) * (1 + weight) over the last dimension, in float32; weights begin at 0."""
+    """x / rms(x) * (1 + weight) over the last dimension, in float32; x's type."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -59,26 +56,21 @@ class CentredRmsNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the type of x."""
         return (scale_to_unit(x.float(), self.eps) * (1.0 + self.weight.float())).to(x.dtype)
 
 
 class GatedRmsNorm(RmsNorm):
-    """x / rms(x) * weight * silu(gate) over the last dimension, in float32."""
+    """x / rms(x) * weight * silu(gate) over the last dimension, in float32; x's type."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """In the type of x."""
         normed = self.weight * scale_to_unit(x.float(), self.eps)
         return (normed * functional.silu(gate.float())).to(x.dtype)
 
 
 class ShortConvolution(nn.Module):
-    """Each channel's last W inputs, weighted: W shifted products, which fuse where a kernel does
-    not.
+    """Each channel's last W inputs, weighted: W shifted products, which XLA fuses.
 
-    Source: the causal depthwise convolution of fla's layers; the weight is [C, 1, W] as `Conv1d`
-      has
-    it.
+    Source: the causal depthwise convolution of fla's layers; weight [C, 1, W] as in `Conv1d`.
     """
 
     def __init__(self, channels: int, width: int) -> None:
@@ -87,22 +79,18 @@ class ShortConvolution(nn.Module):
         nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
 
     def forward(self, x: Tensor, tail: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """[B, T, C] convolved, and the last W - 1 inputs.
-
-        Args:
-          tail: inputs [B, W - 1, C] before the first; none: zeros.
-        """
+        """Convolve [B, T, C] behind `tail` [B, W - 1, C], zeros if None; return the next tail."""
         width = self.weight.shape[2]
         if tail is None:
             tail = x.new_zeros(x.shape[0], width - 1, x.shape[2])
         seen = look_back(x, tail)
         count, taps = seen.shape[2] - tail.shape[1], self.weight[:, 0].to(x.dtype)
-        mixed = sum(seen[:, :, place : place + count] * taps[:, place] for place in range(width))
+        mixed = sum(seen[:, :, n : n + count] * taps[:, n] for n in range(width))
         return mixed.flatten(1, 2), seen[:, -1, count:]
 
 
 class GatedDeltaNet(nn.Module):
-    """Gated DeltaNet as Qwen3.5 has it: one decay of a head, keys shared by groups of heads.
+    """Gated DeltaNet of Qwen3.5: one decay of a head, keys shared by groups of heads.
 
     Args:
       heads: of keys and of values.
@@ -132,11 +120,11 @@ class GatedDeltaNet(nn.Module):
         self.out_proj = nn.Linear(self.sizes[2], width, bias=False)
 
     def forward(self, x: Tensor, cache: DeltaCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those that it has seen."""
+        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those of earlier calls."""
         projected, gate, write, rate = self._project(x)
         mixed, tail = self.conv1d(projected, None if cache is None else cache.tail)
         q, k, v = functional.silu(mixed).split(self.sizes, dim=-1)
-        q, k = (scale_to_length_one(self._split(one, self.widths[0])) for one in (q, k))
+        q, k = (scale_to_length_one(self._split(y, self.widths[0])) for y in (q, k))
         write = write.float().sigmoid()
         inputs = DeltaInputs(
             q=q * self.widths[0] ** -0.5, k=k, v=self._split(v, self.widths[1]),
@@ -163,7 +151,7 @@ class GatedDeltaNet(nn.Module):
 
 
 class PackedDeltaNet(GatedDeltaNet):
-    """Gated DeltaNet as Qwen3-Next has it: two projections, packed by heads of keys."""
+    """Gated DeltaNet of Qwen3-Next: two projections, packed by heads of keys."""
 
     def _create_projections(self, width: int) -> None:
         self.in_proj_qkvz = nn.Linear(width, sum(self.sizes) + self.sizes[2], bias=False)
@@ -175,34 +163,40 @@ class PackedDeltaNet(GatedDeltaNet):
         packed = self.in_proj_qkvz(x).unflatten(-1, (keys, -1))
         q, k, v, gate = packed.split([self.widths[0], self.widths[0], own, own], dim=-1)
         write, rate = self.in_proj_ba(x).unflatten(-1, (keys, -1)).chunk(2, dim=-1)
-        mixed = torch.cat([one.flatten(2) for one in (q, k, v)], dim=-1)
+        mixed = torch.cat([y.flatten(2) for y in (q, k, v)], dim=-1)
         return mixed, gate.flatten(2), write.flatten(2), rate.flatten(2)
 
 
 def draw_step_bias(count: int) -> Tensor:
-    """What softplus makes of it are drawn steps, evenly of their logarithms."""
-    steps = torch.empty(count).uniform_(*(math.log(one) for one in _STEPS)).exp()
+    """Draw biases whose softplus is a step of `_STEPS`, uniform in its logarithm."""
+    steps = torch.empty(count).uniform_(*map(math.log, _STEPS)).exp()
     return steps + torch.log(-torch.expm1(-steps))
 
 
 def run_rule(
     inputs: DeltaInputs | DplrInputs, tail: Tensor, cache: DeltaCache | None, options: CoreOptions
 ) -> Tensor:
-    """Outputs [B, T, H, V] of a rule: chunks of a sequence or prompt, a step of decoding.
+    """Compute outputs [B, T, H, V] of a rule: chunks of a sequence or prompt, a step of decoding.
 
     Args:
       tail: the layer's last inputs, which a cache keeps beside the state.
 
     Raises:
-      UserError: `model.args` asks for what cannot be, of these inputs or where they are.
+      UserError: `model.args` has options that these inputs, or their device, do not support.
     """
+    tokens, updates = inputs.q.shape[1], inputs.v.shape[1]
     if cache is None:
-        _require_whole_chunks(inputs, options)
+        if not options.pad and options.backend == OWN and updates % options.chunk:
+            each = "" if updates == tokens else f", of {updates // tokens} updates each"
+            raise UserError(
+                f"model.args.pad (False): data.sequence_length ({tokens}{each}) is no multiple of "
+                f"model.args.chunk ({options.chunk}); change one of them"
+            )
         return _run_tokens(inputs, None, options)[0]
-    if inputs.q.shape[1] == 1:
+    if tokens == 1:
         output, state = _run_step(inputs, cache.state, options)
     else:
-        # Nobody chooses how long a prompt is.
+        # Prompts have any length.
         output, state = _run_tokens(inputs, cache.state, replace(options, pad=True))
     cache.keep(state, tail)
     return output
@@ -211,7 +205,7 @@ def run_rule(
 def _run_tokens(
     inputs: DeltaInputs | DplrInputs, state: Tensor | None, options: CoreOptions
 ) -> tuple[Tensor, Tensor]:
-    """A sequence or a prompt, by the package that is asked for or a chunk at a time."""
+    """Compute a sequence or a prompt, by a package or a chunk at a time."""
     if options.backend == OWN:
         chunks = chunk_dplr if isinstance(inputs, DplrInputs) else chunk_delta_rule
         return chunks(inputs, state, options=options)
@@ -219,26 +213,10 @@ def _run_tokens(
     return run_backend(options.backend, inputs, state)
 
 
-def _require_whole_chunks(inputs: DeltaInputs | DplrInputs, options: CoreOptions) -> None:
-    """That own chunks of a sequence are full where none may be padded.
-
-    Raises:
-      UserError: they are not.
-    """
-    tokens, updates = inputs.q.shape[1], inputs.v.shape[1]
-    if options.pad or options.backend != OWN or not updates % options.chunk:
-        return
-    size = f"{tokens}" if updates == tokens else f"{tokens}, of {updates // tokens} updates each"
-    raise UserError(
-        f"model.args.pad (False): data.sequence_length ({size}) is no multiple of model.args.chunk "
-        f"({options.chunk}); change one of them"
-    )
-
-
 def _run_step(
     inputs: DeltaInputs | DplrInputs, state: Tensor | None, options: CoreOptions
 ) -> tuple[Tensor, Tensor]:
-    """One token; kernels have no way back, so that where gradients are wanted there is none."""
+    """Compute one token; by a kernel only without gradients, which it does not compute."""
     options = settle_step(options, inputs)
     if options.kernels == "pallas" and not torch.is_grad_enabled():
         require_kernels(inputs.v.device, inputs.v.dtype)
@@ -248,11 +226,11 @@ def _run_step(
 
 
 def scale_to_unit(x: Tensor, eps: float) -> Tensor:
-    """x over its root mean square."""
+    """Divide x by its root mean square."""
     return x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps)
 
 
 def scale_to_length_one(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x over its length, in float32."""
+    """Divide x by its length, in float32."""
     wide = x.float()
     return wide * torch.rsqrt((wide * wide).sum(dim=-1, keepdim=True) + eps)

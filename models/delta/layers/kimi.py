@@ -1,7 +1,6 @@
 """Kimi Linear, dense: layers of Kimi Delta Attention, and latent attention without positions.
 
-Names of weights are transformers'. What attention there is knows the order of tokens through the
-layers of KDA alone.
+Names of weights are transformers'. Only the layers of KDA tell attention the order of tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class KimiShape(GroupedShape):
       head_width: of queries and keys, without the channels that all heads share.
       shared_width: channels of keys that all heads share.
       value_width: size of a head of values.
-      latent_width: what keys and values are made of.
+      latent_width: channels of the latent from which keys and values are projected.
       linear_heads: of KDA, each of linear_width channels of keys and of values.
     """
 
@@ -56,18 +55,17 @@ class KimiShape(GroupedShape):
         for name in ("kv_heads", "rope_base"):
             if getattr(self, name) != getattr(KimiShape, name):
                 raise UserError(
-                    f"model.args.{name} ({getattr(self, name)!r}) means nothing to kimi_linear, "
-                    "whose keys are made of a latent, without positions; leave it out"
+                    f"model.args.{name} ({getattr(self, name)!r}) is not supported by "
+                    "kimi_linear, whose keys come from a latent, without positions; remove it"
                 )
 
     @property
     def rotary_width(self) -> None:
-        """No channel is turned."""
+        """None: no channel is rotated."""
         return
 
     @property
     def mixed_width(self) -> int:
-        """Keys have channels of their own and shared ones."""
         return self.heads * (self.head_width + self.shared_width + self.value_width)
 
     def count_rule_flops(self) -> float:
@@ -75,7 +73,7 @@ class KimiShape(GroupedShape):
         return count_delta_flops(self.linear_heads, size, size, self.chunk)
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """None: there are no places, and shapes tell all sizes."""
+        """List nothing: there are no positions, and shapes show all sizes."""
         return {}
 
 
@@ -91,16 +89,15 @@ class ForgetGate(nn.Module):
         self.A_log = nn.Parameter(torch.empty(1, 1, self.heads, 1).uniform_(*_RATES).log())
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, H, K], at most 0, in float32."""
+        """Return float32 [B, T, H, K], at most 0."""
         rate = functional.softplus(self.f_b_proj(self.f_a_proj(x)).float() + self.dt_bias.float())
         return -self.A_log.float().exp() * rate.unflatten(-1, (self.heads, -1))
 
 
 class SigmoidRmsNorm(RmsNorm):
-    """x / rms(x) * weight * sigmoid(gate) over the last dimension, in float32."""
+    """x / rms(x) * weight * sigmoid(gate) over the last dimension, in float32; x's type."""
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        """In the type of x."""
         normed = self.weight.float() * scale_to_unit(x.float(), self.eps)
         return (normed * gate.float().sigmoid()).to(x.dtype)
 
@@ -132,7 +129,7 @@ class KimiDeltaAttention(nn.Module):
         self.o_proj = nn.Linear(size, width, bias=False)
 
     def forward(self, x: Tensor, cache: DeltaCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those that it has seen."""
+        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those of earlier calls."""
         heads, width = self.shape.linear_heads, self.shape.linear_width
         projected = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], dim=-1)
         mixed, tail = self.conv1d(projected, None if cache is None else cache.tail)
@@ -148,9 +145,9 @@ class KimiDeltaAttention(nn.Module):
 
 
 class LatentAttention(nn.Module):
-    """Causal attention whose keys and values are made of one latent, without positions.
+    """Causal attention whose keys and values come from one latent, without positions.
 
-    Source: DeepSeek-AI 2024, arXiv:2405.04434; a cache keeps keys and values as they are made.
+    Source: DeepSeek-AI 2024, arXiv:2405.04434; a cache keeps keys and values, not the latent.
     """
 
     def __init__(self, shape: KimiShape) -> None:
@@ -166,7 +163,7 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(heads * shape.value_width, width, bias=False)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those that it has seen."""
+        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those of earlier calls."""
         shape, start = self.shape, 0 if cache is None else cache.length
         latent, shared = self.kv_a_proj_with_mqa(x).split(
             [shape.latent_width, shape.shared_width], dim=-1
@@ -176,7 +173,7 @@ class LatentAttention(nn.Module):
         shared = shared.unsqueeze(2).expand(-1, -1, shape.heads, -1)
         k = torch.cat([own, shared], dim=-1)
         q = self.q_proj(x).unflatten(-1, (shape.heads, -1))
-        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
         if cache is not None:
             k, v = cache.append(k, v)
         q, k, v = deal_sequence(q, 2), gather_sequence(k), gather_sequence(v)
@@ -199,13 +196,12 @@ class KimiBlock(nn.Module):
         self.post_attention_layernorm = RmsNorm(shape.width, _EPS)
 
     def forward(self, x: Tensor, cache: LayerCache | DeltaCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
         x = x + self.self_attn(self.input_layernorm(x), cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 def create_kimi(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
-    """Kimi Linear without experts; `shape`: fields of `KimiShape`."""
+    """Create Kimi Linear without experts; `shape`: fields of `KimiShape`."""
     sizes = KimiShape(**shape)
     norm = RmsNorm(sizes.width, _EPS)
     return Qwen(vocab_size, sequence_length, sizes, block=KimiBlock, norm=norm)

@@ -1,7 +1,7 @@
 """Qwen3, dense, and Qwen3.5: three layers of Gated DeltaNet to one of full attention.
 
-Weights have the names that they have on the Hub. As every language model here, `forward` gives
-hidden states, and the task makes logits of them chunk by chunk.
+Weights have the Hub's names. `forward` returns hidden states, as of every language model here; the
+task computes logits of them chunk by chunk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class QwenShape(ModelShape, ModelArguments):
     Attributes:
       depth: layers.
       heads: of queries; `kv_heads` of keys and values, each shared by heads / kv_heads queries.
-      head_width: size of a head, which need not be width / heads.
+      head_width: size of a head, independent of width / heads.
       mlp_width: hidden size of SwiGLU.
       tied: the head's weight is the embedding's.
       rope_base: wavelengths of the rotation go up to 2 pi times this.
@@ -61,16 +61,16 @@ class QwenShape(ModelShape, ModelArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_divisor(self, "kv_heads", "heads")
-        turned = self.rotary_width
-        if turned is not None and (turned % 2 or not turned):
+        rotated = self.rotary_width
+        if rotated is not None and (rotated % 2 or not rotated):
             raise UserError(
-                f"model.args.head_width ({self.head_width}) leaves {turned} channels to "
-                "turn by their places, which must be an even number; change it"
+                f"model.args.head_width ({self.head_width}) leaves {rotated} channels to "
+                "rotate by position, which must be an even number; change it"
             )
 
     @property
     def rotary_width(self) -> int | None:
-        """Channels of a head that are turned by their places; none: there are no places."""
+        """Channels of a head that are rotated by position; None without positions."""
         return self.head_width
 
     @property
@@ -85,24 +85,24 @@ class QwenShape(ModelShape, ModelArguments):
 
     @property
     def centred_norms(self) -> tuple[str, ...]:
-        """All but those behind a rule."""
+        """Weights of norms that are centred on 1: all but those behind a rule."""
         return _CENTRED if self.is_gated else ()
 
     def is_full(self, layer: int) -> bool:
-        """Whether a layer is full attention."""
+        """Return whether a layer is full attention."""
         return True
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Wavelengths: norms of queries and keys tell sizes of heads, and so their number."""
+        """List wavelengths; norms of queries and keys show sizes of heads, and so their number."""
         return {"rope_base": Meaning(self.rope_base, self.name_layers("self_attn", full=True))}
 
     def name_layers(self, part: str, *, full: bool) -> tuple[str, ...]:
-        """Patterns of the tensors of a part of each layer, full attention or the others."""
-        layers = (one for one in range(self.depth) if self.is_full(one) == full)
-        return tuple(f"model.layers.{one}.{part}.*" for one in layers)
+        """List patterns of the tensors of a part of each layer, full attention or the others."""
+        layers = (n for n in range(self.depth) if self.is_full(n) == full)
+        return tuple(f"model.layers.{n}.{part}.*" for n in layers)
 
     def count_rule_flops(self) -> float:
-        """Of a layer's delta rule, a token."""
+        """Count the FLOPs of a layer's delta rule for a token."""
         return 0.0
 
 
@@ -115,14 +115,13 @@ class GroupedShape(QwenShape, ChunkedShape):
       conv_width: taps of the short convolution of the others.
     """
 
-    how = tuple(one.name for one in fields(ChunkedShape))
+    how = tuple(argument.name for argument in fields(ChunkedShape))
 
     depth: int = 8
     full_every: int = 4
     conv_width: int = 4
 
     def is_full(self, layer: int) -> bool:
-        """The last one of each group."""
         return (layer + 1) % self.full_every == 0
 
 
@@ -147,16 +146,14 @@ class HybridShape(GroupedShape):
 
     @property
     def rotary_width(self) -> int:
-        """A quarter of a head."""
         return self.head_width // 4
 
     @property
     def is_gated(self) -> bool:
-        """Full attention has an output gate, and norms are centred on 1."""
         return True
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """And heads of queries and keys, of which shapes tell all channels alone."""
+        """Add heads of queries and keys: shapes show only the channels of all together."""
         linear = self.name_layers("linear_attn", full=False)
         return {
             **super().list_meanings(),
@@ -170,11 +167,11 @@ class HybridShape(GroupedShape):
 
 
 class QwenAttention(nn.Module):
-    """Causal attention of normalised queries and keys, with an output gate where shapes say so.
+    """Causal attention of normalised queries and keys, with an output gate if the shape has one.
 
     Attributes:
-      kernels: xla, or pallas: flash attention; auto: that of the two which costs fewer cycles for
-        the shapes that come.
+      kernels: xla; pallas: flash attention; auto: the one that costs fewer cycles for the shapes of
+        the inputs.
     """
 
     kernels: str = "xla"
@@ -190,19 +187,19 @@ class QwenAttention(nn.Module):
         self.q_norm, self.k_norm = norm(shape.head_width), norm(shape.head_width)
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those that it has seen."""
+        """[B, T, C] -> [B, T, C]; with a cache the tokens follow those of earlier calls."""
         start, heads = 0 if cache is None else cache.length, self.shape.heads
         q, *gate = self.q_proj(x).unflatten(-1, (heads, -1)).split(self.shape.head_width, dim=-1)
         count = self.shape.kv_heads
-        k, v = (one(x).unflatten(-1, (count, -1)) for one in (self.k_proj, self.v_proj))
-        q, k, v = (one.transpose(1, 2) for one in (self.q_norm(q), self.k_norm(k), v))
-        q, k = (self._turn(one, start) for one in (q, k))
+        k, v = (layer(x).unflatten(-1, (count, -1)) for layer in (self.k_proj, self.v_proj))
+        q, k, v = (y.transpose(1, 2) for y in (self.q_norm(q), self.k_norm(k), v))
+        q, k = (self._rotate(y, start) for y in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)
         q, k, v = deal_sequence(q, 2), gather_sequence(k), gather_sequence(v)
         mixed = self._attend(q, k, v, start).transpose(1, 2)
-        for one in gate:
-            mixed = mixed * one.sigmoid()
+        for logits in gate:
+            mixed = mixed * logits.sigmoid()
         return self.o_proj(mixed.flatten(2))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, start: int | Tensor) -> Tensor:
@@ -216,8 +213,8 @@ class QwenAttention(nn.Module):
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )
 
-    def _turn(self, heads: Tensor, start: int | Tensor) -> Tensor:
-        """Heads [B, H, T, D] whose first channels are turned by their places."""
+    def _rotate(self, heads: Tensor, start: int | Tensor) -> Tensor:
+        """Rotate the first channels of heads [B, H, T, D] by their positions."""
         width, base = self.shape.rotary_width, self.shape.rope_base
         half = width // 2
         cos, sin = get_angles(start, heads.shape[2], half, base=base, device=heads.device)
@@ -227,7 +224,7 @@ class QwenAttention(nn.Module):
 
 
 class QwenMlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU, [B, T, C] -> [B, T, C]."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -236,12 +233,11 @@ class QwenMlp(nn.Module):
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
         return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class QwenBlock(nn.Module):
-    """Attention of one kind or the other, and SwiGLU, each behind a norm and added to its input."""
+    """Full attention or a rule, and SwiGLU, each behind a norm and added to its input."""
 
     delta_net: type[GatedDeltaNet] = GatedDeltaNet
 
@@ -263,13 +259,12 @@ class QwenBlock(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = norm(shape.width), norm(shape.width)
 
     def forward(self, x: Tensor, cache: LayerCache | DeltaCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
         x = x + self.mix(self.input_layernorm(x), cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
     @property
     def mix(self) -> nn.Module:
-        """What mixes tokens."""
+        """The layer that mixes tokens."""
         return self.self_attn if self.is_full else self.linear_attn
 
     def _create_mlp(self, shape: QwenShape) -> nn.Module:
@@ -288,8 +283,8 @@ class Qwen(LanguageModel):
     """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits.
 
     Args:
-      block: shape, number -> a layer, which says by `is_full` what it keeps of tokens.
-      norm: the last one; none: the shape's.
+      block: shape, number -> a layer, whose `is_full` chooses its cache.
+      norm: the last one; the shape's if None.
     """
 
     def __init__(
@@ -304,7 +299,7 @@ class Qwen(LanguageModel):
         super().__init__()
         self.shape, self.vocab_size, self.sequence_length = shape, vocab_size, sequence_length
         self._groups: tuple[nn.Sequential, ...] = ()
-        layers = nn.Sequential(*(block(shape, one) for one in range(shape.depth)))
+        layers = nn.Sequential(*(block(shape, n) for n in range(shape.depth)))
         norm = _get_norm(shape)(shape.width) if norm is None else norm
         self.model = QwenBody(nn.Embedding(vocab_size, shape.width), layers, norm)
         self.lm_head = None if shape.tied else nn.Linear(shape.width, vocab_size, bias=False)
@@ -319,11 +314,11 @@ class Qwen(LanguageModel):
     def forward(
         self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
     ) -> Tensor:
-        """Hidden states [B, N, C], normalised.
+        """Compute hidden states [B, N, C], normalised.
 
         Args:
           tokens: int [B, N].
-          cache: of what stands before the tokens, one for each layer; it grows.
+          cache: of earlier tokens, one for each layer; it grows.
         """
         x = deal_sequence(self.model.embed_tokens(tokens), 1)
         if cache is None:
@@ -334,15 +329,15 @@ class Qwen(LanguageModel):
         return self.model.norm(x)
 
     def group_blocks(self) -> nn.Sequential:
-        """The layers as a chain of equals, which `forward` goes through from now on.
+        """Return the layers as a chain of equal groups, which `forward` uses from now on.
 
-        Layers repeat after the first that is full attention. The groups hold the layers that
-        stand in `model.layers` under the names of weights, and are no modules of the model.
+        Layers repeat after the first that is full attention. The groups share the layers of
+        `model.layers`, which name the weights, and are no modules of the model.
         """
         layers = list(self.model.layers)
-        period = next((i for i, one in enumerate(layers, 1) if one.is_full), 1)
+        period = next((n for n, layer in enumerate(layers, 1) if layer.is_full), 1)
         starts = range(0, len(layers), period)
-        groups = [self._create_group(layers[one : one + period]) for one in starts]
+        groups = [self._create_group(layers[n : n + period]) for n in starts]
         self._groups = (nn.Sequential(*groups) if period > 1 else self.model.layers,)
         return self._groups[0]
 
@@ -350,29 +345,29 @@ class Qwen(LanguageModel):
         return nn.Sequential(*layers)
 
     def create_cache(self) -> list[LayerCache | DeltaCache]:
-        """An empty cache for each layer."""
-        return [LayerCache() if one.is_full else DeltaCache() for one in self.model.layers]
+        """Create an empty cache for each layer."""
+        return [LayerCache() if x.is_full else DeltaCache() for x in self.model.layers]
 
     def count_flops(self, length: int) -> float:
-        """FLOPs of the forward pass of one window: its products, a causal attention in full."""
+        """Count FLOPs of the forward pass of a window: products, causal attention in full."""
         layers = self.model.layers
-        full = sum(one.is_full for one in layers)
+        full = sum(layer.is_full for layer in layers)
         flops = 2.0 * length * (self.count_layer_weights() + self.head_weight.numel())
         flops += 2.0 * full * length * length * self.shape.mixed_width
         return flops + length * (len(layers) - full) * self.shape.count_rule_flops()
 
     def count_layer_weights(self) -> int:
-        """Numbers that a token is multiplied with in all layers."""
+        """Count the weights that a token is multiplied with in all layers."""
         return sum(p.numel() for p in self.model.layers.parameters() if p.dim() == 2)
 
 
 def create_qwen3(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
-    """Qwen3, dense; `shape`: fields of `QwenShape`."""
+    """Create Qwen3, dense; `shape`: fields of `QwenShape`."""
     return Qwen(vocab_size, sequence_length, QwenShape(**shape))
 
 
 def create_hybrid(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
-    """Qwen3.5's text model, dense; `shape`: fields of `HybridShape`."""
+    """Create Qwen3.5's text model, dense; `shape`: fields of `HybridShape`."""
     return Qwen(vocab_size, sequence_length, HybridShape(**shape))
 
 

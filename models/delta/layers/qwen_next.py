@@ -1,20 +1,27 @@
-"""Qwen3-Next and Qwen3.5 with experts: the hybrid whose SwiGLU is a mixture."""
+"""Qwen3-Next and Qwen3.5 with experts: the hybrid whose SwiGLU is a mixture of experts.
+
+Experts have a static capacity: shapes never depend on the router's choices. Each window is dealt
+out on its own, so that a batch has the same result on any number of devices.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from models.delta.layers.experts import SparseMlp, find_capacity
 from models.delta.layers.gated import DeltaCache, PackedDeltaNet
-from models.delta.layers.qwen import HybridShape, Qwen, QwenBlock
+from models.delta.layers.qwen import HybridShape, Qwen, QwenBlock, QwenMlp
 from models.transformer import LayerCache
 from utils.errors import UserError
-from utils.runtime.processes.sequence import deal_sequence
+from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 from utils.weights.meaning import Meaning
+
+_INIT_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -22,11 +29,11 @@ class ExpertShape(HybridShape):
     """The arguments of a hybrid with experts, which has no `mlp_width`.
 
     Attributes:
-      experts: of each layer, of which a token takes `experts_per_token`.
+      experts: of each layer; a token takes `experts_per_token` of them.
       expert_width: hidden size of an expert's SwiGLU.
-      shared_width: of the one that all tokens go through.
-      capacity_factor: an expert has room for so many times its even share of a window.
-      balance: weight of the term that keeps experts evenly busy; 0: none.
+      shared_width: that of the SwiGLU for all tokens.
+      capacity_factor: room of an expert, in even shares of a window.
+      balance: weight of the term that keeps experts evenly busy; 0 for none.
     """
 
     experts: int = 8
@@ -45,18 +52,112 @@ class ExpertShape(HybridShape):
             )
         if self.mlp_width != ExpertShape.mlp_width:
             raise UserError(
-                f"model.args.mlp_width ({self.mlp_width}) means nothing to a model of experts; "
-                "give expert_width and shared_width"
+                f"model.args.mlp_width ({self.mlp_width}) is not supported by a model of experts; "
+                "set expert_width and shared_width"
             )
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """And how many experts a token takes."""
+        """Add the number of experts of a token."""
         each = Meaning(self.experts_per_token, ("model.layers.*.mlp.*",))
         return {**super().list_meanings(), "experts_per_token": each}
 
     def find_capacity(self, tokens: int) -> int:
-        """Places of an expert for a window of so many tokens."""
-        return find_capacity(tokens, self.experts_per_token, self.experts, self.capacity_factor)
+        """Return an expert's places for a window: a share and some more, at most all tokens."""
+        share = tokens * self.experts_per_token / self.experts
+        return min(tokens, max(1, math.ceil(share * self.capacity_factor)))
+
+
+class Router(nn.Module):
+    """Probabilities of experts [B, T, C] -> float32 [B, T, E]; a token takes the likeliest few."""
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, width) * _INIT_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight).float().softmax(dim=-1)
+
+
+class Experts(nn.Module):
+    """SwiGLUs side by side, each for its own tokens: [B, E, N, C] -> [B, E, N, C]."""
+
+    def __init__(self, width: int, experts: int, hidden: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Parameter(torch.randn(experts, 2 * hidden, width) * _INIT_STD)
+        self.down_proj = nn.Parameter(torch.randn(experts, width, hidden) * _INIT_STD)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = torch.einsum("benc,ehc->benh", x, self.gate_up_proj).chunk(2, dim=-1)
+        return torch.einsum("benh,ech->benc", functional.silu(gate) * up, self.down_proj)
+
+
+class SparseMlp(nn.Module):
+    """The likeliest few of many experts for each token, and a shared expert for all.
+
+    An expert takes tokens in their order until it is full; the tokens beyond go only through their
+    other experts and the shared one.
+
+    Source: Fedus et al. 2021, arXiv:2101.03961 (capacity, balance); names of weights as in
+      Qwen3-Next.
+    """
+
+    def __init__(self, shape: ExpertShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.gate = Router(shape.width, shape.experts)
+        self.experts = Experts(shape.width, shape.experts, shape.expert_width)
+        self.shared_expert = QwenMlp(shape.width, shape.shared_width)
+        self.shared_expert_gate = nn.Linear(shape.width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute [B, T, C] of [B, T, C], and how unevenly each window is dealt out, float32 [B].
+
+        The latter is E sum_e (tokens that choose e) (mean probability of e): `experts_per_token`
+        at best.
+        """
+        probs = self.gate(x)
+        weights, chosen = probs.topk(self.shape.experts_per_token, dim=-1)
+        weights = (weights / weights.sum(dim=-1, keepdim=True)).to(x.dtype)
+        choices = chosen.flatten(1).unsqueeze(-1) == torch.arange(
+            self.shape.experts, device=x.device
+        )
+        mixed = self._deal(x, chosen.flatten(1), choices, weights)
+        shared = self.shared_expert(x) * self.shared_expert_gate(x).sigmoid()
+        share = choices.float().sum(dim=1) / x.shape[1]
+        balance = self.shape.experts * (share * probs.mean(dim=1)).sum(dim=-1)
+        return mixed + shared, balance
+
+    def _deal(self, x: Tensor, chosen: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
+        """Sum over the experts of each token.
+
+        Args:
+          chosen: experts [B, T k], token by token.
+          choices: the same as bool [B, T k, E].
+          weights: of a token's experts, [B, T, k].
+        """
+        batch, tokens, each = *x.shape[:2], weights.shape[-1]
+        x, chosen, choices = (gather_sequence(y) for y in (x, chosen, choices))
+        room = self.shape.find_capacity(tokens)
+        before = choices.to(torch.int32).cumsum(dim=1) - 1
+        place = torch.where(choices, before, 0).sum(dim=-1)
+        # Tokens beyond an expert's room go to a last place, behind all experts, that is cut off.
+        rest = self.shape.experts * room
+        slot = torch.where(place < room, chosen * room + place, rest)
+        own = torch.arange(tokens * each, device=x.device) // each
+        holder = torch.full((batch, rest + 1), tokens, dtype=slot.dtype, device=x.device)
+        holder = holder.scatter(1, slot, own.expand_as(slot).to(slot.dtype))[:, :-1]
+        zeros = torch.zeros_like(x[:, :1])
+        taken = _take(torch.cat([x, zeros], dim=1), holder)
+        taken = deal_sequence(taken.unflatten(1, (-1, room)), 2)
+        given = gather_sequence(self.experts(taken)).flatten(1, 2)
+        mixed = _take(torch.cat([given, zeros.to(given.dtype)], dim=1), slot)
+        mixed = deal_sequence(mixed.unflatten(1, (tokens, each)), 1)
+        return (mixed * weights.unsqueeze(-1)).sum(dim=2)
+
+
+def _take(x: Tensor, places: Tensor) -> Tensor:
+    """Rows [B, N, C] of [B, M, C] at places [B, N]."""
+    return x.gather(1, places.unsqueeze(-1).expand(-1, -1, x.shape[-1]))
 
 
 class ExpertBlock(QwenBlock):
@@ -67,8 +168,8 @@ class ExpertBlock(QwenBlock):
     ) -> tuple[Tensor, Tensor]:
         """[B, T, C] -> [B, T, C], and the balance of the layers so far, [B]."""
         x = x + self.mix(self.input_layernorm(x), cache)
-        mixed, found = self.mlp(self.post_attention_layernorm(x))
-        return x + mixed, balance + found
+        mixed, of_layer = self.mlp(self.post_attention_layernorm(x))
+        return x + mixed, balance + of_layer
 
     def _create_mlp(self, shape: ExpertShape) -> nn.Module:
         return SparseMlp(shape)
@@ -93,13 +194,10 @@ class ExpertQwen(Qwen):
     def forward(
         self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
     ) -> Tensor:
-        """Hidden states [B, N, C], normalised."""
         x = deal_sequence(self.model.embed_tokens(tokens), 1)
         balance = torch.zeros(x.shape[0], dtype=torch.float32, device=x.device)
         if cache is None and self._groups:
-            carried = balance.to(x.dtype)[:, None, None].expand(-1, x.shape[1], 1)
-            pair = self._groups[0](torch.cat([x, carried], dim=-1))
-            x, balance = pair[..., :-1], pair[:, 0, -1].float()
+            x, balance = _split_balance(self._groups[0](_join_balance(x, balance)))
         else:
             layers = self.model.layers
             for block, layer in zip(layers, cache or [None] * len(layers), strict=True):
@@ -111,14 +209,14 @@ class ExpertQwen(Qwen):
         return _Carrier(layers)
 
     def make_room(self) -> None:
-        """Give each expert room for all tokens, from now on: nothing is dropped."""
+        """Give each expert room for all tokens, from now on: none is dropped."""
         factor = max(self.shape.capacity_factor, self.shape.experts / self.shape.experts_per_token)
         self.shape = replace(self.shape, capacity_factor=factor)
         for block in self.model.layers:
             block.mlp.shape = self.shape
 
     def count_layer_weights(self) -> int:
-        """Numbers that a token is multiplied with: those of the experts that it takes."""
+        """Count the weights that a token is multiplied with: those of its experts only."""
         layers, shape = self.model.layers, self.shape
         experts = sum(p.numel() for p in layers.parameters() if p.dim() == 3)
         experts -= sum(p.numel() for n, p in layers.named_parameters() if "conv1d" in n)
@@ -133,17 +231,26 @@ class _Carrier(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, pair: Tensor) -> Tensor:
-        x, balance = pair[..., :-1], pair[:, 0, -1].float()
+        x, balance = _split_balance(pair)
         for block in self.layers:
             x, balance = block(x, balance)
-        return torch.cat([x, balance.to(x.dtype)[:, None, None].expand(-1, x.shape[1], 1)], dim=-1)
+        return _join_balance(x, balance)
+
+
+def _join_balance(x: Tensor, balance: Tensor) -> Tensor:
+    carried = balance.to(x.dtype)[:, None, None].expand(-1, x.shape[1], 1)
+    return torch.cat([x, carried], dim=-1)
+
+
+def _split_balance(pair: Tensor) -> tuple[Tensor, Tensor]:
+    return pair[..., :-1], pair[:, 0, -1].float()
 
 
 def create_next(vocab_size: int, sequence_length: int, **shape: object) -> ExpertQwen:
-    """Qwen3-Next; `shape`: fields of `ExpertShape`."""
+    """Create Qwen3-Next; `shape`: fields of `ExpertShape`."""
     return ExpertQwen(vocab_size, sequence_length, ExpertShape(**shape), block=NextBlock)
 
 
 def create_hybrid_of_experts(vocab_size: int, sequence_length: int, **shape: object) -> ExpertQwen:
-    """Qwen3.5's text model with experts; `shape`: fields of `ExpertShape`."""
+    """Create Qwen3.5's text model with experts; `shape`: fields of `ExpertShape`."""
     return ExpertQwen(vocab_size, sequence_length, ExpertShape(**shape), block=ExpertBlock)

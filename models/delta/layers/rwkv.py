@@ -1,6 +1,6 @@
 """RWKV-7: layers that mix over time by a state, and over channels; no attention, no positions.
 
-Weights have the names that fla gives them, and with it the Hub (`model.layers.0.attn.r_proj`).
+Weights have fla's names, which are the Hub's (`model.layers.0.attn.r_proj`).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class RwkvShape(ChunkedShape, ModelArguments):
       depth: layers.
       head_width: channels of a head, which divide width.
       mlp_width: hidden size of the mixing over channels.
-      decay_rank: of the low-rank maps that give decays; so rate_rank of the rates at which keys
-        are replaced, value_rank of how far values are the first layer's, gate_rank of gates.
+      decay_rank: of the low-rank maps of decays; rate_rank: of the rates at which keys are
+        replaced; value_rank: of the first layer's share in values; gate_rank: of gates.
     """
 
-    how = tuple(one.name for one in fields(ChunkedShape))
+    how = tuple(argument.name for argument in fields(ChunkedShape))
 
     depth: int = 4
     width: int = 256
@@ -59,13 +59,13 @@ class RwkvShape(ChunkedShape, ModelArguments):
         return self.width // self.head_width
 
     def count_rule_flops(self) -> float:
-        """Of a layer's rule, a token: the state's products, and those of the chunk."""
+        """Count the FLOPs of a layer's rule for a token: the state's products, and the chunk's."""
         size = self.head_width
         return float(self.heads * (8 * size * size + self.chunk * 18 * size))
 
 
 class RwkvCache(DeltaCache):
-    """What a layer knows of the tokens that it has seen.
+    """A layer's memory of earlier tokens.
 
     Attributes:
       tail: the last input [B, 1, C] of the mixing over time.
@@ -78,7 +78,7 @@ class RwkvCache(DeltaCache):
 
 
 class LowRank(nn.Module):
-    """Through a few channels, of some function, and back."""
+    """A map through a few channels, with a function of them: [B, T, C] -> [B, T, C]."""
 
     def __init__(
         self, width: int, rank: int, *, function: nn.Module | None = None, bias: bool = True
@@ -93,12 +93,11 @@ class LowRank(nn.Module):
         nn.init.orthogonal_(self.lora[2].weight, gain=0.1 * max(1.0, (width / rank) ** 0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
         return self.lora(x)
 
 
 class TimeMix(nn.Module):
-    """The rule of RWKV-7 and what makes its inputs of a token and the one before it.
+    """The rule of RWKV-7, whose inputs are made of a token and the one before it.
 
     Args:
       layer: its number; the first one's values are mixed into those of the others.
@@ -127,11 +126,7 @@ class TimeMix(nn.Module):
     def forward(
         self, x: Tensor, first: Tensor | None, cache: RwkvCache | None = None
     ) -> tuple[Tensor, Tensor]:
-        """[B, T, C] -> [B, T, C], and the values of the first layer.
-
-        Args:
-          first: those values [B, T, C]; none: this is the first layer.
-        """
+        """Mix [B, T, C]; `first`: values of the first layer, which has None and returns them."""
         before, tail = shift_tokens(x, None if cache is None else cache.tail)
         step = before - x
         r, k = self.r_proj(x + step * self.x_r), self.k_proj(x + step * self.x_k)
@@ -146,7 +141,7 @@ class TimeMix(nn.Module):
         gate = self.g_lora(x + step * self.x_g)
         key = functional.normalize(self._split((k * self.k_k).float()), dim=-1)
         k = k * (1.0 + (rate - 1.0) * self.k_a)
-        r, k, v, rate, decay = (self._split(one) for one in (r, k, v, rate, decay))
+        r, k, v, rate, decay = (self._split(y) for y in (r, k, v, rate, decay))
         inputs = DplrInputs(q=r, k=k, v=v, g=decay, a=-key, b=key * rate)
         output = run_rule(inputs, tail, cache, self.options).to(x.dtype)
         output = self.g_norm(output.flatten(2).flatten(0, 1)).view_as(x)
@@ -159,7 +154,7 @@ class TimeMix(nn.Module):
 
     @torch.no_grad()
     def _initialise(self, layer: int) -> None:
-        """As RWKV-7 begins: channels of a head differ in how fast they forget."""
+        """Set the first values of RWKV-7: channels of a head forget at different rates."""
         shape, width = self.shape, self.shape.width
         depth, place = shape.depth, torch.arange(width) / width
         left = 1.0 - layer / depth
@@ -199,7 +194,6 @@ class ChannelMix(nn.Module):
         nn.init.zeros_(self.value.weight)
 
     def forward(self, x: Tensor, cache: RwkvCache | None = None) -> Tensor:
-        """[B, T, C] -> [B, T, C]."""
         before, tail = shift_tokens(x, None if cache is None else cache.mlp_tail)
         if cache is not None and cache.mlp_tail is not None:
             cache.mlp_tail.copy_(tail)
@@ -237,7 +231,7 @@ class RwkvBody(nn.Module):
     def __init__(self, vocab_size: int, shape: RwkvShape) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(vocab_size, shape.width)
-        self.layers = nn.ModuleList(RwkvBlock(shape, one) for one in range(shape.depth))
+        self.layers = nn.ModuleList(RwkvBlock(shape, n) for n in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, _EPS)
         nn.init.uniform_(self.embeddings.weight, -_EMBEDDING_RANGE, _EMBEDDING_RANGE)
 
@@ -259,11 +253,11 @@ class Rwkv(LanguageModel):
         return self.lm_head.weight
 
     def forward(self, tokens: Tensor, cache: Sequence[RwkvCache] | None = None) -> Tensor:
-        """Hidden states [B, N, C], normalised.
+        """Compute hidden states [B, N, C], normalised.
 
         Args:
           tokens: int [B, N].
-          cache: of what stands before the tokens, one for each layer; it changes.
+          cache: of earlier tokens, one for each layer; it changes.
         """
         x, first = deal_sequence(self.model.embeddings(tokens), 1), None
         if cache is None and self._chain:
@@ -276,20 +270,20 @@ class Rwkv(LanguageModel):
         return self.model.norm(x)
 
     def group_blocks(self) -> nn.Sequential:
-        """All layers but the first, which has none of their values, as a chain of equals.
+        """Return all layers but the first, which takes no first values, as a chain of equals.
 
-        They hold the layers that stand in `model.layers`, and are no modules of the model.
+        They share the layers of `model.layers`, and are no modules of the model.
         """
-        chain = nn.Sequential(*(_Pair(one) for one in list(self.model.layers)[1:]))
+        chain = nn.Sequential(*map(_Pair, list(self.model.layers)[1:]))
         self._chain = (chain,)
         return chain
 
     def create_cache(self) -> list[RwkvCache]:
-        """An empty cache for each layer."""
+        """Create an empty cache for each layer."""
         return [RwkvCache() for _ in self.model.layers]
 
     def count_flops(self, length: int) -> float:
-        """FLOPs of the forward pass of one window: its products, and those of the rule."""
+        """Count FLOPs of the forward pass of a window: its products, and those of the rule."""
         layers = self.model.layers
         weights = sum(p.numel() for p in layers.parameters() if p.dim() == 2)
         flops = 2.0 * length * (weights + self.head_weight.numel())
@@ -309,15 +303,15 @@ class _Pair(nn.Module):
 
 
 def create_rwkv(vocab_size: int, sequence_length: int, **shape: object) -> Rwkv:
-    """RWKV-7; `shape`: fields of `RwkvShape`."""
+    """Create RWKV-7; `shape`: fields of `RwkvShape`."""
     return Rwkv(vocab_size, sequence_length, RwkvShape(**shape))
 
 
 def shift_tokens(x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The token before each of [B, T, C], and the last one.
+    """Return the token before each of [B, T, C], and the last one.
 
     Args:
-      tail: what stands before the first, [B, 1, C]; none: zeros.
+      tail: the token before the first, [B, 1, C]; zeros if None.
     """
     start = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
     return look_back(x, start)[:, :, :-1].flatten(1, 2), x[:, -1:]

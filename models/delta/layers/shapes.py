@@ -1,6 +1,6 @@
-"""What the arguments of all models here have in common: their checks, and how rules are computed.
+"""Common arguments of the models here: their checks, and how rules are computed.
 
-`model.args` gives a shape's fields by name.
+`model.args` sets the fields of a shape by name.
 """
 
 from __future__ import annotations
@@ -16,26 +16,17 @@ from utils.errors import UserError
 class ModelShape:
     """Arguments that are whole numbers, switches or numbers above 1, as their defaults are."""
 
-    # What knows no places, and rotary angles, reach as far as one likes.
+    # Models without positions, and rotary angles, have no longest sequence.
     positions = "rope"
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            _check(one, getattr(self, one.name))
+        for argument in fields(self):
+            _check(argument, getattr(self, argument.name))
 
 
 @dataclass(frozen=True)
 class ChunkedShape(ModelShape):
-    """Arguments that say how a rule is computed (docs/delta.md).
-
-    Attributes:
-      chunk: tokens that are computed at a time.
-      solver: of the triangular systems of chunks.
-      loop: over chunks.
-      products: of matrices, in float32 or by parts of bfloat16.
-      pad: windows that fill no whole chunks are padded; else they are refused.
-      backend: own, or fla, flash_qla or flashinfer, whose kernels run on NVIDIA GPUs.
-    """
+    """Arguments that say how a rule is computed: fields of `CoreOptions` (docs/delta.md)."""
 
     chunk: int = 64
     solver: str = "auto"
@@ -49,26 +40,15 @@ class ChunkedShape(ModelShape):
         self.get_options()
 
     def get_options(self) -> CoreOptions:
-        """How its rule is computed.
-
-        Raises:
-          UserError: it cannot be computed so.
-        """
+        """Return the options of its rule, or raise UserError naming the argument that is wrong."""
         try:
-            return CoreOptions(
-                chunk=self.chunk, solver=self.solver, loop=self.loop,
-                products=self.products, pad=self.pad, backend=self.backend,
-            )  # fmt: skip
+            return CoreOptions(**{x.name: getattr(self, x.name) for x in fields(ChunkedShape)})
         except UserError as error:
             raise UserError(f"model.args.{error}") from None
 
 
 def require_divisor(shape: object, part: str, whole: str) -> None:
-    """Refuse arguments of which one does not divide the other.
-
-    Raises:
-      UserError: names both.
-    """
+    """Refuse a part that does not divide the whole."""
     of_part, of_whole = getattr(shape, part), getattr(shape, whole)
     if of_whole % of_part:
         raise UserError(
@@ -78,18 +58,19 @@ def require_divisor(shape: object, part: str, whole: str) -> None:
 
 
 def count_delta_flops(heads: int, key: int, value: int, chunk: int) -> float:
-    """Of a delta rule, a token: 6 K V of the state and C (6 K + 4 V) of the chunk, a head."""
+    """Count FLOPs of a token: 6 K V of a head's state, and C (6 K + 4 V) of its chunk."""
     return float(heads * (6 * key * value + chunk * (6 * key + 4 * value)))
 
 
-def _check(one: Field, value: object) -> None:
-    """A number's metadata may name the `least` that it may be; else it is above 1."""
-    name, kind, least = one.name, type(one.default), one.metadata.get("least")
-    if kind is int and (type(value) is not int or value < 1):
+def _check(argument: Field, value: object) -> None:
+    """Check a value by its default's type; floats are above 1, or as the metadata says."""
+    name, wanted = argument.name, type(argument.default)
+    least = argument.metadata.get("least")
+    if wanted is int and (type(value) is not int or value < 1):
         raise UserError(f"model.args.{name} ({value!r}) must be a whole number, 1 or more")
-    if kind is bool and type(value) is not bool:
+    if wanted is bool and type(value) is not bool:
         raise UserError(f"model.args.{name} ({value!r}) must be true or false")
-    if kind is not float:
+    if wanted is not float:
         return
     is_number = type(value) in (int, float) and value < math.inf
     if not is_number or not (value > 1 if least is None else value >= least):

@@ -1,15 +1,15 @@
-"""Chunks a few at a time, inside the loop: all between a rule's inputs and outputs stays on a chip.
+"""Chunks a few at a time, inside the loop, so that intermediate results stay on the chip.
 
 Where all chunks are prepared at once, each decay, product of pairs and inverse is an array as large
 as the inputs, written to the device's memory and read again. Here one step of a While takes a block
-of chunks from the inputs as they lie, prepares it, walks over it chunk by chunk, and writes outputs
-alone (with gradients also inverses and the state before the block, from which the way back makes
-those of its chunks again). What a step makes is a few MiB.
+of chunks from the inputs as they lie, prepares it, walks over it chunk by chunk, and writes only
+outputs (with gradients also inverses and the state before the block, from which the backward pass
+computes the states of its chunks again). The intermediate results of a step are a few MiB.
 
-Where a compiler or a loop over layers traces what surrounds a rule, all chunks are prepared at
-once as before: `models.delta.rules.state_scan` is an operator that they do not look into. This is
-none, because PyTorch/XLA has no functional views inside an operator, and there transposes of
-square matrices were found to come out wrong.
+Where a compiler or a loop over layers traces the code around a rule, all chunks are prepared at
+once: `models.delta.rules.state_scan` is an operator that they do not look into. This file defines
+no operator, because PyTorch/XLA has no functional views inside an operator, and transposes of
+square matrices came out wrong there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torch import Tensor
 
 from models.delta.rules.layout import ChunkPlan, CoreOptions
 from models.delta.rules.products import multiply, turn
-from models.delta.rules.state_scan import walk_back
 from utils.runtime.loops import has_loop, scan
 from utils.runtime.xla.kernels import has_custom_calls
 
-# Systems of a block: their inverses are computed side by side, one in each lane of a register;
-# and chunks of one at most, as they are written out.
+# Systems of a block: their inverses are computed side by side, one in each lane of a register.
+# A block has at most `_MOST` chunks, because they are written out.
 _SYSTEMS = 128
 _MOST = 8
 _LANES = 128
@@ -45,9 +44,9 @@ Retreat = Callable[
 
 
 def count_block(options: CoreOptions, parts: Sequence[Tensor], chunk: int) -> int:
-    """Chunks of a step of the loop; 0: all chunks are prepared at once.
+    """Return the chunks of a step of the loop; 0 if all chunks are prepared at once.
 
-    That is where options say so, a sequence is walked over in parts, or there is no loop.
+    That is so where options ask it, a sequence is walked over in parts, or the device has no loop.
     """
     if options.parts > 1 or not has_loop(parts[2]) or not takes_blocks(options, parts[3]):
         return 0
@@ -60,9 +59,9 @@ def count_block(options: CoreOptions, parts: Sequence[Tensor], chunk: int) -> in
 
 
 def takes_blocks(options: CoreOptions, gates: Tensor) -> bool:
-    """Whether options want it of a rule of such gates [..., 1 or K].
+    """Return whether options prepare blocks for a rule of such gates [..., 1 or K].
 
-    `auto` does on a TPU, of gates of a head: of those alone were cycles counted.
+    `auto` does on a TPU, for gates of a head: only their cycles were counted.
     """
     if options.kernels == "pallas":
         return False
@@ -74,18 +73,18 @@ def takes_blocks(options: CoreOptions, gates: Tensor) -> bool:
 def advance_in_blocks(
     advance: Advance, parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What `advance` gives of all chunks at once, of a block of them at a time."""
+    """Compute what `advance` computes for all chunks at once, a block of them at a time."""
     inside, size = _write_out(plan), plan.chunk * plan.block
-    given = parts if starts is None else [*parts, starts]
+    tensors = parts if starts is None else [*parts, starts]
 
     def step(state: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        mine, begun = _take(slices, len(parts))
-        output, inverse, states, state = advance(mine, begun, state, inside)
+        begins = None if starts is None else slices[-1]
+        output, inverse, states, state = advance(slices[: len(parts)], begins, state, inside)
         return state, [output, _pack(inverse), states] if plan.keep else [output]
 
-    moved, found = scan(step, state, [_cut(x, size) for x in given])
-    kept = [x.flatten(0, 1) for x in found[1:]] if plan.keep else [state.new_empty(0)] * 2
-    return _join(found[0]), kept[0], kept[1], moved
+    moved, results = scan(step, state, [_cut(x, size) for x in tensors])
+    kept = [x.flatten(0, 1) for x in results[1:]] if plan.keep else [state.new_empty(0)] * 2
+    return _join(results[0]), kept[0], kept[1], moved
 
 
 def retreat_in_blocks(
@@ -96,36 +95,33 @@ def retreat_in_blocks(
     grads: Sequence[Tensor],
     plan: ChunkPlan,
 ) -> list[Tensor]:
-    """What `retreat` gives of all chunks at once, from the last block to the first.
+    """Compute what `retreat` computes for all chunks at once, from the last block to the first.
 
     Args:
       kept: inverses of chunks, and the states before blocks.
     """
     inside, size = _write_out(plan), plan.chunk * plan.block
-    given = parts if starts is None else [*parts, starts]
+    count = parts[0].shape[1] // size
 
     def step(after: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        *rest, inverse, states, grad = slices
-        mine, begun = _take(rest, len(parts))
-        kept = [_unpack(inverse, plan.chunk), states]
-        *found, before = retreat(mine, begun, kept, [grad, after], inside)
-        return before, found
+        *rest, packed, states, grad = slices
+        begins = None if starts is None else rest[-1]
+        kept = [torch.cat(packed.split(plan.chunk, dim=-1), dim=2), states]
+        *to_parts, before = retreat(rest[: len(parts)], begins, kept, [grad, after], inside)
+        return before, to_parts
 
-    count = parts[0].shape[1] // size
-    tensors = [
-        *(_cut(x, size) for x in given), *(x.unflatten(0, (count, -1)) for x in kept),
-        _cut(grads[0], size),
-    ]  # fmt: skip
-    before, found = scan(step, grads[1], tensors, reverse=True)
-    return [*(_join(x) for x in found), before]
+    tensors = [_cut(x, size) for x in (parts if starts is None else [*parts, starts])]
+    tensors += [*(x.unflatten(0, (count, -1)) for x in kept), _cut(grads[0], size)]
+    before, to_parts = scan(step, grads[1], tensors, reverse=True)
+    return [*(_join(x) for x in to_parts), before]
 
 
 def walk_chunks(
     factors: Sequence[Tensor], state: Tensor, keep: bool, products: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `walk.walk` gives of the same factors, chunk by chunk, written out.
+    """Compute what `state_scan.walk` computes, written out chunk by chunk.
 
-    Of the states it gives the first alone; `find_states` makes the others again.
+    Only the first of the states is returned; `find_states` computes the others again.
     """
     _, _, pairs, query, *_ = factors
     states, values, moved = find_states([*factors[:2], *factors[4:]], state, products)
@@ -139,37 +135,28 @@ def walk_chunks(
 def find_states(
     factors: Sequence[Tensor], state: Tensor, products: str
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """The state before each chunk, its V', and the state behind the last.
+    """Compute the state before each chunk, its V', and the state behind the last.
 
     Args:
-      factors: W, U, K, `last` and E of `walk.walk`.
+      factors: W, U, K, `last` and E of `state_scan.walk`.
     """
-    states, found = [], []
+    states, values = [], []
     for w, u, key, last, *added in zip(*factors, strict=True):
         states.append(state)
-        found.append(u - multiply(w, state, products))
-        state = last.unsqueeze(-1) * state + multiply(turn(key), found[-1], products)
-        for one in added:
-            state = state + one
-    return states, found, state
+        values.append(u - multiply(w, state, products))
+        state = last.unsqueeze(-1) * state + multiply(turn(key), values[-1], products)
+        for term in added:
+            state = state + term
+    return states, values, state
 
 
-def walk_back_by(
-    factors: Sequence[Tensor], grad: Tensor, options: CoreOptions
-) -> tuple[Tensor, Tensor]:
-    """`walk.walk_back`, written out where options say so."""
-    if options.is_written_out:
-        return _walk_chunks_back(factors, grad, options.products)
-    return walk_back(factors, grad, options.loop, options.parts, options.products)
-
-
-def _walk_chunks_back(
+def walk_chunks_back(
     factors: Sequence[Tensor], grad: Tensor, products: str
 ) -> tuple[Tensor, Tensor]:
-    """What `walk.walk_back` gives of the same factors, written out."""
+    """Compute what `state_scan.walk_back` computes, written out chunk by chunk."""
     after = []
-    for place in range(factors[0].shape[0] - 1, -1, -1):
-        from_outputs, key, w, last, to_state = (x[place] for x in factors)
+    for chunk in range(factors[0].shape[0] - 1, -1, -1):
+        from_outputs, key, w, last, to_state = (x[chunk] for x in factors)
         after.append(grad)
         values = from_outputs + multiply(key, grad, products)
         grad = last.unsqueeze(-1) * grad + to_state - multiply(turn(w), values, products)
@@ -184,20 +171,11 @@ def _write_out(plan: ChunkPlan) -> ChunkPlan:
 def _pack(inverse: Tensor) -> Tensor:
     """[N, B, H, C, C] -> [N, B, H / n, C, n C] where heads fill the lanes.
 
-    A TPU keeps a last dimension of 64 as one of 128, half of which is nothing.
+    A TPU pads a last dimension of 64 to 128, half of which would be empty.
     """
     heads, chunk = inverse.shape[2], inverse.shape[-1]
     count = math.gcd(heads, max(1, _LANES // chunk))
     return torch.cat(inverse.chunk(count, dim=2), dim=-1)
-
-
-def _unpack(packed: Tensor, chunk: int) -> Tensor:
-    return torch.cat(packed.split(chunk, dim=-1), dim=2)
-
-
-def _take(slices: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Tensor | None]:
-    """Parts, and starts where they are behind them."""
-    return slices[:count], slices[count] if len(slices) > count else None
 
 
 def _cut(x: Tensor, size: int) -> Tensor:

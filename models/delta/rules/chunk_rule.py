@@ -1,10 +1,14 @@
-"""What all rules share that go a chunk at a time: their two passes, and the walk over chunks."""
+"""The autograd function of a chunked rule: its two passes, and the loop over chunks.
+
+A rule is a `RuleChunks`: it cuts inputs into chunks, and computes the products of each chunk and
+their gradients. The rest stands here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,20 +21,12 @@ from models.delta.kernels.operators import (
     require_kernels,
     settle_rule,
 )
-from models.delta.rules.blocks import (
-    Advance,
-    Retreat,
-    advance_in_blocks,
-    count_block,
-    find_states,
-    retreat_in_blocks,
-    walk_back_by,
-    walk_chunks,
-)
+from models.delta.rules import blocks
 from models.delta.rules.inputs import DeltaInputs, DplrInputs, check_places, create_state
-from models.delta.rules.layout import ChunkPlan, CoreOptions, in_full_width
+from models.delta.rules.layout import ChunkPlan, CoreOptions, from_chunks, in_full_width, to_chunks
 from models.delta.rules.products import narrow, turn
-from models.delta.rules.state_scan import walk
+from models.delta.rules.solve import invert, invert_beside
+from models.delta.rules.state_scan import walk, walk_back
 
 
 def prepare_rule(
@@ -40,11 +36,10 @@ def prepare_rule(
     mask: Tensor | None,
     options: CoreOptions,
 ) -> tuple[CoreOptions, Tensor]:
-    """Options whose kernels are no longer `auto`, and the first state [B, H, K, V].
+    """Return options whose kernels are no longer `auto`, and the first state [B, H, K, V].
 
     Raises:
-      UserError: a state, segments or a mask of another shape, no tokens, or kernels that are not
-        here.
+      UserError: wrong shape of the state, segments or mask, no tokens, or unavailable kernels.
     """
     check_places(inputs, segments, mask)
     options = settle_rule(options, inputs, is_packed=segments is not None)
@@ -53,58 +48,9 @@ def prepare_rule(
     return options, create_state(inputs, state)
 
 
-def create_chunk_rule(
-    advance: Advance, retreat: Retreat, *, has_kernels: bool = False
-) -> type[torch.autograd.Function]:
-    """A rule of whole chunks, all at once or in blocks; the inputs are kept as they came.
-
-    Args:
-      has_kernels: the fused kernels compute it, where they take its inputs.
-    """
-
-    def is_fused(plan: ChunkPlan, starts: Tensor | None, parts: Sequence[Tensor]) -> bool:
-        return has_kernels and starts is None and fits_fused(plan.options, parts)
-
-    class ChunkRule(torch.autograd.Function):
-        """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the state behind."""
-
-        @staticmethod
-        def forward(
-            ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
-        ) -> tuple[Tensor, Tensor]:
-            *parts, state = tensors
-            ctx.plan = plan = replace(plan, block=count_block(plan.options, parts, plan.chunk))
-            if is_fused(plan, starts, parts):
-                found = kernel_rule(parts, state, plan.chunk, plan.keep)
-            elif plan.block:
-                found = advance_in_blocks(advance, parts, starts, state, plan)
-            else:
-                found = advance(parts, starts, state, plan)
-            output, inverse, states, state = found
-            if plan.keep:
-                ctx.save_for_backward(starts, *parts, inverse, states)
-            return output, state
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-            starts, *parts, inverse, states = ctx.saved_tensors
-            kept, grads = [inverse, states], [grad, grad_state]
-            if is_fused(ctx.plan, starts, parts):
-                return None, None, *kernel_rule_back(parts, kept, *grads)
-            with in_full_width(grad):
-                if ctx.plan.block:
-                    back = retreat_in_blocks(retreat, parts, starts, kept, grads, ctx.plan)
-                else:
-                    back = retreat(parts, starts, kept, grads, ctx.plan)
-            return None, None, *back
-
-    return ChunkRule
-
-
 @dataclass(frozen=True, kw_only=True)
 class RuleChunks:
-    """Inputs as chunks [N, B, H, C, ...], the decays of their rows, and what a walk is made of.
+    """Inputs of a rule as chunks [N, B, H, C, ...], and the decays of their rows.
 
     Attributes:
       into: decay of the state before the chunk up to each row.
@@ -120,71 +66,166 @@ class RuleChunks:
     out: Tensor
     last: Tensor
 
+    @classmethod
+    def cut(cls, parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> Self:
+        """Cut padded inputs [B, T, H, ...] into chunks."""
+        raise NotImplementedError
+
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """x @ y."""
+        """Return x @ y, rounded as the options say."""
+        raise NotImplementedError
+
+    def compute_system(self) -> Tensor:
+        """Compute L [N, B, H, C, C], strictly lower; A is (I + L)^-1."""
         raise NotImplementedError
 
     def get_sides(self) -> tuple[Tensor, Tensor]:
-        """What A is multiplied with: of the state before the chunk, and of values."""
+        """Return the right factors of A: R, that reads the state before the chunk, and values."""
         raise NotImplementedError
 
     def solve(self, inverse: Tensor) -> tuple[Tensor, Tensor]:
-        """W and U of the walk."""
+        """Compute W = A R and U = A values."""
         raise NotImplementedError
 
     def compute_pairs(self) -> Tensor:
-        """P [N, B, H, C, C]."""
+        """Compute P [N, B, H, C, C]."""
         raise NotImplementedError
 
     def compute_pairs_turned(self) -> Tensor:
-        """P transposed."""
+        """Compute P transposed."""
         return turn(self.compute_pairs())
 
     def get_reads(self) -> tuple[Tensor, Tensor]:
-        """Queries of the state before the chunk, and keys of the state behind it."""
+        """Return queries of the state before the chunk, and keys of the state behind it."""
         return self.q * self.into, self.k * self.out
 
     def list_added(self) -> list[Tensor]:
-        """E of the walk, where there is one."""
+        """List E of the walk; empty if the rule has none."""
         return []
 
+    def complete(self, output: Tensor) -> Tensor:
+        """Add to the outputs of the walk what no state takes part in."""
+        return output
 
-def advance_over(
-    chunks: RuleChunks, inverse: Tensor, factors: Sequence[Tensor], state: Tensor, plan: ChunkPlan
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs and states of chunks, and the last state.
+    def pull(
+        self, kept: Sequence[Tensor], grads: Sequence[Tensor], options: CoreOptions
+    ) -> tuple[Tensor, ...]:
+        """Compute the gradients of the inputs as chunks, and of the first state.
+
+        Args:
+          kept: inverses, and the states before chunks or before the first.
+          grads: of outputs [N, B, H, C, V], and of the last state.
+        """
+        raise NotImplementedError
+
+
+def create_chunk_rule(
+    rule: type[RuleChunks], *, has_kernels: bool = False
+) -> type[torch.autograd.Function]:
+    """Create the function of a rule over whole chunks, all at once or in blocks.
 
     Args:
-      factors: of `walk` from P on.
+      has_kernels: the fused kernels compute it where they support its inputs.
     """
+
+    def is_fused(plan: ChunkPlan, starts: Tensor | None, parts: Sequence[Tensor]) -> bool:
+        return has_kernels and starts is None and fits_fused(plan.options, parts)
+
+    def advance(
+        parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _advance(rule.cut(parts, starts, plan), state, plan, parts[2].dtype)
+
+    def retreat(
+        parts: Sequence[Tensor],
+        starts: Tensor | None,
+        kept: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        plan: ChunkPlan,
+    ) -> list[Tensor]:
+        chunks = rule.cut(parts, starts, plan)
+        of_outputs = to_chunks(grads[0], plan.chunk, chunks.v.dtype)
+        *of_inputs, to_state = chunks.pull(kept, [of_outputs, grads[1]], plan.options)
+        pairs = zip(of_inputs, parts, strict=True)
+        return [*(_shape_like(grad, part) for grad, part in pairs), to_state]
+
+    class ChunkRule(torch.autograd.Function):
+        """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the last state."""
+
+        @staticmethod
+        def forward(
+            ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            *parts, state = tensors
+            block = blocks.count_block(plan.options, parts, plan.chunk)
+            ctx.plan = plan = replace(plan, block=block)
+            if is_fused(plan, starts, parts):
+                results = kernel_rule(parts, state, plan.chunk, plan.keep)
+            elif plan.block:
+                results = blocks.advance_in_blocks(advance, parts, starts, state, plan)
+            else:
+                results = advance(parts, starts, state, plan)
+            output, inverse, states, state = results
+            if plan.keep:
+                ctx.save_for_backward(starts, *parts, inverse, states)
+            return output, state
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+            starts, *parts, inverse, states = ctx.saved_tensors
+            kept, grads = [inverse, states], [grad, grad_state]
+            if is_fused(ctx.plan, starts, parts):
+                return None, None, *kernel_rule_back(parts, kept, *grads)
+            with in_full_width(grad):
+                if ctx.plan.block:
+                    back = blocks.retreat_in_blocks(retreat, parts, starts, kept, grads, ctx.plan)
+                else:
+                    back = retreat(parts, starts, kept, grads, ctx.plan)
+            return None, None, *back
+
+    return ChunkRule
+
+
+def _advance(
+    chunks: RuleChunks, state: Tensor, plan: ChunkPlan, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Compute outputs [B, T, H, V], inverses and states of chunks, and the last state."""
     options = plan.options
+    find_inverse = invert_beside if options.is_written_out else invert
+    inverse = find_inverse(chunks.compute_system(), options.solver)
+    factors = [chunks.compute_pairs(), *chunks.get_reads(), chunks.last, *chunks.list_added()]
     if options.kernels == "pallas":
-        return kernel_walk([inverse, *chunks.get_sides(), *factors], state, plan.keep)
-    factors = [*chunks.solve(inverse), *factors]
-    if options.is_written_out:
-        return walk_chunks(factors, state, plan.keep, options.products)
-    factors = [*narrow(factors[:5], options.products), *factors[5:]]
-    return walk(factors, state, options.loop, plan.keep, options.parts, options.products)
+        sides = [inverse, *chunks.get_sides()]
+        output, states, state = kernel_walk([*sides, *factors], state, plan.keep)
+    else:
+        factors = [*chunks.solve(inverse), *factors]
+        if options.is_written_out:
+            walked = blocks.walk_chunks(factors, state, plan.keep, options.products)
+        else:
+            factors = [*narrow(factors[:5], options.products), *factors[5:]]
+            walked = walk(factors, state, options.loop, plan.keep, options.parts, options.products)
+        output, states, state = walked
+    return from_chunks(chunks.complete(output)).to(dtype), inverse, states, state
 
 
 def retreat_over(
-    chunks: RuleChunks,
-    kept: Sequence[Tensor],
-    grad: Tensor,
-    grad_state: Tensor,
-    options: CoreOptions,
+    chunks: RuleChunks, kept: Sequence[Tensor], grads: Sequence[Tensor], options: CoreOptions
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """States before chunks, V', and gradients: of what A is multiplied with, of states.
+    """Compute the states before chunks, V', and gradients: of A's right factors, of states.
 
     Args:
-      kept: inverses, and the states before chunks or before the first.
+      kept, grads: as of `RuleChunks.pull`.
+
+    Returns:
+      States, V', gradients of the right factors, of the states behind chunks, of the first state.
     """
-    inverse, states = kept
+    (inverse, states), (grad, grad_state) = kept, grads
     query, key = chunks.get_reads()
     if options.kernels == "pallas":
-        known, values = chunks.get_sides()
-        values = chunks.multiply(inverse, values - chunks.multiply(known, states))
-        factors = [inverse, known, chunks.compute_pairs(), query, key, chunks.last, grad]
+        reader, values = chunks.get_sides()
+        values = chunks.multiply(inverse, values - chunks.multiply(reader, states))
+        factors = [inverse, reader, chunks.compute_pairs(), query, key, chunks.last, grad]
         return states, values, *kernel_walk_back(factors, grad_state)
     w, u = chunks.solve(inverse)
     pairs = chunks.compute_pairs_turned()
@@ -192,12 +233,30 @@ def retreat_over(
     factors = [from_outputs, key, w]
     if options.is_written_out:
         of_states = [w, u, key, chunks.last, *chunks.list_added()]
-        found = find_states(of_states, states[0], options.products)
-        states, values = map(torch.stack, found[:2])
+        all_states, all_values, _ = blocks.find_states(of_states, states[0], options.products)
+        states, values = torch.stack(all_states), torch.stack(all_values)
+        factors += [chunks.last, to_state]
+        after, before = blocks.walk_chunks_back(factors, grad_state, options.products)
     else:
-        factors = narrow(factors, options.products)
+        factors = [*narrow(factors, options.products), chunks.last, to_state]
         values = u - chunks.multiply(w, states)
-    factors += [chunks.last, to_state]
-    after, before = walk_back_by(factors, grad_state, options)
+        after, before = walk_back(
+            factors, grad_state, options.loop, options.parts, options.products
+        )
     sides = chunks.multiply(turn(inverse), from_outputs + chunks.multiply(key, after))
     return states, values, sides, after, before
+
+
+def shrink(grad: Tensor, width: int) -> Tensor:
+    """Sum a gradient over channels where the input has one number for all of them."""
+    return grad.sum(dim=-1, keepdim=True) if width == 1 != grad.shape[-1] else grad
+
+
+def _shape_like(grad: Tensor, part: Tensor) -> Tensor:
+    """Return a gradient of chunks in the shape and type of its input [B, T, H, D].
+
+    Heads of values that share a head of keys, and channels that share a gate, are summed.
+    """
+    grad, heads = from_chunks(shrink(grad, part.shape[-1])), part.shape[2]
+    grad = grad if grad.shape[2] == heads else grad.unflatten(2, (heads, -1)).sum(dim=3)
+    return grad.to(part.dtype)

@@ -3,10 +3,10 @@
 M[i, j] = sum_d x[i, d] y[j, d] exp(sum of g[t, d] over t from j + 1 to i), of j <= i. Gates are of
 a head ([..., C, 1]) or of a channel ([..., C, K]). Every exponent is a sum of gates, none a
 difference of long sums, and none is above 0: nothing overflows, whatever the gates are, and a gate
-near 0 behind a strong one loses no digits. What is masked is masked before it is exponentiated.
+near 0 behind a strong one loses no digits. Masks are applied before the exponential.
 
 A channel's decay cannot be pulled out of the product over the whole chunk. So the chunk is cut into
-halves again and again down to sub-blocks: of two neighbouring blocks the boundary is the reference
+halves again and again down to sub-blocks: the boundary of two neighbouring blocks is the reference
 row, up to which columns decay and from which rows do, and one matrix product serves the pair.
 Within a sub-block the sum is taken element by element.
 """
@@ -29,13 +29,14 @@ class Pairing:
     """Which pairs of a chunk count, and which of their gates.
 
     Attributes:
-      strict: j < i alone.
+      strict: only j < i.
       before: the decay ends before the row's own gate (t up to i - 1); needs `strict`.
-      keep: bool [..., C, C] of pairs that may count, of packed sequences; none: all.
+      keep: bool [..., C, C] of the pairs of packed sequences that may count; None: all.
       products: how matrices are multiplied (`models.delta.rules.products`).
-      by_products: of a head's gates, sums and what is transposed are products of their own. Inside
-        a loop a TPU has the former cheaper than running sums, and its compiler takes minutes for a
-        transpose of 64 lanes that become bfloat16; of all chunks at once both would be traffic.
+      by_products: of a head's gates, sums and transposed matrices are products of their own. Inside
+        a loop these sums are cheaper on a TPU than running sums, and its compiler takes minutes
+        for a transpose of 64 lanes that become bfloat16; for all chunks at once both would be
+        traffic.
     """
 
     strict: bool = False
@@ -45,7 +46,7 @@ class Pairing:
     by_products: bool = False
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """x @ y."""
+        """Return x @ y."""
         return multiply(x, y, self.products)
 
 
@@ -54,10 +55,10 @@ Rows = tuple[Tensor, Tensor, Pairing]
 
 
 def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
-    """Sums of gates [..., C, D] from the chunk's first row up to each row.
+    """Sum gates [..., C, D] from the chunk's first row up to each row.
 
     Args:
-      before: the row's own gate is left out.
+      before: leaves out the row's own gate.
     """
     if g.shape[-1] == 1:
         return _sum_marked(g, _lower(g.shape[-2], strict=before, device=g.device))
@@ -68,7 +69,7 @@ def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
 
 
 def sum_behind(g: Tensor) -> Tensor:
-    """Sums of gates [..., C, D] of the rows that follow each row."""
+    """Sum gates [..., C, D] of the rows that follow each row."""
     if g.shape[-1] == 1:
         return _sum_marked(g, ~_lower(g.shape[-2], strict=False, device=g.device))
     sums = sum_to_end(g)
@@ -76,12 +77,12 @@ def sum_behind(g: Tensor) -> Tensor:
 
 
 def sum_to_end(g: Tensor) -> Tensor:
-    """Sums of [..., C, D] over each row and those that follow it."""
+    """Sum [..., C, D] over each row and those that follow it."""
     return g.flip(-2).cumsum(dim=-2).flip(-2)
 
 
 def sum_across(rows: Tensor, columns: Tensor) -> Tensor:
-    """Of [..., C, D]: `sum_to_end` of rows, and `sum_before` of columns without each row's own."""
+    """Add `sum_to_end` of rows and `sum_before` of columns without each row's own, [..., C, D]."""
     if rows.shape[-1] > 1:
         return sum_to_end(rows) + sum_before(columns, before=True)
     earlier = _lower(rows.shape[-2], strict=True, device=rows.device)
@@ -89,31 +90,34 @@ def sum_across(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _sum_marked(g: Tensor, marks: Tensor) -> Tensor:
-    """For each row of [..., C, 1] the sum of the rows that its row of marks [C, C] names.
+    """Sum for each row of [..., C, 1] the rows that its row of marks [C, C] names.
 
-    Of single numbers XLA's running sum goes over almost empty registers; this one is a full tile.
+    XLA's running sum of single numbers goes over almost empty registers; this one is a full tile.
     """
     row = g.transpose(-1, -2)
     return torch.where(marks, row, torch.zeros_like(row)).sum(dim=-1, keepdim=True)
 
 
 def multiply_pairs(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:
-    """[..., C, C] of rows x [..., C, K] and columns y [..., C, K], 0 where no pair counts."""
+    """Compute [..., C, C] of rows x and columns y [..., C, K], 0 where no pair counts."""
     if g.shape[-1] == 1:
         return pairing.multiply(x, y.transpose(-1, -2)) * _decay_of_head(g, pairing)
-    size, count = _get_sub_block(x), x.shape[-2]
+    size, count = min(SUB_BLOCK, x.shape[-2]), x.shape[-2]
     rows, columns, gates = (_cut(z, size) for z in (x, y, g))
     inside = _decay_inside(gates, pairing)
     blocks = (rows.unsqueeze(-2) * columns.unsqueeze(-3) * inside).sum(dim=-1)
     while size < count:
-        rows, columns = _scale_halves(x, y, g, size, pairing)
+        # Rows of the second half and columns of the first of each pair of blocks, decayed.
+        ends, begins = _decay_halves(g, size, pairing)
+        rows, columns = _cut(x, 2 * size)[..., size:, :], _cut(y, 2 * size)[..., :size, :]
+        rows, columns = rows * ends, columns * begins
         blocks = join_blocks(blocks, pairing.multiply(rows, columns.transpose(-1, -2)))
         size *= 2
     return _drop(blocks.squeeze(-3), pairing.keep)
 
 
 def multiply_pairs_turned(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:
-    """`multiply_pairs` with rows and columns exchanged."""
+    """Compute `multiply_pairs` with rows and columns exchanged."""
     if pairing.by_products and g.shape[-1] == 1:
         return pairing.multiply(y, x.transpose(-1, -2)) * _decay_of_head_turned(g, pairing)
     return multiply_pairs(x, y, g, pairing).transpose(-1, -2)
@@ -122,10 +126,10 @@ def multiply_pairs_turned(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> 
 def pull_pairs(
     grad: tuple[Tensor, Tensor], x: Tensor, y: Tensor, g: Tensor, pairing: Pairing
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, y and g, from that of `multiply_pairs`.
+    """Compute the gradients of x, y and g, from that of `multiply_pairs`.
 
     A gate's is the sum over the pairs that it stands between. The difference of the sums up to rows
-    and behind columns, x dx - y dy, would be cheaper, and of a strong gate nothing but roundings.
+    and behind columns, x dx - y dy, would be cheaper, but only rounding errors for a strong gate.
 
     Args:
       grad: left and right [..., C, V]; left right^T is the gradient [..., C, C].
@@ -135,11 +139,11 @@ def pull_pairs(
         (to_x,), to_y, to_g = _pull_rows_of_head([(left, x, pairing)], right, y, g)
         return to_x, to_y, to_g
     whole = _drop(pairing.multiply(left, right.transpose(-1, -2)), pairing.keep)
-    size, count = _get_sub_block(x), x.shape[-2]
+    size, count = min(SUB_BLOCK, x.shape[-2]), x.shape[-2]
     rows, columns, gates = (_cut(z, size) for z in (x, y, g))
     inside = _decay_inside(gates, pairing) * cut_diagonal(whole, size).unsqueeze(-1)
     from_columns, from_rows = inside * columns.unsqueeze(-3), inside * rows.unsqueeze(-2)
-    found = (
+    grads = (
         from_columns.sum(dim=-2).flatten(-3, -2),
         from_rows.sum(dim=-3).flatten(-3, -2),
         _sum_between(from_columns * rows.unsqueeze(-2), pairing).flatten(-3, -2),
@@ -147,42 +151,41 @@ def pull_pairs(
     while size < count:
         lower = cut_diagonal(whole, 2 * size)[..., size:, :size]
         level = _pull_halves(lower, (x, y, g), size, pairing)
-        found = tuple(a + b for a, b in zip(found, level, strict=True))
+        grads = tuple(a + b for a, b in zip(grads, level, strict=True))
         size *= 2
-    return found
+    return grads
 
 
 def pull_rows(
     rows: Sequence[Rows], right: Tensor, y: Tensor, g: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """`pull_pairs` of several kinds of rows before the same columns; of y and g their sums.
+    """Compute `pull_pairs` of several sorts of rows with the same columns; y's and g's are sums.
 
     Args:
-      rows: of each its gradient's left side, x and pairing, which differ in `strict` alone.
+      rows: the left side of its gradient, x and pairing of each; pairings differ only in `strict`.
       right: of all gradients.
     """
     if g.shape[-1] == 1:
         return _pull_rows_of_head(rows, right, y, g)
-    found = [pull_pairs((left, right), x, y, g, pairing) for left, x, pairing in rows]
-    to_x, to_y, to_g = zip(*found, strict=True)
+    grads = [pull_pairs((left, right), x, y, g, pairing) for left, x, pairing in rows]
+    to_x, to_y, to_g = zip(*grads, strict=True)
     return list(to_x), sum(to_y[1:], to_y[0]), sum(to_g[1:], to_g[0])
 
 
 def _pull_rows_of_head(
     rows: Sequence[Rows], right: Tensor, y: Tensor, g: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    pairing = rows[0][2]
     to_x, of_y, counted = [], [], []
-    for left, x, mine in rows:
-        decayed = mine.multiply(left, right.transpose(-1, -2)) * _decay_of_head(g, mine)
-        counted.append(decayed * mine.multiply(x, y.transpose(-1, -2)))
-        to_x.append(mine.multiply(decayed, y))
-        if mine.by_products:
-            turned = multiply_pairs_turned(left, right, g, mine)
+    for left, x, pairing in rows:
+        decayed = pairing.multiply(left, right.transpose(-1, -2)) * _decay_of_head(g, pairing)
+        counted.append(decayed * pairing.multiply(x, y.transpose(-1, -2)))
+        to_x.append(pairing.multiply(decayed, y))
+        if pairing.by_products:
+            turned = multiply_pairs_turned(left, right, g, pairing)
         else:
             turned = decayed.transpose(-1, -2)
-        of_y.append(mine.multiply(turned, x))
-    total = sum(counted[1:], counted[0])
+        of_y.append(pairing.multiply(turned, x))
+    total, pairing = sum(counted[1:], counted[0]), rows[0][2]
     if pairing.by_products:
         between = _sum_between_of_head(total, pairing)
     else:
@@ -208,7 +211,7 @@ def _pull_halves(
 
 
 def _sum_between(products: Tensor, pairing: Pairing) -> Tensor:
-    """[..., C, D] of products of pairs [..., C, C, D]: of each gate, of pairs that it decays."""
+    """Sum products of pairs [..., C, C, D] over the pairs that each gate decays: [..., C, D]."""
     up_to = sum_behind if pairing.before else sum_to_end
     sums = up_to(products.flatten(-2)).unflatten(-1, products.shape[-2:])
     earlier = _lower(products.shape[-3], strict=True, device=products.device).unsqueeze(-1)
@@ -216,7 +219,7 @@ def _sum_between(products: Tensor, pairing: Pairing) -> Tensor:
 
 
 def _sum_between_of_head(products: Tensor, pairing: Pairing) -> Tensor:
-    """The same [..., C, 1] of products of pairs [..., C, C]: columns before each gate are added."""
+    """Compute the same [..., C, 1] of [..., C, C]: columns before each gate are added."""
     count, device = products.shape[-1], products.device
     sums = add_marked(products, ~_lower(count, strict=False, device=device))
     behind = _lower(count, strict=pairing.before, device=device)
@@ -241,7 +244,7 @@ def _decay_of_head(g: Tensor, pairing: Pairing) -> Tensor:
 
 
 def _decay_of_head_turned(g: Tensor, pairing: Pairing) -> Tensor:
-    """The same, columns first: for each the gates behind it are added up to rows."""
+    """Compute the same, columns first: for each the gates behind it are added up to rows."""
     count, row = g.shape[-2], g.transpose(-1, -2)
     behind = ~_lower(count, strict=False, device=g.device)
     gates = torch.where(behind, row, torch.zeros_like(row))
@@ -268,15 +271,6 @@ def _decay_halves(g: Tensor, size: int, pairing: Pairing) -> tuple[Tensor, Tenso
     return ends.exp(), sum_behind(pairs[..., :size, :]).exp()
 
 
-def _scale_halves(
-    x: Tensor, y: Tensor, g: Tensor, size: int, pairing: Pairing
-) -> tuple[Tensor, Tensor]:
-    """Rows of the second half and columns of the first of each pair of blocks, decayed."""
-    ends, begins = _decay_halves(g, size, pairing)
-    rows, columns = _cut(x, 2 * size)[..., size:, :], _cut(y, 2 * size)[..., :size, :]
-    return rows * ends, columns * begins
-
-
 def join_blocks(blocks: Tensor, lower: Tensor) -> Tensor:
     """Pairs of blocks [..., 2 n, s, s] and what is below each, as [..., n, 2 s, 2 s]."""
     first, second = blocks[..., 0::2, :, :], blocks[..., 1::2, :, :]
@@ -300,10 +294,6 @@ def _drop(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def _lower(count: int, *, strict: bool, device: torch.device) -> Tensor:
-    place = torch.arange(count, device=device)
-    rows = place.unsqueeze(-1)
-    return place < rows if strict else place <= rows
-
-
-def _get_sub_block(x: Tensor) -> int:
-    return min(SUB_BLOCK, x.shape[-2])
+    columns = torch.arange(count, device=device)
+    rows = columns.unsqueeze(-1)
+    return columns < rows if strict else columns <= rows

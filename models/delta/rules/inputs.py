@@ -1,7 +1,7 @@
-"""What the rules of delta attention take: one record for the delta rules, one for RWKV-7.
+"""Inputs of the rules of delta attention: one record for the delta rules, one for RWKV-7.
 
-The state S of a head is a [K, V] matrix, read by queries as S^T q. Queries come as they are
-used: a layer that scales them by K^-1/2 does so before.
+The state S of a head is a [K, V] matrix, read by queries as S^T q. Queries come as they are used: a
+layer that scales them by K^-1/2 does so before.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ from torch import Tensor
 
 from utils.errors import UserError
 
-# e to this is no part of a float32 sum of ones, and a chunk of such gates still sums exactly
-# enough.
+# e to this vanishes in a float32 sum of ones, and a chunk of such gates still sums exactly enough.
 GATE_FLOOR = -64.0
 
 
+class _HasState:
+    k: Tensor
+    v: Tensor
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[B, H, K, V]."""
+        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
+
+
 @dataclass(frozen=True)
-class DeltaInputs:
+class DeltaInputs(_HasState):
     """S~ = diag(e^g) S; S = S~ + k (write * v - S~^T (erase * k))^T; output S^T q.
 
     With `steps` = n the tokens of k, v, erase and write come n to one token of q and g: the state
@@ -43,48 +52,42 @@ class DeltaInputs:
     steps: int = 1
 
     def __post_init__(self) -> None:
-        batch, tokens, heads, width = self.v.shape
-        places, keys = self.q.shape[1], self.k.shape[-1]
-        shared = self.k.shape[2]
-        if self.steps < 1 or tokens != places * self.steps:
+        batch, updates, heads, width = self.v.shape
+        tokens, shared, keys = self.q.shape[1], *self.k.shape[2:]
+        if self.steps < 1 or updates != tokens * self.steps:
             raise UserError(
-                f"v has {tokens} tokens, but q has {places} with {self.steps} steps each; give "
+                f"v has {updates} tokens, but q has {tokens} with {self.steps} steps each; give "
                 "tokens of k, v, erase and write for each step"
             )
         if heads % shared:
             raise UserError(f"{shared} heads of q and k do not divide the {heads} of v; change one")
-        given = {"q": self.q, "k": self.k, "g": self.g, "erase": self.erase, "write": self.write}
-        rules = {
-            "q": [(batch, places, shared, keys)],
-            "k": [(batch, tokens, shared, keys)],
-            "g": _list_gates((batch, places, heads), keys),
-            "erase": _list_gates((batch, tokens, heads), keys),
-            "write": _list_gates((batch, tokens, heads), width),
+        gate, rate = (batch, tokens, heads), (batch, updates, heads)
+        shapes = {
+            "q": [(batch, tokens, shared, keys)],
+            "k": [(batch, updates, shared, keys)],
+            # Numbers of a head, in both spellings, or of each channel.
+            "g": [gate, (*gate, 1), (*gate, keys)],
+            "erase": [rate, (*rate, 1), (*rate, keys)],
+            "write": [rate, (*rate, 1), (*rate, width)],
         }
-        _check_shapes(given, rules)
-
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """[B, H, K, V]."""
-        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
+        _check_shapes(self, shapes)
 
     def widen(self, *, keys: bool = True) -> DeltaInputs:
-        """The same with as many heads of q and k as of v, and gates of four dimensions.
+        """Return the same with as many heads of q and k as of v, and gates of four dimensions.
 
         Args:
-          keys: false: q and k stay as they are.
+          keys: False leaves q and k as they are.
         """
         share = self.v.shape[2] // self.k.shape[2] if keys else 1
         q, k = (x if share == 1 else x.repeat_interleave(share, dim=2) for x in (self.q, self.k))
-        g, erase, write = (
-            x if x.dim() == 4 else x.unsqueeze(-1) for x in (self.g, self.erase, self.write)
-        )
+        gates = (self.g, self.erase, self.write)
+        g, erase, write = (x if x.dim() == 4 else x.unsqueeze(-1) for x in gates)
         return replace(self, q=q, k=k, g=g, erase=erase, write=write)
 
 
 @dataclass(frozen=True)
-class DplrInputs:
-    """S = diag(e^g) S + b (S^T a)^T + k v^T with the state of before in S^T a; output S^T q.
+class DplrInputs(_HasState):
+    """S = diag(e^g) S + b (S^T a)^T + k v^T with the previous state in S^T a; output S^T q.
 
     RWKV-7 has q = its receptance, g = its log decay, a = -k^ and b = k^ * eta of its
     normalised keys k^.
@@ -104,18 +107,11 @@ class DplrInputs:
     b: Tensor
 
     def __post_init__(self) -> None:
-        of_keys = [(*self.v.shape[:3], self.k.shape[-1])]
-        given = {"q": self.q, "k": self.k, "g": self.g, "a": self.a, "b": self.b}
-        _check_shapes(given, dict.fromkeys(given, of_keys))
-
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """[B, H, K, V]."""
-        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
+        _check_shapes(self, {x: [(*self.v.shape[:3], self.k.shape[-1])] for x in "qkgab"})
 
 
 def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tensor:
-    """A state [B, H, K, V] in float32, or float64 where the values are: the given one, or zeros.
+    """Return a state [B, H, K, V] in float32, or float64 where the values are; zeros if None.
 
     Raises:
       UserError: it has another shape.
@@ -134,25 +130,25 @@ def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tens
 def check_places(
     inputs: DeltaInputs | DplrInputs, segments: Tensor | None = None, mask: Tensor | None = None
 ) -> None:
-    """Refuse sequences without a token, and segments or a mask of other places than theirs.
+    """Refuse sequences without a token, and segments or a mask that do not fit the tokens.
 
     Args:
-      segments: to be int [B, T].
-      mask: to be bool [B, T].
+      segments: must be int [B, T].
+      mask: must be bool [B, T].
 
     Raises:
-      UserError: the first that is wrong.
+      UserError: names the first that is wrong.
     """
-    places = tuple(inputs.q.shape[:2])
-    if not places[1]:
+    tokens = tuple(inputs.q.shape[:2])
+    if not tokens[1]:
         raise UserError(
             f"q has the shape {list(inputs.q.shape)}, not [B, T, H, K] with T of 1 or more; give a "
             "token at least"
         )
     for name, value in (("segments", segments), ("mask", mask)):
-        if value is not None and tuple(value.shape) != places:
+        if value is not None and tuple(value.shape) != tokens:
             raise UserError(
-                f"{name} has the shape {list(value.shape)}, not {list(places)} [B, T]; give one "
+                f"{name} has the shape {list(value.shape)}, not {list(tokens)} [B, T]; give one "
                 "entry a token"
             )
     if mask is not None and mask.dtype != torch.bool:
@@ -162,26 +158,24 @@ def check_places(
 
 
 def get_state_dtype(values: Tensor) -> torch.dtype:
-    """What gates, sums, inverses and states are computed in."""
+    """Return the type of gates, sums, inverses and states."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32
 
 
 def find_starts(segments: Tensor) -> Tensor:
-    """Bool [B, T] of segments [B, T]: places whose token begins another one than the token before.
+    """Return bool [B, T] of segments [B, T]: the tokens that begin a segment.
 
-    The first token of all goes on from the initial state.
+    The first token of all does not: it goes on from the initial state.
     """
     same = torch.ones_like(segments[:, :1], dtype=torch.bool)
     return torch.cat([~same, segments[:, 1:] != segments[:, :-1]], dim=1)
 
 
-def _list_gates(shape: tuple[int, ...], channels: int) -> list[tuple[int, ...]]:
-    """Of a head, in both spellings, and of each channel."""
-    return [shape, (*shape, 1), (*shape, channels)]
-
-
-def _check_shapes(given: dict[str, Tensor], rules: dict[str, list[tuple[int, ...]]]) -> None:
-    for name, value in given.items():
-        if tuple(value.shape) not in rules[name]:
-            wanted = " or ".join(str(list(shape)) for shape in rules[name])
-            raise UserError(f"{name} has the shape {list(value.shape)}, not {wanted}; change it")
+def _check_shapes(
+    inputs: DeltaInputs | DplrInputs, shapes: dict[str, list[tuple[int, ...]]]
+) -> None:
+    for name, known in shapes.items():
+        shape = list(getattr(inputs, name).shape)
+        if tuple(shape) not in known:
+            wanted = " or ".join(str(list(x)) for x in known)
+            raise UserError(f"{name} has the shape {shape}, not {wanted}; change it")

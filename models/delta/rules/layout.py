@@ -23,25 +23,24 @@ KERNELS = ("auto", "xla", "pallas")
 
 @dataclass(frozen=True)
 class CoreOptions:
-    """How a chunked rule is computed; none of it changes what is computed.
+    """How a chunked rule is computed; no option changes the result but for rounding.
 
     Attributes:
-      chunk: tokens of a chunk, a power of two; fewer where there are fewer.
+      chunk: tokens of a chunk, a power of two; fewer for shorter sequences.
       solver: of the triangular system: triangular_solve, ladder16 or rows; auto is the first, and
         rows where the loop prepares a few chunks at a time.
-      loop: over chunks: scan (one loop of the device, where it has one, behind what all chunks are
-        prepared for at once), blocks (the loop prepares a few chunks at a time) or unrolled; auto
-        is blocks on a TPU where gates are of heads, and scan.
-      pad: tokens that fill no chunk are padded; else they are refused.
+      loop: over chunks: scan (all chunks are prepared at once, then one loop of the device, if it
+        has one), blocks (the loop prepares a few chunks at a time) or unrolled; auto is blocks on
+        a TPU where gates are of heads, else scan.
+      pad: whether tokens that fill no chunk are padded; else they are refused.
       parts: of a sequence, walked over at the same time, if it is a multiple; on a mesh with an
         axis for sequences as many times its devices.
-      products: of matrices: auto (of float32, as the device multiplies it), or by parts of
-        bfloat16 that are summed in float32: bfloat16 (one), bfloat16x3 (two, in three products)
-        or bfloat16x6 (three, in six); nothing else is rounded.
-      kernels: xla, or pallas: the walk over chunks is a kernel and `loop` of no account; auto: that
-        of the two which costs fewer cycles for the shapes that come.
-      backend: own, or a package whose kernels layers use in place of all that: fla, flash_qla or
-        flashinfer.
+      products: of matrices: auto (float32 as the device multiplies it), or by parts of bfloat16
+        that are summed in float32: bfloat16 (one), bfloat16x3 (two, in three products) or
+        bfloat16x6 (three, in six); nothing else is rounded.
+      kernels: xla; pallas: the walk over chunks is a kernel, and `loop` has no effect; auto: the
+        one that costs fewer cycles for the shapes of the inputs.
+      backend: own, or a package whose kernels layers use instead: fla, flash_qla or flashinfer.
     """
 
     chunk: int = 64
@@ -63,32 +62,29 @@ class CoreOptions:
         if type(self.parts) is not int or self.parts < 1:
             raise UserError(f"parts ({self.parts!r}) must be a whole number, 1 or more")
         require_backend(self.backend)
-        known_by_name = {
-            "solver": SOLVERS, "loop": LOOPS, "products": PRODUCTS, "kernels": KERNELS,
-        }  # fmt: skip
-        for name, known in known_by_name.items():
+        choices = (SOLVERS, LOOPS, PRODUCTS, KERNELS)
+        for name, known in zip(("solver", "loop", "products", "kernels"), choices, strict=True):
             value = getattr(self, name)
             if value not in known:
-                raise UserError(f"{name} ({value!r}) is none of {', '.join(known)}; choose one")
-
+                raise UserError(f"{name} ({value!r}) is unknown; use one of {', '.join(known)}")
         if self.products != "auto" and self.kernels == "pallas":
             raise UserError(
-                "kernels (pallas) multiply by parts of their own, and products "
-                f"({self.products}) are asked for; leave one of them"
+                f"products ({self.products}) is not supported with kernels (pallas), which round "
+                "in their own way; remove one of them"
             )
         if self.parts > 1 and self.kernels == "pallas":
             raise UserError(
-                f"kernels (pallas) walk over a sequence as a whole, and parts ({self.parts}) are "
-                "asked for; leave one of them"
+                f"parts ({self.parts}) is not supported with kernels (pallas), which walk over a "
+                "whole sequence; remove one of them"
             )
 
     @property
     def is_written_out(self) -> bool:
-        """Chunks of one sequence are walked over one by one, without a loop of the device."""
+        """Whether chunks are walked over one by one, without a loop of the device."""
         return self.loop == "unrolled" and self.parts == 1
 
     def fit(self, tokens: int) -> int:
-        """The chunk for so many tokens.
+        """Return the chunk for so many tokens.
 
         Raises:
           UserError: they fill no whole chunks, and may not be padded.
@@ -103,10 +99,10 @@ class CoreOptions:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Options as they meet inputs: the chunk that fits, and whether a backward pass follows.
+    """Options for some inputs: the chunk that fits, and whether a backward pass follows.
 
     Attributes:
-      block: chunks of a step of the loop; 0: all are prepared at once.
+      block: chunks of a step of the loop; 0 if all are prepared at once.
     """
 
     options: CoreOptions
@@ -117,7 +113,7 @@ class ChunkPlan:
 
 @dataclass(frozen=True)
 class Reach:
-    """What may meet in chunks of packed sequences; none: all may.
+    """Masks of the chunks of packed sequences; None keeps everything.
 
     Attributes:
       pairs: bool [N, B, 1, C, C]: tokens of one sequence.
@@ -139,7 +135,7 @@ def apply_in_chunks(
     starts: Tensor | None,
     options: CoreOptions,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [B, T, H, V] and the last state of a rule that takes whole chunks.
+    """Compute outputs [B, T, H, V] and the last state by a rule for whole chunks.
 
     Args:
       rule: (plan, starts, *parts, state) -> outputs and state.
@@ -163,7 +159,7 @@ def apply_in_chunks(
 
 
 def find_reach(starts: Tensor | None, chunk: int) -> Reach:
-    """The masks of starts [B, T], which is a whole number of chunks."""
+    """Compute the masks of starts [B, T], which is a whole number of chunks."""
     if starts is None:
         return Reach()
     runs = starts.to(torch.int32).unflatten(1, (-1, chunk)).transpose(0, 1).cumsum(dim=-1)
@@ -174,12 +170,12 @@ def find_reach(starts: Tensor | None, chunk: int) -> Reach:
 
 
 def keep_reached(x: Tensor, kept: Tensor | None) -> Tensor:
-    """x where it is kept, else 0."""
+    """Return x where it is kept, else 0."""
     return x if kept is None else torch.where(kept, x, torch.zeros_like(x))
 
 
 def to_chunks(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
-    """[B, T, H, D] -> [N, B, H, C, D], cast behind the copy, which so moves the narrower type."""
+    """[B, T, H, D] -> [N, B, H, C, D], cast behind the copy, so that it moves the narrower type."""
     return x.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4).to(dtype)
 
 
@@ -189,23 +185,23 @@ def from_chunks(x: Tensor) -> Tensor:
 
 
 def in_full_width(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Where operations on the device of x keep the types of their inputs."""
-    kind = x.device.type
-    if not _has_autocast(kind):
+    """Return a context in which operations on the device of x keep the types of their inputs."""
+    device = x.device.type
+    if not _has_autocast(device):
         return contextlib.nullcontext()
-    return torch.autocast(device_type=kind, enabled=False)
+    return torch.autocast(device_type=device, enabled=False)
 
 
+# A constant for torch.compile, whose graph the call itself would break.
 @torch.compiler.assume_constant_result
-def _has_autocast(kind: str) -> bool:
-    """Asked while torch.compile traces, which would break its graph at the question itself."""
-    return torch.amp.is_autocast_available(kind)
+def _has_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device)
 
 
 def _pad_runs(x: Tensor, runs: int, length: int, chunk: int) -> Tensor:
-    """Tokens [B, T, ...] as runs of a length, each a multiple of the chunk by zeros behind it.
+    """Cut tokens [B, T, ...] into runs of a length, each padded by zeros to whole chunks.
 
-    Zeros change no state, and none of them moves a token to another device.
+    Zeros change no state, and no token moves to another device.
     """
     x = _pad(x, 1, runs * length - x.shape[1])
     if not length % chunk:

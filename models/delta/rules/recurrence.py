@@ -1,11 +1,9 @@
-"""Delta attention token by token: what chunked forms are held against, and a step of decoding.
+"""Delta attention token by token: the reference of the chunked forms, and a step of decoding.
 
-Each function computes in float64 where its inputs are, else in float32, whatever they come in.
+Each function computes in float64 where its inputs are, else in float32.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,18 +24,18 @@ def recur_delta_rule(
     segments: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Outputs [B, T, H, V] in the type of v, and the state [B, H, K, V] behind the last token.
+    """Compute outputs [B, T, H, V] in the type of v, and the state [B, H, K, V] behind all tokens.
 
     Covers DeltaNet (g = 0), Gated DeltaNet (g of a head), KDA (g of a channel), GDN-2 (erase and
     write of a channel) and DeltaProduct (`steps`).
 
     Args:
-      state: [B, H, K, V] before the first token; none: zeros.
+      state: [B, H, K, V] before the first token; zeros if None.
       segments: int [B, T]; each but the first begins with an empty state.
-      mask: bool [B, T]; a token that is False leaves the state alone, and its output is 0.
+      mask: bool [B, T]; a token that is False leaves the state unchanged, and its output is 0.
 
     Raises:
-      UserError: a state, segments or a mask of another shape, or no tokens.
+      UserError: wrong shape of the state, segments or mask, or no tokens.
 
     Source: fla's naive order (decay, read, correct, write, output), arXiv:2406.06484, 2412.06464,
     2510.26692, 2605.22791, 2502.10297.
@@ -48,13 +46,17 @@ def recur_delta_rule(
     k, v, erase, write = (x.to(state.dtype) for x in (wide.k, wide.v, wide.erase, wide.write))
     starts = None if segments is None else find_starts(segments)
     outputs = []
-    for place in range(q.shape[1]):
-        fresh = _restart(state, starts, place)
-        moved = fresh * g[:, place].exp().unsqueeze(-1)
-        for row in range(place * wide.steps, (place + 1) * wide.steps):
-            moved = write_delta(moved, k[:, row], v[:, row], erase[:, row], write[:, row])
-        state = _choose(moved, fresh, mask, place)
-        outputs.append(_read(state, q[:, place], mask, place))
+    for token in range(q.shape[1]):
+        fresh = _restart(state, starts, token)
+        moved = fresh * g[:, token].exp().unsqueeze(-1)
+        for row in range(token * wide.steps, (token + 1) * wide.steps):
+            # Products are sums of elementwise ones: a state is read and written once.
+            key = k[:, row]
+            read = (moved * (erase[:, row] * key).unsqueeze(-1)).sum(dim=-2)
+            change = (write[:, row] * v[:, row] - read).unsqueeze(-2)
+            moved = moved + key.unsqueeze(-1) * change
+        state = _choose(moved, fresh, mask, token)
+        outputs.append(_read(state, q[:, token], mask, token))
     return torch.stack(outputs, dim=1).to(inputs.v.dtype), state
 
 
@@ -65,48 +67,36 @@ def recur_dplr(
     segments: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same of RWKV-7, whose transition is diagonal plus a product of two vectors."""
+    """Compute the same for RWKV-7, whose transition is diagonal plus a product of two vectors."""
     check_places(inputs, segments, mask)
     state = create_state(inputs, state)
-    q, k, v, g, a, b = (x.to(state.dtype) for x in _list_dplr(inputs))
+    parts = (inputs.q, inputs.k, inputs.v, inputs.g, inputs.a, inputs.b)
+    q, k, v, g, a, b = (x.to(state.dtype) for x in parts)
     starts = None if segments is None else find_starts(segments)
     outputs = []
-    for place in range(q.shape[1]):
-        fresh = _restart(state, starts, place)
-        read = torch.einsum("bhkv,bhk->bhv", fresh, a[:, place])
-        moved = fresh * g[:, place].exp().unsqueeze(-1)
-        moved = moved + b[:, place].unsqueeze(-1) * read.unsqueeze(-2)
-        moved = moved + k[:, place].unsqueeze(-1) * v[:, place].unsqueeze(-2)
-        state = _choose(moved, fresh, mask, place)
-        outputs.append(_read(state, q[:, place], mask, place))
+    for token in range(q.shape[1]):
+        fresh = _restart(state, starts, token)
+        read = torch.einsum("bhkv,bhk->bhv", fresh, a[:, token])
+        moved = fresh * g[:, token].exp().unsqueeze(-1)
+        moved = moved + b[:, token].unsqueeze(-1) * read.unsqueeze(-2)
+        moved = moved + k[:, token].unsqueeze(-1) * v[:, token].unsqueeze(-2)
+        state = _choose(moved, fresh, mask, token)
+        outputs.append(_read(state, q[:, token], mask, token))
     return torch.stack(outputs, dim=1).to(inputs.v.dtype), state
 
 
-def write_delta(state: Tensor, k: Tensor, v: Tensor, erase: Tensor, write: Tensor) -> Tensor:
-    """A decayed state [B, H, K, V] after one update by k [B, H, K] and v [B, H, V].
-
-    Products are sums of elementwise ones: a state is read and written once.
-    """
-    known = (state * (erase * k).unsqueeze(-1)).sum(dim=-2)
-    return state + k.unsqueeze(-1) * (write * v - known).unsqueeze(-2)
-
-
-def _list_dplr(inputs: DplrInputs) -> Sequence[Tensor]:
-    return (inputs.q, inputs.k, inputs.v, inputs.g, inputs.a, inputs.b)
-
-
-def _restart(state: Tensor, starts: Tensor | None, place: int) -> Tensor:
+def _restart(state: Tensor, starts: Tensor | None, token: int) -> Tensor:
     if starts is None:
         return state
-    return torch.where(starts[:, place, None, None, None], torch.zeros_like(state), state)
+    return torch.where(starts[:, token, None, None, None], torch.zeros_like(state), state)
 
 
-def _choose(moved: Tensor, still: Tensor, mask: Tensor | None, place: int) -> Tensor:
-    return moved if mask is None else torch.where(mask[:, place, None, None, None], moved, still)
+def _choose(moved: Tensor, still: Tensor, mask: Tensor | None, token: int) -> Tensor:
+    return moved if mask is None else torch.where(mask[:, token, None, None, None], moved, still)
 
 
-def _read(state: Tensor, q: Tensor, mask: Tensor | None, place: int) -> Tensor:
+def _read(state: Tensor, q: Tensor, mask: Tensor | None, token: int) -> Tensor:
     read = (state * q.unsqueeze(-1)).sum(dim=-2)
     if mask is None:
         return read
-    return torch.where(mask[:, place, None, None], read, torch.zeros_like(read))
+    return torch.where(mask[:, token, None, None], read, torch.zeros_like(read))

@@ -4,8 +4,7 @@
 back to the host there). `ladder16` inverts blocks of 16 and doubles them: products of matrices
 only, and no power of L, which would overflow where entries exceed 1. `rows` substitutes row by row.
 
-None is differentiated: of A = (I + L)^-1 the gradient is -A^T dA A^T, which callers use as they
-hold A already.
+None is differentiated: the gradient of A = (I + L)^-1 is -A^T dA A^T, and callers hold A already.
 """
 
 from __future__ import annotations
@@ -21,38 +20,38 @@ from utils.errors import UserError
 
 
 def invert(lower: Tensor, solver: str) -> Tensor:
-    """(I + L)^-1 by one of `SOLVERS`.
+    """Return (I + L)^-1 by one of `SOLVERS`.
 
     Raises:
-      UserError: there is no such solver.
+      UserError: unknown solver.
     """
     if solver not in SOLVERS:
-        raise UserError(f"solver ({solver!r}) is none of {', '.join(SOLVERS)}; choose one")
+        raise UserError(f"solver ({solver!r}) is unknown; use one of {', '.join(SOLVERS)}")
     return SOLVERS[solver](lower)
 
 
 def invert_beside(lower: Tensor, solver: str) -> Tensor:
-    """The same of systems [N, B, H, C, C], with those of an example as one dimension.
+    """Return the same of systems [N, B, H, C, C], with those of an example as one dimension.
 
-    A TPU takes as many at once as the last of their dimensions holds, one in each lane.
+    A TPU computes as many at once as their last dimension holds, one in each lane.
     """
-    found = invert(lower.transpose(0, 1).flatten(1, 2), solver)
-    return found.unflatten(1, (lower.shape[0], -1)).transpose(0, 1)
+    inverse = invert(lower.transpose(0, 1).flatten(1, 2), solver)
+    return inverse.unflatten(1, (lower.shape[0], -1)).transpose(0, 1)
 
 
 def _solve(lower: Tensor) -> Tensor:
-    one = _create_identity(lower).expand_as(lower)
+    identity = _create_identity(lower).expand_as(lower)
     if torch.compiler.is_compiling():
-        # Of torch.compile, which XLA does not use; it would break a graph at the filter below.
-        return torch.linalg.solve_triangular(lower, one, upper=False, unitriangular=True)
+        # XLA does not use torch.compile, whose graph would break at the filter below.
+        return torch.linalg.solve_triangular(lower, identity, upper=False, unitriangular=True)
     with warnings.catch_warnings():
-        # Deprecated in favour of the one that XLA cannot lower.
+        # Deprecated in favour of the operator that XLA cannot lower.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.triangular_solve(one, lower, upper=False, unitriangular=True).solution
+        return torch.triangular_solve(identity, lower, upper=False, unitriangular=True).solution
 
 
 def _substitute(lower: Tensor) -> Tensor:
-    """By elements alone, all systems side by side: no product, nothing rounded to bfloat16.
+    """Invert elementwise, all systems side by side: no product that is rounded to bfloat16.
 
     Blocks of 16 row by row, then doubled.
     """
@@ -77,19 +76,19 @@ def _substitute(lower: Tensor) -> Tensor:
 def _cut_beside(systems: Tensor, size: int, down: int) -> Tensor:
     """Blocks [C / size, s, s, ...] of [C, C, ...] on the diagonal; with `down` = s below it."""
     width = size - down
-    places = range(0, systems.shape[0], size)
-    return torch.stack([systems[x + down : x + size, x : x + width] for x in places])
+    rows = range(0, systems.shape[0], size)
+    return torch.stack([systems[x + down : x + size, x : x + width] for x in rows])
 
 
 def _substitute_rows(blocks: Tensor) -> Tensor:
-    """The inverses of unit triangular blocks [P, s, s, ...], given what is below their diagonal."""
+    """Invert unit triangular blocks [P, s, s, ...], given the part below their diagonal."""
     count = blocks.shape[1]
-    one = _create_identity(blocks[0, :, :, 0, 0]).view(count, count, 1, 1)
-    rows = [one[0].expand_as(blocks[:, 0])]
-    for place in range(1, count):
-        known = torch.stack(rows, dim=1)
-        row = blocks[:, place, :place].unsqueeze(2)
-        rows.append(one[place] - (row * known).sum(dim=1))
+    identity = _create_identity(blocks[0, :, :, 0, 0]).view(count, count, 1, 1)
+    rows = [identity[0].expand_as(blocks[:, 0])]
+    for row in range(1, count):
+        earlier = torch.stack(rows, dim=1)
+        factors = blocks[:, row, :row].unsqueeze(2)
+        rows.append(identity[row] - (factors * earlier).sum(dim=1))
     return torch.stack(rows, dim=1)
 
 
@@ -104,9 +103,11 @@ def _climb(lower: Tensor) -> Tensor:
     blocks = cut_diagonal(lower, first)
     inverse = _create_identity(blocks).expand_as(blocks)
     while size < first:
-        # X - X L_s X with the part of L that stands below pairs of blocks of size s.
-        step = torch.where(_mark_lower_halves(first, size, lower.device), blocks, 0.0)
-        inverse = inverse - inverse @ step @ inverse
+        # X - X L_s X, where L_s is the part of L in the lower left quarters of blocks of 2 s.
+        row = torch.arange(first, device=lower.device)
+        block, half = row // (2 * size), row // size
+        is_below = (block.unsqueeze(-1) == block) & (half.unsqueeze(-1) > half)
+        inverse = inverse - inverse @ torch.where(is_below, blocks, 0.0) @ inverse
         size *= 2
     while size < count:
         below = cut_diagonal(lower, 2 * size)[..., size:, :size]
@@ -114,14 +115,6 @@ def _climb(lower: Tensor) -> Tensor:
         inverse = join_blocks(inverse, -(second_half @ below @ first_half))
         size *= 2
     return inverse.squeeze(-3)
-
-
-def _mark_lower_halves(count: int, size: int, device: torch.device) -> Tensor:
-    """Bool [C, C]: lower left quarters of the blocks of 2 s on the diagonal."""
-    place = torch.arange(count, device=device)
-    block, half = place // (2 * size), place // size
-    same = block.unsqueeze(-1) == block
-    return same & (half.unsqueeze(-1) > half)
 
 
 def _create_identity(x: Tensor) -> Tensor:

@@ -1,12 +1,12 @@
-"""The part of a chunked rule that is sequential: a state that walks over the chunks, and back.
+"""The sequential part of a chunked rule: a state that walks over the chunks, and back.
 
 Of each chunk: V' = U - W S; O = Q S + P V'; S <- last * S + K^T V' + E. All else is batched over
 the chunks. Both directions are operators of their own, so that a loop over layers, a compiler or a
-checkpoint that traces what surrounds them meets one opaque operation.
+checkpoint that traces the code around them sees one opaque operation.
 
-What a run of chunks makes of a state is affine, S -> M S + R. So parts of a sequence may be walked
-at the same time, each on devices of its own: first for M and R alone, from which the state before
-each part follows, then for all the rest. It costs the state's products once more.
+A run of chunks maps a state affinely, S -> M S + R. So parts of a sequence may be walked at the
+same time, each on devices of its own: first for M and R alone, from which the state before each
+part follows, then for all the rest. It costs the state's products once more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.delta.rules.products import multiply, widen
 from utils.runtime.loops import scan, unroll
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 
-# Blocks of chunks that are prepared all at once are walked over as by `scan`.
+# Where all chunks are prepared at once, `blocks` walks as `scan` does.
 LOOPS = {"auto": scan, "scan": scan, "blocks": scan, "unrolled": unroll}
 
 # State, slices of a chunk -> the next state.
@@ -31,13 +31,13 @@ _Move = Callable[[Tensor, Sequence[Tensor]], Tensor]
 def walk(
     factors: Sequence[Tensor], state: Tensor, loop: str, keep: bool, parts: int, products: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs [N, B, H, C, V], the state before each chunk, and the state behind the last.
+    """Compute outputs [N, B, H, C, V], the state before each chunk, and the last state.
 
     Args:
       factors: W [N, B, H, C, K], U [N, B, H, C, V], P [N, B, H, C, C], Q and K [N, B, H, C, K],
-        `last` [N, B, H, K or 1], and E [N, B, H, K, V] where there is one.
+        `last` [N, B, H, K or 1], and E [N, B, H, K, V] if the rule has one.
       state: [B, H, K, V].
-      keep: states of chunks are wanted; else they come as [0].
+      keep: whether states of chunks are wanted; else they come as [0].
       parts: equal runs of chunks that are walked at the same time.
       products: how matrices are multiplied; factors may be as narrow as its `narrow` makes them.
     """
@@ -47,27 +47,26 @@ def walk(
         values = widen(u) - multiply(w, state, products)
         output = multiply(q, state, products) + multiply(p, values, products)
         moved = last.unsqueeze(-1) * state + multiply(k.transpose(-1, -2), values, products)
-        for one in added:
-            moved = moved + one
+        for term in added:
+            moved = moved + term
         return moved, [output, state] if keep else [output]
 
     def move(state: Tensor, slices: Sequence[Tensor]) -> Tensor:
         w, u, k, last, *added = slices
         values = _extend(widen(u), state) - multiply(w, state, products)
         moved = last.unsqueeze(-1) * state + multiply(k.transpose(-1, -2), values, products)
-        for one in added:
-            moved = moved + _extend(one, state)
+        for term in added:
+            moved = moved + _extend(term, state)
         return moved
 
     if parts > 1:
         w, u, _, _, k, last, *added = factors = [_part(x, parts) for x in factors]
         begins = _find_begins(move, [w, u, k, last, *added], state.flatten(0, 1), loop)
-        moved, found = LOOPS[loop](step, begins, factors)
-        moved, found = moved[-1].view_as(state), [_whole(x, state) for x in found]
+        moved, results = LOOPS[loop](step, begins, factors)
+        moved, results = moved[-1].view_as(state), [_whole(x, state) for x in results]
     else:
-        moved, found = LOOPS[loop](step, state, factors)
-    states = found[1] if keep else state.new_empty(0)
-    return found[0], states, moved
+        moved, results = LOOPS[loop](step, state, factors)
+    return results[0], results[1] if keep else state.new_empty(0), moved
 
 
 @walk.register_fake
@@ -83,12 +82,11 @@ def _(
 def walk_back(
     factors: Sequence[Tensor], grad: Tensor, loop: str, parts: int, products: str
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the state behind each chunk [N, B, H, K, V], and of the state before the first.
+    """Compute gradients of the state behind each chunk [N, B, H, K, V], and of the first state.
 
     Args:
       factors: P^T dO [N, B, H, C, V], K, W, `last` as above, and Q^T dO [N, B, H, K, V].
       grad: of the state behind the last chunk.
-      parts, products: as above.
     """
 
     def move(grad: Tensor, slices: Sequence[Tensor]) -> Tensor:
@@ -103,10 +101,10 @@ def walk_back(
     if parts > 1:
         factors = [_part(x, parts) for x in factors]
         begins = _find_begins(move, factors, grad.flatten(0, 1), loop, reverse=True)
-        moved, found = LOOPS[loop](step, begins, factors, reverse=True)
-        return _whole(found[0], grad), moved[0].view_as(grad)
-    moved, found = LOOPS[loop](step, grad, factors, reverse=True)
-    return found[0], moved
+        moved, (after,) = LOOPS[loop](step, begins, factors, reverse=True)
+        return _whole(after, grad), moved[0].view_as(grad)
+    moved, (after,) = LOOPS[loop](step, grad, factors, reverse=True)
+    return after, moved
 
 
 @walk_back.register_fake
@@ -119,21 +117,21 @@ def _(
 def _find_begins(
     move: _Move, factors: Sequence[Tensor], state: Tensor, loop: str, *, reverse: bool = False
 ) -> Tensor:
-    """The state [G, B H, K, V] that each of G parts begins with, of the sequence's.
+    """Compute the state [G, B H, K, V] that each of G parts begins with.
 
     Each part takes a state [1 | 0] of K and V columns through its chunks, which gives [M | R].
     """
     parts, keys = factors[0].shape[1], state.shape[-2]
-    one = torch.eye(keys, dtype=state.dtype, device=state.device)
-    start = torch.cat([one.expand(*state.shape[:-1], keys), torch.zeros_like(state)], dim=-1)
+    identity = torch.eye(keys, dtype=state.dtype, device=state.device)
+    start = torch.cat([identity.expand(*state.shape[:-1], keys), torch.zeros_like(state)], dim=-1)
     start = deal_sequence(start.repeat(parts, 1, 1, 1), 0, batch=1)
-    found, _ = LOOPS[loop](
+    affine, _ = LOOPS[loop](
         lambda carry, slices: (move(carry, slices), []), start, factors, reverse=reverse
     )
-    # All that devices tell each other: of each part K K + K V numbers a head.
-    found = gather_sequence(found, batch=1)
+    # All that devices exchange: K K + K V numbers a head of each part.
+    affine = gather_sequence(affine, batch=1)
     # No views of the last dimension: within an operator XLA takes them from its beginning.
-    maps, rests = torch.split_with_sizes_copy(found, [keys, state.shape[-1]], dim=-1)
+    maps, rests = torch.split_with_sizes_copy(affine, [keys, state.shape[-1]], dim=-1)
     order = range(parts - 1, -1, -1) if reverse else range(parts)
     begins = []
     for part in order:
@@ -143,7 +141,7 @@ def _find_begins(
 
 
 def _extend(x: Tensor, state: Tensor) -> Tensor:
-    """x behind columns of zeros, as many as the state has more of."""
+    """Put x behind columns of zeros, as many as the state has more of."""
     missing = state.shape[-1] - x.shape[-1]
     return torch.nn.functional.pad(x, [missing, 0]) if missing else x
 

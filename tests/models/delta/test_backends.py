@@ -134,8 +134,8 @@ def test_another_device_than_a_gpu_is_one_line(name, rule, put):
     put(name, rule, refuse_call)
     check_one_line(
         lambda: run_backend(name, create_inputs(rule), None),
-        f"model.args.backend ({name!r}) has kernels for NVIDIA GPUs alone, and values are on cpu; "
-        "give runtime.device=cuda where there is one, or choose own",
+        f"model.args.backend ({name!r}) needs an NVIDIA GPU, and values are on cpu; "
+        "set runtime.device=cuda on a machine with one, or choose own",
     )
 
 
@@ -144,8 +144,8 @@ def test_float32_where_a_package_takes_none_is_one_line(name, rule, put, with_gp
     put(name, rule, refuse_call)
     check_one_line(
         lambda: run_backend(name, create_inputs(rule, dtype=torch.float32), None),
-        f"model.args.backend ({name!r}) takes values of bfloat16 or float16 alone for {rule}, and "
-        "these are float32; give runtime.precision=bf16, or choose own",
+        f"model.args.backend ({name!r}) needs values of bfloat16 or float16 for {rule}, got "
+        "float32; set runtime.precision=bf16, or choose own",
     )
 
 
@@ -183,7 +183,7 @@ def test_a_package_that_lacks_another_is_one_line(monkeypatch, tmp_path):
             run_backend("flash_qla", inputs, None)
         found = str(caught.value)
         assert found.startswith(
-            "model.args.backend ('flash_qla'): the package flash-qla is here, but its "
+            "model.args.backend ('flash_qla'): the package flash-qla is installed, but its "
             f"flash_qla.chunk_gated_delta_rule cannot be imported ({reason}"
         )
         assert found.endswith("; install what it lacks, or choose own") and "\n" not in found
@@ -205,8 +205,8 @@ def test_a_check_without_a_gpu_is_one_line(name, put, monkeypatch, capsys, tmp_p
     code, lines = check_run(capsys, tmp_path, name, "fla")
     assert (code, len(lines)) == (2, 1)
     assert lines[0].endswith(
-        "model.args.backend ('fla') has kernels for NVIDIA GPUs alone, and PyTorch sees none here; "
-        "give runtime.device=cuda where there is one, or choose own"
+        "model.args.backend ('fla') needs an NVIDIA GPU, and PyTorch finds none; "
+        "set runtime.device=cuda on a machine with one, or choose own"
     )
 
 
@@ -223,7 +223,7 @@ def test_a_package_that_is_not_there_is_one_line(name):
     check_one_line(
         lambda: create("qwen3_5", backend=name),
         f"model.args.backend ({name!r}) needs the package {BACKENDS[name].install}, which is not "
-        "installed here; install it, or choose own",
+        "installed; install it, or choose own",
     )
 
 
@@ -232,7 +232,7 @@ def test_a_rule_that_a_package_does_not_have_is_one_line():
         run_backend("flash_qla", create_inputs("kda"), None)
     with pytest.raises(UserError, match=r"kernels of gdn, kda, rwkv7, not of gdn2 or delta_produ"):
         run_backend("fla", create_inputs("gdn2"), None)
-    with pytest.raises(UserError, match="is none of own, fla, flash_qla, flashinfer; choose one"):
+    with pytest.raises(UserError, match="is unknown; use one of own, fla, flash_qla, flashinfer"):
         CoreOptions(backend="triton")
 
 

@@ -184,16 +184,16 @@ def test_kernels_are_refused_where_there_are_none():
     model = MODELS.get("qwen3_5")(16, 8, depth=1, width=32, mlp_width=32)
     with pytest.raises(UserError, match=r"needs runtime\.device=xla, and this is cpu"):
         choose_kernels("pallas", torch.device("cpu"), model)
-    with pytest.raises(UserError, match="this model has none"):
+    with pytest.raises(UserError, match="this model does not have"):
         choose_kernels("pallas", torch.device("cpu"), torch.nn.Linear(2, 2))
     choose_kernels("pallas", torch.device("cpu"), model, is_asked=False)
     choose_kernels("auto", torch.device("cpu"), model)
     assert model.model.layers[0].linear_attn.options.kernels == "xla"
     with pytest.raises(UserError, match=r"model\.kernels \(pallas\) needs"):
         chunk_delta_rule(create_inputs("gdn"), options=OPTIONS)
-    with pytest.raises(UserError, match=r"parts \(2\) are asked for"):
+    with pytest.raises(UserError, match=r"parts \(2\) is not supported"):
         CoreOptions(kernels="pallas", parts=2)
-    with pytest.raises(UserError, match=r"kernels \('triton'\) is none of auto, xla, pallas"):
+    with pytest.raises(UserError, match=r"kernels \('triton'\) is unknown; use one of auto, xla"):
         CoreOptions(kernels="triton")
 
 

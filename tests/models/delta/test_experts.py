@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
 import main
-from models.delta.layers.experts import SparseMlp, find_capacity
-from models.delta.layers.qwen_next import ExpertShape
+from models.delta.layers.qwen_next import ExpertShape, SparseMlp
 from models.remat import scan_blocks
 from store.record.history import read_metrics
 from tests.models.delta.test_qwen import EXPERTS, create, draw_tokens, read_losses, run_in_turn
@@ -94,9 +94,10 @@ def test_the_balance_is_transformers_load_balancing_loss():
 
 
 def test_a_share_of_a_window_and_some_more():
-    assert find_capacity(16, 2, 8, 1.25) == 5
-    assert find_capacity(1, 2, 8, 1.25) == 1
-    assert find_capacity(16, 2, 8, 40.0) == 16
+    shape = ExpertShape(experts=8, experts_per_token=2, capacity_factor=1.25)
+    assert shape.find_capacity(16) == 5
+    assert shape.find_capacity(1) == 1
+    assert replace(shape, capacity_factor=40.0).find_capacity(16) == 16
 
 
 def test_groups_of_layers_carry_the_balance():
@@ -112,7 +113,7 @@ def test_groups_of_layers_carry_the_balance():
     ("changes", "message"),
     [
         ({"experts_per_token": 9}, "model.args.experts_per_token (9) exceeds model.args.experts"),
-        ({"mlp_width": 4}, "model.args.mlp_width (4) means nothing to a model of experts"),
+        ({"mlp_width": 4}, "model.args.mlp_width (4) is not supported by a model of experts"),
         ({"capacity_factor": 1.0}, "model.args.capacity_factor (1.0) must be a number above 1"),
         ({"balance": -1}, "model.args.balance (-1) must be a number of 0 or more"),
     ],

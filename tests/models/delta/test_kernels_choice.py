@@ -17,7 +17,7 @@ from models.delta.kernels.choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
 from models.delta.kernels.operators import choose_kernels, settle_rule, settle_step
 from models.delta.layers import gated as layers
 from models.delta.layers import qwen
-from models.delta.rules import chunked
+from models.delta.rules import chunk_rule
 from models.delta.rules.inputs import DeltaInputs
 from models.delta.rules.layout import CoreOptions
 from models.table import MODELS
@@ -48,7 +48,7 @@ def met(monkeypatch) -> list[tuple[str, int]]:
         return inputs.v + 0, torch.zeros(inputs.state_shape, device=inputs.v.device)
 
     monkeypatch.setattr(qwen, "attend_causally", attend)
-    monkeypatch.setattr(chunked, "kernel_rule", compute)
+    monkeypatch.setattr(chunk_rule, "kernel_rule", compute)
     monkeypatch.setattr(layers, "step_rule", step)
     return found
 
@@ -209,7 +209,7 @@ def test_a_step_compiled_for_a_tpu_that_is_not_here_is_that_of_its_chip():
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ('{"products": "bfloat16x3"}', r"model\.args\.products \(bfloat16x3\) asks for others"),
+        ('{"products": "bfloat16x3"}', r"model\.args\.products \(bfloat16x3\) is not supported"),
         ('{"head_width": 192}', r"model\.args\.head_width is 192; change it, or choose"),
     ],
 )

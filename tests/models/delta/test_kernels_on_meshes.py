@@ -19,7 +19,7 @@ import torch, torch_xla
 from models.delta.rules.layout import CoreOptions
 from models.delta.rules.chunked import chunk_delta_rule
 from models.delta.rules.recurrence import recur_delta_rule
-from models.delta import kernels, kernels_flash, kernels_rule
+from models.delta.kernels import flash, fused_rule, operators
 from models.delta.kernels.flash import attend_causally
 from tests.models.delta import variants
 from tests.models.delta.test_delta_flash import find_all
@@ -29,7 +29,7 @@ from utils.config.execution import RuntimeSection
 from utils.runtime.launcher import create_runtime
 
 runtime, seen = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_fsdp=2)), []
-for module in (kernels, kernels_flash, kernels_rule):
+for module in (operators, flash, fused_rule):
     def note(kernel, plan, tensors, results, before=module.run_kernel):
         seen.append((kernel.__name__, list(tensors[0].shape)))
         return before(kernel, plan, tensors, results)
