@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -131,23 +132,7 @@ def create_chunk_rule(
     def is_fused(plan: ChunkPlan, starts: Tensor | None, parts: Sequence[Tensor]) -> bool:
         return has_kernels and starts is None and fits_fused(plan.options, parts)
 
-    def advance(
-        parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return _advance(rule.cut(parts, starts, plan), state, plan, parts[2].dtype)
-
-    def retreat(
-        parts: Sequence[Tensor],
-        starts: Tensor | None,
-        kept: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        plan: ChunkPlan,
-    ) -> list[Tensor]:
-        chunks = rule.cut(parts, starts, plan)
-        of_outputs = to_chunks(grads[0], plan.chunk, chunks.v.dtype)
-        *of_inputs, to_state = chunks.pull(kept, [of_outputs, grads[1]], plan.options)
-        pairs = zip(of_inputs, parts, strict=True)
-        return [*(_shape_like(grad, part) for grad, part in pairs), to_state]
+    advance, retreat = partial(_advance, rule), partial(_retreat, rule)
 
     class ChunkRule(torch.autograd.Function):
         """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the last state."""
@@ -188,9 +173,14 @@ def create_chunk_rule(
 
 
 def _advance(
-    chunks: RuleChunks, state: Tensor, plan: ChunkPlan, dtype: torch.dtype
+    rule: type[RuleChunks],
+    parts: Sequence[Tensor],
+    starts: Tensor | None,
+    state: Tensor,
+    plan: ChunkPlan,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute outputs [B, T, H, V], inverses and states of chunks, and the last state."""
+    chunks = rule.cut(parts, starts, plan)
     options = plan.options
     find_inverse = invert_beside if options.is_written_out else invert
     inverse = find_inverse(chunks.compute_system(), options.solver)
@@ -206,7 +196,24 @@ def _advance(
             factors = [*narrow(factors[:5], options.products), *factors[5:]]
             walked = walk(factors, state, options.loop, plan.keep, options.parts, options.products)
         output, states, state = walked
-    return from_chunks(chunks.complete(output)).to(dtype), inverse, states, state
+    output = from_chunks(chunks.complete(output)).to(parts[2].dtype)
+    return output, inverse, states, state
+
+
+def _retreat(
+    rule: type[RuleChunks],
+    parts: Sequence[Tensor],
+    starts: Tensor | None,
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    plan: ChunkPlan,
+) -> list[Tensor]:
+    """Compute the gradients of all parts, in their types, and of the first state."""
+    chunks = rule.cut(parts, starts, plan)
+    of_outputs = to_chunks(grads[0], plan.chunk, chunks.v.dtype)
+    *of_inputs, to_state = chunks.pull(kept, [of_outputs, grads[1]], plan.options)
+    pairs = zip(of_inputs, parts, strict=True)
+    return [*(_shape_like(grad, part) for grad, part in pairs), to_state]
 
 
 def retreat_over(
