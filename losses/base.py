@@ -1,6 +1,6 @@
 """Defines the inputs and the output of a loss, and the base class of all losses.
 
-What holds for every `compute_*` and is not said again there:
+What holds for every `compute_*` and is not repeated there:
 
 - `student_logits` and `teacher_logits` are [B, K], unnormalised; `student_features` and
   `teacher_features` [B, C, P], C channels at P positions, of one shape.
@@ -32,13 +32,13 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Turned:
-    """What both sides answer to n turned copies of each image of a batch (`sskd`).
+    """Outputs of both sides for n turned copies of each image of a batch (`sskd`).
 
     Attributes:
       student_logits: [B, n, K], carries the gradient.
       teacher_logits: one [B, n, K] per live teacher.
       student_features: activations [B, n, ...] by module path of the student; no parameters.
-      teacher_features: the same of the teacher.
+      teacher_features: likewise, of the teacher.
     """
 
     student_logits: Tensor
@@ -54,27 +54,27 @@ class LossInputs:
     Attributes:
       student_logits: [B, K], carries the gradient; of a regression its predictions [B, O].
       targets: float [B, K], rows sum to 1, after mixup and label smoothing; of sets of classes each
-        0 to 1; of a regression the numbers [B, O], in the units of the predictions; none: `labels`
-        alone are.
-      labels: int [B], hard labels of the examples before mixing; none where there are no classes.
-      mask: bool [B], valid examples; none: all are valid.
+        0 to 1; of a regression the numbers [B, O], in the units of the predictions; None if there
+        are only `labels`.
+      labels: int [B], hard labels of the examples before mixing; None if there are no classes.
+      mask: bool [B], valid examples; None if all are.
       teacher_logits: one [B, K] per live teacher.
-      sparse_teacher: stored top-k answers of a teacher, instead of a live one.
+      sparse_teacher: stored top-k outputs of a teacher, instead of a live one.
       student_distill_logits: [B, K] of a distillation-token head, in training mode.
       student_features: activations by module path of the student.
       teacher_features: activations by module path of the teacher.
-      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`, `crld`); none
+      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`, `crld`); None
         without distill.views: weak_strong.
       strong_teacher_logits: one [B, K] per teacher of that view.
-      turned: of the images' turned copies; none without distill.views: rotations.
+      turned: outputs for the images' turned copies; None without distill.views: rotations.
       example_indices: int [B], positions in the training split (`crd`).
-      contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, where they are
-        given with reference values; in a run `crd` draws them by `noise_key`.
-      noise_key: int64 [1], a function of (seed, step) that losses draw by; none: 0, where a
-        step is tried outside a run.
+      contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, for reference
+        values; in a run `crd` draws them with `noise_key`.
+      noise_key: int64 [1], a function of (seed, step) for losses that draw numbers; None is 0, for
+        a step outside a run.
       term_scales: float [terms], scheduled factors on the weights of the terms, as data.
-      alpha: float scalar, share of distillation at this step, as data; none: as configured.
-      log_variances: [B, O], of the predictions of a regression that answers them.
+      alpha: float scalar, share of distillation at this step, as data; None if as configured.
+      log_variances: [B, O], of the predictions of a regression that has them.
     """
 
     student_logits: Tensor
@@ -97,13 +97,13 @@ class LossInputs:
     log_variances: Tensor | None = None
 
     def target_classes(self) -> Tensor:
-        """int [B], the heaviest class of each target: the label, or mixup's larger partner."""
+        """Return int [B], the heaviest class of each target: the label, or mixup's larger one."""
         return self.labels if self.targets is None else self.targets.argmax(dim=-1)
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """One step's loss.
+    """Loss of one step.
 
     Attributes:
       total: scalar that carries the gradient; float32, or float64 for float64 inputs.
@@ -115,18 +115,18 @@ class LossOutput:
 
 
 class Loss(nn.Module):
-    """One term: subclasses give `compute`; `forward` runs it outside autocast.
+    """One term: subclasses implement `compute`; `forward` runs it outside autocast.
 
     Losses with projections make them in `build`; their parameters train with the student and are
-    left out of what is exported. Losses with memory keep it in buffers.
+    not exported. Losses with memory keep it in buffers.
 
     Attributes:
-      why_not_tokens: the end of the sentence that refuses it to a language model; empty: its value
-        is a mean over rows of logits, or over windows of hidden states, whatever these are.
-      needs_noise: whether it draws by `noise_key`.
-      needs_strong_view: whether it compares a second, strongly augmented view, too.
-      needs_turned: whether it compares images with their turned copies.
-      takes_numbers: whether answers may be any numbers; else they are logits of classes.
+      why_not_tokens: end of the error that refuses the loss for a language model; empty if its
+        value is a mean over any rows of logits, or over windows of any hidden states.
+      needs_noise: True if it draws with `noise_key`.
+      needs_strong_view: True if it also compares a second, strongly augmented view.
+      needs_turned: True if it compares images with their turned copies.
+      takes_numbers: True if outputs may be any numbers; else they must be logits of classes.
     """
 
     why_not_tokens: str = ""
@@ -139,36 +139,36 @@ class Loss(nn.Module):
         super().__init__()
 
     def student_layers(self) -> tuple[str, ...]:
-        """Module paths whose outputs the loss needs of the student."""
+        """Return the student's module paths whose outputs the loss needs."""
         return ()
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """Module paths whose outputs the loss needs of the teacher."""
+        """Return the teacher's module paths whose outputs the loss needs."""
         return ()
 
     def needs_distill_token(self) -> bool:
-        """Whether the loss looks at the logits of a distillation token."""
+        """Return whether the loss reads the logits of a distillation token."""
         return False
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Make projections for activations of these shapes (with a batch axis of any size)."""
+        """Create projections for activations of these shapes (with a batch axis of any size)."""
 
     def forward(self, inputs: LossInputs) -> Tensor:
-        """The scalar value; half-precision inputs are computed in float32."""
+        """Compute the scalar; half-precision inputs are computed in float32."""
         with torch.autocast(inputs.student_logits.device.type, enabled=False):
             return self.compute(inputs)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The scalar value, with autocast off."""
+        """Compute the scalar, with autocast off."""
         raise NotImplementedError
 
 
 class LogitLoss(Loss):
-    """`function` of the student's and the only teacher's logits, the mask and `arguments`.
+    """A pure `function` of the logits of the student and of its only teacher.
 
     Args:
-      function: pure maths with its source; takes both logits, then `mask` and `arguments` by name.
-      reduction: `numel` divides its value by K too, `batchmean` leaves it.
+      function: takes both logits, then `mask` and `arguments` by name.
+      reduction: `numel` also divides the value by K, `batchmean` does not.
       arguments: attributes too: an ensemble averages at its loss's `temperature`, and a batch
         must be a multiple of every `group_size`.
     """
@@ -183,7 +183,7 @@ class LogitLoss(Loss):
         vars(self).update(arguments)
 
     def get_student_logits(self, inputs: LossInputs) -> Tensor:
-        """The head that learns from the teacher: the class head."""
+        """Return the logits that learn from the teacher: those of the class head."""
         return inputs.student_logits
 
     def compute(self, inputs: LossInputs) -> Tensor:
@@ -193,21 +193,20 @@ class LogitLoss(Loss):
         return value / student.shape[-1] if self.reduction == "numel" else value
 
     def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
-        """The scalar of both [B, K] logits; targets are not used."""
+        """Compute the scalar from both [B, K] logits; targets are not used."""
         return self.function(student, teacher, mask=inputs.mask, **self.arguments)
 
 
 class TargetLoss(LogitLoss):
-    """A logit loss whose function takes the target classes too, as its third argument."""
+    """A logit loss whose function takes as its third argument the target classes, too."""
 
     def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
-        """The scalar; mixed targets count as their heaviest class."""
         classes = inputs.target_classes()
         return self.function(student, teacher, classes, mask=inputs.mask, **self.arguments)
 
 
 def get_teacher_logits(inputs: LossInputs) -> Tensor:
-    """[B, K] of the only teacher, live or stored.
+    """Return [B, K] logits of the only teacher, live or stored.
 
     Raises:
       UserError: no teacher, several teachers, or another number of classes than the student.
@@ -228,13 +227,13 @@ def get_teacher_logits(inputs: LossInputs) -> Tensor:
 
 
 def get_strong_logits(inputs: LossInputs, name: str) -> tuple[Tensor, Tensor]:
-    """[B, K] of the student and of the only teacher for the strong view.
+    """Return [B, K] of the student and of the only teacher for the strong view.
 
     Args:
-      name: of the loss.
+      name: the loss, for errors.
 
     Raises:
-      UserError: there is no such view, or several teachers or none answered it.
+      UserError: the run has no such view, or not exactly one teacher saw it.
     """
     if inputs.strong_student_logits is None:
         raise UserError(
@@ -251,7 +250,7 @@ def get_strong_logits(inputs: LossInputs, name: str) -> tuple[Tensor, Tensor]:
 
 
 def check_classes(student_logits: Tensor, teacher_logits: Tensor) -> None:
-    """Refuse a teacher whose logits do not have the student's shape."""
+    """Raise a UserError if the teacher's logits do not have the student's shape."""
     if student_logits.shape != teacher_logits.shape:
         raise UserError(
             f"distill.teacher gives logits {tuple(teacher_logits.shape)} and the student "
@@ -260,7 +259,7 @@ def check_classes(student_logits: Tensor, teacher_logits: Tensor) -> None:
 
 
 def get_feature(features: Mapping[str, Tensor], path: str, side: str) -> Tensor:
-    """The activation at a module path; a UserError with near paths if it is not there."""
+    """Return the activation at a module path; a UserError names near paths if it is missing."""
     if path not in features:
         raise UserError(
             f"distill.losses: {side} layer {path!r} was not collected; {get_hint(path, features)}"

@@ -1,4 +1,4 @@
-"""From a name and arguments, as they stand in a YAML, to a loss."""
+"""Creates a loss from a name and arguments, as a YAML has them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def create_loss(
     temperature: float | None = None,
     group_size: int | None = None,
 ) -> Loss:
-    """The loss of that name.
+    """Create the loss of that name.
 
     Args:
-      name: a registered name.
-      args: the loss's own arguments; they win over the two defaults below.
-      temperature: T for losses that have one and whose args do not name it.
+      args: the loss's own arguments; they take precedence over the two defaults below.
+      temperature: T for losses that have one and whose args do not set it.
       group_size: consecutive examples that losses between examples compare; 0: all.
 
     Raises:
@@ -45,13 +44,11 @@ def create_from(
     args: Mapping[str, Any] | None = None,
     usual: Mapping[str, Any] | None = None,
 ) -> Any:
-    """What a registry of losses makes of a name and arguments.
+    """Create an entry of a registry of losses, with errors as in `create_loss`.
 
     Args:
-      usual: values for arguments that are not given, where the loss has them; none: it decides.
-
-    Raises:
-      UserError: as `create_loss`.
+      usual: values for arguments that `args` does not set; those of None or unknown to the loss
+        are ignored.
     """
     factory = registry.get(name)
     parameters = inspect.signature(factory).parameters
@@ -62,8 +59,8 @@ def create_from(
     takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
     for key in args:
         if key not in parameters:
-            near = get_near_names(key, parameters)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = get_near_names(key, parameters)[:1]
+            hint = f"did you mean {hint[0]!r}? " if hint else ""
             raise UserError(f"distill.losses: {name} has no argument {key!r}; {hint}{takes}")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in args:
@@ -78,13 +75,13 @@ def define(
     positive: str = "",
     **defaults: Any,
 ) -> Callable[..., Any]:
-    """A factory of the losses `kind(function, **arguments)`.
+    """Create a factory of the losses `kind(function, **arguments)`.
 
     Args:
-      name: of the loss, for errors.
-      positive: arguments, space between them, that must be numbers above 0.
-      defaults: all that a configuration can name. `why_not_tokens` and `takes_numbers` are none of
-        them but attributes of the loss.
+      name: the loss, for errors.
+      positive: arguments, separated by spaces, that must be numbers above 0.
+      defaults: all that a configuration can name, besides the loss's attributes `why_not_tokens`
+        and `takes_numbers`.
     """
     attributes = {key: defaults.pop(key) for key in _ATTRIBUTES & defaults.keys()}
 
@@ -103,26 +100,37 @@ def define(
     return create
 
 
+def weigh_parts(compute_parts: Callable[..., Any], *keys: str) -> Callable[..., Tensor]:
+    """Create a function that adds two parts, each times the keyword argument named in `keys`."""
+
+    def compute(*inputs: Tensor, **arguments: Any) -> Tensor:
+        factors = [arguments.pop(key) for key in keys]
+        first, second = compute_parts(*inputs, **arguments)
+        return factors[0] * first + factors[1] * second
+
+    return compute
+
+
 def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> bool:
-    """Whether it is a number, which true and false are not, within these bounds."""
+    """Return whether it is a number, which true and false are not, within these bounds."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and least <= value <= most
 
 
 def is_count(value: object, least: int = 0) -> bool:
-    """Whether it is a whole number of at least so many."""
+    """Return whether it is a whole number of at least `least`."""
     return isinstance(value, int) and is_number(value, least)
 
 
 def check_positive(name: str, **values: float) -> None:
-    """Refuse arguments that are not numbers above 0."""
+    """Raise a UserError for arguments that are not numbers above 0."""
     for key, value in values.items():
         if not is_number(value) or value <= 0:
             raise UserError(f"distill.losses: {name}.{key} is {value!r}; give a number above 0")
 
 
 def check_choice(name: str, key: str, value: str, choices: tuple[str, ...]) -> None:
-    """Refuse a word that is not among the choices."""
+    """Raise a UserError for a word that is not among the choices."""
     if value not in choices:
         raise UserError(
             f"distill.losses: {name}.{key} is {value!r}; choose one of {', '.join(choices)}"

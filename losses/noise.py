@@ -1,4 +1,4 @@
-"""Numbers that look random, of (seed, step, example): what losses and erasing draw by."""
+"""Computes pseudo-random numbers from (seed, step, example), for losses and erasing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ ROUNDS = ((16, 0x7FEB352D), (15, 0x5BD1E995))
 
 
 def draw_words(indices: Tensor, key: Tensor, count: int) -> Tensor:
-    """[B, count] int64 in [0, 2^32) from each example's index and the step's key.
+    """Return [B, count] int64 in [0, 2^32) from each example's index and the step's key.
 
-    A hash on the device: shifts, exclusive ors and products of integers, which are the same on
+    A hash on the device from shifts, exclusive ors and products of integers, which are equal on
     every device and for every number of ranks.
 
     Args:
       indices: int [B], positions in the training split.
       key: int64 [1], below 2^31.
-      count: numbers an example.
     """
     positions = torch.arange(count, device=indices.device, dtype=torch.int64)
     state = (indices.long().unsqueeze(1) & BITS) * EXAMPLE + positions * POSITION + key
@@ -36,22 +35,22 @@ def draw_words(indices: Tensor, key: Tensor, count: int) -> Tensor:
 
 
 def draw_uniform(indices: Tensor, key: Tensor, count: int) -> Tensor:
-    """[B, count] float32 in [0, 1), as `draw_words` has it."""
+    """Return [B, count] float32 in [0, 1), from `draw_words`."""
     return (draw_words(indices, key, count) >> 8).to(torch.float32) / 2**24
 
 
 def draw_normal(indices: Tensor, key: Tensor, count: int) -> Tensor:
-    """[B, count] float32 of mean 0 and variance 1, between -5.3 and 5.3; by `draw_words`, too."""
+    """Return [B, count] float32, mean 0, variance 1, in -5.3 to 5.3, from `draw_words`."""
     # Never 0 or 1, and exact in float32.
     shares = ((draw_words(indices, key, count) >> 9).to(torch.float32) + 0.5) / 2**23
     return torch.erfinv(2 * shares - 1) * math.sqrt(2)
 
 
 def draw_for(inputs: LossInputs, count: int, name: str) -> Tensor:
-    """[B, count] for the examples of a step.
+    """Return [B, count] uniform numbers for the examples of a step.
 
     Raises:
-      UserError: the step does not say which examples it has.
+      UserError: the step has no example indices.
     """
     if inputs.example_indices is None:
         raise UserError(
@@ -62,7 +61,7 @@ def draw_for(inputs: LossInputs, count: int, name: str) -> Tensor:
 
 
 def get_noise_key(inputs: LossInputs) -> Tensor:
-    """int64 [1], the step's; 0 where a step names none."""
+    """Return the step's int64 [1]; 0 if it has none."""
     if inputs.noise_key is not None:
         return inputs.noise_key
     return torch.zeros(1, dtype=torch.int64, device=inputs.example_indices.device)

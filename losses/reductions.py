@@ -1,4 +1,4 @@
-"""The one convention: float32 at least, constant teachers, means over valid examples, groups."""
+"""Conventions of all losses: float32 at least, constant teachers, means over valid examples."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Mask = Tensor | None  # bool [B], valid examples; None if all are
 
 
 def upcast(values: Tensor) -> Tensor:
-    """float32 of a half-precision tensor; float32 and float64 as they are."""
+    """Convert half precision to float32; float32 and float64 stay."""
     if values.dtype in (torch.bfloat16, torch.float16):
         return values.float()
     return values
 
 
 def as_constant(values: Tensor) -> Tensor:
-    """The upcast values without their gradient: teachers, targets and weights."""
+    """Upcast values and drop their gradient: for teachers, targets and weights."""
     return upcast(values.detach())
 
 
 def mean_valid(per_example: Tensor, mask: Mask = None) -> Tensor:
-    """Mean of [B] values over the valid examples; 0 if there is none.
+    """Compute the mean of [B] values over the valid examples; 0 if there are none.
 
     The divisor is this batch's own count. Training batches are always full, so the mean over
     ranks is the mean over the global batch.
@@ -35,7 +35,7 @@ def mean_valid(per_example: Tensor, mask: Mask = None) -> Tensor:
 
 
 def split_groups(values: Tensor, group_size: int) -> Tensor:
-    """[B, ...] as [B / g, g, ...] of consecutive examples; g = 0 takes the whole batch as one.
+    """Split [B, ...] into [B / g, g, ...] of consecutive examples; g = 0 is the whole batch.
 
     Raises:
       UserError: the batch is not a multiple of the group.
@@ -51,14 +51,14 @@ def split_groups(values: Tensor, group_size: int) -> Tensor:
 
 
 def get_group_weights(values: Tensor, mask: Mask, group_size: int) -> Tensor:
-    """[G, g] weights, 1 for valid examples and 0 for the others, in the dtype of `values`."""
+    """Return [G, g] weights, 1 for valid examples, else 0, in the dtype of `values`."""
     if mask is None:
         mask = torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
     return split_groups(mask, group_size).to(upcast(values).dtype)
 
 
 def mean_groups(per_group: Tensor, weights: Tensor) -> Tensor:
-    """Mean of [G] values, each group counted by its valid examples, from [G, g] weights."""
+    """Compute the mean of [G] values, weighted by each group's valid examples ([G, g])."""
     counts = weights.sum(dim=1)
     return (per_group * counts).sum() / counts.sum().clamp(min=1)
 
@@ -66,20 +66,20 @@ def mean_groups(per_group: Tensor, weights: Tensor) -> Tensor:
 def soften(
     student_logits: Tensor, teacher_logits: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of the teacher, then of the student, at a temperature."""
+    """Compute log-probabilities of the teacher, then of the student, at a temperature."""
     log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
     return log_probs, torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:
-    """Square root whose gradient at 0 is 0 instead of infinite."""
+    """Compute the square root, with gradient 0 at 0 instead of an infinite one."""
     is_zero = squares <= 0
     root = torch.where(is_zero, torch.ones_like(squares), squares).sqrt()
     return torch.where(is_zero, torch.zeros_like(squares), root)
 
 
 def unit_rows(vectors: Tensor, eps: float = 1e-12) -> Tensor:
-    """Vectors over the last axis divided by max(L2 norm, eps); gradient 0 where the norm is 0."""
+    """Divide vectors along the last axis by max(L2 norm, eps); gradient 0 where the norm is 0."""
     squares = vectors.square().sum(dim=-1, keepdim=True)
     is_tiny = squares <= eps * eps
     norms = torch.where(is_tiny, torch.ones_like(squares), squares).sqrt()

@@ -1,4 +1,4 @@
-"""Teachers that were asked once: top-k log-probabilities, indices and the mass of the rest."""
+"""Stored teachers: top-k log-probabilities, indices and the mass of the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIN_MASS = 1e-30  # keeps the logarithm of an empty rest finite in float32
 
 @dataclass(frozen=True)
 class SparseTeacher:
-    """A teacher's stored answer.
+    """Stored outputs of a teacher for a batch.
 
     Attributes:
       log_probs: float [B, k], log-probabilities at temperature 1 of the k best classes.
@@ -28,10 +28,10 @@ class SparseTeacher:
 
 
 def compute_dense_log_probs(teacher: SparseTeacher, num_classes: int) -> Tensor:
-    """[B, K] log-probabilities, the residual mass spread evenly over the classes not stored.
+    """Return [B, K] log-probabilities, the residual mass spread evenly over the other classes.
 
-    They stand in for the teacher's logits in every loss that only sees softmax(t / T): with
-    k = K they differ from the live teacher by a shift of each row and the storage rounding.
+    They replace the teacher's logits in every loss that only sees softmax(t / T): with k = K they
+    differ from the live teacher by a shift of each row and the storage rounding.
 
     Source: Wu et al. 2022 (TinyViT), arXiv:2207.10666, section 3.2.
     """
@@ -46,11 +46,11 @@ def compute_dense_log_probs(teacher: SparseTeacher, num_classes: int) -> Tensor:
 def compute_sparse_cross_entropy(
     student_logits: Tensor, teacher: SparseTeacher, *, mask: Mask = None
 ) -> Tensor:
-    """Cross-entropy with a stored teacher, without building its [B, K] distribution.
+    """Compute the cross-entropy with a stored teacher without building its [B, K] distribution.
 
     Returns:
-      Scalar in nats at temperature 1: summed over K, averaged over valid examples. It lies above
-      the KL form by the teacher's entropy; the gradient is the same.
+      Scalar in nats at temperature 1: higher than the KL form by the teacher's entropy; the
+      gradient is the same.
 
     Source: Wu et al. 2022 (TinyViT), arXiv:2207.10666, section 3.2.
     """

@@ -1,4 +1,4 @@
-"""The losses by name. A row is all that a new loss needs beside its file."""
+"""Lists the losses by name. A new loss needs a row here besides its file."""
 
 from __future__ import annotations
 

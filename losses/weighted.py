@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from losses.factory import create_loss
 from losses.logits.kd import soft_cross_entropy
 
 if TYPE_CHECKING:
-    from utils.config.distill import DistillSection, LossTerm
+    from utils.config.distill import DistillSection
 
-# What a task learns from its targets: a scalar, computed with autocast off.
+# Computes what a task learns from its targets: a scalar, with autocast off.
 TaskTerm = Callable[[LossInputs], Tensor]
 
 
@@ -26,12 +26,12 @@ class WeightedLoss(nn.Module):
     Args:
       terms: (name, loss, weight) of each term; a repeated name is numbered in the log.
       alpha: share of distillation, 0 to 1.
-      task_loss: what is learnt from the targets; none: soft cross-entropy.
+      task_loss: computes the loss of the targets; None is soft cross-entropy.
 
     Attributes:
-      peer: a second student that learns by the same terms; whoever has one puts it here.
+      peer: a second student that learns by the same terms, or None; set by its owner.
 
-    A part of weight 0 is computed and logged and stays out of the total, so that an infinity in
+    A part of weight 0 is computed and logged but left out of the total, so that an infinity in
     it cannot spread. `LossInputs.term_scales` multiplies the weights by data, for schedules.
     """
 
@@ -52,41 +52,40 @@ class WeightedLoss(nn.Module):
         self._factors = {"task": 1 - self.alpha} | {n: self.alpha * w for n, w in of_terms}
 
     def student_layers(self) -> tuple[str, ...]:
-        """Module paths of the student whose outputs must come in `student_features`."""
+        """Return the student's module paths whose outputs `student_features` must contain."""
         return tuple(dict.fromkeys(p for loss in self.losses for p in loss.student_layers()))
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """Module paths of the teacher whose outputs must come in `teacher_features`."""
+        """Return the teacher's module paths whose outputs `teacher_features` must contain."""
         return tuple(dict.fromkeys(p for loss in self.losses for p in loss.teacher_layers()))
 
     def needs_distill_token(self) -> bool:
-        """Whether a term looks at the logits of a distillation token."""
+        """Return whether a term reads the logits of a distillation token."""
         return any(loss.needs_distill_token() for loss in self.losses)
 
     def needs_strong_view(self) -> bool:
-        """Whether a term compares a second, strongly augmented view."""
-        return any(getattr(one, "needs_strong_view", False) for one in self.losses.modules())
+        """Return whether a term compares a second, strongly augmented view."""
+        return any(getattr(m, "needs_strong_view", False) for m in self.losses.modules())
 
     def needs_turned(self) -> bool:
-        """Whether a term compares images with their turned copies."""
-        return any(getattr(one, "needs_turned", False) for one in self.losses.modules())
+        """Return whether a term compares images with their turned copies."""
+        return any(getattr(m, "needs_turned", False) for m in self.losses.modules())
 
     def needs_noise(self) -> bool:
-        """Whether a term draws by a key of the step."""
+        """Return whether a term draws numbers with a key of the step."""
         return any(loss.needs_noise for loss in self.losses)
 
     def group_sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups of examples that terms compare; none if no term does."""
+        """Return the sizes of the groups of examples that terms compare; empty if no term does."""
         sizes = (getattr(module, "group_size", 0) for module in self.losses.modules())
         return tuple(sorted({size for size in sizes if size}))
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Make the projections of all terms, before the optimizer is made."""
+        """Create the projections of all terms, before the optimizer is created."""
         for loss in self.losses:
             loss.build(student_shapes, teacher_shapes)
 
     def forward(self, inputs: LossInputs) -> LossOutput:
-        """The weighted total and its parts."""
         with torch.autocast(inputs.student_logits.device.type, enabled=False):
             task = self._compute_task(inputs)
         terms = {"task": task}
@@ -96,7 +95,7 @@ class WeightedLoss(nn.Module):
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
 
     def _compute_task(self, inputs: LossInputs) -> Tensor:
-        """What the targets teach: the mean over the views, which have the same ones."""
+        """Compute the task's loss: the mean over the views, which share the targets."""
         task = self.task_loss(inputs)
         if inputs.strong_student_logits is None:
             return task
@@ -109,7 +108,7 @@ class WeightedLoss(nn.Module):
         term_scales: Tensor | None = None,
         alpha: Tensor | None = None,
     ) -> Tensor:
-        """What parts of the loss add to the total: it is their sum, taken together or in turn.
+        """Compute what parts of the loss add to the total, which is their sum.
 
         Args:
           parts: `task` and terms by their names, or some of them; at least one.
@@ -127,7 +126,7 @@ class WeightedLoss(nn.Module):
         return torch.stack(scaled).sum() if scaled else 0 * next(iter(parts.values()))
 
     def _get_factor(self, name: str, alpha: Tensor | None) -> float | Tensor:
-        """What a part is multiplied by; a tensor where the share of distillation is data."""
+        """Return the factor of a part; a tensor if the share of distillation is data."""
         if alpha is None or not self.names:
             return float(self._factors[name])
         if name == "task":
@@ -137,42 +136,31 @@ class WeightedLoss(nn.Module):
 
 
 def compute_class_loss(inputs: LossInputs) -> Tensor:
-    """Cross-entropy with the targets of classes: a classification's task loss."""
+    """Compute the cross-entropy with the targets: a classification's task loss."""
     return soft_cross_entropy(inputs.student_logits, inputs.targets, mask=inputs.mask)
 
 
 def create_weighted_loss(
     distill: DistillSection, task_loss: TaskTerm = compute_class_loss
 ) -> WeightedLoss:
-    """The loss of a `distill` section: its terms, or the task loss alone.
-
-    Args:
-      task_loss: what is learnt from the targets.
+    """Create the loss of a `distill` section: its terms, or the task loss alone.
 
     Raises:
-      UserError: what `create_loss` refuses.
+      UserError: as in `create_loss`.
     """
-    entries = [(term.name, _with_layers(term), term.weight) for term in distill.losses]
+    entries = [
+        (term.name, term.args | ({"layers": term.layers} if term.layers else {}), term.weight)
+        for term in distill.losses
+    ]
     if distill.loss:
         entries = [(distill.loss, {}, 1.0)]
-    terms = [
-        (
-            name,
-            create_loss(name, args, temperature=distill.temperature, group_size=distill.group_size),
-            weight,
-        )
-        for name, args, weight in entries
-    ]
+    defaults = {"temperature": distill.temperature, "group_size": distill.group_size}
+    terms = [(name, create_loss(name, args, **defaults), weight) for name, args, weight in entries]
     return WeightedLoss(terms, distill.alpha, task_loss)
 
 
-def _with_layers(term: LossTerm) -> dict[str, Any]:
-    """A term's arguments; its `layers` are one of them."""
-    return {**term.args, "layers": term.layers} if term.layers else dict(term.args)
-
-
 def _number_repeats(names: Sequence[str]) -> tuple[str, ...]:
-    """Names as they are logged: the second `kd` becomes `kd_2`."""
+    """Return names as they are logged: the second `kd` becomes `kd_2`."""
     logged: list[str] = []
     for position, name in enumerate(names):
         earlier = names[:position].count(name)

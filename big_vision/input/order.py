@@ -86,10 +86,7 @@ def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:
 
 def get_evaluation_range(num_examples: int, spec: ShardSpec) -> tuple[int, int]:
     """[start, stop) of one ordered pass when each shard reads a range of its own."""
-    return (
-        spec.index * num_examples // spec.count,
-        (spec.index + 1) * num_examples // spec.count,
-    )
+    return (spec.index * num_examples // spec.count, (spec.index + 1) * num_examples // spec.count)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,7 @@ if TYPE_CHECKING:
     from utils.config.data import DataSection
 
 Role = Literal["train", "eval", "test"]
-SPLIT_KEYS: dict[Role, str] = {
-    "train": "train_split",
-    "eval": "eval_split",
-    "test": "test_split",
-}
+SPLIT_KEYS: dict[Role, str] = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
 # What a run says of its data elsewhere, by name: `num_classes`, `image_size`.
 Known = Mapping[str, int]
 

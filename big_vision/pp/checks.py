@@ -205,10 +205,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "chain_length": ("a whole number from 0 on", lambda v: v == 0 or _is_side(v)),
     "alpha": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "fill": ("a level of 0 to 255, or one per channel", _is_level_or_levels),
-    "interpolation": (
-        "one of " + ", ".join(INTERPOLATIONS),
-        lambda value: value in INTERPOLATIONS,
-    ),
+    "interpolation": ("one of " + ", ".join(INTERPOLATIONS), lambda value: value in INTERPOLATIONS),
     "n": (
         '"single", a positive whole number or [low, high]',
         lambda v: v == "single" or _is_size(v),

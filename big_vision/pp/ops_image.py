@@ -312,10 +312,7 @@ def decode_jpeg_scaled_window(image: Any, begin: Any, sides: Any, smallest: tupl
 
 
 def sample_box(
-    shape: Any,
-    areas: tuple[float, float],
-    ratios: tuple[float, float],
-    randomness: Randomness,
+    shape: Any, areas: tuple[float, float], ratios: tuple[float, float], randomness: Randomness
 ) -> tuple[Any, Any]:
     """A random box (begin, size), both int32 [3], ready for `tf.slice`.
 

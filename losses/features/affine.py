@@ -1,8 +1,8 @@
 """Affine maps that bring a teacher's features to one scale: per channel, or PHI-S.
 
-Teachers of different families answer at scales that differ by orders of magnitude, so that the
-squared error of one drowns the others. What is learnt instead is `forward` of their features;
-`inverse` gives the teacher's own space back.
+The scales of different teachers differ by orders of magnitude, so that the squared error of one
+would dominate. The student therefore learns `forward` of their features; `inverse` returns to the
+teacher's own space.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-# Below this share of the mean variance a channel counts as dead: it stays near 0 and is not
-# blown up to noise of unit size.
+# A channel below this share of the mean variance counts as dead: it stays near 0 instead of
+# becoming noise of unit size.
 DEAD = 1e-10
 
 
@@ -32,11 +32,11 @@ class AffineMap(nn.Module):
             self.register_buffer(name, value.float(), persistent=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[..., D] at unit scale, from the teacher's own."""
+        """Map the teacher's [..., D] to unit scale."""
         return _multiply(features.float() - self.mean, self.matrix)
 
     def inverse(self, features: Tensor) -> Tensor:
-        """[..., D] in the teacher's own space, from unit scale."""
+        """Map [..., D] at unit scale to the teacher's own space."""
         return _multiply(features.float(), self.back) + self.mean
 
 
@@ -45,7 +45,7 @@ def _multiply(values: Tensor, matrix: Tensor) -> Tensor:
 
 
 def create_channel_map(mean: Tensor, variances: Tensor) -> AffineMap:
-    """Each channel to mean 0 and variance 1; a dead channel is only centred and shrunk.
+    """Create a map of each channel to mean 0 and variance 1; dead channels are only centred.
 
     Args:
       mean: float64 [D].
@@ -57,19 +57,19 @@ def create_channel_map(mean: Tensor, variances: Tensor) -> AffineMap:
 
 
 def create_phi_s_map(mean: Tensor, eigenvalues: Tensor, eigenvectors: Tensor) -> AffineMap:
-    """A rotation after which all channels have one variance, and one factor that makes it 1.
+    """Create a rotation to equal variances of all channels, with one factor that makes them 1.
 
-    Distances keep their proportions, as a factor for each channel would not: an error of the
-    student weighs alike in every direction of the teacher's space.
+    Distances keep their proportions, unlike with a factor for each channel: an error of the student
+    weighs alike in every direction of the teacher's space.
 
     Args:
       mean: float64 [D].
       eigenvalues: float64 [D] of the covariance, at least one above 0.
-      eigenvectors: float64 [D, D], one a column.
+      eigenvectors: float64 [D, D], in columns.
 
     Source: Ranzinger et al. 2024 (PHI-S), arXiv:2410.01680, section 3: (x - mean) U H^T / alpha,
-    alpha^2 the mean eigenvalue. Where no Hadamard matrix of that width is at hand, `even_out` has
-    the same property.
+    alpha^2 the mean eigenvalue. For widths without a known Hadamard matrix, `even_out` has the same
+    property.
     """
     width = len(mean)
     hadamard = create_hadamard(width)
@@ -83,7 +83,7 @@ def create_phi_s_map(mean: Tensor, eigenvalues: Tensor, eigenvectors: Tensor) ->
 
 
 def create_hadamard(order: int) -> Tensor | None:
-    """float64 [order, order] of 1 and -1 with orthogonal rows; none where nothing here makes it.
+    """Return float64 [order, order] of 1 and -1 with orthogonal rows; None if it is not known.
 
     Sylvester's doubling and both of Paley's constructions over prime fields, and their Kronecker
     products: all widths of the common vision transformers (192, 384, 768, 1024, 1152, 1280, 1408,
@@ -111,20 +111,20 @@ def create_hadamard(order: int) -> Tensor | None:
 
 
 def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % one for one in range(2, math.isqrt(number) + 1))
+    return number > 1 and all(number % n for n in range(2, math.isqrt(number) + 1))
 
 
 def _create_jacobsthal(prime: int) -> Tensor:
-    """[q, q] of the quadratic character of i - j."""
-    squares = {one * one % prime for one in range(1, prime)}
-    character = [0.0] + [1.0 if one in squares else -1.0 for one in range(1, prime)]
+    """Return [q, q] of the quadratic character of i - j."""
+    squares = {n * n % prime for n in range(1, prime)}
+    character = [0.0] + [1.0 if n in squares else -1.0 for n in range(1, prime)]
     positions = torch.arange(prime)
     table = torch.tensor(character, dtype=torch.float64)
     return table[(positions[:, None] - positions[None, :]) % prime]
 
 
 def _create_conference(prime: int, corner: float) -> Tensor:
-    """[q + 1, q + 1]: the Jacobsthal matrix with a border of ones, its column times `corner`."""
+    """Return [q + 1, q + 1]: the Jacobsthal matrix bordered by ones, the column times `corner`."""
     matrix = torch.zeros(prime + 1, prime + 1, dtype=torch.float64)
     matrix[1:, 1:] = _create_jacobsthal(prime)
     matrix[0, 1:] = 1
@@ -133,12 +133,12 @@ def _create_conference(prime: int, corner: float) -> Tensor:
 
 
 def _create_first_paley(prime: int) -> Tensor:
-    """Order q + 1, q = 3 mod 4."""
+    """Return order q + 1, q = 3 mod 4."""
     return torch.eye(prime + 1, dtype=torch.float64) + _create_conference(prime, -1.0)
 
 
 def _create_second_paley(prime: int) -> Tensor:
-    """Order 2 (q + 1), q = 1 mod 4."""
+    """Return order 2 (q + 1), q = 1 mod 4."""
     zeros = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
     others = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
     eye = torch.eye(prime + 1, dtype=torch.float64)
@@ -146,10 +146,10 @@ def _create_second_paley(prime: int) -> Tensor:
 
 
 def even_out(eigenvalues: Tensor) -> Tensor:
-    """float64 [D, D] rotation Q for which diag(Q diag(eigenvalues) Q^T) is their mean throughout.
+    """Return float64 [D, D] rotation Q that makes diag(Q diag(eigenvalues) Q^T) constant.
 
     Each of at most D - 1 plane rotations brings one diagonal entry to the mean, as Bendel and
-    Mickey 1978 (Communications in Statistics B7) make correlation matrices of given eigenvalues.
+    Mickey 1978 (Communications in Statistics B7) create correlation matrices of given eigenvalues.
     """
     matrix = torch.diag(eigenvalues.double())
     rotation = torch.eye(len(eigenvalues), dtype=torch.float64)

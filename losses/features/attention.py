@@ -24,8 +24,8 @@ class CrossAttentionProjector(nn.Module):
     """CAP: trained queries, one for each position of the teacher, attend to the student's maps.
 
     A 3x3 convolution, BatchNorm, ReLU and a position embedding make the keys and values; a linear
-    layer and ReLU the queries; a norm and a feed-forward block of four times the width, added to
-    its input, give the answer.
+    layer and ReLU the queries. A norm and a residual feed-forward block of four times the width
+    follow.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CrossAttentionProjector(nn.Module):
         )
 
     def forward(self, maps: Tensor, weights: Tensor) -> Tensor:
-        """[B, positions, C] of the teacher's shape, from the [G, g] weights of the examples."""
+        """Return [B, positions, C] of the teacher's shape, from the examples' [G, g] weights."""
         seen = self.stem_norm(self.stem(maps), weights).relu() + self.places
         tokens = seen.flatten(2).transpose(1, 2)
         queries = self.split(self.query(self.ask(self.queries).relu()).unsqueeze(0))
@@ -57,21 +57,21 @@ class CrossAttentionProjector(nn.Module):
         scores = (
             queries @ keys.transpose(-1, -2) * (self.score_scale / math.sqrt(queries.shape[-1]))
         )
-        found = (torch.softmax(scores, dim=-1) @ values).transpose(1, 2).flatten(2)
-        hidden = self.norm(self.out(found))
+        attended = (torch.softmax(scores, dim=-1) @ values).transpose(1, 2).flatten(2)
+        hidden = self.norm(self.out(attended))
         return hidden + self.forwards(hidden)
 
     def split(self, tokens: Tensor) -> Tensor:
-        """[B, heads, N, C / heads]."""
+        """Return [B, heads, N, C / heads]."""
         return tokens.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 def compute_view_gap(student: Tensor, teacher: Tensor, *, is_alternating: bool) -> Tensor:
-    """[B] sum of squared gaps of [B, P, C], each position's channels at unit length.
+    """Compute [B] sum of squared gaps of [B, P, C], each position's channels at unit length.
 
     Args:
-      is_alternating: without the mean over positions, which is what stays when the coefficient of
-        frequency 0 of a cosine transform is taken out.
+      is_alternating: True to subtract the mean over positions, which removes frequency 0 of a
+        cosine transform.
     """
     sides = (student, teacher)
     if is_alternating:
@@ -84,19 +84,18 @@ class ScaleUp(FeatureLoss):
     """The student through a `CrossAttentionProjector` for each view, against the teacher's two.
 
     direct_weight * `compute_view_gap` + alternating_weight * the same without the mean over
-    positions, summed over the pairs, averaged over valid examples. The student's side is maps, the
-    teacher's maps or tokens (all of them, class tokens too) of any number of positions. The
-    paper's third part, the teacher's own last stage run on the student's features, is not in it.
-    BatchNorm sees the valid examples of a group.
+    positions, summed over the pairs. The student's side is maps, the teacher's maps or tokens
+    (class tokens too) of any number of positions. The paper's third part, the teacher's own last
+    stage on the student's features, is not included. BatchNorm sees the valid examples of a group.
 
     Args:
-      score_scale: factor on the attention scores; 1 is ordinary attention, the configurations of
-        its authors' code have 5. Their windows are left out.
+      score_scale: factor on the attention scores; 1 is ordinary attention, the authors' configs
+        have 5. Their windows are left out.
 
     Source: Fan et al. 2024 (ScaleKD), arXiv:2411.06786, sections 3.2 and 3.3.
     """
 
-    why_not_tokens = "asks maps of an image"
+    why_not_tokens = "attends to maps of an image"
 
     def __init__(
         self,
@@ -114,14 +113,13 @@ class ScaleUp(FeatureLoss):
         self.projectors = nn.ModuleDict()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Two projectors for each pair."""
         for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             width = get_width(teacher)
             if len(student) != 4 or len(teacher) < 3 or width % self.heads:
                 raise UserError(
-                    f"distill.losses: scalekd with {self.heads} heads cannot ask {tuple(student)} "
-                    f"by {tuple(teacher)}; name maps of the student, maps or tokens of the teacher "
-                    "and heads that divide its width"
+                    f"distill.losses: scalekd with {self.heads} heads cannot attend from "
+                    f"{tuple(teacher)} to {tuple(student)}; name maps of the student, maps or "
+                    "tokens of the teacher and heads that divide its width"
                 )
             positions = teacher[1] if len(teacher) == 3 else teacher[2] * teacher[3]
             arguments = tuple(student[1:]), width, positions, self.heads, self.score_scale

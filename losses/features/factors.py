@@ -1,4 +1,4 @@
-"""Losses on factors of an activation: FT, whose paraphraser it trains first."""
+"""Losses on factors of an activation: FT, which first trains a paraphraser."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ LEAK = 0.1  # of all its ReLUs
 
 
 def create_coder(kind: type[nn.Module], inward: int, outward: int) -> nn.Sequential:
-    """Three 3x3 convolutions, each before a leaky ReLU: C -> C -> F -> F channels.
+    """Create three 3x3 convolutions, each with a leaky ReLU: C -> C -> F -> F channels.
 
-    An encoder's are `nn.Conv2d`; a decoder goes the way back by `nn.ConvTranspose2d`.
+    `kind` is `nn.Conv2d` for an encoder and `nn.ConvTranspose2d` for a decoder.
     """
     layers: list[nn.Module] = []
     for pair in ((inward, inward), (inward, outward), (outward, outward)):
@@ -29,20 +29,19 @@ def create_coder(kind: type[nn.Module], inward: int, outward: int) -> nn.Sequent
 
 
 def compute_factor_gap(student: Tensor, teacher: Tensor) -> Tensor:
-    """[B] sum of |gaps| of two factors [B, ...], each of unit L2 norm."""
+    """Compute [B] sum of |gaps| of two factors [B, ...], each of unit L2 norm."""
     return (unit_rows(student.flatten(1)) - unit_rows(teacher.flatten(1))).abs().sum(dim=1)
 
 
 class FactorTransfer(FeatureLoss):
-    """The student's factor meets the teacher's, which a paraphraser finds without labels.
+    """Gap of the student's factor to the teacher's, which a paraphraser finds without labels.
 
-    The paraphraser encodes the teacher's maps to `rate` times their channels and decodes them
-    again; the mean square of what it loses is part of the value and reaches nothing else. A
-    translator, an encoder of the same form, makes the student's factor; `compute_factor_gap` to the
-    teacher's counts from call `paraphrase_steps` on, so that the run begins with the paraphraser's
-    own training while the student has the other terms. It goes on learning afterwards, where the
-    paper fixes it. Calls are counted in a buffer. The larger map is pooled to the smaller. One pair
-    of maps; averaged over valid examples.
+    The paraphraser encodes the teacher's maps to `rate` times their channels and decodes them; its
+    mean squared error is part of the value and trains nothing else. A translator, an encoder of
+    the same form, makes the student's factor; its `compute_factor_gap` to the teacher's counts from
+    call `paraphrase_steps` on, so that at first the paraphraser trains alone while the student has
+    the other terms. It goes on learning afterwards, while the paper fixes it. Calls are counted in
+    a buffer. The larger map is pooled to the smaller. One pair of maps.
 
     Source: Kim et al. 2018 (FT), arXiv:1802.04977, section 3, p = 1; without the BatchNorm that
     some implementations add.
@@ -57,13 +56,12 @@ class FactorTransfer(FeatureLoss):
         if not is_count(paraphrase_steps):
             raise UserError(
                 f"distill.losses: ft.paraphrase_steps is {paraphrase_steps!r}; give a whole number "
-                "of 0 or more, the steps that its paraphraser has for itself"
+                "of 0 or more, the steps that train only its paraphraser"
             )
         self.paraphrase_steps, self.rate = paraphrase_steps, rate
         self.register_buffer("calls", torch.zeros(1))
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """The paraphraser and the translator."""
         ((_, *shapes),) = self.pair_shapes(student_shapes, teacher_shapes)
         if any(len(shape) != 4 for shape in shapes):
             raise UserError(
@@ -77,7 +75,6 @@ class FactorTransfer(FeatureLoss):
         self.translator = create_coder(nn.Conv2d, shapes[0][1], factor)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """What the paraphraser loses, and the gap of the factors once it counts."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
         student, teacher = match_sizes(student, teacher)
         factor = self.encoder(teacher)

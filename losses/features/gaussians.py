@@ -1,4 +1,4 @@
-"""Losses that see an activation as a Gaussian: VID, PAD, WKD-F."""
+"""Losses that treat an activation as a Gaussian: VID, PAD, WKD-F."""
 
 from __future__ import annotations
 
@@ -22,15 +22,11 @@ FIRST_VARIANCE = 5.0  # of VID, before the first step
 def compute_gaussian_distance(
     student_features: Tensor, teacher_features: Tensor, *, mean_weight: float, eps: float
 ) -> Tensor:
-    """[B] mean_weight * |mu_s - mu_t|^2 + |sigma_s - sigma_t|^2 over channels.
+    """Compute [B] mean_weight * |mu_s - mu_t|^2 + |sigma_s - sigma_t|^2 over channels.
 
     mu and sigma are a channel's mean and deviation (Bessel's divisor, eps inside the root) over
-    positions: with mean_weight 1 and eps 0 the squared 2-Wasserstein distance of two Gaussians
-    with diagonal covariance.
-
-    Args:
-      student_features: [B, C, P], P >= 2; receives the gradient.
-      teacher_features: [B, C, P'].
+    its positions, which may differ in number: with mean_weight 1 and eps 0 the squared
+    2-Wasserstein distance of two Gaussians with diagonal covariance.
 
     Source: Lv et al. 2024 (WKD-F), arXiv:2412.08139, section 3.2.
     """
@@ -45,7 +41,7 @@ def compute_gaussian_distance(
 
 
 def split_cells(features: Tensor, grid: int) -> list[Tensor]:
-    """[B, C, positions] of each cell of a grid on maps; windows as adaptive pooling has them."""
+    """Return [B, C, positions] of each cell of a grid on maps, with adaptive pooling's windows."""
     height, width = features.shape[2:]
     rows = [(i * height // grid, -(-(i + 1) * height // grid)) for i in range(grid)]
     columns = [(i * width // grid, -(-(i + 1) * width // grid)) for i in range(grid)]
@@ -55,7 +51,7 @@ def split_cells(features: Tensor, grid: int) -> list[Tensor]:
 class WassersteinFeatures(ProjectedLoss):
     """`compute_gaussian_distance` of each pair, averaged over the cells of a grid on the maps.
 
-    `grid` 1 takes all positions as one cell, and tokens too. The student's side is projected where
+    `grid` 1 takes all positions as one cell, and tokens too. The student's side is projected if
     shapes differ, without the paper's BatchNorm and ReLU (`regressor: convreg` has them).
     """
 
@@ -73,7 +69,6 @@ class WassersteinFeatures(ProjectedLoss):
         self.weights = {"mean_weight": mean_weight, "eps": eps}
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """The scalar of one pair: summed over channels, averaged over valid examples."""
         if student.ndim < 3:
             raise UserError(
                 f"distill.losses: wkd_f compares spreads over positions, and the layers give "
@@ -82,12 +77,12 @@ class WassersteinFeatures(ProjectedLoss):
         if self.grid == 1:
             cells = [(get_channels(student), get_channels(teacher))]
         else:
-            get_channels(student[:, :, 0])  # refuses what has no height and width
+            get_channels(student[:, :, 0])  # raises if there is no height and width
             sides = (split_cells(side, self.grid) for side in (student, teacher))
             cells = list(zip(*sides, strict=True))
         if cells[0][0].shape[-1] < 2:
             raise UserError(
-                f"distill.losses: wkd_f finds one position in a cell of {tuple(student.shape)} and "
+                f"distill.losses: wkd_f has one position in a cell of {tuple(student.shape)} and "
                 f"grid {self.grid}, which has no deviation; choose a larger map or a smaller grid"
             )
         distances = [compute_gaussian_distance(*cell, **self.weights) for cell in cells]
@@ -106,7 +101,7 @@ class ChannelGaussian(nn.Module):
         self.raw_variance = nn.Parameter(torch.full((teacher,), raw))
 
     def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] negative log-likelihood of [B, P, C] without log(2 pi) / 2, a mean over P and C."""
+        """Return [B] negative log-likelihood of [B, P, C] less log(2 pi) / 2, over P and C."""
         variance = nn.functional.softplus(self.raw_variance) + MIN_VARIANCE
         gap = (self.mean(student) - teacher).square()
         return ((gap / variance + variance.log()) / 2).mean(dim=(1, 2))
@@ -116,8 +111,8 @@ class VariationalInformation(FeatureLoss):
     """Negative log-likelihood of the teacher's activation given the student's, a Gaussian each.
 
     The means come from a trained network of three 1x1 layers with ReLU between, the variances are
-    one trained number a channel of the teacher. Averaged over positions, channels (the paper sums)
-    and valid examples; the larger map is pooled to the smaller.
+    one trained number for each channel of the teacher. Averaged over positions and channels (the
+    paper sums); the larger map is pooled to the smaller.
 
     Source: Ahn et al. 2019 (VID), arXiv:1904.05835, equation 6.
     """
@@ -127,7 +122,6 @@ class VariationalInformation(FeatureLoss):
         self.gaussians = nn.ModuleList()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """One Gaussian for each pair, in the order of `layers`."""
         for _, *pair in self.pair_shapes(student_shapes, teacher_shapes):
             self.gaussians.append(ChannelGaussian(*(get_width(shape) for shape in pair)))
 
@@ -141,12 +135,12 @@ class VariationalInformation(FeatureLoss):
 
 
 class PrimeAware(ProjectedLoss):
-    """Squared gaps of vectors, each example weighted by a variance that the student foretells.
+    """Squared gaps of vectors, each example weighted by a variance that the student predicts.
 
     mean over dimensions of (s - t)^2 / (v + eps) + log v, log v a trained linear layer of the
-    student's vector, with no gradient stopped; averaged over valid examples. Maps and tokens are
-    averaged over positions first. The paper's branch has BatchNorm besides, which is left out: an
-    example's weight does not depend on its neighbours.
+    student's vector, with no gradient stopped. Maps and tokens are averaged over positions first.
+    The paper's branch also has BatchNorm, which is left out: an example's weight does not depend
+    on its neighbours.
 
     Source: Zhang et al. 2020 (PAD-L2), arXiv:2008.01458, equation 5.
     """
@@ -160,7 +154,7 @@ class PrimeAware(ProjectedLoss):
         self.variances = nn.ModuleList()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Projections, and a layer of variances for each pair, which starts at v = 1."""
+        """Create projections, and a layer of variances for each pair, which starts at v = 1."""
         super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
         for _, *pair in self.pair_shapes(student_shapes, teacher_shapes):
             layer = nn.Linear(*(get_width(shape) for shape in pair))
@@ -180,20 +174,20 @@ class PrimeAware(ProjectedLoss):
 
 
 def get_width(shape: tuple[int, ...]) -> int:
-    """Channels of maps, width of tokens and vectors."""
+    """Return the channels of maps, or the width of tokens and vectors."""
     return shape[1] if len(shape) == 4 else shape[-1]
 
 
 def pool_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """Shapes of what `get_vector` makes of such activations."""
+    """Return the shapes of `get_vector` of such activations."""
     return {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
 
 
 def get_positions(features: Tensor) -> Tensor:
-    """Maps and tokens as they are; a vector as one token."""
+    """Return maps and tokens unchanged, and a vector as one token."""
     return features.unsqueeze(1) if features.ndim == 2 else features
 
 
 def get_vector(features: Tensor) -> Tensor:
-    """[B, C] mean over the positions of maps and tokens; a vector as it is."""
+    """Return [B, C]: the mean over the positions of maps and tokens, or the vector itself."""
     return features if features.ndim == 2 else get_channels(features).mean(dim=-1)

@@ -17,12 +17,12 @@ from utils.errors import UserError
 
 
 class MaskedGeneration(ProjectedLoss):
-    """Squared gaps of the teacher's maps and what two convolutions make of masked ones.
+    """Squared gaps of the teacher's maps and those rebuilt from the student's masked maps.
 
-    Each position of an example is set to 0 with probability `mask_ratio`, all channels at once, a
+    Each position of an example is set to 0 in all channels with probability `mask_ratio`, a
     function of (seed, step, example); then a 3x3 convolution, ReLU and another one, trained with
-    the student, rebuild the teacher's maps. Summed over the elements of an example, averaged over
-    valid examples: the term's weight is small, 7e-5 in the paper.
+    the student, rebuild the teacher's maps. Summed over the elements of an example, so that the
+    term's weight is small, 7e-5 in the paper.
 
     Source: Yang et al. 2022 (MGD), arXiv:2205.01529, equations 2 to 5.
     """
@@ -39,7 +39,6 @@ class MaskedGeneration(ProjectedLoss):
         self.generations = nn.ModuleList()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Projections, and a pair of convolutions for each pair of layers."""
         super().build(student_shapes, teacher_shapes)
         for path in self.layers.values():
             if len(teacher_shapes[path]) != 4:
@@ -64,18 +63,18 @@ class MaskedGeneration(ProjectedLoss):
 
 
 class TransformerGuidelines(FeatureLoss):
-    """A ViT's first blocks are mimicked, its last one is rebuilt from masked tokens.
+    """Gaps to a ViT teacher's first blocks, and to its last one, rebuilt from masked tokens.
 
     All entries of `layers` but the last: low_weight * the sum of (W s - t)^2 over the patches. The
-    last: a trained token takes the place of the share `mask_ratio` of W s, exactly so many in each
-    example, a function of (seed, step, example); a 3x3 convolution, ReLU and another one rebuild
-    the teacher's grid, and high_weight / mask_ratio * the sum of squares over the masked positions
-    is added. W is a linear layer where widths differ. Averaged over valid examples.
+    last: a trained token replaces exactly the share `mask_ratio` of W s in each example, a function
+    of (seed, step, example); a 3x3 convolution, ReLU and another one rebuild the teacher's grid,
+    and high_weight / mask_ratio * the sum of squares over the masked positions is added. W is a
+    linear layer if widths differ.
 
     Args:
       layers: blocks, from the first ones to the last.
       mask_ratio: above 0.
-      prefix_tokens: class and distillation tokens that stand before the patches and are left out.
+      prefix_tokens: class and distillation tokens before the patches, which are left out.
 
     Source: Yang et al. 2022 (ViTKD), arXiv:2209.02432, section 3, with the weights of its authors'
     code.
@@ -97,14 +96,14 @@ class TransformerGuidelines(FeatureLoss):
         check_positive("vitkd", mask_ratio=mask_ratio)
         if len(self.layers) < 2:
             raise UserError(
-                "distill.losses: vitkd mimics the first blocks and rebuilds the last one and got "
-                "one pair of layers; name two or more in args.layers, or use fitnet"
+                "distill.losses: vitkd needs two or more pairs of layers: the first blocks and the "
+                "last one; name them in args.layers, or use fitnet"
             )
         self.mask_ratio, self.prefix_tokens = mask_ratio, prefix_tokens
         self.weights = low_weight, high_weight
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Linear layers where widths differ, the mask token and the convolutions."""
+        """Create linear layers if widths differ, the mask token and the convolutions."""
         for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             patches = student[1] - self.prefix_tokens
             is_grid = len(student) == 3 and patches > 0 and math.isqrt(patches) ** 2 == patches
@@ -136,7 +135,7 @@ class TransformerGuidelines(FeatureLoss):
         return mean_valid(self.weights[0] * sum(gaps) + self.weights[1] * lost, inputs.mask)
 
     def draw_masked(self, inputs: LossInputs, count: int) -> Tensor:
-        """bool [B, count]; all but the int(count * (1 - mask_ratio)) lowest numbers are masked."""
+        """Return bool [B, count]; all but the int(count * (1 - mask_ratio)) lowest are masked."""
         drawn = draw_for(inputs, count, "vitkd")
         kept = int(count * (1 - self.mask_ratio))
         if not kept:
@@ -146,12 +145,12 @@ class TransformerGuidelines(FeatureLoss):
 
 
 def create_generation(width: int) -> nn.Sequential:
-    """Two 3x3 convolutions with ReLU between them."""
+    """Create two 3x3 convolutions with ReLU between them."""
     convolutions = [nn.Conv2d(width, width, 3, padding=1) for _ in range(2)]
     return nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1])
 
 
 def check_ratio(name: str, value: float) -> None:
-    """Refuse a share of masked positions that leaves none."""
+    """Raise a UserError for a share of masked positions that leaves none."""
     if not is_number(value) or not 0 <= value < 1:
         raise UserError(f"distill.losses: {name}.mask_ratio is {value!r}; give 0 <= value < 1")

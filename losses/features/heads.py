@@ -1,4 +1,4 @@
-"""Losses that ask the classifiers what a feature means: WKD-L, SRRL, CAT-KD.
+"""Losses that apply classifiers to features: WKD-L, SRRL, CAT-KD.
 
 A head is the path of a linear layer, `fc` or `head`; its weights come with the activations.
 """
@@ -30,7 +30,7 @@ MIN_FLOW = 1e-20  # keeps the divisions of Sinkhorn's algorithm finite; far belo
 
 
 def compute_class_costs(weight: Tensor, sharpness: float) -> Tensor:
-    """[K, K] 1 - exp(-sharpness * (1 - cosine)) of the rows of a classifier; 0 on the diagonal.
+    """Compute [K, K] 1 - exp(-sharpness * (1 - cosine)) of the rows of a classifier.
 
     Source: Lv et al. 2024 (WKD-L), arXiv:2412.08139, section 3.1, with classifier weights as the
     prototypes of the classes.
@@ -42,14 +42,14 @@ def compute_class_costs(weight: Tensor, sharpness: float) -> Tensor:
 def compute_transport(
     first: Tensor, second: Tensor, costs: Tensor, *, entropy: float, iterations: int
 ) -> Tensor:
-    """[B] cost of the entropic transport plan between two distributions, Sinkhorn unrolled.
+    """Compute [B] cost of the entropic transport plan of two distributions, Sinkhorn unrolled.
 
     Args:
-      first, second: [B, K], rows sum to 1; the gradient goes through all iterations. Classes where
-        both are 0 take no part.
+      first, second: [B, K], rows sum to 1; the gradient flows through all iterations. Classes where
+        both are 0 do not take part.
       costs: [K, K], symmetric.
-      entropy: > 0, weight of the plan's entropy; small: near to the Wasserstein distance, and more
-        iterations needed.
+      entropy: > 0, weight of the plan's entropy; if small, the cost is closer to the Wasserstein
+        distance and more iterations are needed.
       iterations: fixed, so that the graph is static.
     """
     kernel = torch.exp(-costs / entropy)
@@ -67,13 +67,13 @@ class WassersteinLogits(Loss):
 
     The first part is at temperature 1, the distributions among the classes other than y at
     `temperature`, with `compute_class_costs` of the teacher's classifier (the paper's other choice,
-    similarities of features over the training set, is not offered). Mixed targets count as their
-    heaviest class. In nats and costs between 0 and 1, averaged over valid examples. Memory K^2.
+    similarities of features over the training set, is not offered). In nats and costs between 0
+    and 1. Memory K^2.
 
     Source: Lv et al. 2024 (WKD-L), arXiv:2412.08139, section 3.1.
     """
 
-    why_not_tokens = "moves mass between all pairs of classes, which a vocabulary has too many of"
+    why_not_tokens = "moves mass between all pairs of classes, too many for a vocabulary"
 
     def __init__(
         self,
@@ -92,7 +92,6 @@ class WassersteinLogits(Loss):
         self.plan = {"entropy": entropy, "iterations": iterations}
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The weights of the teacher's classifier."""
         return (f"{self.teacher_head}.weight",)
 
     def compute(self, inputs: LossInputs) -> Tensor:
@@ -116,15 +115,14 @@ class WassersteinLogits(Loss):
 
 
 class SoftmaxRegression(ProjectedLoss):
-    """Feature MSE, and MSE of what the teacher's classifier says to both features.
+    """MSE of features, and MSE of the teacher's classifier on both.
 
     feature_weight * mean of (f_s - f_t)^2 + head_weight * mean over classes of
-    (h_t(f_s) - h_t(f_t))^2, averaged over valid examples; f are averages over positions, the
-    student's after its projection r; h_t is the teacher's own classifier, constant. One pair: the
-    layers before the classifiers. The authors' r is a 1x1 convolution, BatchNorm and ReLU
-    (`regressor: convreg`).
+    (h_t(f_s) - h_t(f_t))^2; f are averages over positions, the student's after its projection r;
+    h_t is the teacher's own classifier, constant. One pair: the layers before the classifiers. The
+    authors' r is a 1x1 convolution, BatchNorm and ReLU (`regressor: convreg`).
 
-    Source: Yang et al. 2021 (SRRL), ICLR 2021, as its authors' code has it.
+    Source: Yang et al. 2021 (SRRL), ICLR 2021, as in its authors' code.
     """
 
     def __init__(
@@ -141,7 +139,6 @@ class SoftmaxRegression(ProjectedLoss):
         self.weights = feature_weight, head_weight
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The layer, and the teacher's classifier."""
         head = self.teacher_head
         return (*super().teacher_layers(), f"{head}.weight", f"{head}.bias")
 
@@ -158,9 +155,9 @@ class SoftmaxRegression(ProjectedLoss):
 
 
 class ClassifierMaps(FeatureLoss):
-    """A loss on what both classifiers, linear, say to the last maps, before their pooling.
+    """A loss on the outputs of both linear classifiers on the last maps, before their pooling.
 
-    The student learns by its classifier as well. One pair of maps.
+    The student's classifier learns, too. One pair of maps.
     """
 
     why_not_tokens = "looks at maps of an image"
@@ -182,31 +179,30 @@ class ClassifierMaps(FeatureLoss):
         return (*super().teacher_layers(), *self.heads[1])
 
     def get_sides(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        """`apply_head` of the student's maps and classifier, and of the teacher's."""
+        """Return `apply_head` of the student's maps and classifier, and of the teacher's."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
         own = get_student_features(inputs, *self.heads[0])
         theirs = get_teacher_features(inputs, *self.heads[1])
-        return self._ask(student, *own), self._ask(teacher, *theirs)
+        return self._classify(student, *own), self._classify(teacher, *theirs)
 
-    def _ask(self, maps: Tensor, *head: Tensor) -> Tensor:
+    def _classify(self, maps: Tensor, *head: Tensor) -> Tensor:
         if maps.ndim != 4 or maps.shape[1] != head[0].shape[-1]:
             raise UserError(
-                f"distill.losses: {self.loss_name} cannot lay a classifier of "
-                f"{tuple(head[0].shape)} on activations {tuple(maps.shape)}; name the maps that "
+                f"distill.losses: {self.loss_name} cannot apply a classifier of "
+                f"{tuple(head[0].shape)} to activations {tuple(maps.shape)}; name the maps that "
                 "are pooled before it"
             )
         return self.apply_head(maps, *head)
 
     def apply_head(self, maps: Tensor, *head: Tensor) -> Tensor:
-        """What a classifier says to maps [B, C, H, W]."""
+        """Apply a classifier to maps [B, C, H, W]."""
         raise NotImplementedError
 
 
 class ClassAttention(ClassifierMaps):
     """MSE of class activation maps, pooled to `size` squared and each of unit length.
 
-    The map of class k is the classifier's row k times the maps. Mean over classes and positions,
-    averaged over valid examples.
+    The map of class k is the classifier's row k times the maps. Mean over classes and positions.
 
     Source: Guo et al. 2023 (CAT-KD), arXiv:2304.12777, equations 2 to 5.
     """
@@ -224,12 +220,12 @@ class ClassAttention(ClassifierMaps):
         return compute_feature_mse(*self.get_sides(inputs), mask=inputs.mask)
 
     def apply_head(self, maps: Tensor, weight: Tensor) -> Tensor:
-        """[B, K, size * size] unit class activation maps; pooling and classifier commute."""
+        """Return [B, K, size * size] unit class activation maps; pooling and classifier commute."""
         return unit_rows(weight @ pool_adaptive(maps, self.size, self.size).flatten(2))
 
 
 def require_one_pair(name: str, loss: FeatureLoss) -> None:
-    """Refuse more than one pair of layers."""
+    """Raise a UserError for more than one pair of layers."""
     if len(loss.layers) != 1:
         raise UserError(
             f"distill.losses: {name} takes one pair of layers and got {len(loss.layers)}"

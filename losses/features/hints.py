@@ -19,13 +19,7 @@ HCL_LEVELS = (4, 2, 1)
 def compute_feature_mse(
     student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None
 ) -> Tensor:
-    """Mean squared difference of two activations.
-
-    Args:
-      student_features: [B, ...], after its projection; receives the gradient.
-
-    Returns:
-      Scalar: mean over all elements of an example, then over valid examples.
+    """Compute the mean squared difference of two activations [B, ...].
 
     Source: Romero et al. 2015 (FitNets), arXiv:1412.6550, equation 3, without its factor 1/2 and
     with the mean in place of the sum.
@@ -35,7 +29,7 @@ def compute_feature_mse(
 
 
 def match_sizes(student: Tensor, teacher: Tensor) -> list[Tensor]:
-    """Both maps [B, C, H, W], the larger averaged to the smaller along each axis."""
+    """Average the larger of two maps [B, C, H, W] to the smaller along each axis."""
     sizes = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
     return [
         side if list(side.shape[2:]) == sizes else pool_adaptive(side, *sizes)
@@ -44,9 +38,9 @@ def match_sizes(student: Tensor, teacher: Tensor) -> list[Tensor]:
 
 
 def pool_adaptive(values: Tensor, height: int, width: int) -> Tensor:
-    """[B, C, H, W] averaged to [B, C, height, width]; torch's windows, lowered by XLA at any size.
+    """Average [B, C, H, W] to [B, C, height, width]; torch's windows, lowered by XLA at any size.
 
-    nn.AdaptiveAvgPool2d runs on the CPU where H is no multiple of the output.
+    nn.AdaptiveAvgPool2d runs on the CPU if H is not a multiple of the output.
     """
     return _pool_axis(_pool_axis(values, height).transpose(-1, -2), width).transpose(-1, -2)
 
@@ -61,7 +55,7 @@ def _pool_axis(values: Tensor, count: int) -> Tensor:
 
 
 def compute_attention(features: Tensor, power: int) -> Tensor:
-    """[B, positions] channel mean of features^power, scaled to unit L2 norm.
+    """Compute [B, positions] channel mean of features^power, scaled to unit L2 norm.
 
     Args:
       features: [B, C, H, W], or [B, N, C] of tokens.
@@ -74,7 +68,7 @@ def compute_attention(features: Tensor, power: int) -> Tensor:
 def compute_attention_gaps(
     student_features: Tensor, teacher_features: Tensor, power: int
 ) -> Tensor:
-    """[B, positions] difference of attention maps, the larger map pooled to the smaller first."""
+    """Compute [B, positions] gaps of attention maps, the larger map pooled to the smaller."""
     student, teacher = upcast(student_features), as_constant(teacher_features)
     is_mixed = student.ndim == 4 and teacher.ndim != 4
     if min(student.ndim, teacher.ndim) < 3 or is_mixed:
@@ -97,14 +91,10 @@ def compute_attention_gaps(
 
 
 def compute_hcl(student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None) -> Tensor:
-    """Hierarchical context loss of one stage: MSE at full size and on averages of 4, 2 and 1.
+    """Compute the hierarchical context loss of one stage: MSE at full size and on averages.
 
-    Args:
-      student_features: [B, C, h, w]; receives the gradient.
-
-    Returns:
-      Scalar: weighted mean of the levels' mean squared differences; weights 1, then 1/2, 1/4, ..
-      for the levels below h that are used.
+    Averages are of side 4, 2 and 1 if below h. The result is the weighted mean of the levels' mean
+    squared differences, with weights 1, then 1/2, 1/4, ...
 
     Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, section 3.3; with the fusion modules
     (ABF) it is `reviewkd`.
@@ -123,12 +113,12 @@ def compute_hcl(student_features: Tensor, teacher_features: Tensor, *, mask: Mas
 
 
 def get_student_features(inputs: LossInputs, *paths: str) -> list[Tensor]:
-    """Upcast activations or parameters of the student."""
+    """Return upcast activations or parameters of the student."""
     return [upcast(get_feature(inputs.student_features, path, "student")) for path in paths]
 
 
 def get_teacher_features(inputs: LossInputs, *paths: str) -> list[Tensor]:
-    """Upcast constants of the teacher."""
+    """Return upcast constants of the teacher."""
     return [as_constant(get_feature(inputs.teacher_features, path, "teacher")) for path in paths]
 
 
@@ -146,48 +136,45 @@ class FeatureLoss(Loss):
         self.projections = nn.ModuleDict()
 
     def student_layers(self) -> tuple[str, ...]:
-        """The keys of `layers`."""
         return tuple(self.layers)
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The values of `layers`."""
         return tuple(dict.fromkeys(self.layers.values()))
 
     def get_raw_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
-        """Upcast activations of one pair."""
+        """Return upcast activations of one pair."""
         (student,) = get_student_features(inputs, student_path)
         (teacher,) = get_teacher_features(inputs, self.layers[student_path])
         return student, teacher
 
     def project(self, student_path: str, student: Tensor) -> Tensor:
-        """An activation of the student through its projection, if it has one."""
+        """Return an activation of the student after its projection, if it has one."""
         key = get_key(student_path)
         return self.projections[key](student) if key in self.projections else student
 
     def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
-        """The same, the student's through its projection."""
+        """Return upcast activations of one pair, the student's after its projection."""
         student, teacher = self.get_raw_pair(inputs, student_path)
         return self.project(student_path, student), teacher
 
     def pair_shapes(
         self, student_shapes: Shapes, teacher_shapes: Shapes
     ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """The student's path and both shapes, pair by pair."""
+        """Yield the student's path and both shapes of each pair."""
         for path, teacher_path in self.layers.items():
             yield path, student_shapes[path], teacher_shapes[teacher_path]
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """The scalar of one pair of activations."""
+        """Compute the scalar of one pair of activations."""
         raise NotImplementedError
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The sum over the pairs."""
         pairs = [self.get_pair(inputs, path) for path in self.layers]
         return sum(self.compute_pair(*pair, inputs.mask) for pair in pairs)
 
 
 class ProjectedLoss(FeatureLoss):
-    """A feature loss that needs the same shape on both sides, and projects where it is not."""
+    """A feature loss that needs the same shape on both sides and projects the student's to it."""
 
     def __init__(
         self,
@@ -203,29 +190,29 @@ class ProjectedLoss(FeatureLoss):
         self.convolution = {"kernel_size": kernel, "stride": stride, "padding": padding}
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """One projection per pair: none for equal shapes, as `regressor` says otherwise."""
+        """Create a projection for each pair of unequal shapes, of the form in `regressor`."""
         for student_path, teacher_path in self.layers.items():
             shapes = []
-            for side, path, found in (
+            for side, path, known in (
                 ("student", student_path, student_shapes),
                 ("teacher", teacher_path, teacher_shapes),
             ):
-                if path not in found:
+                if path not in known:
                     raise UserError(
-                        f"distill.losses: the {side} has no layer {path!r}; {get_hint(path, found)}"
+                        f"distill.losses: the {side} has no layer {path!r}; {get_hint(path, known)}"
                     )
-                shapes.append(tuple(found[path]))
+                shapes.append(tuple(known[path]))
             projection = create_projection(*shapes, self.regressor, **self.convolution)
             if projection is not None:
                 self.projections[get_key(student_path)] = projection
 
 
 class FitNet(ProjectedLoss):
-    """`compute_feature_mse` of each pair, the student's side projected where shapes differ.
+    """`compute_feature_mse` of each pair, the student's side projected if shapes differ.
 
     `regressor`: `none`; `conv1x1` without bias (OFAKD); `convreg`: convolution, BatchNorm on the
     batch's own statistics (masked examples included), ReLU (mdistiller); `linear` for tokens and
-    vectors; `auto` takes what the shapes need. `kernel`, `stride` and `padding` override what
+    vectors; `auto` chooses by the shapes. `kernel`, `stride` and `padding` override the values that
     `convreg` derives from the shapes.
     """
 
@@ -234,7 +221,7 @@ class FitNet(ProjectedLoss):
 
 
 class HCL(ProjectedLoss):
-    """`compute_hcl` of each pair, the student's side projected where shapes differ."""
+    """`compute_hcl` of each pair, the student's side projected if shapes differ."""
 
     why_not_tokens = "pools maps of an image at several sizes"
 
@@ -243,7 +230,7 @@ class HCL(ProjectedLoss):
 
 
 class AttentionTransfer(FeatureLoss):
-    """Mean squared difference of unit attention maps: mean over positions and valid examples.
+    """Mean squared difference of unit attention maps, averaged over positions.
 
     The paper's and torchdistill's norm is `at_paper`. mdistiller is followed; its weight of 1000
     is the term's weight here. The result is small: 1 / positions of a squared norm below 4.
@@ -262,14 +249,13 @@ class AttentionTransfer(FeatureLoss):
 
 
 class PaperAttentionTransfer(AttentionTransfer):
-    """Norm, not squared, of the same difference, averaged over valid examples."""
+    """Norm, not squared, of the same difference, with gradient 0 where the maps are equal."""
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """The scalar of one pair; the gradient is 0 where the maps are equal."""
         gaps = compute_attention_gaps(student, teacher, self.power)
         return mean_valid(safe_sqrt(gaps.square().sum(dim=1)), mask)
 
 
 def get_key(path: str) -> str:
-    """A module path as a key of nn.ModuleDict, which takes no dots."""
+    """Return a module path as a key of nn.ModuleDict, which allows no dots."""
     return path.replace(".", "/")

@@ -1,4 +1,4 @@
-"""Losses on maps: what channels and positions say together. NST, CWD, AB, OFD, FSP, ICKD.
+"""Losses on maps, from relations of channels and positions: NST, CWD, AB, OFD, FSP, ICKD.
 
 Activations are maps [B, C, H, W] or tokens [B, N, C]; `get_channels` makes both [B, C, positions].
 """
@@ -19,11 +19,11 @@ from losses.reductions import Mask, mean_valid, unit_rows
 from utils.errors import UserError
 
 RARE = 1e-3  # share below 0 under which the margin is -3 deviations
-MIN_SIGMA = 1e-6  # of a BatchNorm whose weight has gone
+MIN_SIGMA = 1e-6  # of a BatchNorm whose weight is 0
 
 
 def get_channels(features: Tensor) -> Tensor:
-    """[B, C, positions] of maps or tokens.
+    """Return [B, C, positions] of maps or tokens.
 
     Raises:
       UserError: a vector [B, D], which has no positions.
@@ -39,10 +39,10 @@ def get_channels(features: Tensor) -> Tensor:
 
 
 def match_positions(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as [B, C, positions], the larger map pooled to the smaller first.
+    """Return both as [B, C, positions], the larger map pooled to the smaller first.
 
     Raises:
-      UserError: tokens of different numbers, or a vector.
+      UserError: different numbers of tokens, or a vector.
     """
     if student.ndim == teacher.ndim == 4 and student.shape[2:] != teacher.shape[2:]:
         height = min(student.shape[2], teacher.shape[2])
@@ -58,14 +58,9 @@ def match_positions(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def compute_nst(student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None) -> Tensor:
-    """Squared maximum mean discrepancy of the channels' unit maps, kernel (x'y)^2.
+    """Compute the squared maximum mean discrepancy of the channels' unit maps, kernel (x'y)^2.
 
-    Args:
-      student_features: [B, C_s, P]; receives the gradient.
-      teacher_features: [B, C_t, P]; the widths may differ.
-
-    Returns:
-      Scalar: means over pairs of channels, averaged over valid examples.
+    The widths of the sides may differ; means over pairs of channels.
 
     Source: Huang and Wang 2017 (NST), arXiv:1707.01219, section 4, polynomial kernel d = 2, c = 0.
     """
@@ -81,10 +76,7 @@ def compute_nst(student_features: Tensor, teacher_features: Tensor, *, mask: Mas
 def compute_cwd(
     student_features: Tensor, teacher_features: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
-    """KL between each channel's softmax over positions.
-
-    Returns:
-      Scalar in nats: summed over positions, averaged over channels and valid examples.
+    """Compute KL of each channel's softmax over positions, averaged over channels.
 
     Source: Shu et al. 2021 (CWD), arXiv:2011.13256, equations 4 and 5.
     """
@@ -97,15 +89,12 @@ def compute_cwd(
 def compute_ab(
     student_features: Tensor, teacher_features: Tensor, margin: float, *, mask: Mask = None
 ) -> Tensor:
-    """Squared hinge that pushes a neuron to the side of 0 on which the teacher's one lies.
+    """Compute the squared hinge that pushes a neuron to the teacher's side of 0, summed over them.
+
+    Both sides are [B, ...] before their ReLU. Of the teacher only the signs count, 0 as negative.
 
     Args:
-      student_features: [B, ...] before its ReLU; receives the gradient.
-      teacher_features: the same shape, before its ReLU; only the signs count, 0 as negative.
-      margin: > 0; beyond it on the right side nothing is asked.
-
-    Returns:
-      Scalar: summed over the neurons of an example, averaged over valid examples.
+      margin: > 0; beyond it on the right side there is no loss.
 
     Source: Heo et al. 2019 (AB), arXiv:1811.03233, equation 5.
     """
@@ -115,9 +104,9 @@ def compute_ab(
 
 
 def compute_margins(weight: Tensor, bias: Tensor) -> Tensor:
-    """[C] E[x | x < 0] of N(bias, weight^2), what a BatchNorm gives below its ReLU.
+    """Compute [C] E[x | x < 0] of N(bias, weight^2), a BatchNorm's output below its ReLU.
 
-    -3 |weight| where less than a thousandth lies below 0, as in the authors' code.
+    -3 |weight| if less than a thousandth lies below 0, as in the authors' code.
     """
     sigma = weight.abs().clamp(min=MIN_SIGMA)
     below = (1 - torch.erf(bias / (sigma * math.sqrt(2)))) / 2
@@ -129,30 +118,25 @@ def compute_margins(weight: Tensor, bias: Tensor) -> Tensor:
 def compute_ofd(
     student_features: Tensor, teacher_features: Tensor, margins: Tensor, *, mask: Mask = None
 ) -> Tensor:
-    """Partial squared distance to the teacher's margin ReLU.
+    """Compute the partial squared distance to the teacher's margin ReLU, summed over an example.
 
-    The teacher's activation is max(t, margin of its channel); where that is at most 0 and the
-    student's lies below it, nothing is asked.
+    Both sides are [B, C, ...] before their ReLU. The teacher's activation is max(t, margin of its
+    channel); there is no loss where that is at most 0 and the student's lies below it.
 
     Args:
-      student_features: [B, C, ...], before its ReLU; receives the gradient.
-      teacher_features: the same shape, before its ReLU.
       margins: [C], below 0.
-
-    Returns:
-      Scalar: summed over an example, averaged over valid examples.
 
     Source: Heo et al. 2019 (Overhaul of Feature Distillation), arXiv:1904.01866, section 3.
     """
     shape = (-1,) + (1,) * (teacher_features.ndim - 2)
     target = torch.maximum(teacher_features, margins.reshape(shape))
-    is_asked = (student_features > target) | (target > 0)
-    gap = (student_features - target).square() * is_asked.to(target.dtype)
+    is_active = (student_features > target) | (target > 0)
+    gap = (student_features - target).square() * is_active.to(target.dtype)
     return mean_valid(gap.flatten(1).sum(dim=1), mask)
 
 
 def compute_fsp_matrix(first: Tensor, second: Tensor) -> Tensor:
-    """[B, C_1, C_2] inner products of the channels of two maps over positions, divided by them.
+    """Compute [B, C_1, C_2] inner products of two maps' channels, averaged over positions.
 
     The larger map is max-pooled to the smaller, which must divide it.
 
@@ -166,13 +150,9 @@ def compute_fsp_matrix(first: Tensor, second: Tensor) -> Tensor:
 def compute_ickd(
     student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None
 ) -> Tensor:
-    """Squared gap of the row-normalised Gram matrices between channels.
+    """Compute the squared gap of the row-normalised Gram matrices of channels, over C.
 
-    Args:
-      teacher_features: [B, C, P']; the positions may differ.
-
-    Returns:
-      Scalar: summed over C * C, divided by C, averaged over valid examples.
+    The positions may differ.
 
     Source: Liu et al. 2021 (ICKD-C), arXiv:2202.03680, with the rows' L2 norm and the divisor C of
     its authors' code; the one for ImageNet divides by the batch once more.
@@ -200,7 +180,7 @@ class NeuronSelectivity(FeatureLoss):
 
 
 class ChannelWise(ProjectedLoss):
-    """`compute_cwd` of each pair, the student's side projected where shapes differ."""
+    """`compute_cwd` of each pair, the student's side projected if shapes differ."""
 
     def __init__(
         self, layers: Mapping[str, str], temperature: float = 4.0, regressor: str = "auto"
@@ -215,9 +195,9 @@ class ChannelWise(ProjectedLoss):
 
 
 class ActivationBoundaries(ProjectedLoss):
-    """`compute_ab` of each pair, the student's side projected where shapes differ.
+    """`compute_ab` of each pair, the student's side projected if shapes differ.
 
-    `layers` name what lies before an activation function: norms, not the blocks after them.
+    `layers` name inputs of activation functions: norms, not the blocks after them.
     """
 
     def __init__(
@@ -232,16 +212,15 @@ class ActivationBoundaries(ProjectedLoss):
 
 
 class FeatureOverhaul(ProjectedLoss):
-    """`compute_ofd` of each pair, the student's side projected where shapes differ.
+    """`compute_ofd` of each pair, the student's side projected if shapes differ.
 
     The teacher's layers are its BatchNorms, or other norms with a weight and a bias for each
-    channel: their parameters tell the margins. The paper's connector has BatchNorm besides.
+    channel, which give the margins. The paper's connector also has BatchNorm.
     """
 
     why_not_tokens = "reads margins from norms over the channels of maps"
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The norms and their parameters."""
         layers = super().teacher_layers()
         parameters = [f"{layer}.{key}" for layer in layers for key in ("weight", "bias")]
         return (*layers, *parameters)
@@ -254,7 +233,7 @@ class FeatureOverhaul(ProjectedLoss):
             weight, bias = get_teacher_features(inputs, *parameters)
             if teacher.ndim != 4 or weight.shape != (teacher.shape[1],):
                 raise UserError(
-                    f"distill.losses: ofd finds a weight of {tuple(weight.shape)} for activations "
+                    f"distill.losses: ofd got a weight of {tuple(weight.shape)} for activations "
                     f"{tuple(teacher.shape)} of {teacher_path}; name the teacher's BatchNorms"
                 )
             margins = compute_margins(weight, bias)
@@ -265,8 +244,7 @@ class FeatureOverhaul(ProjectedLoss):
 class FlowOfSolution(FeatureLoss):
     """Squared gap of the FSP matrices that neighbouring entries of `layers` make.
 
-    Summed over the C_1 * C_2 entries and over the matrices, averaged over valid examples; both
-    networks need the same widths there.
+    Summed over the C_1 * C_2 entries and over the matrices; both networks need the same widths.
 
     Source: Yim et al. 2017 (FSP), CVPR 2017, equation 2 with all lambda 1.
     """
@@ -277,8 +255,8 @@ class FlowOfSolution(FeatureLoss):
         super().__init__(layers)
         if len(self.layers) < 2:
             raise UserError(
-                "distill.losses: fsp compares the way from one layer to the next and got one pair "
-                "of layers; name two or more in args.layers"
+                "distill.losses: fsp needs two or more pairs of layers, as it compares the flow "
+                "from one to the next; name them in args.layers"
             )
 
     def compute(self, inputs: LossInputs) -> Tensor:
@@ -298,7 +276,7 @@ class FlowOfSolution(FeatureLoss):
 
 
 class InterChannelCorrelation(ProjectedLoss):
-    """`compute_ickd` of each pair, the student's side projected where shapes differ."""
+    """`compute_ickd` of each pair, the student's side projected if shapes differ."""
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_ickd(get_channels(student), get_channels(teacher), mask=mask)

@@ -22,17 +22,15 @@ MIN_NORM = 1e-12  # under the longer of two embeddings
 def compute_norm_and_direction(
     student: Tensor, teacher: Tensor, directions: Tensor, *, mask: Mask = None
 ) -> Tensor:
-    """1 - s e / max(|s|, |t|): the student turns to e and grows to the teacher's length.
+    """Compute 1 - s e / max(|s|, |t|): the student turns to e and grows to the teacher's length.
+
+    The gradient flows through the student's length as well.
 
     Args:
-      student: [B, D]; receives the gradient, through its length as well.
-      teacher: [B, D].
+      student, teacher: [B, D].
       directions: [B, D] unit vectors e, the direction of each example's class.
 
-    Returns:
-      Scalar, averaged over valid examples.
-
-    Source: Wang et al. 2023 (KD++), arXiv:2305.17007, section 3, as its authors' code has it.
+    Source: Wang et al. 2023 (KD++), arXiv:2305.17007, section 3, as in its authors' code.
     """
     norms = [safe_sqrt(side.square().sum(dim=-1)) for side in (student, teacher)]
     longest = torch.maximum(*norms).clamp(min=MIN_NORM)
@@ -40,16 +38,15 @@ def compute_norm_and_direction(
 
 
 class NormAndDirection(RankMemory, ProjectedLoss):
-    """`compute_norm_and_direction` towards the mean embedding of the teacher's each class.
+    """`compute_norm_and_direction` towards the teacher's mean embedding of each class.
 
-    KD++ is this beside `kd`, DKD++ beside `dkd`. The paper takes the means over the training set
-    beforehand; here they are those of all examples that the loss has seen before the step, sums in
-    a buffer, and a class that was not seen yet has the example's own teacher's direction. The
-    examples are those of all ranks. Mixed targets count as their heaviest class. Maps and tokens
-    are averaged over positions first.
+    KD++ is this with `kd`, DKD++ with `dkd`. The paper takes the means over the training set
+    beforehand; here they are those of all examples, of all ranks, that the loss has seen before the
+    step, sums in a buffer; for a class not seen yet the example's own teacher gives the direction.
+    Maps and tokens are averaged over positions first.
     """
 
-    why_not_tokens = "keeps a mean embedding for each class, which a vocabulary has too many of"
+    why_not_tokens = "keeps a mean embedding for each class, too many for a vocabulary"
 
     def __init__(
         self, layers: Mapping[str, str], num_classes: int, regressor: str = "auto"
@@ -60,13 +57,12 @@ class NormAndDirection(RankMemory, ProjectedLoss):
         self.num_classes = num_classes
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """A projection between the vectors, and the sums of the teacher's."""
+        """Create a projection between the vectors, and the sums of the teacher's."""
         super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
         width = get_width(teacher_shapes[next(iter(self.layers.values()))])
         self.register_buffer("sums", torch.zeros(self.num_classes, width))
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value; afterwards the valid examples are added to their classes."""
         (path,) = self.layers
         student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, path))
         if inputs.student_logits.shape[-1] > self.num_classes:

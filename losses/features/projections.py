@@ -24,19 +24,19 @@ class ConvRegressor(nn.Module):
         self.norm = nn.BatchNorm2d(channels, track_running_stats=False)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, C, H, W] of the teacher's shape."""
+        """Return [B, C, H, W] of the teacher's shape."""
         return self.norm(self.convolution(features)).relu()
 
 
 def create_projection(
     student: Shape, teacher: Shape, regressor: str, **convolution: int | None
 ) -> nn.Module | None:
-    """The projection between two activation shapes, batch axis included; none if not needed.
+    """Create the projection between two activation shapes with a batch axis; None if not needed.
 
     Args:
       student, teacher: [B, C, H, W], [B, N, D] or [B, D].
       regressor: one of REGRESSORS.
-      convolution: `kernel_size`, `stride`, `padding` of `convreg`; none: from the shapes.
+      convolution: `kernel_size`, `stride`, `padding` of `convreg`; None is derived from the shapes.
 
     Raises:
       UserError: the shapes do not fit the regressor.
@@ -72,7 +72,7 @@ def _choose(student: Shape, teacher: Shape) -> str:
 
 
 def _create_convolution(student: Shape, teacher: Shape, given: dict[str, int | None]) -> nn.Module:
-    """Halves by a stride, doubles by a transposed convolution, else a kernel that eats the rest."""
+    """Halve by a stride, double by a transposed convolution, else shrink by the kernel's size."""
     side, target = student[2], teacher[2]
     layer = nn.Conv2d
     if side == 2 * target:

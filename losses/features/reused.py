@@ -17,13 +17,12 @@ from utils.errors import UserError
 class ReusedMaps(FeatureLoss):
     """Mean squared gap of the student's projected maps and the teacher's, averaged to their size.
 
-    It teaches a student of `model.name: simkd`, which answers by the teacher's classifier, and is
-    the whole of its loss (`distill.alpha: 1`). Mean over the elements of an example, then over
-    valid examples.
+    For a student of `model.name: simkd`, which predicts with the teacher's classifier; this is its
+    whole loss (`distill.alpha: 1`).
 
     Args:
       layers: the student's `projector`: the teacher's last maps, before their pooling.
-      teacher_head: the linear layer on their average, which the student answers by: `fc`.
+      teacher_head: the linear layer on their average, which the student reuses: `fc`.
 
     Source: Chen et al. 2022 (SimKD), arXiv:2203.14001: one squared distance between features.
     """
@@ -36,11 +35,11 @@ class ReusedMaps(FeatureLoss):
         self.teacher_head = teacher_head
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The maps, and the classifier's weights, so that its name is looked up before a run."""
+        """Return the maps, and the classifier's weights, so that its name is checked early."""
         return (*super().teacher_layers(), f"{self.teacher_head}.weight")
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Nothing to make; refuses maps that cannot be compared and classifiers of others."""
+        """Raise a UserError for maps that cannot be compared or another network's classifier."""
         ((path, teacher_path),) = self.layers.items()
         mine, theirs = student_shapes[path], teacher_shapes[teacher_path]
         head = teacher_shapes[f"{self.teacher_head}.weight"]
@@ -70,12 +69,11 @@ class ReusedMaps(FeatureLoss):
 
 
 class ManyToOne(FeatureLoss):
-    """The sum over segments of the student's widened maps of their mean squared gap to the teacher.
+    """Squared gaps of the teacher's maps to each segment of the student's, summed over segments.
 
-    It teaches a student of `model.norm_width`, whose widened maps have N times the teacher's
-    channels: segment n is channels n * C to (n + 1) * C. The larger map is reduced to the smaller
-    by maxima of whole windows. Mean over the elements of a segment, then over valid examples; the
-    task loss and others stand beside it.
+    For a student of `model.norm_width`, whose widened maps have N times the teacher's channels:
+    segment n is channels n * C to (n + 1) * C. The larger map is reduced to the smaller by maxima
+    of whole windows. Mean over the elements of a segment; other terms are added as usual.
 
     Args:
       layers: `global_pool.norm_to_fc.expand` of the student: the teacher's last maps.
@@ -90,7 +88,7 @@ class ManyToOne(FeatureLoss):
         require_one_pair("norm", self)
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Nothing to make; refuses maps that are no copies of the teacher's."""
+        """Raise a UserError unless the maps have a multiple of the teacher's channels."""
         ((_, mine, theirs),) = self.pair_shapes(student_shapes, teacher_shapes)
         is_map = len(mine) == len(theirs) == 4
         if not is_map or mine[1] % theirs[1]:
@@ -116,6 +114,6 @@ class ManyToOne(FeatureLoss):
 
 
 def _reduce(maps: Tensor, sides: list[int]) -> Tensor:
-    """Maxima of windows, so that maps have these sides."""
+    """Reduce maps to these sides by maxima of windows."""
     windows = [own // side for own, side in zip(maps.shape[2:], sides, strict=True)]
     return maps if windows == [1, 1] else functional.max_pool2d(maps, windows)

@@ -1,4 +1,4 @@
-"""Knowledge review: each stage of the student, fused with the deeper ones, meets the teacher's."""
+"""Knowledge review: each stage of the student, fused with the deeper ones, learns the teacher's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NORM_EPS = 1e-5
 
 
 class GroupNormaliser(nn.Module):
-    """BatchNorm on the valid examples of each group: weight and bias a channel, nothing running."""
+    """BatchNorm on the valid examples of each group, without running statistics."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class GroupNormaliser(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, maps: Tensor, weights: Tensor) -> Tensor:
-        """[B, C, H, W] normalised, from maps and the [G, g] weights of their examples."""
+        """Normalise [B, C, H, W] maps by the [G, g] weights of their examples."""
         groups = split_groups(maps, weights.shape[1])
         marks = weights[:, :, None, None, None]
         axes, positions = (1, 3, 4), maps.shape[2] * maps.shape[3]
@@ -37,7 +37,7 @@ class GroupNormaliser(nn.Module):
 
 
 class AttentionFusion(nn.Module):
-    """ABF: a stage and what came from the deeper ones, weighed position by position.
+    """ABF: fuses a stage with the deeper ones, weighted by position.
 
     A 1x1 convolution to the common width, the deeper residual enlarged to its size, one attention
     map for each of the two by a 1x1 convolution and a sigmoid, their weighted sum (the residual of
@@ -55,7 +55,7 @@ class AttentionFusion(nn.Module):
     def forward(
         self, maps: Tensor, residual: Tensor | None, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Maps of the teacher's width, and the residual for the next, shallower stage."""
+        """Return maps of the teacher's width, and the residual for the next, shallower stage."""
         fused = self.inward_norm(self.inward(maps), weights)
         if self.attention is not None:
             deeper = enlarge(residual, *maps.shape[2:])
@@ -65,10 +65,10 @@ class AttentionFusion(nn.Module):
 
 
 def enlarge(maps: Tensor, height: int, width: int) -> Tensor:
-    """Nearest neighbours by a whole factor: each number repeated.
+    """Enlarge maps by a whole factor with nearest neighbours.
 
     Raises:
-      UserError: the sizes are no multiples.
+      UserError: the sizes are not multiples.
     """
     if height % maps.shape[2] or width % maps.shape[3]:
         raise UserError(
@@ -86,8 +86,8 @@ class KnowledgeReview(FeatureLoss):
     sides. The fusions (`AttentionFusion`) train with the student; their BatchNorm sees the valid
     examples of a group.
 
-    Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, sections 3.2 and 3.3; ABF as coded by
-    its authors.
+    Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, sections 3.2 and 3.3; ABF as in its
+    authors' code.
     """
 
     why_not_tokens = "fuses maps of an image"
@@ -97,14 +97,13 @@ class KnowledgeReview(FeatureLoss):
         check_positive("reviewkd", width=width)
         if len(self.layers) < 2:
             raise UserError(
-                "distill.losses: reviewkd reviews deeper stages at shallower ones and got one pair "
-                "of layers; name two or more in args.layers, or use hcl"
+                "distill.losses: reviewkd needs two or more pairs of layers; name them in "
+                "args.layers, or use hcl"
             )
         self.width, self.group_size = width, group_size
         self.fusions = nn.ModuleList()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """One fusion for each stage, in the order of `layers`."""
         *_, deepest = self.layers
         for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             if len(student) != 4 or student[2:] != teacher[2:]:

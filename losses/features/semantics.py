@@ -1,4 +1,4 @@
-"""Losses that choose for each example which layers of the teacher to learn from: SemCKD."""
+"""Losses that weight the teacher's layers for each example: SemCKD."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MapProjector(nn.Module):
         self.norms = nn.ModuleList(GroupNormaliser(middle) for _ in range(2))
 
     def forward(self, maps: Tensor, weights: Tensor) -> Tensor:
-        """Maps of the teacher's width, from the [G, g] weights of the examples."""
+        """Return maps of the teacher's width, from the examples' [G, g] weights."""
         hidden = self.norms[0](self.first(maps), weights).relu()
         return self.last(self.norms[1](self.second(hidden), weights).relu())
 
@@ -47,25 +47,24 @@ class SimilarityEmbedding(nn.Module):
         )
 
     def forward(self, features: Tensor, weights: Tensor) -> Tensor:
-        """From activations and the [G, g] weights of their examples."""
+        """Return [B, e] from activations and the [G, g] weights of their examples."""
         rows = split_groups(features.flatten(1), weights.shape[1]) * weights.unsqueeze(-1)
         similarities = rows @ rows.transpose(1, 2)
         return unit_rows(self.layers(similarities.flatten(0, 1)))
 
 
 class SemanticCalibration(FeatureLoss):
-    """MSE of all pairs of a student's and a teacher's layer, weighed by attention.
+    """MSE of all pairs of a student's and a teacher's layer, weighted by attention.
 
-    Each example's products with its group are embedded, for each layer by a trained network of its
-    own; a softmax over the teacher's layers of the student's embedding times theirs weighs the
-    squared gaps. The larger map is pooled to the smaller; the student's goes through a
-    `MapProjector` for each pair. Mean over elements and student layers, averaged over valid
-    examples. The pairs in `layers` name the layers only: all student layers meet all teacher
-    layers. BatchNorm sees the valid examples of a group.
+    For each layer, a trained network embeds each example's products with its group; a softmax over
+    the teacher's layers of the student's embedding times theirs weights the squared gaps. The
+    larger map is pooled to the smaller; the student's goes through a `MapProjector` for each pair.
+    Mean over elements and student layers. The pairs in `layers` only name the layers: all student
+    layers meet all teacher layers. BatchNorm sees the valid examples of a group.
 
     Args:
       group_size: examples of a group, from which the embeddings are made: 2 or more.
-      embed_width: of the embeddings; none: a quarter of the group, at least 1.
+      embed_width: of the embeddings; None is a quarter of the group, at least 1.
 
     Source: Chen et al. 2021 (SemCKD), arXiv:2012.03236, section 3, with the projector of its
     authors' code, whose attention temperature is 1 here.
@@ -89,7 +88,6 @@ class SemanticCalibration(FeatureLoss):
         self.projectors = nn.ModuleList()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """A network for each layer, and a projector for each pair, student by student."""
         students, teachers = self.student_layers(), self.teacher_layers()
         sides = (student_shapes, students), (teacher_shapes, teachers)
         for path, shape in ((path, shapes[path]) for shapes, paths in sides for path in paths):
@@ -120,6 +118,6 @@ class SemanticCalibration(FeatureLoss):
     def compare(
         self, projector: MapProjector, student: Tensor, teacher: Tensor, weights: Tensor
     ) -> Tensor:
-        """[B] mean squared gaps of one pair, at the smaller size."""
+        """Compute [B] mean squared gaps of one pair, at the smaller size."""
         student, teacher = match_sizes(student, teacher)
         return (projector(student, weights) - teacher).square().flatten(1).mean(dim=1)

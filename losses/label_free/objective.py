@@ -25,24 +25,23 @@ POOLED, PATCHES = "pooled", "patches"
 
 @dataclass(frozen=True)
 class Embeddings:
-    """What a model makes of images in front of its head.
+    """Features of images in front of a model's head.
 
     Attributes:
-      pooled: [B, C]: the answer that a classifier would read.
-      patches: [B, N, C], row by row of the grid; none: the model has no grid, or nobody asks.
+      pooled: [B, C], the input of a classifier.
+      patches: [B, N, C], row by row of the grid; None if the model has no grid or none was needed.
     """
 
     pooled: Tensor
     patches: Tensor | None = None
 
     def get(self, of: str) -> Tensor:
-        """Either of them, by its name."""
         return self.pooled if of == POOLED else self.patches
 
 
 @dataclass(frozen=True)
 class LabelFreeInputs:
-    """Everything that terms between features may look at, on the device of the step.
+    """Inputs of terms between features, on the device of the step.
 
     Attributes:
       students: for each teacher the student's features, patches on that teacher's grid.
@@ -62,9 +61,9 @@ class TermSpec:
     """A term of one teacher.
 
     Attributes:
-      name: as it is logged.
-      number: of the configuration's term that it comes from.
-      teacher: its number.
+      name: in the log.
+      number: index of the term in the configuration.
+      teacher: index of the teacher.
       of: `pooled` or `patches`.
     """
 
@@ -76,20 +75,17 @@ class TermSpec:
 
     @property
     def projector(self) -> str:
-        """Its key: the terms of a teacher's kind of features share one."""
+        """Key of the projector, shared by all terms on such features of one teacher."""
         return f"{self.of}_{self.teacher}"
 
 
 class LabelFreeLoss(nn.Module):
-    """total = sum of weight * term, with a projector of the student for each kind of features.
+    """total = sum of weight * term; each kind of features has a projector of the student.
 
     Args:
-      terms: what is compared, with the losses that compare it.
+      terms: each term with its loss.
       kind: of the projectors: `linear`, `mlp` or `none`.
-      hidden: width of an mlp's hidden layer; none: the teacher's.
-
-    Attributes:
-      terms: in the order of the losses.
+      hidden: width of an mlp's hidden layer; None is the teacher's.
     """
 
     def __init__(
@@ -105,18 +101,18 @@ class LabelFreeLoss(nn.Module):
         self._kind, self._hidden = kind, hidden
 
     def wants(self, of: str, teacher: int | None = None) -> bool:
-        """Whether a term looks at such features, of one teacher or of any."""
-        return any(one.of == of and teacher in (None, one.teacher) for one in self.terms)
+        """Return whether a term compares such features, of one teacher or of any."""
+        return any(term.of == of and teacher in (None, term.teacher) for term in self.terms)
 
     def build(self, student: Embeddings, teachers: Sequence[Embeddings]) -> None:
-        """Make the projectors, and what losses make of sizes, before the optimizer is made.
+        """Create the projectors and the losses' parameters, before the optimizer is created.
 
         Args:
-          student: features of any images; only their widths are looked at.
-          teachers: likewise; of patches also how many there are.
+          student: features of any images; only their widths count.
+          teachers: likewise; the number of patches counts, too.
 
         Raises:
-          UserError: without projectors the widths differ.
+          UserError: there are no projectors and the widths differ.
         """
         for spec, loss in zip(self.terms, self.losses, strict=True):
             mine, theirs = student.get(spec.of), teachers[spec.teacher].get(spec.of)
@@ -127,8 +123,7 @@ class LabelFreeLoss(nn.Module):
                 self.projectors[spec.projector] = made
 
     def forward(self, inputs: LabelFreeInputs) -> LossOutput:
-        """The total and its terms."""
-        found: dict[str, Tensor] = {}
+        values: dict[str, Tensor] = {}
         parts = []
         seen = dict.fromkeys(self.projectors)
         for spec, loss in zip(self.terms, self.losses, strict=True):
@@ -136,13 +131,13 @@ class LabelFreeLoss(nn.Module):
                 mine = inputs.students[spec.teacher].get(spec.of)
                 seen[spec.projector] = self.projectors[spec.projector](mine)
             theirs = inputs.teachers[spec.teacher].get(spec.of)
-            value = found[spec.name] = loss(seen[spec.projector], theirs, inputs.mask)
+            value = values[spec.name] = loss(seen[spec.projector], theirs, inputs.mask)
             if spec.weight:
                 scales = inputs.term_scales
                 part = spec.weight * value
                 parts.append(part if scales is None else scales[spec.number] * part)
-        total = found["total"] = torch.stack(parts).sum()
-        return LossOutput(total, {name: value.detach() for name, value in found.items()})
+        total = values["total"] = torch.stack(parts).sum()
+        return LossOutput(total, {name: value.detach() for name, value in values.items()})
 
 
 class MlpProjector(nn.Sequential):
@@ -158,10 +153,10 @@ class MlpProjector(nn.Sequential):
 
 
 def create_projector(kind: str, width: int, out: int, hidden: int | None = None) -> nn.Module:
-    """A map of features [..., width] to [..., out].
+    """Create a map of features [..., width] to [..., out].
 
     Raises:
-      UserError: kind `none` where the widths differ.
+      UserError: kind `none`, and the widths differ.
     """
     if kind == "mlp":
         return MlpProjector(width, hidden or out, out)
@@ -169,8 +164,8 @@ def create_projector(kind: str, width: int, out: int, hidden: int | None = None)
         return nn.Linear(width, out)
     if width != out:
         raise UserError(
-            f"distill.projector (none) leaves the student's {width} features beside a teacher's "
-            f"{out}; set linear or mlp"
+            f"distill.projector (none) needs equal widths, but the student has {width} features "
+            f"and a teacher {out}; set linear or mlp"
         )
     return nn.Identity()
 
@@ -178,13 +173,13 @@ def create_projector(kind: str, width: int, out: int, hidden: int | None = None)
 def create_label_free_loss(
     distill: DistillSection, teachers: Sequence[TeacherSection]
 ) -> LabelFreeLoss:
-    """The loss of a `distill` section; a term that names no teacher is one for each of them.
+    """Create the loss of a `distill` section; a term without a teacher applies to each of them.
 
     Args:
-      teachers: in the order in which they answer; a teacher's weight multiplies its terms.
+      teachers: in the order of their outputs; a teacher's weight multiplies its terms.
 
     Raises:
-      UserError: an unknown loss or argument, or a teacher that there is none of.
+      UserError: an unknown loss, argument or teacher.
     """
     terms = distill.losses or (LossTerm(name=distill.loss),)
     specs: list[tuple[TermSpec, EmbeddingLoss]] = []
@@ -207,7 +202,7 @@ def create_label_free_loss(
 
 
 def _find_teachers(term: LossTerm, teachers: Sequence[TeacherSection]) -> list[int]:
-    """Numbers of the teachers that a term learns from."""
+    """Return the numbers of the teachers that a term learns from."""
     if term.teacher is None:
         return list(range(len(teachers)))
     if isinstance(term.teacher, int):
@@ -217,12 +212,12 @@ def _find_teachers(term: LossTerm, teachers: Sequence[TeacherSection]) -> list[i
             f"distill.losses: {term.name} learns from teacher {term.teacher}, but there are "
             f"{len(teachers)}, numbered from 0; correct it"
         )
-    known = [one.model or one.weights for one in teachers]
-    found = [number for number, name in enumerate(known) if name == term.teacher]
-    if len(found) != 1:
-        many = f"{len(found)} teachers are called so; give its number" if found else ""
+    known = [section.model or section.weights for section in teachers]
+    matches = [number for number, name in enumerate(known) if name == term.teacher]
+    if len(matches) != 1:
+        many = f"{len(matches)} teachers have this name; give its number" if matches else ""
         raise UserError(
             f"distill.losses: {term.name} learns from teacher {term.teacher!r}; "
             f"{many or get_hint(term.teacher, known)}"
         )
-    return found
+    return matches

@@ -21,11 +21,7 @@ EPS = 1e-8  # on products of norms, as `dist` has it
 def compute_channel_gap(
     student_features: Tensor, teacher_features: Tensor, eps: float, *, mask: Mask = None
 ) -> Tensor:
-    """1 - correlation over the channels, a mean over positions and valid examples.
-
-    Args:
-      eps: added to the product of the norms.
-    """
+    """Compute 1 - correlation over the channels, averaged over positions and valid examples."""
     sides = [side.transpose(1, 2) for side in (student_features, teacher_features)]
     ones = torch.ones_like(teacher_features[:1, :, 0]).expand(1, 1, -1)
     return 1 - mean_valid(compute_correlation(*sides, eps, weights=ones).mean(dim=1), mask)
@@ -39,29 +35,25 @@ def compute_position_gap(
     group_size: int,
     mask: Mask = None,
 ) -> Tensor:
-    """1 - correlation of channel sums over a group's examples, a mean over positions.
-
-    Args:
-      eps: added to the product of the norms.
-    """
+    """Compute 1 - correlation of channel sums over a group, averaged over positions."""
     weights = get_group_weights(student_features, mask, group_size)
     sides = [
         split_groups(side.sum(dim=1), group_size).transpose(1, 2)
         for side in (student_features, teacher_features)
     ]
-    found = compute_correlation(*sides, eps, weights=weights.unsqueeze(1))
-    return 1 - mean_groups(found.mean(dim=-1), weights)
+    correlations = compute_correlation(*sides, eps, weights=weights.unsqueeze(1))
+    return 1 - mean_groups(correlations.mean(dim=-1), weights)
 
 
 class DistPlus(ProjectedLoss):
     """`compute_dist` of the logits, and the same idea on activations.
 
-    Adds channel_weight * `compute_channel_gap` + position_weight * `compute_position_gap` of each
-    pair of layers, summed over the pairs; the student's side is projected where shapes differ. The
-    paper's other half, a teacher that is adapted to the student before, is not in it.
+    Adds channel_weight * `compute_channel_gap` + position_weight * `compute_position_gap`, summed
+    over the pairs of layers; the student's side is projected if shapes differ. The paper's other
+    half, a teacher adapted to the student beforehand, is not included.
 
     Source: Huang et al. 2025 (DIST+), IEEE TPAMI 47(7), 10.1109/TPAMI.2025.3554235; docs/losses.md
-    says what of it was seen at second hand.
+    says which parts were read in secondary sources.
     """
 
     why_not_tokens = CORRELATES

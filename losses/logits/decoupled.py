@@ -1,4 +1,4 @@
-"""Losses that part the target class from the others: DKD, NKD, WSLD, RLD."""
+"""Losses that separate the target class from the others: DKD, NKD, WSLD, RLD."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from losses.reductions import Mask, as_constant, mean_valid, upcast
 
 
 def split_log_probs(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of the target, of all others together, and among the others.
+    """Compute log-probabilities of the target, of all others together, and among the others.
 
     Args:
       logits: [B, K], K >= 2, already divided by the temperature.
@@ -22,7 +22,7 @@ def split_log_probs(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Te
       softmax over the classes other than y, with 0 at y.
 
     The references exclude y by subtracting 1000 after the division by T; here it is exact, which
-    differs only where logits / T spread over nearly 1000.
+    differs only if logits / T spread over nearly 1000.
     """
     is_target = one_hot(classes.long(), logits.shape[-1]).bool()
     lowest = torch.finfo(logits.dtype).min
@@ -46,12 +46,11 @@ def compute_dkd_parts(
     *,
     mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
-    """Target-class (TCKD) and non-target-class (NCKD) distillation.
+    """Compute target-class (TCKD) and non-target-class (NCKD) distillation.
 
     Returns:
-      Two scalars in nats: KL of (p_y, 1 - p_y), and KL among the classes other than y; summed
-      over classes, averaged over valid examples. kd = TCKD + (1 - p_y of the teacher) * NCKD,
-      example by example.
+      Two scalars: KL of (p_y, 1 - p_y), and KL among the classes other than y. For each example,
+      kd = TCKD + (1 - p_y of the teacher) * NCKD.
 
     Source: Zhao et al. 2022, arXiv:2203.08679, section 3. mdistiller, OFAKD and cls_KD agree.
     """
@@ -64,13 +63,8 @@ def compute_dkd_parts(
     return scale * mean_valid(tckd, mask), scale * mean_valid(nckd, mask)
 
 
-def compute_dkd(*inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor) -> Tensor:
-    """alpha * TCKD + beta * NCKD of `compute_dkd_parts`, which takes everything else.
-
-    No warm-up factor: the reference's first 20 epochs are a schedule of the weight.
-    """
-    tckd, nckd = compute_dkd_parts(*inputs, **arguments)
-    return alpha * tckd + beta * nckd
+# No warm-up factor: the reference's first 20 epochs are a schedule of the weight.
+compute_dkd = weigh_parts(compute_dkd_parts, "alpha", "beta")
 
 
 def compute_nkd(
@@ -82,16 +76,13 @@ def compute_nkd(
     gamma: float,
     mask: Mask = None,
 ) -> Tensor:
-    """Normalised KD: -p_t(y) log p_s(y) - gamma T^2 sum over c != y of q_t log q_s.
+    """Compute normalised KD: -p_t(y) log p_s(y) - gamma T^2 sum over c != y of q_t log q_s.
 
-    p is at temperature 1 and q, normalised among the classes other than y, at `temperature`.
+    p is at temperature 1 and q, normalised among the classes other than y, at `temperature`. This
+    is the cross-entropy form: equal logits do not give 0. The task's cross-entropy is not included.
 
-    Returns:
-      Scalar in nats, summed over K, averaged over valid examples; the cross-entropy form, so equal
-      logits do not give 0. The plain task cross-entropy is not part of it.
-
-    Source: Yang et al. 2023, arXiv:2303.13005. Copies of cls_KD from July to October 2023 forgot to
-    take the target class out and give other values.
+    Source: Yang et al. 2023, arXiv:2303.13005. Copies of cls_KD from July to October 2023 do not
+    exclude the target class and give other values.
     """
     teacher = as_constant(teacher_logits)
     student = upcast(student_logits)
@@ -112,14 +103,10 @@ def compute_wsld(
     *,
     mask: Mask = None,
 ) -> Tensor:
-    """Soft-label cross-entropy, each example weighted by 1 - exp(-L_student / L_teacher).
+    """Compute the soft-label cross-entropy, weighted by 1 - exp(-L_student / L_teacher).
 
-    L is the cross-entropy with the label (the paper's are hard) at temperature 1; the weight has no
-    gradient.
-
-    Returns:
-      Scalar in nats times T^2, summed over K, averaged over valid examples; the cross-entropy form.
-      cls_KD multiplies by 2.25 inside: that is the term's weight here.
+    L is each example's cross-entropy with the label (the paper's are hard) at temperature 1; the
+    weight has no gradient. cls_KD multiplies by 2.25 inside: that is the term's weight here.
 
     Source: Zhou et al. 2021, arXiv:2102.00650.
     """
@@ -143,18 +130,11 @@ def compute_rld_parts(
     confidence_temperature: float,
     mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
-    """Sample confidence (SCD) and masked correlation (MCD): a wrong teacher cannot mislead.
+    """Compute sample confidence (SCD) and masked correlation (MCD), robust to a wrong teacher.
 
     SCD: KL of (p_max, 1 - p_max) of the teacher's best class and (q_y, 1 - q_y) of the student's
-    target class. MCD: KL among the classes that the teacher finds less likely than y; 0 where
-    there is none.
-
-    Args:
-      temperature: T > 0 of MCD, which is scaled by T^2.
-      confidence_temperature: the same of SCD.
-
-    Returns:
-      Two scalars in nats, summed over classes, averaged over valid examples.
+    target class. MCD: KL among the classes that are less likely than y to the teacher; 0 if there
+    are none. SCD has the temperature `confidence_temperature`.
 
     Source: Sun et al. 2024 (Refined Logits), arXiv:2408.07703, equations 6 to 10.
     """
@@ -172,17 +152,14 @@ def compute_rld_parts(
 
 
 def _get_log_probs_among(logits: Tensor, hidden: Tensor) -> Tensor:
-    """[B, K] log-softmax over the classes that are not hidden, with 0 at the hidden ones."""
+    """Compute [B, K] log-softmax over the classes that are not hidden, with 0 at the hidden."""
     lowest = torch.finfo(logits.dtype).min
     total = torch.logsumexp(logits.masked_fill(hidden, lowest), dim=-1, keepdim=True)
     nothing_left = hidden.all(dim=-1, keepdim=True)
     return (logits - total.masked_fill(nothing_left, 0.0)).masked_fill(hidden, 0.0)
 
 
-def compute_rld(*inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor) -> Tensor:
-    """alpha * SCD + beta * MCD of `compute_rld_parts`, which takes everything else."""
-    scd, mcd = compute_rld_parts(*inputs, **arguments)
-    return alpha * scd + beta * mcd
+compute_rld = weigh_parts(compute_rld_parts, "alpha", "beta")
 
 
 create_dkd = define(
@@ -198,7 +175,7 @@ def create_rld(
     beta: float = 1.0,
     confidence_temperature: float | None = None,
 ) -> TargetLoss:
-    """`compute_rld`; `confidence_temperature` None is `temperature`.
+    """Create `rld`; None for `confidence_temperature` is `temperature`.
 
     The paper tunes alpha and beta for each pair.
     """

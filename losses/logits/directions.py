@@ -23,23 +23,23 @@ from losses.reductions import (
 
 
 def invert_positive(matrices: Tensor) -> Tensor:
-    """[G, n, n] inverses of symmetric positive definite matrices, by n elimination steps.
+    """Return [G, n, n] inverses of symmetric positive definite matrices, by n elimination steps.
 
-    Gauss and Jordan's steps in place, without pivots, unrolled in the graph: Cholesky has no
-    lowering on XLA. They are constants; one step of Newton's, 2 X - X A X, changes no value and
-    carries the gradient of the inverse.
+    Gauss-Jordan steps in place, without pivots, unrolled in the graph: Cholesky has no lowering on
+    XLA. They are constants; one Newton step, 2 X - X A X, does not change the value and carries the
+    gradient of the inverse.
     """
     size = matrices.shape[-1]
     steps = torch.arange(size, device=matrices.device)
-    found = matrices.detach()
+    inverse = matrices.detach()
     for step in range(size):
-        pivot = found[:, step : step + 1, step : step + 1]
-        row, column = found[:, step : step + 1], found[:, :, step : step + 1]
+        pivot = inverse[:, step : step + 1, step : step + 1]
+        row, column = inverse[:, step : step + 1], inverse[:, :, step : step + 1]
         is_row, is_column = (steps == step).unsqueeze(1), steps == step
-        swept = torch.where(is_column, -column / pivot, found - column * row / pivot)
+        swept = torch.where(is_column, -column / pivot, inverse - column * row / pivot)
         cross = torch.where(is_column, 1 / pivot, row / pivot)
-        found = torch.where(is_row, cross, swept)
-    return 2 * found - found @ matrices @ found
+        inverse = torch.where(is_row, cross, swept)
+    return 2 * inverse - inverse @ matrices @ inverse
 
 
 def compute_directions(
@@ -50,19 +50,15 @@ def compute_directions(
     group_size: int,
     mask: Mask = None,
 ) -> Tensor:
-    """Mahalanobis length of the gap between the two matrices of cosines, example by example.
+    """Compute the Mahalanobis length of each example's gap between both matrices of cosines.
 
     Row i of D = G_s - G_t holds the gaps of example i's cosines to those of its group. Its length
-    is sqrt(D_i (C + tikhonov I)^-1 D_i), C the covariance of the rows (divisor g - 1): the L2 norm
-    where the rows are white.
+    is sqrt(D_i (C + tikhonov I)^-1 D_i), C the covariance of the rows (divisor g - 1), through
+    which the gradient flows as well: the L2 norm if the rows are white.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient, through C as well.
-      tikhonov: > 0; the smaller, the nearer is every length to one number.
+      tikhonov: > 0; the smaller, the more equal are all lengths.
       group_size: examples that are compared, and the graph's elimination steps; 0: all.
-
-    Returns:
-      Scalar: averaged over valid examples.
     """
     weights = get_group_weights(student_logits, mask, group_size)
     grams = []
@@ -90,14 +86,14 @@ def compute_skd(
     mask: Mask = None,
     **arguments: float,
 ) -> Tensor:
-    """KL of softened distributions + direction_weight * `compute_directions` of the logits.
+    """Compute KL of softened distributions + direction_weight * `compute_directions` of the logits.
 
     Args:
       temperature: T > 0 of the first part, which has no T^2 factor.
       arguments: of `compute_directions`.
 
-    Source: Jeong et al. 2026 (SKD), CVPR 2026, equations 1 and 3 to 8, both parts weighed
-    alike; read through torchdistill 1.1.5, which tells where its authors' code differs.
+    Source: Jeong et al. 2026 (SKD), CVPR 2026, equations 1 and 3 to 8, with equal weights; read
+    through torchdistill 1.1.5, which lists the differences of the authors' code.
     """
     logs = soften(student_logits, teacher_logits, temperature)
     instances = mean_valid(kl_per_example(*logs), mask)

@@ -15,17 +15,17 @@ MIN_PROB = 1e-8  # big_vision clips the teacher's probability under the logarith
 
 
 def compute_euclidean(student: Tensor, teacher: Tensor) -> Tensor:
-    """[B] sqrt(sum over K of squared differences + 1e-12): 1e-6, gradient 0, for equal rows."""
+    """Compute [B] sqrt(sum over K of d^2 + 1e-12); equal rows give 1e-6 with gradient 0."""
     return ((upcast(student) - as_constant(teacher)).square().sum(dim=-1) + 1e-12).sqrt()
 
 
 def compute_l2(student: Tensor, teacher: Tensor) -> Tensor:
-    """[B] sum over K of squared differences; no 1/2, no 1/K."""
+    """Compute [B] sum over K of squared differences; no 1/2, no 1/K."""
     return (upcast(student) - as_constant(teacher)).square().sum(dim=-1)
 
 
 def compute_hard(student: Tensor, teacher: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """[B] KL(h || softmax(s)), h = 1 - ls at the teacher's argmax and ls / (K - 1) elsewhere.
+    """Compute [B] KL(h || softmax(s)), h = 1 - ls at the teacher's argmax, else ls / (K - 1).
 
     With ls = 0 it is `compute_hard_kd`; otherwise lower than the cross-entropy by h's entropy.
     """
@@ -38,9 +38,9 @@ def compute_hard(student: Tensor, teacher: Tensor, label_smoothing: float = 0.0)
 
 
 def compute_clipped_kl(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """[B] T^2 * KL(p_t || p_s) with log p_t clipped at log 1e-8.
+    """Compute [B] T^2 * KL(p_t || p_s) with log p_t clipped at log 1e-8.
 
-    Above the true KL where probabilities below 1e-8 carry weight; the gradient is the same.
+    Higher than the true KL where probabilities below 1e-8 carry weight; the gradient is the same.
     FunMatch trains with it alone (Beyer et al., arXiv:2106.05237).
     """
     probs = torch.softmax(as_constant(teacher) / temperature, dim=-1)
@@ -50,17 +50,16 @@ def compute_clipped_kl(student: Tensor, teacher: Tensor, temperature: float) -> 
 
 
 def compute_log_softmax_euclidean(student: Tensor, teacher: Tensor) -> Tensor:
-    """[B] Euclidean distance of the log-distributions at temperature 1."""
+    """Compute [B] Euclidean distances of the log-distributions at temperature 1."""
     return compute_euclidean(
         torch.log_softmax(upcast(student), dim=-1), torch.log_softmax(as_constant(teacher), dim=-1)
     )
 
 
 def compute_agreement(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:
-    """[B] 1 where the teacher's best class is among the student's k best, else 0; no gradient.
+    """Return [B] 1 if the teacher's best class is among the student's k best, else 0; no gradient.
 
-    Its mean is a share to log with weight 0. Equal logits rank by the lower class index, as in a
-    stable sort.
+    Its mean is a share to log with weight 0. Equal logits rank by class index.
     """
     student = as_constant(student)
     best = teacher.detach().argmax(dim=-1, keepdim=True)
@@ -73,21 +72,16 @@ def compute_agreement(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:
 class Distance(LogitLoss):
     """Mean over valid examples of one distance, a function without a mask."""
 
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] distances."""
-        return self.function(student, teacher, **self.arguments)
-
     def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
-        return mean_valid(self.get_distance(student, teacher), inputs.mask)
+        return mean_valid(self.function(student, teacher, **self.arguments), inputs.mask)
 
 
 class LogitDistance(Distance):
-    """A distance that sees the logits' own offset, which stored log-probabilities have lost."""
+    """A distance that depends on the logits' offset, which stored log-probabilities have lost."""
 
     takes_numbers = True
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Refuses a stored teacher."""
         if inputs.sparse_teacher is not None and not inputs.teacher_logits:
             raise UserError(
                 "distill.losses: bv_euclidean and bv_l2 compare raw logits and a teacher cache "
@@ -106,7 +100,6 @@ create_agreement = define(Distance, "bv_agree", compute_agreement, "top_k", top_
 
 
 def create_hard(label_smoothing: float = 0.0) -> Distance:
-    """`compute_hard`."""
     if not 0 <= label_smoothing < 1:
         raise UserError(
             f"distill.losses: bv_hard.label_smoothing is {label_smoothing!r}; give 0 <= value < 1"

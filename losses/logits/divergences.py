@@ -1,4 +1,4 @@
-"""Divergences of whole distributions beside KL: reverse KL, JSD, alpha-beta, yes or no."""
+"""Divergences of whole distributions besides KL: reverse KL, JSD, alpha-beta, yes or no."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from utils.errors import UserError
 def compute_reverse_kl(
     student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
-    """KL(student || teacher) of temperature-softened distributions: it seeks the teacher's modes.
+    """Compute KL(student || teacher) of softened distributions, which seeks the teacher's modes.
 
     Source: Gu et al. 2024 (MiniLLM), arXiv:2306.08543, equation 1, for each token of given texts;
-    the paper takes them from the student.
+    the paper samples them from the student.
     """
     log_probs, student_log_probs = soften(student_logits, teacher_logits, temperature)
     return temperature**2 * mean_valid(kl_per_example(student_log_probs, log_probs), mask)
@@ -35,17 +35,14 @@ def compute_generalised_jsd(
     beta: float,
     mask: Mask = None,
 ) -> Tensor:
-    """beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q, p teacher, q student.
+    """Compute beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q.
 
-    beta 1/2 is the Jensen-Shannon divergence; divided by beta it goes to KL(p || q) as beta goes
-    to 0, divided by 1 - beta to KL(q || p) as beta goes to 1.
+    p is the teacher, q the student. beta 1/2 is the Jensen-Shannon divergence; divided by beta it
+    goes to KL(p || q) as beta goes to 0, divided by 1 - beta to KL(q || p) as beta goes to 1. The
+    student's gradient flows through m as well. In nats, at most T^2 log 2.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient, through m as well.
-      beta: between 0 and 1, without them.
-
-    Returns:
-      Scalar in nats, at most T^2 log 2: summed over K, averaged over valid examples.
+      beta: 0 < beta < 1.
 
     Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1, for given texts.
     """
@@ -66,21 +63,17 @@ def compute_alpha_beta(
     beta: float,
     mask: Mask = None,
 ) -> Tensor:
-    """Alpha-beta divergence of the teacher's p and the student's q, both at the temperature.
+    """Compute the alpha-beta divergence of the teacher's p and the student's q, softened alike.
 
     D = -1 / (alpha beta) sum of p^alpha q^beta - (alpha p^(alpha + beta) + beta q^(alpha + beta))
     / (alpha + beta), and its limits where a power is 0: beta 0 gives the sum of
     (p^alpha log(p^alpha / q^alpha) - p^alpha + q^alpha) / alpha^2, alpha 0 the same with the sides
     exchanged, both 0 half the squared gap of the log-probabilities. (1, 0) is KL(p || q), (0, 1)
-    is KL(q || p).
+    is KL(q || p). There is no T^2 factor.
 
     Args:
-      temperature: T > 0; there is no T^2 factor.
-      alpha: >= 0, power on the teacher; the larger, the more its sure classes count.
-      beta: >= 0, power on the student; the larger, the more its own sure classes count.
-
-    Returns:
-      Scalar: summed over K, averaged over valid examples; 0 for equal distributions.
+      alpha: >= 0, power on the teacher; the larger, the more its confident classes count.
+      beta: >= 0, power on the student; the larger, the more its own confident classes count.
 
     Source: Wang et al. 2025 (ABKD), arXiv:2505.04560, definition 3.1; its limits after Cichocki et
     al. 2011. The term's weight of 32 in its code is not inside.
@@ -101,27 +94,25 @@ def compute_alpha_beta(
 def compute_yes_or_no_kd(
     student_logits: Tensor, teacher_logits: Tensor, *, mask: Mask = None
 ) -> Tensor:
-    """Cross-entropy of K answers of yes or no with the teacher's, each by its sigmoid.
+    """Compute the cross-entropy of K yes-or-no decisions with the teacher's sigmoids.
 
-    Args:
-      teacher_logits: [B, K], raw: their offset counts; constant here.
+    The offset of the teacher's logits counts.
 
-    Source: Touvron et al. 2022 (cosub), arXiv:2212.04884, its loss between submodels where the task
-    is learnt by binary cross-entropy.
+    Source: Touvron et al. 2022 (cosub), arXiv:2212.04884, its loss between submodels whose task
+    loss is binary cross-entropy.
     """
     shares = torch.sigmoid(as_constant(teacher_logits))
     return mean_valid(compute_bce(upcast(student_logits), shares).sum(dim=-1), mask)
 
 
 class YesOrNoKD(LogitLoss):
-    """`compute_yes_or_no_kd`; reduction `numel` divides by K too, as train.task_loss: bce does."""
+    """`compute_yes_or_no_kd`; reduction `numel` also divides by K, like train.task_loss: bce."""
 
     def __init__(self, reduction: str = "batchmean") -> None:
         check_choice("bce_kd", "reduction", reduction, REDUCTIONS)
         super().__init__(compute_yes_or_no_kd, reduction=reduction)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Refuses a stored teacher."""
         if inputs.sparse_teacher is not None and not inputs.teacher_logits:
             raise UserError(
                 "distill.losses: bce_kd takes the sigmoid of raw logits and a teacher cache stores "
@@ -136,7 +127,6 @@ create_reverse_kl = define(
 
 
 def create_generalised_jsd(temperature: float = 4.0, beta: float = 0.5) -> LogitLoss:
-    """`compute_generalised_jsd`."""
     check_positive("jsd", temperature=temperature)
     if not is_number(beta) or not 0 < beta < 1:
         raise UserError(
@@ -147,7 +137,6 @@ def create_generalised_jsd(temperature: float = 4.0, beta: float = 0.5) -> Logit
 
 
 def create_alpha_beta(temperature: float = 4.0, alpha: float = 0.9, beta: float = 0.2) -> LogitLoss:
-    """`compute_alpha_beta`."""
     check_positive("abkd", temperature=temperature)
     for key, value in (("alpha", alpha), ("beta", beta)):
         if not is_number(value, 0):

@@ -20,11 +20,10 @@ from utils.errors import UserError
 def average_probs(
     teacher_logits: Sequence[Tensor], temperature: float, *, shares: Sequence[float]
 ) -> Tensor:
-    """[B, K] logits whose softmax at T is the weighted mean of the teachers' softmax at T.
+    """Return [B, K] logits whose softmax at T is the weighted mean of the teachers' softmax at T.
 
     Args:
-      teacher_logits: one [B, K] per teacher; constant here.
-      temperature: T > 0, the one that the student's loss uses.
+      temperature: T > 0, that of the student's loss.
       shares: one factor per teacher, sum 1.
     """
     logs = [
@@ -35,7 +34,7 @@ def average_probs(
 
 
 def average_logits(teacher_logits: Sequence[Tensor], *, shares: Sequence[float]) -> Tensor:
-    """[B, K] weighted mean of logits: the normalised geometric mean of the probabilities."""
+    """Return [B, K] weighted means of logits: the normalised geometric mean of probabilities."""
     return sum(
         share * as_constant(logits) for share, logits in zip(shares, teacher_logits, strict=True)
     )
@@ -44,17 +43,17 @@ def average_logits(teacher_logits: Sequence[Tensor], *, shares: Sequence[float])
 def combine_answers(
     answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
 ) -> tuple[Tensor, ...]:
-    """The answers of several teachers as the losses want them.
+    """Combine the logits of several teachers for the losses.
 
     Args:
       answers: logits [B, K] of each teacher.
       weights: one factor per teacher, scaled to sum 1.
       ensemble: `probs`: log of the weighted mean of probabilities at temperature 1; `logits`:
-        weighted mean of logits; `separate`: as they are.
+        weighted mean of logits; `separate`: all logits, unchanged.
     """
     if len(answers) < 2 or ensemble == "separate":
         return tuple(answers)
-    # As float32, the answers' own type, in which their logarithms were always taken.
+    # In float32, the dtype of the logits, in which these logarithms were always computed.
     shares = array("f", [weight / sum(weights) for weight in weights])
     if ensemble == "logits":
         return (average_logits(answers, shares=shares),)
@@ -64,10 +63,8 @@ def combine_answers(
 class Ensemble(Wrapper):
     """`loss` against several teachers.
 
-    `weights`: one number above 0 per teacher, scaled to sum 1; none: equal.
-
-    Attributes:
-      averages_probs: whether teachers are averaged as distributions, which numbers are not.
+    `weights`: one number above 0 per teacher, scaled to sum 1; equal by default. `averages_probs`:
+    True if teachers are averaged as distributions, which plain numbers are not.
     """
 
     averages_probs: bool = False
@@ -90,7 +87,7 @@ class Ensemble(Wrapper):
         self.takes_numbers = self.inner.takes_numbers and not self.averages_probs
 
     def get_shares(self, inputs: LossInputs) -> list[float]:
-        """One share per teacher, sum 1."""
+        """Return one share per teacher, sum 1."""
         count = len(inputs.teacher_logits)
         if count == 0:
             raise UserError("distill.losses: multi_* losses need live teachers and got none")
@@ -104,7 +101,7 @@ class Ensemble(Wrapper):
         return [weight / sum(weights) for weight in weights]
 
     def compute_each(self, inputs: LossInputs) -> list[Tensor]:
-        """The inner loss against each teacher alone."""
+        """Compute the inner loss against each teacher alone."""
         return [
             self.inner.compute(replace(inputs, teacher_logits=(logits,)))
             for logits in inputs.teacher_logits
@@ -114,8 +111,8 @@ class Ensemble(Wrapper):
 class MeanOfLosses(Ensemble):
     """Weighted mean of the losses against each teacher.
 
-    For kd the gradient is that of `multi_avg_prob` and the value lies above it by T^2 times the
-    Jensen-Shannon divergence of the teachers. One inner evaluation per teacher.
+    For kd the gradient is that of `multi_avg_prob` and the value higher by T^2 times the
+    Jensen-Shannon divergence of the teachers. The inner loss runs once per teacher.
     """
 
     def compute(self, inputs: LossInputs) -> Tensor:
@@ -124,12 +121,11 @@ class MeanOfLosses(Ensemble):
 
 
 class MeanOfProbs(Ensemble):
-    """The loss against the weighted mean of the teachers' probabilities at its temperature."""
+    """The loss against the weighted mean of the teachers' probabilities at its temperature or 1."""
 
     averages_probs = True
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value; an inner loss without a temperature averages at 1."""
         temperature = getattr(self.inner, "temperature", 1.0)
         shares = self.get_shares(inputs)
         mean = average_probs(inputs.teacher_logits, temperature, shares=shares)
@@ -137,7 +133,7 @@ class MeanOfProbs(Ensemble):
 
 
 class MeanOfLogits(Ensemble):
-    """The loss against the weighted mean of the teachers' logits, averaged before tempering."""
+    """The loss against the weighted mean of the teachers' logits, before any temperature."""
 
     def compute(self, inputs: LossInputs) -> Tensor:
         mean = average_logits(inputs.teacher_logits, shares=self.get_shares(inputs))
@@ -145,15 +141,14 @@ class MeanOfLogits(Ensemble):
 
 
 class SumOfLosses(Ensemble):
-    """Sum of the losses against each teacher: with N equal teachers N times `multi_avg_loss`."""
+    """Sum of the losses against each teacher; with weights, N times their weighted mean."""
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value; with weights, N times the weighted mean."""
         shares = self.get_shares(inputs)
         pairs = zip(shares, self.compute_each(inputs), strict=True)
         return sum(len(shares) * share * value for share, value in pairs)
 
 
 def create_sum_of_distances(temperature: float = 1.0) -> SumOfLosses:
-    """`multi_sum` of `bv_kl`: big_vision adds the distances of several teachers."""
+    """Create `multi_sum` of `bv_kl`: big_vision adds the distances of several teachers."""
     return SumOfLosses("bv_kl", {"temperature": temperature})

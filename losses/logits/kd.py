@@ -1,4 +1,4 @@
-"""Losses on whole class distributions: the task, soft and hard labels, DeiT's tokens."""
+"""Losses on whole class distributions: soft and hard labels, DeiT's tokens, stored teachers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,23 @@ FORMS = ("kl", "cross_entropy")
 
 
 def soft_cross_entropy(student_logits: Tensor, targets: Tensor, *, mask: Mask = None) -> Tensor:
-    """Cross-entropy with soft targets: the task loss.
-
-    Args:
-      targets: [B, K], rows sum to 1; constant here.
-    """
+    """Compute the cross-entropy with soft targets [B, K], whose rows sum to 1: the task loss."""
     log_probs = torch.log_softmax(upcast(student_logits), dim=-1)
     per_example = -(as_constant(targets).to(log_probs.dtype) * log_probs).sum(dim=-1)
     return mean_valid(per_example, mask)
 
 
 def kl_per_example(log_probs: Tensor, student_log_probs: Tensor) -> Tensor:
-    """[B] KL(p || q) of two [B, K] log-distributions; F.kl_div has no XLA gradient kernel."""
+    """Compute [B] KL(p || q) of log-distributions; F.kl_div has no XLA gradient kernel."""
     return (log_probs.exp() * (log_probs - student_log_probs)).sum(dim=-1)
 
 
 def kd_kl_div(
     student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
-    """KL(teacher || student) of temperature-softened class distributions.
+    """Compute KL(teacher || student) of softened class distributions.
 
-    Returns:
-      Scalar in nats: summed over K, averaged over valid examples. Dividing by B * K instead, as
-      DeiT and LeViT do, gives 1/K of it.
+    DeiT and LeViT divide by B * K instead of B, which gives 1/K of it.
 
     Source: Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2.
     """
@@ -48,9 +42,9 @@ def kd_kl_div(
 def compute_soft_label_cross_entropy(
     student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
-    """The cross-entropy form of `kd_kl_div`: the same gradient, higher by T^2 times the entropy.
+    """Compute the cross-entropy form of `kd_kl_div`, higher by T^2 times the teacher's entropy.
 
-    Source: yzd-v/cls_KD and TinyViT write it like this.
+    The gradient is the same. Source: yzd-v/cls_KD and TinyViT have this form.
     """
     probs = torch.softmax(as_constant(teacher_logits) / temperature, dim=-1)
     student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
@@ -60,15 +54,11 @@ def compute_soft_label_cross_entropy(
 def compute_hard_kd(
     student_logits: Tensor, teacher_logits: Tensor, label_smoothing: float, *, mask: Mask = None
 ) -> Tensor:
-    """Cross-entropy with the teacher's best class.
+    """Compute the cross-entropy with the teacher's best class, at temperature 1.
 
     Args:
-      teacher_logits: [B, K]; only the argmax is used.
-      label_smoothing: mass spread over all K classes, timm's and torch's definition.
-
-    Returns:
-      Scalar in nats at temperature 1, averaged over valid examples. big_vision spreads the
-      smoothing over the K - 1 other classes and subtracts the entropy: see `bv_hard`.
+      label_smoothing: mass spread over all K classes, as in timm and torch. big_vision spreads it
+        over the K - 1 other classes and subtracts the entropy: see `bv_hard`.
 
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """
@@ -81,7 +71,7 @@ def compute_hard_kd(
 
 
 class SoftKD(LogitLoss):
-    """`kd_kl_div`; reduction `numel` divides by K too; form `cross_entropy` keeps the entropy."""
+    """`kd_kl_div`; reduction `numel` also divides by K; form `cross_entropy` keeps the entropy."""
 
     def __init__(
         self, temperature: float = 4.0, reduction: str = "batchmean", form: str = "kl"
@@ -105,16 +95,14 @@ class HardKD(LogitLoss):
 
 
 class DistillTokenLoss(LogitLoss):
-    """A logit loss on the distillation token: the class token learns the task alone."""
+    """A logit loss on the distillation token; the class token learns the task alone."""
 
-    why_not_tokens = "looks at a distillation token, which a language model has none of"
+    why_not_tokens = "needs a distillation token, which a language model does not have"
 
     def needs_distill_token(self) -> bool:
-        """Always."""
         return True
 
     def get_student_logits(self, inputs: LossInputs) -> Tensor:
-        """The distillation-token head; a UserError if the student has none."""
         if inputs.student_distill_logits is None:
             raise UserError(
                 "distill.losses: deit_soft and deit_hard need a student with a distillation token; "
@@ -124,9 +112,8 @@ class DistillTokenLoss(LogitLoss):
 
 
 class DeitSoft(DistillTokenLoss, SoftKD):
-    """`kd` on the distillation token.
+    """`kd` on the distillation token; DeiT divides by B * K, as reduction `numel` does.
 
-    DeiT divides by B * K, which is 1/K of the default here: reduction `numel` follows it.
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """
 

@@ -25,10 +25,9 @@ CORRELATES = "correlates each class over the examples of a group"
 
 
 def compute_correlation(first: Tensor, second: Tensor, eps: float, *, weights: Tensor) -> Tensor:
-    """Weighted Pearson correlation over the last axis: dot / (norm * norm + eps).
+    """Compute the weighted Pearson correlation over the last axis: dot / (norm * norm + eps).
 
     Args:
-      first, second: [..., N].
       eps: added to the product of the norms; a constant row gives 0.
       weights: broadcastable to [..., N], 1 for entries that count and 0 for the others.
     """
@@ -48,11 +47,11 @@ def compute_dist_parts(
     group_size: int = 0,
     mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
-    """Inter-class and intra-class relations of the two probability matrices.
+    """Compute inter-class and intra-class relations of the two probability matrices.
 
     Args:
-      eps: addend on the product of the norms; torchdistill takes it as a floor of each norm, which
-        differs visibly where classes have probabilities near 1e-6.
+      eps: added to the product of the norms; torchdistill takes it as a lower bound of each norm,
+        which differs visibly if classes have probabilities near 1e-6.
       group_size: examples that the intra part correlates over; 0: all.
 
     Returns:
@@ -76,12 +75,7 @@ def compute_dist_parts(
     return temperature**2 * inter, temperature**2 * intra
 
 
-def compute_dist(
-    *inputs: Tensor, beta: float, gamma: float, **arguments: float | Tensor | None
-) -> Tensor:
-    """beta * inter + gamma * intra of `compute_dist_parts`, which takes everything else."""
-    inter, intra = compute_dist_parts(*inputs, **arguments)
-    return beta * inter + gamma * intra
+compute_dist = weigh_parts(compute_dist_parts, "beta", "gamma")
 
 
 def compute_ttm(
@@ -92,12 +86,10 @@ def compute_ttm(
     weighted: bool = False,
     mask: Mask = None,
 ) -> Tensor:
-    """KL(power-transformed teacher || student): only the teacher is softened.
+    """Compute KL(power-transformed teacher || student): only the teacher is softened.
 
     Args:
-      student_logits: [B, K], unnormalised, at temperature 1; receives the gradient.
-      teacher_logits: [B, K]; constant here; softmax(t / T) is softmax(t) to the power 1/T.
-      temperature: T > 0, 1/exponent; there is no T^2 factor.
+      temperature: T > 0: softmax(t / T) is softmax(t) to the power 1/T. There is no T^2 factor.
       weighted: WTTM: each example times the power sum U = sum of softmax(t)^(1/T), which lies in
         [1, K^(1 - 1/T)] for T >= 1, so the scale of the loss grows with K.
 
@@ -125,17 +117,14 @@ def compute_ofa(
     exponent: float,
     mask: Mask = None,
 ) -> Tensor:
-    """Cross-entropy with a teacher whose target class is adaptively enhanced.
+    """Compute the cross-entropy with a teacher whose target class is adaptively enhanced.
 
-    The weights are (p_t + onehot)^exponent - onehot; exponent 1 is plain soft cross-entropy.
+    The weights are (p_t + onehot)^exponent - onehot; exponent 1 is plain soft cross-entropy. The
+    reference takes log(softmax), infinite in float32 at large logits; this form is not.
 
     Args:
       temperature: T > 0 on both sides; there is no T^2 factor.
       exponent: >= 1.
-
-    Returns:
-      Scalar in nats, summed over K, averaged over valid examples; the cross-entropy form. The
-      reference takes log(softmax), infinite in float32 at large logits; this form is not.
 
     Source: Hao et al. 2023 (OFA-KD), arXiv:2310.19444, section 3.3.
     """
@@ -147,11 +136,9 @@ def compute_ofa(
 
 
 def compute_bkd(student_logits: Tensor, teacher_logits: Tensor, *, mask: Mask = None) -> Tensor:
-    """Binary cross-entropy of every class against the teacher's softmax.
+    """Compute the binary cross-entropy of every class against the teacher's softmax.
 
-    Returns:
-      Scalar in nats, summed over K, averaged over valid examples; not 0 for equal inputs. vanillaKD
-      divides by B * K, which is 1/K of it.
+    Not 0 for equal inputs. vanillaKD divides by B * K, which gives 1/K of it.
 
     Source: Hao et al. 2023 (VanillaKD), arXiv:2305.15781, appendix.
     """
@@ -181,6 +168,6 @@ create_ofa = define(
 
 
 def create_bkd(reduction: str = "batchmean") -> LogitLoss:
-    """`compute_bkd`; reduction `numel` divides by K too, as vanillaKD does."""
+    """Create `bkd`; reduction `numel` also divides by K, like vanillaKD."""
     check_choice("bkd", "reduction", reduction, ("batchmean", "numel"))
     return LogitLoss(compute_bkd, reduction=reduction)

@@ -1,4 +1,4 @@
-"""Multi-level logit distillation: instance, batch and class relations of the predictions."""
+"""Multi-level logit distillation: relations of the predictions in instances, batch and classes."""
 
 from __future__ import annotations
 
@@ -33,19 +33,15 @@ def compute_batch_consistency(
     group_size: int = 0,
     mask: Mask = None,
 ) -> Tensor:
-    """Distance of the Gram matrices between examples: ||P_t P_t' - P_s P_s'||_F^2 / g.
+    """Compute ||P_t P_t' - P_s P_s'||_F^2 / g, the distance of the Gram matrices of examples.
 
-    Args:
-      temperature: T > 0; there is no T^2 factor.
-
-    Returns:
-      Scalar: summed over the g * g matrix, divided by the valid examples once, mean over groups.
+    Summed over the g * g matrix, divided by the valid examples once, averaged over groups. There is
+    no T^2 factor.
 
     Source: Jin, Wang and Lin 2023 (MLKD), CVPR 2023, equation 5; as coded in mdistiller's fork.
     """
-    student, teacher, weights = _get_group_probs(
-        student_logits, teacher_logits, temperature, group_size=group_size, mask=mask
-    )
+    sides = student_logits, teacher_logits
+    student, teacher, weights = _get_group_probs(*sides, temperature, group_size, mask)
     difference = teacher @ teacher.transpose(1, 2) - student @ student.transpose(1, 2)
     counts = weights.sum(dim=1).clamp(min=1)
     return mean_groups(difference.square().sum(dim=(1, 2)) / counts, weights)
@@ -59,25 +55,21 @@ def compute_class_consistency(
     group_size: int = 0,
     mask: Mask = None,
 ) -> Tensor:
-    """Distance of the Gram matrices between classes: ||P_t' P_t - P_s' P_s||_F^2 / K.
+    """Compute ||P_t' P_t - P_s' P_s||_F^2 / K, the distance of the Gram matrices of classes.
 
-    Args as for `compute_batch_consistency`.
-
-    Returns:
-      Scalar: summed over the K * K matrix, divided by K once and not by the examples, mean over
-      groups. It grows with the square of the group.
+    Summed over the K * K matrix, divided by K once and not by the examples, averaged over groups.
+    It grows with the square of the group and has no T^2 factor.
 
     Source: Jin, Wang and Lin 2023 (MLKD), CVPR 2023, equation 7; as coded in mdistiller's fork.
     """
-    student, teacher, weights = _get_group_probs(
-        student_logits, teacher_logits, temperature, group_size=group_size, mask=mask
-    )
+    sides = student_logits, teacher_logits
+    student, teacher, weights = _get_group_probs(*sides, temperature, group_size, mask)
     difference = teacher.transpose(1, 2) @ teacher - student.transpose(1, 2) @ student
     return mean_groups(difference.square().sum(dim=(1, 2)) / student.shape[-1], weights)
 
 
 def compute_low_share(scores: Tensor, mask: Tensor) -> Tensor:
-    """[G] share of each row's valid scores at or below their median (numpy's definition).
+    """Return [G] share of each row's valid scores at or below their median (numpy's definition).
 
     Args:
       scores: [G, N]; only their order counts.
@@ -90,10 +82,10 @@ def compute_low_share(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def compute_low_confidence_shares(teacher_logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """[G] shares of examples and of classes whose teacher confidence is at most the median.
+    """Return [G] shares of examples and of classes whose teacher confidence is at most the median.
 
-    Examples rank by log(p / (1 - p)) of their best class, so that float32 tells p = 1 - 1e-9 from
-    1 as the reference does; those whose p is 1 in float64 are equally sure.
+    Examples rank by log(p / (1 - p)) of their best class, so that float32 separates p = 1 - 1e-9
+    from 1 as the reference does; those whose p is 1 in float64 are equal.
 
     Args:
       teacher_logits: [G, g, K].
@@ -134,8 +126,8 @@ class MultiLevelKD(Loss):
     weight * (f * kd(weak, all T) + kd(strong, T, 3, 5) + kd(weak, 2, 6) + c * cc(weak, all T) +
     f * bc(weak, all T)), all T = T, 3, 5, 2, 6; f and c are the shares of examples and classes
     with at most median teacher confidence, in each group. The paper selects those examples and
-    classes; the code reduces first, so its masks only scale by about 0.5. The code is followed:
-    the parts are there as kd, mlkd_bc and mlkd_cc.
+    classes; its code, which is followed, reduces first, so that its masks only scale by about 0.5.
+    The parts are also available as kd, mlkd_bc and mlkd_cc.
 
     Source: Jin, Wang and Lin 2023 (MLKD), CVPR 2023.
     """
@@ -158,11 +150,10 @@ class MultiLevelKD(Loss):
         self.group_size = group_size
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value; both views are augmentations of the same examples, in the same order."""
         return self.weight * sum(self.compute_parts(inputs).values())
 
     def compute_parts(self, inputs: LossInputs) -> dict[str, Tensor]:
-        """The scalars `kd`, `cc` and `bc`, before `weight`."""
+        """Compute the scalars `kd`, `cc` and `bc`, before `weight`."""
         student = inputs.student_logits
         teacher = get_teacher_logits(inputs)
         strong_student, strong_teacher = get_strong_logits(inputs, "mlkd")
@@ -183,7 +174,6 @@ class MultiLevelKD(Loss):
         return {"kd": soft, "cc": low_classes * cc, "bc": low_examples * bc}
 
     def _get_shares(self, teacher: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-        """Mean over groups of both shares."""
         weights = get_group_weights(teacher, mask, self.group_size)
         groups = split_groups(teacher, self.group_size)
         examples, classes = compute_low_confidence_shares(groups, weights > 0)
@@ -191,14 +181,9 @@ class MultiLevelKD(Loss):
 
 
 def _get_group_probs(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float,
-    *,
-    group_size: int,
-    mask: Mask,
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, group_size: int, mask: Mask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """[G, g, K] probabilities of both sides, masked examples as 0, and the [G, g] weights."""
+    """Return [G, g, K] probabilities of both sides, 0 for masked examples, and [G, g] weights."""
     weights = get_group_weights(student_logits, mask, group_size)
     student = torch.softmax(upcast(student_logits) / temperature, dim=-1)
     teacher = torch.softmax(as_constant(teacher_logits) / temperature, dim=-1)

@@ -17,9 +17,9 @@ NEAREST, HIGHEST, DECAY = 1.5, 2.0, 0.05
 
 
 def compute_pair_weights(depth: int, like: Tensor) -> Tensor:
-    """[d, d] weights of pairs of ranks i < j from 1 on, 0 elsewhere, on the device of `like`.
+    """Return [d, d] weights of pairs of ranks i < j from 1 on, 0 elsewhere, on `like`'s device.
 
-    2 exp(-0.05 (i + j)) / (j - i + 1.5): near ranks weigh more, and high ranks do.
+    2 exp(-0.05 (i + j)) / (j - i + 1.5): near ranks and high ranks weigh more.
     """
     ranks = torch.arange(1, depth + 1, device=like.device).to(like.dtype)
     gap = ranks - ranks.unsqueeze(1)
@@ -28,7 +28,7 @@ def compute_pair_weights(depth: int, like: Tensor) -> Tensor:
 
 
 def compute_rest(student: Tensor, teacher: Tensor, is_top: Tensor) -> Tensor:
-    """[B] KL between the distributions among the classes that are not marked."""
+    """Compute [B] KL between the distributions among the classes that are not marked."""
     lowest = torch.finfo(student.dtype).min
     among = []
     for logits in (student, teacher):
@@ -46,24 +46,21 @@ def compute_ldrld_parts(
     depth: int,
     mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
-    """KL of pairs of the student's best classes + KL among these, and KL among the rest.
+    """Compute KL of pairs of the student's best classes + KL among these, and KL among the rest.
 
-    The student's `depth` best classes make depth (depth - 1) / 2 pairs; each pair is a
-    distribution of two classes, weighed by `compute_pair_weights`, and the pairs are summed.
+    The student's `depth` best classes, whose ranks have no gradient, make depth (depth - 1) / 2
+    pairs; each pair is a distribution of two classes, weighted by `compute_pair_weights`, and the
+    pairs are summed.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient, its ranks do not.
       depth: 2 or more, below K.
 
-    Returns:
-      Two scalars in nats, averaged over valid examples.
-
-    Source: Xu et al. 2025 (LDRLD), arXiv:2507.15911, section 3; T^2 as its authors' code has it.
+    Source: Xu et al. 2025 (LDRLD), arXiv:2507.15911, section 3; T^2 as in its authors' code.
     """
     if depth >= student_logits.shape[-1]:
         raise UserError(
-            f"distill.losses: ldrld.depth ({depth}) leaves none of the {student_logits.shape[-1]} "
-            "classes over; choose a smaller one"
+            f"distill.losses: ldrld.depth ({depth}) must be less than the number of classes "
+            f"({student_logits.shape[-1]}); choose a smaller one"
         )
     student, teacher = upcast(student_logits) / temperature, as_constant(teacher_logits)
     teacher = teacher / temperature
@@ -81,18 +78,12 @@ def compute_ldrld_parts(
     return temperature**2 * local, temperature**2 * left
 
 
-def compute_ldrld(
-    *inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor | None
-) -> Tensor:
-    """alpha * local + beta * rest of `compute_ldrld_parts`, which takes everything else."""
-    local, rest = compute_ldrld_parts(*inputs, **arguments)
-    return alpha * local + beta * rest
+compute_ldrld = weigh_parts(compute_ldrld_parts, "alpha", "beta")
 
 
 def create_ldrld(
     temperature: float = 4.0, depth: int = 7, alpha: float = 1.0, beta: float = 1.0
 ) -> LogitLoss:
-    """`compute_ldrld`."""
     check_positive("ldrld", temperature=temperature)
     if not is_count(depth, 2):
         raise UserError(

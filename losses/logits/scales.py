@@ -19,10 +19,10 @@ from utils.errors import UserError
 def compute_local_logits(
     maps: Tensor, weight: Tensor, bias: Tensor, scales: Sequence[int]
 ) -> Tensor:
-    """[B, cells, K] what a classifier says to the averages of cells, scale after scale.
+    """Compute [B, cells, K] logits of a classifier on the averages of cells, scale after scale.
 
     Args:
-      maps: [B, C, H, W], those that are averaged before the classifier.
+      maps: [B, C, H, W], the maps that are averaged before the classifier.
       weight: [K, C] of the classifier; bias: [K].
       scales: cells along a side; scale 1 gives the logits of the whole image.
     """
@@ -31,14 +31,13 @@ def compute_local_logits(
 
 
 class ScaleDecoupled(ClassifierMaps):
-    """KL of the softened logits of each cell of each scale, a mean over all cells.
+    """KL of the softened logits of each cell of each scale, averaged over all cells, times T^2.
 
-    A cell counts `complement_weight` times where the teacher is right about the cell and wrong
-    about the whole image, or the other way round. T^2 is a factor. Mixed targets count as their
-    heaviest class.
+    A cell counts `complement_weight` times if the teacher is right about the cell and wrong about
+    the whole image, or the other way round.
 
-    Source: Wei et al. 2024 (SDD), arXiv:2403.13512, section 3, with the mean over cells of its
-    authors' code; of the losses it may be laid around the one of `kd` is here.
+    Source: Wei et al. 2024 (SDD), arXiv:2403.13512, section 3, with the mean over cells of the
+    authors' code; of the losses that it can extend, this is `kd`.
     """
 
     loss_name = "sdd"
@@ -74,7 +73,7 @@ class ScaleDecoupled(ClassifierMaps):
         return self.temperature**2 * mean_valid((weights * divergence).mean(dim=1), inputs.mask)
 
     def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """[B, cells, K] of all scales; a UserError for maps that have not so many cells."""
+        """Return [B, cells, K] of all scales; a UserError if maps have too few cells."""
         if min(maps.shape[2:]) < max(self.scales):
             raise UserError(
                 f"distill.losses: sdd.scales {list(self.scales)} ask for more cells than maps of "

@@ -14,7 +14,7 @@ from losses.reductions import as_constant, safe_sqrt, upcast
 
 
 def standardise_logits(logits: Tensor, eps: float = 1e-7) -> Tensor:
-    """(x - mean) / (std + eps) over the classes of each row.
+    """Compute (x - mean) / (std + eps) over the classes of each row.
 
     Args:
       logits: [..., K], K >= 2; the gradient flows through mean and std.
@@ -30,7 +30,7 @@ def standardise_logits(logits: Tensor, eps: float = 1e-7) -> Tensor:
 
 
 class Wrapper(Loss):
-    """What shows the logit loss `loss` with `loss_args` other logits than the step's."""
+    """A loss that passes other logits than the step's to the logit loss `loss` (`loss_args`)."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Wrapper(Loss):
 
 
 class LogitStandardisation(Wrapper):
-    """`loss` on standardised logits of student and teacher.
+    """`loss` on standardised logits of student and of one teacher, live or stored.
 
     T of the inner loss divides after standardisation, and its T^2 stays; torchdistill drops it.
     """
@@ -66,7 +66,6 @@ class LogitStandardisation(Wrapper):
         self.eps = eps
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The inner loss's value; one teacher, live or stored."""
         teacher = as_constant(get_teacher_logits(inputs))
         distill = inputs.student_distill_logits
         standardised = replace(
@@ -81,13 +80,11 @@ class LogitStandardisation(Wrapper):
 
 
 def create_standardised_kd(temperature: float = 2.0, eps: float = 1e-7) -> LogitStandardisation:
-    """`lskd` of `kd`."""
     return LogitStandardisation("kd", {"temperature": temperature}, eps)
 
 
 def create_standardised_dkd(
     temperature: float = 4.0, alpha: float = 1.0, beta: float = 8.0, eps: float = 1e-7
 ) -> LogitStandardisation:
-    """`lskd` of `dkd`."""
     args = {"temperature": temperature, "alpha": alpha, "beta": beta}
     return LogitStandardisation("dkd", args, eps)

@@ -1,4 +1,4 @@
-"""Losses that find the temperature themselves: by the logits' spread, or against the student."""
+"""Losses that choose the temperature: from the logits' spread, or trained against the student."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ EPS = 1e-12  # keeps rows of equal logits finite
 def compute_norm_kd(
     student_logits: Tensor, teacher_logits: Tensor, *, scale: float, mask: Mask = None
 ) -> Tensor:
-    """KL with a temperature for each example and side: `scale` times the logits' deviation.
+    """Compute KL with T = `scale` * the logits' standard deviation, for each example and side.
+
+    The student's gradient flows through its deviation as well. Each example counts times the
+    square of its teacher's temperature; `lskd` is the same without that factor.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient, through its deviation as well.
       scale: > 0; the deviation has Bessel's correction (divisor K - 1).
-
-    Returns:
-      Scalar in nats: each example times the square of its teacher's temperature, summed over K,
-      averaged over valid examples. `lskd` is the same without that factor.
 
     Source: Chi et al. 2023 (NormKD), arXiv:2308.00520, section 3.
     """
@@ -51,8 +49,6 @@ class CurriculumTemperature(Loss):
     temperature starts at 1 + 20 sigmoid(1) = 15.6 and stays between 1 and 21; weight decay of
     one-dimensional parameters does not touch it.
 
-    Returns T^2 times the KL in nats, summed over K, averaged over valid examples.
-
     Source: Li et al. 2023 (CTKD, global temperature), arXiv:2211.16231, equations 5 to 9.
     """
 
@@ -66,7 +62,7 @@ class CurriculumTemperature(Loss):
         self.register_buffer("calls", torch.zeros(1))
 
     def get_temperature(self) -> Tensor:
-        """[1] T, its gradient reversed."""
+        """Return [1] T, its gradient reversed."""
         progress = (self.calls / self.curriculum_steps).clamp(max=1.0)
         pressure = (1 - (math.pi * progress).cos()) / 2
         raw = self.raw_temperature
@@ -74,7 +70,6 @@ class CurriculumTemperature(Loss):
         return COLDEST + WIDTH * torch.sigmoid(reversed_raw)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head; afterwards one more call is counted."""
         teacher = as_constant(get_teacher_logits(inputs))
         student = upcast(inputs.student_logits)
         temperature = self.get_temperature().to(student.dtype)

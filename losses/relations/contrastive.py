@@ -20,7 +20,7 @@ from utils.errors import UserError
 
 
 def compute_scores(embeddings: Tensor, memory_rows: Tensor, temperature: float) -> Tensor:
-    """[B, 1 + N] exp(dot / temperature) of each embedding with its rows of the memory.
+    """Compute [B, 1 + N] exp(dot / temperature) of each embedding with its rows of the memory.
 
     Args:
       embeddings: [B, D], unit L2 norm; receives the gradient.
@@ -32,15 +32,12 @@ def compute_scores(embeddings: Tensor, memory_rows: Tensor, temperature: float) 
 
 
 def compute_contrast(scores: Tensor, num_examples: int, *, eps: float, mask: Mask = None) -> Tensor:
-    """Noise-contrastive loss of one side.
+    """Compute the noise-contrastive loss of one side, summed over positive and negatives.
 
     Args:
       scores: [B, 1 + N], divided by the normaliser, the positive first.
       num_examples: rows of the memory; negatives are drawn with probability 1 / num_examples.
       eps: keeps the logarithms finite.
-
-    Returns:
-      Scalar in nats: summed over the positive and the negatives, averaged over valid examples.
 
     Source: Tian, Krishnan and Isola 2020 (CRD), arXiv:1910.10699, equation 18, as coded in
     RepDistiller and mdistiller.
@@ -52,22 +49,21 @@ def compute_contrast(scores: Tensor, num_examples: int, *, eps: float, mask: Mas
 
 
 class CRD(RankMemory, FeatureLoss):
-    """Student and teacher embeddings of one pair of layers, each against the other's memory.
+    """Embeddings of student and teacher of one pair of layers, each against the other's memory.
 
-    `num_examples` rows are held per side, as buffers; a row moves to
-    unit(momentum * row + (1 - momentum) * embedding) after each step. `embed_dim` 0 takes the
-    activations as unit embeddings, else linear layers and L2 normalisation make them.
-    Each side's normaliser Z = num_examples * mean(exp(..)) is estimated on the first step, without
-    gradient, and kept (buffers `student_normaliser` and `teacher_normaliser`, -1 before). Needs
-    `LossInputs.example_indices`; negatives are drawn by the step's key and the example unless
-    `contrast_indices` are given. Targets are not used.
-    Rows of the examples of all ranks move, and the first step's normalisers are of all of them.
+    `num_examples` rows are held per side, as buffers; after each step a row moves to
+    unit(momentum * row + (1 - momentum) * embedding). `embed_dim` 0 takes the activations as unit
+    embeddings, else linear layers and L2 normalisation make them. Each side's normaliser
+    Z = num_examples * mean(exp(..)) is estimated on the first step, without gradient, and kept
+    (buffers `student_normaliser` and `teacher_normaliser`, -1 before). Rows and normalisers use the
+    examples of all ranks. Needs `LossInputs.example_indices`; negatives are drawn by the step's key
+    and the example unless `contrast_indices` are given.
     """
 
     why_not_tokens = "keeps a memory of every example of the split"
     needs_noise = True
 
-    eps = 1e-7  # keeps logarithms finite; the references' own, no key of a run
+    eps = 1e-7  # keeps logarithms finite; from the references, not a key of a run
 
     def __init__(
         self,
@@ -97,7 +93,7 @@ class CRD(RankMemory, FeatureLoss):
         self.register_buffer("teacher_normaliser", torch.tensor(-1.0))
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Embedding layers, and memories filled with random rows of about unit length."""
+        """Create embedding layers, and memories of random rows of about unit length."""
         ((_, *pair),) = self.pair_shapes(student_shapes, teacher_shapes)
         student, teacher = (math.prod(shape[1:]) for shape in pair)
         if self.embed_dim:
@@ -110,7 +106,6 @@ class CRD(RankMemory, FeatureLoss):
             self.register_buffer(f"{side}_memory", rows)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The sum of both sides; afterwards the memories hold the new embeddings."""
         if inputs.example_indices is None:
             raise UserError("distill.losses: crd needs the examples' indices and got none")
         path = next(iter(self.layers))
@@ -144,17 +139,17 @@ class CRD(RankMemory, FeatureLoss):
     def _remember(
         self, student: Tensor, teacher: Tensor, scores: Sequence[Tensor], inputs: LossInputs
     ) -> None:
-        """Estimate what has no estimate yet and move the rows, by the examples of all ranks."""
-        means = [one.mean(dim=1, keepdim=True) for one in scores]
+        """Estimate missing normalisers and move the rows, by the examples of all ranks."""
+        means = [side.mean(dim=1, keepdim=True) for side in scores]
         mask = torch.ones_like(means[0]) if inputs.mask is None else inputs.mask.unsqueeze(1)
-        # Two collectives: of float32, which hold no index above 2^24, and of the indices.
+        # Two collectives: indices above 2^24 do not fit into float32.
         rows = self.gather(torch.cat([student, teacher, *means, mask.to(student.dtype)], dim=1))
         indices = self.gather(inputs.example_indices.long())
         widths = [student.shape[1], teacher.shape[1], 1, 1, 1]
         *embeddings, mine, theirs, mask = rows.split(widths, dim=1)
         is_valid = mask[:, 0] > 0
-        for stored, one in ((self.student_normaliser, mine), (self.teacher_normaliser, theirs)):
-            estimate = mean_valid(one[:, 0], is_valid) * self.num_examples
+        for stored, mean in ((self.student_normaliser, mine), (self.teacher_normaliser, theirs)):
+            estimate = mean_valid(mean[:, 0], is_valid) * self.num_examples
             is_new = (stored < 0) & (estimate > 0)  # none from a batch without valid examples
             stored.copy_(torch.where(is_new, estimate.to(stored.dtype), stored))
         memories = self.student_memory, self.teacher_memory
@@ -172,5 +167,5 @@ class UnitEmbedding(nn.Module):
         self.linear = nn.Linear(width, embed_dim)
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, embed_dim] of unit length."""
+        """Return [B, embed_dim] of unit length."""
         return unit_rows(self.linear(features))

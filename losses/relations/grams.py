@@ -1,4 +1,4 @@
-"""Token Grams: how the patches of one image resemble each other, whatever the widths."""
+"""Token Grams: similarities of the patches of one image, for any widths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from utils.errors import UserError
 
 
 def compute_gram(tokens: Tensor) -> Tensor:
-    """[B, N, N] cosines between the tokens [B, N, C] of each example."""
+    """Compute [B, N, N] cosines between the tokens [B, N, C] of each example."""
     rows = unit_rows(tokens)
     return rows @ rows.transpose(1, 2)
 
@@ -25,15 +25,10 @@ def compute_gram(tokens: Tensor) -> Tensor:
 def compute_gram_mse(
     student_tokens: Tensor, teacher_tokens: Tensor, *, mask: Mask = None
 ) -> Tensor:
-    """Mean squared difference of two Gram matrices of tokens at unit length.
+    """Compute the mean squared difference of two Gram matrices of tokens at unit length.
 
-    Args:
-      student_tokens: [B, N, Cs]; receives the gradient.
-      teacher_tokens: [B, N, Ct], any width; constant here.
-
-    Returns:
-      Scalar: mean over the N * N cosines, then over valid examples: the paper's squared Frobenius
-      norm divided by N^2, so that a finer grid weighs no more.
+    The tokens are [B, N, C] of any width C. Mean over the N * N cosines: the paper's squared
+    Frobenius norm divided by N^2, so that a finer grid weighs no more.
 
     Source: Simeoni et al. 2025 (DINOv3, Gram anchoring), arXiv:2508.10104, section 4.2.
     """
@@ -44,16 +39,13 @@ def compute_gram_mse(
 def compute_gram_kl(
     student_tokens: Tensor, teacher_tokens: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
-    """KL(teacher || student) of each token's law over the tokens of its image.
+    """Compute KL(teacher || student) of each token's distribution over the tokens of its image.
+
+    The tokens are [B, N, C] of any width C. Summed over the N tokens of a distribution, averaged
+    over the N distributions of an example.
 
     Args:
-      student_tokens: [B, N, Cs]; receives the gradient.
-      teacher_tokens: [B, N, Ct], any width; constant here.
       temperature: > 0, divides the cosines; there is no factor T^2.
-
-    Returns:
-      Scalar in nats: summed over the N tokens of a law, averaged over the N laws of an example,
-      then over valid examples.
 
     Source: lightly-train's distillation v3 (2026), its loss within an image.
     """
@@ -101,11 +93,7 @@ class GramTerm(EmbeddingLoss):
         self.function = function
 
     def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """The value; pooled features have no other to resemble.
-
-        Raises:
-          UserError: the features are pooled.
-        """
+        """Compute the scalar; a UserError for pooled features, which have no patches."""
         if student.ndim != 3:
             raise UserError(
                 "distill.losses: gram_mse and gram_kl compare the patches of an image with each "
@@ -115,11 +103,9 @@ class GramTerm(EmbeddingLoss):
 
 
 def create_gram_mse() -> GramTerm:
-    """`compute_gram_mse` of patches."""
     return GramTerm(compute_gram_mse)
 
 
 def create_gram_kl(gram_temperature: float = 0.07) -> GramTerm:
-    """`compute_gram_kl` of patches."""
     check_positive("gram_kl", gram_temperature=gram_temperature)
     return GramTerm(partial(compute_gram_kl, temperature=gram_temperature))

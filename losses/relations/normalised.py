@@ -15,7 +15,7 @@ MIN_SUM = 1e-12  # under the logarithms: features that agree give a finite value
 
 
 def standardise_columns(embeddings: Tensor, weights: Tensor, eps: float) -> Tensor:
-    """Mean 0 and deviation 1 of each dimension over the valid examples of a group; others 0.
+    """Standardise each dimension over the valid examples of a group; other examples become 0.
 
     Args:
       embeddings: [G, g, D].
@@ -31,14 +31,10 @@ def standardise_columns(embeddings: Tensor, weights: Tensor, eps: float) -> Tens
 def compute_srd(
     student: Tensor, teacher: Tensor, weights: Tensor, *, exponent: float, eps: float
 ) -> Tensor:
-    """[G] log of the sum of |s - t|^exponent over examples and dimensions, both standardised.
+    """Compute [G] log of the sum of |s - t|^exponent over examples and dimensions of [G, g, D].
 
-    A group is what batch normalisation sees: it takes large ones, and the paper's is the rank's
-    whole batch.
-
-    Args:
-      student: [G, g, D], after its projector; receives the gradient.
-      teacher: [G, g, D].
+    Both sides are standardised, the student's after its projector. A group stands for a batch of
+    batch normalisation and should be large; the paper's is the rank's whole batch.
 
     Source: Miles and Mikolajczyk 2024 (SRD), arXiv:2303.11098, section 3, LogSum.
     """
@@ -49,16 +45,16 @@ def compute_srd(
 def compute_itrd_parts(
     student: Tensor, teacher: Tensor, weights: Tensor, *, alpha: float
 ) -> tuple[Tensor, Tensor]:
-    """Correlation and mutual information between the two sides.
+    """Compute correlation and mutual information between the two sides.
 
     Returns:
       Two [G]: log2 of the sum over dimensions of |1 - corr|^(2 alpha); |A|^2 - |A o B|^2, squared
       Frobenius norms, A the Gram matrix of the student's unit rows and A o B its product with
       the teacher's entry by entry, both scaled to trace 1. The logarithms of the entropies are
-      left out, as its code does.
+      left out, as in its code.
 
     Source: Miles et al. 2021 (ITRD), arXiv:2112.00459, section 3; its code's correlation has the
-    divisors g - 1 and g, which makes equal features correlate by 1 - 1 / g, here 1.
+    divisors g - 1 and g, so that equal features correlate by 1 - 1 / g, here by 1.
     """
     counts = weights.sum(dim=1).clamp(min=1)
     sides = [standardise_columns(side, weights, MIN_SUM) for side in (student, teacher)]
@@ -74,12 +70,7 @@ def compute_itrd_parts(
     return correlation, squares[0] - squares[1]
 
 
-def compute_itrd(
-    *sides: Tensor, alpha: float, correlation_weight: float, mutual_weight: float
-) -> Tensor:
-    """correlation_weight * correlation + mutual_weight * information of `compute_itrd_parts`."""
-    correlation, information = compute_itrd_parts(*sides, alpha=alpha)
-    return correlation_weight * correlation + mutual_weight * information
+compute_itrd = weigh_parts(compute_itrd_parts, "correlation_weight", "mutual_weight")
 
 
 class ProjectedRelation(RelationalLoss):
@@ -91,20 +82,18 @@ class ProjectedRelation(RelationalLoss):
     has_bias = False
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """One linear layer for each pair, equal widths or not: the method is the projector."""
+        """Create a linear layer for each pair, even of equal widths: the method is the projector."""
         for path, *pair in self.pair_shapes(student_shapes, teacher_shapes):
             widths = map(get_width, pair)
             self.projections[get_key(path)] = nn.Linear(*widths, bias=self.has_bias)
 
     def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
-        """Vectors [B, D] of one pair, the student's projected."""
+        """Return vectors [B, D] of one pair, the student's projected."""
         student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, student_path))
         return self.project(student_path, student), teacher
 
 
 class BiasedRelation(ProjectedRelation):
-    """The same with a bias."""
-
     has_bias = True
 
 

@@ -1,4 +1,4 @@
-"""Embeddings against a queue of the teacher's earlier ones, which stands in for classes."""
+"""Embeddings against a queue of the teacher's earlier ones, which replace classes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from losses.memories import RankMemory
 from losses.reductions import Mask, mean_valid, unit_rows, upcast
 from utils.errors import UserError
 
-# Of an empty place of the queue: its share of a softmax is 0 in float32, and no NaN can arise.
-_NOTHING = -1e9
+# Logit of an empty entry of the queue: its share of a softmax is 0 in float32, without NaN.
+_EMPTY = -1e9
 
 
 def compute_queue_kl(
@@ -30,50 +30,40 @@ def compute_queue_kl(
     filled: Tensor | None = None,
     mask: Mask = None,
 ) -> Tensor:
-    """KL(teacher || student) of how near an embedding is to each one of a queue.
+    """Compute KL(teacher || student) of the softmax of an embedding's cosines to a queue.
+
+    All embeddings have unit length.
 
     Args:
-      student: [B, D], unit length; receives the gradient.
-      teacher: [B, D], unit length; constant here.
-      queue: [Q, D], unit length: the teacher's embeddings of these and earlier examples.
+      student: [B, D]; receives the gradient.
+      teacher: [B, D]; constant here.
+      queue: [Q, D]: the teacher's embeddings of these and earlier examples.
       temperature: > 0, divides the cosines; there is no factor T^2.
-      filled: bool [Q], places that hold an embedding; none: all.
-
-    Returns:
-      Scalar in nats: summed over the queue, averaged over valid examples.
+      filled: bool [Q], entries that hold an embedding; None if all do.
 
     Source: lightly-train's distillation v1 and v3 as their documentation describes them.
     """
-    student_logs, probs, teacher_logs = _compare(student, teacher, queue, temperature, filled)
-    return mean_valid((probs * (teacher_logs - student_logs)).sum(dim=-1), mask)
-
-
-def _compare(
-    student: Tensor, teacher: Tensor, queue: Tensor, temperature: float, filled: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
     rows = queue.detach()
     cosines = [upcast(student) @ rows.T, upcast(teacher.detach()) @ rows.T]
-    logits = [one / temperature for one in cosines]
+    logits = [side / temperature for side in cosines]
     if filled is not None:
-        logits = [torch.where(filled, one, torch.full_like(one, _NOTHING)) for one in logits]
-    student_logs, teacher_logs = (one.log_softmax(dim=-1) for one in logits)
-    return student_logs, teacher_logs.exp(), teacher_logs
+        logits = [torch.where(filled, side, torch.full_like(side, _EMPTY)) for side in logits]
+    student_logs, teacher_logs = (side.log_softmax(dim=-1) for side in logits)
+    divergence = teacher_logs.exp() * (teacher_logs - student_logs)
+    return mean_valid(divergence.sum(dim=-1), mask)
 
 
 def push_rows(queue: Tensor, rows: Tensor) -> Tensor:
-    """The queue with `rows` in front; as many of its oldest have gone. Shapes stay."""
+    """Put `rows` in front of the queue and drop as many of its oldest; the shape stays."""
     return torch.cat([rows.to(queue.dtype), queue])[: queue.shape[0]]
 
 
 class TeacherQueue(RankMemory, nn.Module):
-    """The newest `size` embeddings of a teacher, and what compares to them.
+    """The newest `size` embeddings of a teacher, and the loss against them.
 
-    Both buffers have a static size. Embeddings of a step enter before they are compared, of all
-    ranks in the order of the global batch: every rank holds the same, and how many ranks there are
-    changes nothing. In eval mode nothing enters.
-
-    Args:
-      width: of an embedding.
+    Both buffers have a static size. In training, embeddings of a step enter before they are
+    compared, of all ranks in the order of the global batch: every rank holds the same, and the
+    number of ranks changes nothing.
     """
 
     def __init__(self, size: int, width: int, temperature: float) -> None:
@@ -83,7 +73,7 @@ class TeacherQueue(RankMemory, nn.Module):
         self.register_buffer("filled", torch.zeros(size, dtype=torch.bool))
 
     def forward(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """`compute_queue_kl` of vectors [B, width] of any length."""
+        """Compute `compute_queue_kl` of vectors [B, width] of any length."""
         student, teacher = unit_rows(student), unit_rows(teacher)
         rows, filled = self.rows, self.filled
         if self.training:
@@ -101,7 +91,6 @@ class TeacherQueue(RankMemory, nn.Module):
 
 
 def check_queue(size: int, temperature: float) -> None:
-    """Refuse what makes no queue."""
     check_positive("queue_kl", size=size, queue_temperature=temperature)
     if not isinstance(size, int):
         raise UserError(f"distill.losses: queue_kl.size is {size!r}; give a whole number")
@@ -110,8 +99,7 @@ def check_queue(size: int, temperature: float) -> None:
 class QueueKL(FeatureLoss):
     """`TeacherQueue` of one pair of layers, maps and tokens averaged over their positions.
 
-    Where widths differ a linear layer brings the student's embedding to the teacher's. Targets are
-    not used.
+    If widths differ, a linear layer projects the student's embedding.
     """
 
     why_not_tokens = "keeps a queue of one embedding for each image"
@@ -129,7 +117,6 @@ class QueueKL(FeatureLoss):
         self.size, self.queue_temperature = size, queue_temperature
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """An empty queue, and the projection where widths differ."""
         ((path, *pair),) = self.pair_shapes(student_shapes, teacher_shapes)
         own, width = map(get_width, pair)
         projection = create_projection((1, own), (1, width), "auto")
@@ -138,14 +125,13 @@ class QueueKL(FeatureLoss):
         self.memory = TeacherQueue(self.size, width, self.queue_temperature)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value; afterwards the queue holds the new embeddings."""
         path = next(iter(self.layers))
         student, teacher = (get_vector(side) for side in self.get_raw_pair(inputs, path))
         return self.memory(self.project(path, student), teacher, inputs.mask)
 
 
 class QueueTerm(EmbeddingLoss):
-    """`TeacherQueue` of pooled features; patches are averaged over their places first."""
+    """`TeacherQueue` of pooled features; patches are averaged first."""
 
     def __init__(self, size: int = 8192, queue_temperature: float = 0.07) -> None:
         super().__init__()
@@ -153,9 +139,7 @@ class QueueTerm(EmbeddingLoss):
         self.size, self.queue_temperature = size, queue_temperature
 
     def build(self, width: int, patches: int) -> None:
-        """An empty queue."""
         self.memory = TeacherQueue(self.size, width, self.queue_temperature)
 
     def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """The value; in training the queue holds the new embeddings afterwards."""
         return self.memory(get_vector(student), get_vector(teacher), mask)

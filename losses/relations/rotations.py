@@ -1,4 +1,4 @@
-"""Losses that see each image turned, too: SSKD, with the heads that tell which belongs to which."""
+"""Losses that also see each image turned: SSKD, with heads that match turned images to plain ones."""
 
 from __future__ import annotations
 
@@ -26,25 +26,22 @@ from losses.relations.views import compute_row_kl
 from utils.errors import UserError
 
 SIMILARITY_TEMPERATURE = 0.5
-ABSENT = -1e9  # in place of a logit: no probability and no rank, and finite in differences
-SLACK = 1e-6  # float32 must not round a whole number of answers down
+ABSENT = -1e9  # replaces a logit: probability 0, last rank, and finite in differences
+SLACK = 1e-6  # float32 must not round a whole number of predictions down
 
 
 def create_head(width: int) -> nn.Sequential:
-    """Two linear layers with a ReLU between them, all of one width."""
+    """Create two linear layers with a ReLU between them, all of one width."""
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
 
 def compute_similarities(plain: Tensor, turned: Tensor, valid: Tensor) -> Tensor:
-    """[G, n * g] rows of cosines / `SIMILARITY_TEMPERATURE` of each turned image to the plain ones.
+    """Compute [G, g * n, g] rows of cosines / `SIMILARITY_TEMPERATURE` of turned to plain images.
 
     Args:
       plain: [G, g, C].
-      turned: [G, g, n, C], of the same images.
+      turned: [G, g, n, C], of the same images; in the result, turn after turn of each image.
       valid: bool [G, g]; the columns of other images are `ABSENT`.
-
-    Returns:
-      [G, g * n, g]; image after image, its turns in their order.
     """
     cosines = unit_rows(turned).flatten(1, 2) @ unit_rows(plain).transpose(1, 2)
     absent = torch.full_like(cosines, ABSENT)
@@ -52,7 +49,7 @@ def compute_similarities(plain: Tensor, turned: Tensor, valid: Tensor) -> Tensor
 
 
 def count_better(scores: Tensor, answers: Tensor) -> Tensor:
-    """[G, n] answers that [G, n, M] scores put before the right one: 0 where they are right.
+    """Count [G, n] entries of [G, n, M] scores that rank before the right one.
 
     Args:
       answers: int [n] or [G, n], the right one of each row; of equal scores the first is better.
@@ -64,9 +61,9 @@ def count_better(scores: Tensor, answers: Tensor) -> Tensor:
 
 
 def select_answers(ranks: Tensor, valid: Tensor, share: float) -> Tensor:
-    """bool [G, n]: all right answers, and of the wrong ones the least wrong `share`.
+    """Select [G, n] all right predictions, and the share `share` of the wrong ones, best first.
 
-    A comparison of all pairs stands for the sort: its shape does not depend on how many are wrong.
+    A comparison of all pairs replaces the sort: its shape does not depend on how many are wrong.
 
     Args:
       ranks: int [G, n] of `count_better`; of equally wrong ones the first is kept.
@@ -81,26 +78,25 @@ def select_answers(ranks: Tensor, valid: Tensor, share: float) -> Tensor:
 
 
 def mean_selected(values: Tensor, is_selected: Tensor) -> Tensor:
-    """[G] mean of the selected among [G, n] values; 0 where there is none."""
+    """Compute [G] mean of the selected among [G, n] values; 0 if none is selected."""
     total = torch.where(is_selected, values, torch.zeros_like(values)).sum(dim=-1)
     return total / is_selected.sum(dim=-1).clamp(min=1)
 
 
 class SelfSupervisedKD(FeatureLoss):
-    """What the teacher says of images, of their turned copies, and of which belongs to which.
+    """Distillation of images, of their turned copies, and of the match between both.
 
     weights[0] * kd of the images + weights[1] * kd of the three turned copies of each +
     weights[2] * tau^2 KL(b_t, b_s): b is each side's softmax, over the images of a group, of the
     cosines of a turned copy to them / tau (0.5), between heads of two layers on features averaged
-    over positions. Of the teacher's wrong answers about classes only the share keep[0] counts, and
-    of those about pairs keep[1], beginning with those that rank the right answer best. Means over
-    the answers that count; the selection is made within a group. The cross-entropy with the targets
-    is the task loss.
+    over positions. Of the teacher's wrong predictions of classes only the share keep[0] counts, and
+    of those of matches keep[1], beginning with those that rank the right one best. Means over the
+    predictions that count; the selection is made within a group.
 
     The teacher's head learns first, by the cross-entropy of its own b with the right image, while
     the student has the other terms: calls are counted in a buffer, and from call `head_steps` on
-    the head is a copy that nothing changes any more, its own loss is gone and the pairs count. One
-    pair of layers: those before the classifiers; widths may differ.
+    the head is a constant copy, its own loss is dropped and the matches count. One pair of layers:
+    those before the classifiers; widths may differ.
 
     Source: Xu et al. 2020 (SSKD), arXiv:2006.07114, sections 3.2 and 3.3, rotations alone; weights,
     shares and temperatures of its authors' code, in which the teacher's head learns at tau 1, in
@@ -125,7 +121,7 @@ class SelfSupervisedKD(FeatureLoss):
         if not is_count(head_steps):
             raise UserError(
                 f"distill.losses: sskd.head_steps is {head_steps!r}; give a whole number of 0 or "
-                "more, the steps that the teacher's head learns before the student learns from it"
+                "more, the steps that train the teacher's head before the student learns from it"
             )
         self.weights = _check_numbers("weights", weights, 3, "numbers of 0 or more")
         self.keep = _check_numbers("keep", keep, 2, "shares from 0 to 1", most=1.0)
@@ -134,7 +130,7 @@ class SelfSupervisedKD(FeatureLoss):
         self.register_buffer("calls", torch.zeros(1))
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """Both heads, and the copy of the teacher's."""
+        """Create both heads, and the copy of the teacher's."""
         ((_, student, teacher),) = self.pair_shapes(student_shapes, teacher_shapes)
         self.student_head = create_head(get_width(student))
         self.teacher_head = create_head(get_width(teacher))
@@ -142,7 +138,6 @@ class SelfSupervisedKD(FeatureLoss):
             self.register_buffer(f"settled_{number}", weight.detach().clone())
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The weighted sum, or before `head_steps` what the head loses in place of the pairs."""
         turned = get_turned(inputs)
         student, teacher = upcast(inputs.student_logits), as_constant(get_teacher_logits(inputs))
         weights = get_group_weights(student, inputs.mask, self.group_size)
@@ -157,7 +152,7 @@ class SelfSupervisedKD(FeatureLoss):
         return (total + is_learning * lost).squeeze()
 
     def compare_copies(self, inputs: LossInputs, turned: Turned, weights: Tensor) -> Tensor:
-        """`kd` of the turned copies, without the worst of the teacher's answers."""
+        """Compute `kd` of the turned copies, without the worst of the teacher's predictions."""
         size, copies = weights.shape[1], turned.student_logits.shape[1]
         student, teacher = (
             split_groups(side, size).flatten(1, 2)
@@ -172,7 +167,7 @@ class SelfSupervisedKD(FeatureLoss):
     def compare_pairs(
         self, inputs: LossInputs, turned: Turned, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the teacher's head loses while it learns, and tau^2 KL of the similarities."""
+        """Compute the loss of the teacher's head, and tau^2 KL of the similarities."""
         ((student_path, teacher_path),) = self.layers.items()
         student = get_vectors(
             get_feature(inputs.student_features, student_path, "student"),
@@ -188,7 +183,7 @@ class SelfSupervisedKD(FeatureLoss):
             for head, sides in (
                 (self.student_head, student),
                 (self.teacher_head, teacher),
-                (self.ask_settled, teacher),
+                (self.apply_settled, teacher),
             )
         )
         copies = own.shape[1] // size
@@ -200,8 +195,8 @@ class SelfSupervisedKD(FeatureLoss):
         values = SIMILARITY_TEMPERATURE**2 * compute_row_kl(own, settled, 1.0)
         return lost, mean_groups(mean_selected(values, kept), weights)
 
-    def ask_settled(self, features: Tensor) -> Tensor:
-        """The teacher's head as it was at call `head_steps`, or now where that is to come."""
+    def apply_settled(self, features: Tensor) -> Tensor:
+        """Apply the teacher's head as of call `head_steps`, or as it is before that call."""
         is_due = self.calls <= self.head_steps
         parts = []
         for number, weight in enumerate(self.teacher_head.parameters()):
@@ -215,17 +210,17 @@ class SelfSupervisedKD(FeatureLoss):
 
 
 def get_vectors(plain: Tensor, turned: Tensor) -> list[Tensor]:
-    """[B, C] of the images and [B, n, C] of their copies, averaged over positions."""
+    """Return [B, C] of the images and [B, n, C] of their copies, averaged over positions."""
     copies = upcast(turned)
     vectors = get_vector(copies.flatten(0, 1)).unflatten(0, copies.shape[:2])
     return [get_vector(upcast(plain)), vectors]
 
 
 def get_turned(inputs: LossInputs) -> Turned:
-    """What both say to the turned copies.
+    """Return both sides' outputs for the turned copies.
 
     Raises:
-      UserError: there are none, or several teachers answered them.
+      UserError: the run has no turned copies, or several teachers.
     """
     if inputs.turned is None:
         raise UserError(
@@ -243,9 +238,9 @@ def get_turned(inputs: LossInputs) -> Turned:
 def _check_numbers(
     key: str, values: Sequence[float], count: int, form: str, most: float = float("inf")
 ) -> tuple[float, ...]:
-    """The numbers as a tuple; a UserError where they are not so many, or out of range."""
+    """Return the numbers as a tuple; a UserError if count or range is wrong."""
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
-    found = tuple(values) if is_list else ()
-    if len(found) != count or not all(is_number(value, 0, most) for value in found):
+    numbers = tuple(values) if is_list else ()
+    if len(numbers) != count or not all(is_number(value, 0, most) for value in numbers):
         raise UserError(f"distill.losses: sskd.{key} is {values!r}; give {count} {form}")
-    return found
+    return numbers

@@ -1,4 +1,4 @@
-"""Losses between examples: RKD, similarity preserving, PKT, correlation congruence."""
+"""Losses between the examples of a group: RKD, similarity preserving, PKT, CCKD, SRD, ITRD."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from losses.reductions import (
 )
 from utils.errors import UserError
 
-# All functions below work on groups of embeddings [G, g, D] and give one value per group, [G].
+# All functions below take groups of embeddings [G, g, D] and return one value per group, [G].
 
 
 def compute_distances(embeddings: Tensor, weights: Tensor, *, squared: bool, eps: float) -> Tensor:
-    """[G, g, g] distances between examples, divided by the mean of the positive ones.
+    """Compute [G, g, g] distances between examples, divided by the mean of the positive ones.
 
-    Computed from differences: duplicates give exactly 0, where the Gram form of the references
-    gives sqrt(eps) in float64 and rounding noise in float32. Floor sqrt(eps) off the diagonal.
+    Computed from differences: duplicates give exactly 0, while the Gram form of the references
+    gives sqrt(eps) in float64 and rounding noise in float32. At least sqrt(eps) off the diagonal.
     """
     count = embeddings.shape[1]
     differences = embeddings.unsqueeze(1) - embeddings.unsqueeze(2)
@@ -46,7 +46,7 @@ def compute_distances(embeddings: Tensor, weights: Tensor, *, squared: bool, eps
 
 
 def compute_angles(embeddings: Tensor) -> Tensor:
-    """[G, g, g, g] cosine of the angle at example i between examples j and k."""
+    """Compute [G, g, g, g] cosines of the angle at example i between examples j and k."""
     directions = unit_rows(embeddings.unsqueeze(1) - embeddings.unsqueeze(2))
     return directions @ directions.transpose(-1, -2)
 
@@ -54,15 +54,15 @@ def compute_angles(embeddings: Tensor) -> Tensor:
 def compute_rkd_parts(
     student: Tensor, teacher: Tensor, weights: Tensor, *, squared: bool = False, eps: float = 1e-12
 ) -> tuple[Tensor, Tensor]:
-    """Distance and angle potentials between examples.
+    """Compute distance and angle potentials between examples.
 
     Returns:
       Two [G]: smooth L1 (beta 1) averaged over all g^2 pairs and all g^3 triples of valid examples,
-      the zero ones with equal indices included. Memory g^2 * D + g^3 per group. Where examples are
-      duplicates their angles carry no gradient (the reference's is about 1e11).
+      including those with equal indices, which are 0. Memory g^2 * D + g^3 per group. Angles at
+      duplicates carry no gradient (the reference's is about 1e11).
 
-    Source: Park et al. 2019, arXiv:1904.05068, section 3.2. mmrazor normalises features
-    first: `rkd_unit`.
+    Source: Park et al. 2019, arXiv:1904.05068, section 3.2. mmrazor normalises features first:
+    `rkd_unit`.
     """
     counts = weights.sum(dim=1).clamp(min=1)
     distances = (
@@ -76,23 +76,18 @@ def compute_rkd_parts(
     return distance, (angle * triples).sum(dim=(1, 2, 3)) / counts**3
 
 
-def compute_rkd(
-    *sides: Tensor, distance_weight: float, angle_weight: float, **arguments: float
-) -> Tensor:
-    """distance_weight * distance + angle_weight * angle of `compute_rkd_parts`."""
-    distance, angle = compute_rkd_parts(*sides, **arguments)
-    return distance_weight * distance + angle_weight * angle
+compute_rkd = weigh_parts(compute_rkd_parts, "distance_weight", "angle_weight")
 
 
 def compute_unit_rkd(
     student: Tensor, teacher: Tensor, weights: Tensor, **arguments: float
 ) -> Tensor:
-    """`compute_rkd` of L2-normalised features, mmrazor's default."""
+    """Compute `compute_rkd` of L2-normalised features, mmrazor's default."""
     return compute_rkd(unit_rows(student), unit_rows(teacher), weights, **arguments)
 
 
 def compute_sp(student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-    """Similarity preserving: squared distance of row-normalised Gram matrices over g^2.
+    """Compute the squared distance of row-normalised Gram matrices over g^2.
 
     torchdistill normalises the rows by their L1 norm, mdistiller (followed) by L2; its weight of
     3000 is the term's weight here.
@@ -106,7 +101,7 @@ def compute_sp(student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
 
 
 def compute_affinities(embeddings: Tensor, weights: Tensor, eps: float) -> Tensor:
-    """[G, g, g] rows of (1 + cosine) / 2 among valid examples, scaled to sum 1."""
+    """Compute [G, g, g] rows of (1 + cosine) / 2 among valid examples, scaled to sum 1."""
     norms = safe_sqrt(embeddings.square().sum(dim=-1, keepdim=True))
     directions = embeddings / (norms + eps)
     similarity = (1 + directions @ directions.transpose(1, 2)) / 2
@@ -116,7 +111,7 @@ def compute_affinities(embeddings: Tensor, weights: Tensor, eps: float) -> Tenso
 
 
 def compute_pkt(student: Tensor, teacher: Tensor, weights: Tensor, *, eps: float = 1e-7) -> Tensor:
-    """KL of the two affinity matrices' rows, averaged over all g^2 entries.
+    """Compute KL of the two affinity matrices' rows, averaged over all g^2 entries.
 
     That is the mean over examples of the row KL, divided by g once more, as in mdistiller and
     torchdistill; mdistiller's weight of 30000 is the term's weight here.
@@ -131,11 +126,11 @@ def compute_pkt(student: Tensor, teacher: Tensor, weights: Tensor, *, eps: float
 
 
 def compute_kernel(embeddings: Tensor, *, kernel: str, gamma: float, max_power: int) -> Tensor:
-    """[G, g, g] inner products, or the Taylor series of a Gaussian kernel.
+    """Compute [G, g, g] inner products, or the Taylor series of a Gaussian kernel.
 
     Args:
-      kernel: `bilinear`; `gaussian`, whose series assumes unit embeddings and does not make them;
-        `unit_gaussian`, which normalises first.
+      kernel: `bilinear`; `gaussian`, whose series assumes unit embeddings; `unit_gaussian`, which
+        normalises first.
     """
     if kernel == "unit_gaussian":
         embeddings = unit_rows(embeddings)
@@ -151,7 +146,7 @@ def compute_kernel(embeddings: Tensor, *, kernel: str, gamma: float, max_power: 
 def compute_cckd(
     student: Tensor, teacher: Tensor, weights: Tensor, *, squared: bool, **kernel: Any
 ) -> Tensor:
-    """Frobenius distance of two kernels of `compute_kernel` over g^2.
+    """Compute the Frobenius distance of two kernels of `compute_kernel` over g^2.
 
     torchdistill (followed) takes the norm; the paper's equation 6 squares it: `cckd_paper`.
 
@@ -166,7 +161,7 @@ def compute_cckd(
 
 
 def compute_delta_correlation(errors: Tensor, weights: Tensor) -> Tensor:
-    """[G] mean over neighbours i, i + 1 of the sum over dimensions of |e_i| * |e_(i+1)|.
+    """Compute [G] mean over neighbours i, i + 1 of the sum over dimensions of |e_i| * |e_(i+1)|.
 
     Args:
       errors: [G, g, D], student embedding minus teacher embedding.
@@ -197,7 +192,6 @@ class RelationalLoss(FeatureLoss):
         self.function, self.group_size, self.arguments = function, group_size, arguments
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
-        """Mean over groups, by their valid examples."""
         weights = get_group_weights(student, mask, self.group_size)
         groups = (split_groups(x.flatten(1), self.group_size) for x in (student, teacher))
         return mean_groups(self.function(*groups, weights, **self.arguments), weights)
@@ -240,8 +234,8 @@ class PaperCorrelationCongruence(CorrelationCongruence):
 class DeltaCorrelation(FeatureLoss):
     """RepDistiller's and vanillaKD's 'correlation': scale * products of neighbours' errors.
 
-    Both sides are embedded by trained linear layers of `embed_dim`. Not correlation congruence
-    (that is `cckd`); the value depends on the order of the batch. Mean over the g - 1 pairs.
+    Both sides are embedded by trained linear layers of `embed_dim`. It is not correlation
+    congruence (`cckd`); the value depends on the order of the batch. Mean over the g - 1 pairs.
 
     Source: vanillaKD's losses/correlation.py (arXiv:2305.15781); no paper defines it.
     """
@@ -262,7 +256,6 @@ class DeltaCorrelation(FeatureLoss):
         self.teacher_embeddings = nn.ModuleList()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
-        """One linear layer per side and pair, in the order of `layers`."""
         for _, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             self.student_embeddings.append(nn.Linear(math.prod(student[1:]), self.embed_dim))
             self.teacher_embeddings.append(nn.Linear(math.prod(teacher[1:]), self.embed_dim))

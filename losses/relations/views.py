@@ -13,7 +13,7 @@ from utils.errors import UserError
 
 
 def compute_row_kl(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """[B] T^2 KL(teacher || student) of softened distributions."""
+    """Compute [B] T^2 KL(teacher || student) of softened distributions."""
     return temperature**2 * kl_per_example(*soften(student_logits, teacher_logits, temperature))
 
 
@@ -22,8 +22,8 @@ class CrossViewKD(Loss):
 
     within * mean of [c_w >= weak_confidence] (kd(s_w, t_w) + kd(s_s, t_s)) +
     across * mean of [c_s >= strong_confidence] (kd(s_s, t_w) + kd(s_w, t_s)): w is the weak view
-    and s the strong one, c the teacher's largest probability of a view at T = 1. An example that is
-    left out still counts in the mean. The authors' code is followed, which masks the two kinds of
+    and s the strong one, c the teacher's largest probability of a view at T = 1. Examples that are
+    left out still count in the mean. The authors' code is followed, which masks the two kinds of
     term by one view each.
 
     Source: Zhang et al. 2024, ACM MM, arXiv:2412.16493.
@@ -46,14 +46,12 @@ class CrossViewKD(Loss):
         for key, value in limits.items():
             if not 0 <= value <= 1:
                 raise UserError(
-                    f"distill.losses: crld.{key} is {value!r}, which no probability can be held "
-                    "against; give a number from 0 to 1"
+                    f"distill.losses: crld.{key} must be a probability from 0 to 1, got {value!r}"
                 )
         self.temperature, self.within, self.across = temperature, within, across
         self.weak_confidence, self.strong_confidence = weak_confidence, strong_confidence
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value; both views are augmentations of the same examples, in the same order."""
         weak, weak_teacher = inputs.student_logits, get_teacher_logits(inputs)
         strong, strong_teacher = get_strong_logits(inputs, "crld")
 
@@ -68,6 +66,6 @@ class CrossViewKD(Loss):
 
 
 def _is_sure(teacher_logits: Tensor, confidence: float) -> Tensor:
-    """[B] 1 where the teacher's best class has at least that probability, else 0."""
+    """Return [B] 1 if the teacher's best class has at least that probability, else 0."""
     best = torch.softmax(as_constant(teacher_logits), dim=-1).amax(dim=-1)
     return (best >= confidence).to(best.dtype)

@@ -1,4 +1,4 @@
-"""A head and its loss chunk by chunk over the sequence: all logits never exist at once."""
+"""Computes a head and its loss in chunks of the sequence, so that all logits never coexist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIB = 1 << 20
 
 
 def choose_chunk(examples: int, length: int, vocab_size: int, limit_mib: float) -> int:
-    """Tokens of each example whose float32 logits fit into a limit; 0: not even one fits."""
+    """Return the tokens of each example whose float32 logits fit into a limit; 0 if none fit."""
     fitting = int(limit_mib * _MIB) // (_FLOAT32_BYTES * examples * vocab_size)
     if fitting >= length or not fitting:
         return min(fitting, length)
@@ -25,25 +25,24 @@ def choose_chunk(examples: int, length: int, vocab_size: int, limit_mib: float) 
 def score_in_chunks(
     hidden: Tensor, weight: Tensor, score: Score, chunk: int, *, devices: int = 1, parts: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Sums of `score` over all chunks of a sequence.
+    """Sum `score` over all chunks of a sequence.
 
-    The gradient of each chunk is taken while its logits are there: nothing of them is kept, and
-    nothing is computed twice. What else a score looks at (a teacher's hidden states, from which it
-    makes the logits of the same places) gets no gradient.
-
+    The gradient of each chunk is computed while its logits exist, so that nothing of them is kept
+    and nothing is computed twice. Other inputs of a score (a teacher's hidden states, from which it
+    computes logits of the same positions) get no gradient.
     Args:
       hidden: [B, T, C].
       weight: [V, C] of the head.
-      chunk: places of a chunk; the last one may hold fewer.
-      devices: of a mesh, that the examples are dealt to. Each adds the weight's gradient of all
-        chunks up by itself, so that a step sums over devices once, in float32.
-      parts: of a sequence, each with devices of its own; a chunk has places of all of them.
+      chunk: positions of a chunk; the last one may hold fewer.
+      devices: of a mesh, over which the examples are distributed. Each adds up the weight's
+        gradient of all chunks alone, so that a step sums over devices once, in float32.
+      parts: of a sequence, each with devices of its own; a chunk has positions of all of them.
 
     Returns:
       The scalar, which carries gradients to `hidden` and `weight`, and the detached sums [S].
     """
     if not torch.is_grad_enabled():
-        # The function would be told of the weight's gradient all the same, and compute it.
+        # Otherwise the function would see that the weight needs a gradient and compute it.
         hidden, weight = hidden.detach(), weight.detach()
     apart = devices if len(hidden) % devices == 0 else 1
     places = list(iterate_chunks(hidden.shape[1], chunk, parts))
@@ -51,11 +50,11 @@ def score_in_chunks(
 
 
 def iterate_chunks(length: int, chunk: int, parts: int = 1) -> Iterator[slice]:
-    """The places of each chunk of a sequence; the last one may be shorter.
+    """Yield the positions of each chunk of a sequence; the last one may be shorter.
 
     Args:
-      parts: of the sequence, equal ones; of several, every so-manieth place, so that each part
-        has as many of a chunk.
+      parts: equal parts of the sequence; if there are several, a chunk takes every n-th position,
+        so that each part has equally many of a chunk.
     """
     if parts > 1:
         own = length // parts
@@ -67,7 +66,7 @@ def iterate_chunks(length: int, chunk: int, parts: int = 1) -> Iterator[slice]:
 
 
 class _ScoreInChunks(torch.autograd.Function):
-    """Keeps the two gradients for a factor of one, which the backward pass scales."""
+    """A function that keeps both gradients for an output gradient of 1; backward scales them."""
 
     @staticmethod
     def forward(
@@ -105,26 +104,26 @@ class _ScoreInChunks(torch.autograd.Function):
         return *scaled, None, None, None
 
 
-def _join(found: list[Tensor], chunks: list[slice]) -> Tensor:
-    """[B, T, C] of its chunks."""
+def _join(parts: list[Tensor], chunks: list[slice]) -> Tensor:
+    """Return [B, T, C] of its chunks."""
     if chunks[0].step is None:
-        return torch.cat(found, dim=1)
-    return torch.stack(found, dim=2).flatten(1, 2)
+        return torch.cat(parts, dim=1)
+    return torch.stack(parts, dim=2).flatten(1, 2)
 
 
 def _multiply(slope: Tensor, part: Tensor, devices: int) -> Tensor:
-    """Float32 gradient [V, C] of a chunk's weight; of several devices one each, [D, V, C]."""
+    """Return the float32 gradient [V, C] of a chunk's weight; [D, V, C] of several devices."""
     if devices == 1:
         return torch.einsum("btv,btc->vc", slope, part).float()
     # A product in bfloat16 would be rounded before the sum over devices.
-    left, right = (one.float().unflatten(0, (devices, -1)) for one in (slope, part))
+    left, right = (side.float().unflatten(0, (devices, -1)) for side in (slope, part))
     return torch.einsum("zbtv,zbtc->zvc", left, right)
 
 
 def _score_chunk(
     logits: Tensor, score: Score, places: slice, needs_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The value and the sums of a chunk, and the value's gradient by its logits in their type."""
+    """Compute a chunk's value and sums, and the value's gradient by its logits in their dtype."""
     with torch.set_grad_enabled(needs_gradient):
         leaf = logits.float().detach().requires_grad_(needs_gradient)
         value, sums = score(leaf, places)
@@ -136,13 +135,13 @@ def _score_chunk(
 
 
 def pick(values: Tensor, indices: Tensor) -> Tensor:
-    """values[..., indices] of [..., V] by comparison, which fuses where a gather would not."""
+    """Return values[..., indices] of [..., V] by comparison, which fuses unlike a gather."""
     places = torch.arange(values.shape[-1], device=values.device, dtype=indices.dtype)
     return torch.where(places == indices[..., None], values, 0.0).sum(dim=-1)
 
 
 def count_next_tokens(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Nats and log-sum-exp of each place, float32 [B, n].
+    """Compute nats and log-sum-exp of each position, float32 [B, n].
 
     Args:
       logits: [B, n, V].
@@ -153,10 +152,5 @@ def count_next_tokens(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def find_right_tokens(logits: Tensor, targets: Tensor) -> Tensor:
-    """Whether the likeliest token is the next one, float32 [B, n]; of equals one alone counts.
-
-    Args:
-      logits: [B, n, V].
-      targets: int [B, n].
-    """
+    """Return float32 [B, n], 1 where the likeliest token (the first of equals) is the next one."""
     return (logits.argmax(dim=-1) == targets).float()

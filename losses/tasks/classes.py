@@ -1,4 +1,4 @@
-"""What a classification learns from its targets: a softmax over the classes, or a sigmoid each."""
+"""Losses of classes: a softmax over the classes, or K independent yes-or-no decisions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def binary_cross_entropy(
     class_weights: Tensor | None = None,
     sum_classes: bool = False,
 ) -> Tensor:
-    """Cross-entropy of K independent yes-or-no answers.
+    """Compute the cross-entropy of K independent yes-or-no decisions.
 
     Args:
       logits: [B, K], of the probability of yes; receive the gradient.
       targets: [B, K], 0 to 1; constant here.
-      positive_weight: factor of the part that a yes adds.
-      class_weights: [K], factors of the classes.
-      sum_classes: sum over K; else their mean.
+      positive_weight: factor on the part that a yes adds.
+      class_weights: [K], factors on the classes.
+      sum_classes: True to sum over K; else their mean.
 
     Returns:
-      Scalar in nats: averaged over valid examples.
+      Scalar in nats, averaged over valid examples.
     """
     logits = upcast(logits)
     targets = as_constant(targets).to(logits.dtype)
@@ -69,11 +69,10 @@ class ClassLoss(nn.Module):
         super().__init__()
         self.section = section
         weights = torch.tensor(section.class_weights) if section.class_weights else None
-        # A buffer is data of the graph; it is no part of what a run has become.
+        # A buffer is data of the graph; it is not saved, since the configuration holds it.
         self.register_buffer("class_weights", weights, persistent=False)
 
     def forward(self, inputs: LossInputs) -> Tensor:
-        """The scalar value of the logits and targets of a step."""
         logits, targets, section = inputs.student_logits, inputs.targets, self.section
         assert targets is not None, "a classification has targets"
         if section.task_loss in YES_OR_NO:
@@ -100,14 +99,13 @@ class ClassLoss(nn.Module):
 def create_class_loss(
     section: TrainSection, num_classes: int, known: Sequence[str] = CLASS_LOSSES
 ) -> ClassLoss:
-    """The task loss that train.task_loss names; empty: the first that is known.
+    """Create the task loss that train.task_loss names; by default the first of `known`.
 
     Args:
-      known: names of what fits the task's targets.
+      known: names of the losses that fit the task's targets.
 
     Raises:
-      UserError: there is none of that name, a key belongs to another one, or the weights are not
-        those of the classes.
+      UserError: an unknown name, a key of another loss, or weights that do not fit the classes.
     """
     name = section.task_loss or known[0]
     if name not in known:
@@ -134,15 +132,11 @@ def create_class_loss(
 
 
 def _check_arguments(name: str, arguments: Mapping[str, float]) -> None:
-    """Refuse arguments that a loss does not have, or that give it no gradient.
-
-    Raises:
-      UserError: with the nearest right one.
-    """
+    """Raise a UserError for arguments that a loss does not have, or that give it no gradient."""
     known = ()
     if name in YES_OR_NO:
         parameters = inspect.signature(YES_OR_NO[name]).parameters.values()
-        known = tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+        known = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
     for key, value in arguments.items():
         if not known:
             raise UserError(

@@ -1,4 +1,4 @@
-"""Losses on numbers: what a regression is trained by, in units of the targets' spread."""
+"""Losses of a regression, in units of the targets' spread."""
 
 from __future__ import annotations
 
@@ -12,25 +12,18 @@ from losses.factory import define
 from losses.reductions import Mask, as_constant, mean_valid, upcast
 from utils.errors import UserError, get_hint
 
-# Below it a variance is no estimate but a division by zero: 0.7 % of the spread, squared.
+# A variance below it is a division by zero, not an estimate: 0.7 % of the spread, squared.
 MIN_LOG_VARIANCE = -10.0
 
 
 def compute_squared_error(predictions: Tensor, targets: Tensor, *, mask: Mask = None) -> Tensor:
-    """Mean squared error.
-
-    Args:
-      targets: [B, O]; constant here.
-
-    Returns:
-      Scalar: mean over targets, then over valid examples; no factor 1/2.
-    """
+    """Compute the squared error: mean over targets [B, O], then over valid examples; no 1/2."""
     errors = upcast(predictions) - as_constant(targets)
     return mean_valid(errors.square().mean(dim=1), mask)
 
 
 def compute_absolute_error(predictions: Tensor, targets: Tensor, *, mask: Mask = None) -> Tensor:
-    """Mean absolute error, reduced as `compute_squared_error`."""
+    """Compute the absolute error, reduced like `compute_squared_error`."""
     errors = upcast(predictions) - as_constant(targets)
     return mean_valid(errors.abs().mean(dim=1), mask)
 
@@ -38,7 +31,7 @@ def compute_absolute_error(predictions: Tensor, targets: Tensor, *, mask: Mask =
 def compute_huber(
     predictions: Tensor, targets: Tensor, *, mask: Mask = None, delta: float = 1.0
 ) -> Tensor:
-    """Squared error / 2 up to `delta`, from there delta * (error - delta / 2); reduced likewise.
+    """Compute error^2 / 2 up to `delta`, then delta * (error - delta / 2); reduced likewise.
 
     Source: Huber 1964, Annals of Mathematical Statistics 35(1), section 3.
     """
@@ -48,7 +41,7 @@ def compute_huber(
 
 
 def compute_gaussian_nll(predictions: Tensor, log_variances: Tensor, targets: Tensor) -> Tensor:
-    """[B, O] -log N(target; prediction, variance) in nats.
+    """Compute [B, O] -log N(target; prediction, variance) in nats.
 
     Args:
       log_variances: [B, O]; below MIN_LOG_VARIANCE they count as that, without gradient.
@@ -60,7 +53,7 @@ def compute_gaussian_nll(predictions: Tensor, log_variances: Tensor, targets: Te
     return 0.5 * (logs + errors.square() * (-logs).exp() + math.log(2 * math.pi))
 
 
-# The losses on predictions alone; the fourth takes the variances, too.
+# The losses on predictions alone; the fourth also takes the variances.
 _PLAIN: dict[str, Callable[..., Tensor]] = {
     "mse": compute_squared_error,
     "mae": compute_absolute_error,
@@ -71,15 +64,15 @@ REGRESSION_LOSSES = (*_PLAIN, GAUSSIAN)
 
 
 def get_regression_loss(name: str) -> Callable[[LossInputs], Tensor]:
-    """The task loss that train.task_loss names; empty: the mean squared error.
+    """Return the task loss that train.task_loss names; by default the mean squared error.
 
     Raises:
-      UserError: there is none of that name.
+      UserError: an unknown name.
     """
     name = name or "mse"
     if name not in REGRESSION_LOSSES:
         raise UserError(
-            f"train.task_loss ({name!r}) is no loss of train.task=regress; "
+            f"unknown train.task_loss {name!r} for train.task=regress; "
             f"{get_hint(name, REGRESSION_LOSSES)}"
         )
     if name == GAUSSIAN:
@@ -87,7 +80,7 @@ def get_regression_loss(name: str) -> Callable[[LossInputs], Tensor]:
     return lambda inputs: _PLAIN[name](inputs.student_logits, inputs.targets, mask=inputs.mask)
 
 
-# Terms that hold the student's predictions to a teacher's, in units of the spread.
+# Terms between the student's and a teacher's predictions, in units of the spread.
 create_prediction_mse = define(
     LogitLoss, "prediction_mse", compute_squared_error, takes_numbers=True
 )

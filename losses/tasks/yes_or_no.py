@@ -1,4 +1,4 @@
-"""Losses of K independent yes-or-no answers, each as [B, K] values before any mean."""
+"""Losses of K independent yes-or-no decisions, each as [B, K] values before any mean."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 
 def compute_bce(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
-    """Binary cross-entropy, the part of a yes times `positive_weight`."""
+    """Compute binary cross-entropy, with the part of a yes times `positive_weight`."""
     yes, no = F.logsigmoid(logits), F.logsigmoid(-logits)
     return -(positive_weight * targets * yes + (1.0 - targets) * no)
 
@@ -18,13 +18,13 @@ def compute_bce(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0
 def compute_poly(
     logits: Tensor, targets: Tensor, *, epsilon: float = 2.0, gamma: float = 0.0, alpha: float = -1
 ) -> Tensor:
-    """Poly-1 on top of the focal loss: FL + epsilon * (1 - p_t)^(gamma + 1).
+    """Compute Poly-1 on top of the focal loss: FL + epsilon * (1 - p_t)^(gamma + 1).
 
     Args:
-      gamma: 0, or at least 1: how fast sure answers lose their weight.
-      alpha: weight of a yes, 1 - alpha that of a no; negative: none.
+      gamma: 0, or at least 1: how fast confident predictions lose their weight.
+      alpha: weight of a yes, 1 - alpha that of a no; no weights if negative.
 
-    Source: Leng et al. 2022, arXiv:2204.12511, as timm 1.0.31 has it.
+    Source: Leng et al. 2022, arXiv:2204.12511, as in timm 1.0.31.
     """
     share = torch.sigmoid(logits)
     missing = 1.0 - (targets * share + (1.0 - targets) * (1.0 - share))
@@ -38,7 +38,7 @@ def compute_poly(
 def compute_focal(
     logits: Tensor, targets: Tensor, *, gamma: float = 2.0, alpha: float = 0.25
 ) -> Tensor:
-    """The focal loss; see `compute_poly`.
+    """Compute the focal loss; see `compute_poly`.
 
     Source: Lin et al. 2017, arXiv:1708.02002, section 3.
     """
@@ -53,12 +53,12 @@ def compute_asymmetric(
     gamma_positive: float = 1.0,
     clip: float = 0.05,
 ) -> Tensor:
-    """The asymmetric loss: easy noes lose their weight sooner than easy yeses.
+    """Compute the asymmetric loss: easy noes lose their weight faster than easy yeses.
 
     Args:
       clip: probability below which a no costs nothing.
 
-    Source: Ridnik et al. 2021, arXiv:2009.14119, as timm 1.0.31 has it.
+    Source: Ridnik et al. 2021, arXiv:2009.14119, as in timm 1.0.31.
     """
     yes = torch.sigmoid(logits)
     no = (1.0 - yes + clip).clamp(max=1.0)
@@ -68,11 +68,11 @@ def compute_asymmetric(
     return -value * torch.pow(1.0 - right, gamma)
 
 
-# The names of train.task_loss that take train.task_loss_args.
+# Values of train.task_loss that take train.task_loss_args.
 YES_OR_NO: dict[str, Callable[..., Tensor]] = {
     "focal": compute_focal,
     "asl": compute_asymmetric,
     "poly": compute_poly,
 }
-# Which of them are sums over the classes, as their authors and timm have them; else means.
+# Those that sum over the classes, as in their papers and timm; the others take means.
 SUMMED = ("focal", "asl")

@@ -130,11 +130,7 @@ def test_a_window_is_a_function_of_split_and_index_alone():
 @pytest.mark.parametrize(
     ("name", "length", "words"),
     [
-        (
-            "recall",
-            10,
-            r"\(10\) does not suit recall; make it a multiple of 4, 8",
-        ),
+        ("recall", 10, r"\(10\) does not suit recall; make it a multiple of 4, 8"),
         ("copy", 2, r"make it a multiple of 2, 4 or more"),
         ("counting,strides=9", 8, r"strides \(9\) exceeds symbols \(8\)"),
         ("copy,symbols=0", 8, r"symbols \(0\) must be at least 1"),

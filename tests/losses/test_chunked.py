@@ -116,8 +116,7 @@ def test_half_precision_scores_float32_logits():
 
 
 @pytest.mark.parametrize(
-    ("limit_mib", "chunk"),
-    [(1000, 1024), (126, 512), (124, 342), (0.25, 1), (0.244, 0)],
+    ("limit_mib", "chunk"), [(1000, 1024), (126, 512), (124, 342), (0.25, 1), (0.244, 0)]
 )
 def test_a_chunk_is_the_largest_of_equal_ones_that_fit(limit_mib, chunk):
     """64 windows of a vocabulary of 1,000: 0.2441 MiB a place."""

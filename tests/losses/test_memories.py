@@ -16,10 +16,7 @@ from losses.memories import join_memories
 from losses.noise import draw_words
 
 EXAMPLES, WIDTH, BATCH = 40, 6, 8
-ARGS = {
-    "crd": {"num_examples": EXAMPLES, "negatives": 5, "embed_dim": 3},
-    "nd": {"num_classes": 4},
-}
+ARGS = {"crd": {"num_examples": EXAMPLES, "negatives": 5, "embed_dim": 3}, "nd": {"num_classes": 4}}
 
 
 class TwoRanks:

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from big_vision.input.images.folder import (
-    IMAGE_SUFFIXES,
-    FolderSelection,
-    is_hidden,
-    name_left_out,
-)
+from big_vision.input.images.folder import IMAGE_SUFFIXES, FolderSelection, is_hidden, name_left_out
 from big_vision.input.images.image_files import FolderSource
 from utils.errors import UserError
 from utils.storage.places import is_remote, to_path

@@ -377,19 +377,9 @@ SEQUENCES: dict[str, SequenceKind] = {
         _list_last_quarter,
     ),
     "counting": SequenceKind(1, lambda length, s: s.symbols, _make_counting, _bound_counting),
-    "recall": SequenceKind(
-        4,
-        _count_keys_and_values,
-        _make_recall,
-        _bound_recall,
-        _list_answers,
-    ),
+    "recall": SequenceKind(4, _count_keys_and_values, _make_recall, _bound_recall, _list_answers),
     "rewrite": SequenceKind(
-        4,
-        _count_keys_and_values,
-        _make_rewrite,
-        _bound_rewrite,
-        _list_answers,
+        4, _count_keys_and_values, _make_rewrite, _bound_rewrite, _list_answers
     ),
     "dyck": SequenceKind(1, lambda length, s: 2 * s.symbols, _make_dyck, _bound_dyck),
     "noise": SequenceKind(1, lambda length, s: s.symbols, _make_noise, _bound_noise),
