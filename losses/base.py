@@ -12,8 +12,7 @@ What holds for every `compute_*` and is not repeated there:
 - `group_size`: consecutive examples that are compared with each other; 0: all of the batch.
   Groups are [G, g, ...], their `weights` [G, g] are 1 for valid examples and 0 for the others.
 - The result is a scalar, float32 at least: summed over K, averaged over valid examples;
-  divergences in nats.
-"""
+  divergences in nats."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from losses.reductions import Mask
-from losses.sparse import SparseTeacher, compute_dense_log_probs
+from losses.reductions import Mask, as_constant
 from utils.errors import UserError, get_hint
 
 Shapes = Mapping[str, tuple[int, ...]]
+MIN_MASS = 1e-30  # keeps the logarithm of an empty rest finite in float32
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,21 @@ class Turned:
     teacher_logits: tuple[Tensor, ...]
     student_features: Mapping[str, Tensor]
     teacher_features: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class SparseTeacher:
+    """Stored outputs of a teacher for a batch.
+
+    Attributes:
+      log_probs: float [B, k], log-probabilities at temperature 1 of the k best classes.
+      indices: int [B, k], their classes, each at most once in a row.
+      residual: float [B], probability mass of the other K - k classes.
+    """
+
+    log_probs: Tensor
+    indices: Tensor
+    residual: Tensor
 
 
 @dataclass(frozen=True)
@@ -226,6 +240,22 @@ def get_teacher_logits(inputs: LossInputs) -> Tensor:
     return inputs.teacher_logits[0]
 
 
+def compute_dense_log_probs(teacher: SparseTeacher, num_classes: int) -> Tensor:
+    """Return [B, K] log-probabilities, the residual mass spread evenly over the other classes.
+
+    They replace the teacher's logits in every loss that only sees softmax(t / T): with k = K they
+    differ from the live teacher by a shift of each row and the storage rounding.
+
+    Source: Wu et al. 2022 (TinyViT), arXiv:2207.10666, section 3.2.
+    """
+    log_probs = as_constant(teacher.log_probs)
+    rest = max(num_classes - log_probs.shape[-1], 1)
+    mass = as_constant(teacher.residual).to(log_probs.dtype).clamp(min=MIN_MASS)
+    even = (mass / rest).clamp(min=MIN_MASS).log().unsqueeze(-1)
+    dense = even.expand(-1, num_classes).contiguous()
+    return dense.scatter(-1, teacher.indices.long(), log_probs)
+
+
 def get_strong_logits(inputs: LossInputs, name: str) -> tuple[Tensor, Tensor]:
     """Return [B, K] of the student and of the only teacher for the strong view.
 
@@ -265,3 +295,25 @@ def get_feature(features: Mapping[str, Tensor], path: str, side: str) -> Tensor:
             f"distill.losses: {side} layer {path!r} was not collected; {get_hint(path, features)}"
         )
     return features[path]
+
+
+def _keep(rows: Tensor) -> Tensor:
+    return rows
+
+
+class RankMemory:
+    """Beside `nn.Module`: remembers a step's examples through `gather`, which gives all ranks'.
+
+    Attributes:
+      gather: this rank's rows [B, ...] -> those of all ranks [ranks * B, ...] in their order,
+        without a gradient; of a whole number, too. Alone they are the rank's own.
+    """
+
+    gather: Callable[[Tensor], Tensor] = staticmethod(_keep)
+
+
+def join_memories(losses: nn.Module, gather: Callable[[Tensor], Tensor]) -> None:
+    """Let what losses remember take the rows of all ranks."""
+    for module in losses.modules():
+        if isinstance(module, RankMemory):
+            module.gather = gather

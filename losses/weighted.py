@@ -87,20 +87,15 @@ class WeightedLoss(nn.Module):
 
     def forward(self, inputs: LossInputs) -> LossOutput:
         with torch.autocast(inputs.student_logits.device.type, enabled=False):
-            task = self._compute_task(inputs)
+            task = self.task_loss(inputs)
+            if inputs.strong_student_logits is not None:  # both views share the targets
+                strong = replace(inputs, student_logits=inputs.strong_student_logits)
+                task = (task + self.task_loss(strong)) / 2
         terms = {"task": task}
         for name, loss in zip(self.names, self.losses, strict=True):
             terms[name] = loss(inputs)
         total = terms["total"] = self.weigh(terms, inputs.term_scales, inputs.alpha)
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
-
-    def _compute_task(self, inputs: LossInputs) -> Tensor:
-        """Compute the task's loss: the mean over the views, which share the targets."""
-        task = self.task_loss(inputs)
-        if inputs.strong_student_logits is None:
-            return task
-        strong = replace(inputs, student_logits=inputs.strong_student_logits)
-        return (task + self.task_loss(strong)) / 2
 
     def weigh(
         self,

@@ -93,7 +93,7 @@ WRONG = [
     (("--eval", "--resume=auto"), "run.resume 'auto' finds no checkpoint", "train first"),
     (("--run.experiment=a/b",), "run.experiment ('a/b')", "letters, digits"),
     (("--runtime.device=cuda",), "PyTorch sees no NVIDIA GPU", ""),
-    (("--train.task_loss=bcee",), "train.task_loss ('bcee') is no loss of train.task=classify",
+    (("--train.task_loss=bcee",), "unknown train.task_loss 'bcee' for train.task=classify",
      "did you mean 'bce'"),
     (("--train.bce_threshold=0.2",), "train.bce_threshold (0.2) has no effect on train.task_loss=",
      "set train.task_loss=bce"),

@@ -98,7 +98,7 @@ def create_hadamard(order: int) -> Tensor | None:
     if order & (order - 1) == 0:
         return torch.kron(create_hadamard(2), create_hadamard(order // 2))
     if _is_prime(order - 1):
-        return _create_first_paley(order - 1)
+        return torch.eye(order, dtype=torch.float64) + _create_conference(order - 1, -1.0)
     if (order // 2) % 4 == 2 and _is_prime(order // 2 - 1):
         return _create_second_paley(order // 2 - 1)
     for factor in [2, *range(4, math.isqrt(order) + 1, 4)]:
@@ -114,27 +114,20 @@ def _is_prime(number: int) -> bool:
     return number > 1 and all(number % n for n in range(2, math.isqrt(number) + 1))
 
 
-def _create_jacobsthal(prime: int) -> Tensor:
-    """Return [q, q] of the quadratic character of i - j."""
+def _create_conference(prime: int, corner: float) -> Tensor:
+    """Return [q + 1, q + 1]: the Jacobsthal matrix bordered by ones, the column times `corner`.
+
+    Jacobsthal's entry (i, j) is the quadratic character of i - j.
+    """
     squares = {n * n % prime for n in range(1, prime)}
     character = [0.0] + [1.0 if n in squares else -1.0 for n in range(1, prime)]
     positions = torch.arange(prime)
-    table = torch.tensor(character, dtype=torch.float64)
-    return table[(positions[:, None] - positions[None, :]) % prime]
-
-
-def _create_conference(prime: int, corner: float) -> Tensor:
-    """Return [q + 1, q + 1]: the Jacobsthal matrix bordered by ones, the column times `corner`."""
     matrix = torch.zeros(prime + 1, prime + 1, dtype=torch.float64)
-    matrix[1:, 1:] = _create_jacobsthal(prime)
+    table = torch.tensor(character, dtype=torch.float64)
+    matrix[1:, 1:] = table[(positions[:, None] - positions[None, :]) % prime]
     matrix[0, 1:] = 1
     matrix[1:, 0] = corner
     return matrix
-
-
-def _create_first_paley(prime: int) -> Tensor:
-    """Return order q + 1, q = 3 mod 4."""
-    return torch.eye(prime + 1, dtype=torch.float64) + _create_conference(prime, -1.0)
 
 
 def _create_second_paley(prime: int) -> Tensor:

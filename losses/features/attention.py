@@ -1,4 +1,4 @@
-"""Losses that ask the student's activations by the teacher's positions: ScaleKD."""
+"""Losses that fuse or attend to stages of the student: ReviewKD, SemCKD, ScaleKD."""
 
 from __future__ import annotations
 
@@ -9,15 +9,234 @@ import torch
 from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
-from losses.factory import check_positive
+from losses.factory import check_positive, is_count
 from losses.features.gaussians import get_width
-from losses.features.hints import FeatureLoss, get_key
+from losses.features.hints import (
+    FeatureLoss,
+    compute_hcl,
+    get_key,
+    get_student_features,
+    get_teacher_features,
+    match_sizes,
+)
 from losses.features.maps import get_channels
-from losses.features.review import GroupNormaliser
-from losses.reductions import get_group_weights, mean_valid, unit_rows
+from losses.reductions import get_group_weights, mean_valid, split_groups, unit_rows
 from utils.errors import UserError
 
+NORM_EPS = 1e-5
 FIRST_SPREAD = 0.02  # of position embeddings; queries start at 1
+
+
+class GroupNormaliser(nn.Module):
+    """BatchNorm on the valid examples of each group, without running statistics."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, maps: Tensor, weights: Tensor) -> Tensor:
+        """Normalise [B, C, H, W] maps by the [G, g] weights of their examples."""
+        groups = split_groups(maps, weights.shape[1])
+        marks = weights[:, :, None, None, None]
+        axes, positions = (1, 3, 4), maps.shape[2] * maps.shape[3]
+        count = (marks.sum(dim=1, keepdim=True) * positions).clamp(min=1)
+        mean = (groups * marks).sum(dim=axes, keepdim=True) / count
+        variance = ((groups - mean) * marks).square().sum(dim=axes, keepdim=True) / count
+        normal = ((groups - mean) / (variance + NORM_EPS).sqrt()).reshape(maps.shape)
+        return normal * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class AttentionFusion(nn.Module):
+    """ABF: fuses a stage with the deeper ones, weighted by position.
+
+    A 1x1 convolution to the common width, the deeper residual enlarged to its size, one attention
+    map for each of the two by a 1x1 convolution and a sigmoid, their weighted sum (the residual of
+    the next stage), and a 3x3 convolution to the teacher's width.
+    """
+
+    def __init__(self, student: int, width: int, teacher: int, *, is_deepest: bool) -> None:
+        super().__init__()
+        self.inward = nn.Conv2d(student, width, kernel_size=1, bias=False)
+        self.inward_norm = GroupNormaliser(width)
+        self.attention = None if is_deepest else nn.Conv2d(2 * width, 2, kernel_size=1)
+        self.outward = nn.Conv2d(width, teacher, kernel_size=3, padding=1, bias=False)
+        self.outward_norm = GroupNormaliser(teacher)
+
+    def forward(
+        self, maps: Tensor, residual: Tensor | None, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return maps of the teacher's width, and the residual for the next, shallower stage."""
+        fused = self.inward_norm(self.inward(maps), weights)
+        if self.attention is not None:
+            deeper = enlarge(residual, *maps.shape[2:])
+            shares = torch.sigmoid(self.attention(torch.cat([fused, deeper], dim=1)))
+            fused = fused * shares[:, :1] + deeper * shares[:, 1:]
+        return self.outward_norm(self.outward(fused), weights), fused
+
+
+def enlarge(maps: Tensor, height: int, width: int) -> Tensor:
+    """Enlarge maps by a whole factor with nearest neighbours.
+
+    Raises:
+      UserError: the sizes are not multiples.
+    """
+    if height % maps.shape[2] or width % maps.shape[3]:
+        raise UserError(
+            f"distill.losses: reviewkd cannot enlarge maps of {tuple(maps.shape[2:])} to "
+            f"{(height, width)}; name stages whose sizes are multiples of the next one's"
+        )
+    rows = maps.repeat_interleave(height // maps.shape[2], dim=2)
+    return rows.repeat_interleave(width // maps.shape[3], dim=3)
+
+
+class KnowledgeReview(FeatureLoss):
+    """`compute_hcl` of each stage's fusion with all deeper ones, summed over the stages.
+
+    `layers` go from the shallowest to the deepest stage, two or more, maps of equal size on both
+    sides. The fusions (`AttentionFusion`) train with the student; their BatchNorm sees the valid
+    examples of a group.
+
+    Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, sections 3.2 and 3.3; ABF as in its
+    authors' code.
+    """
+
+    why_not_tokens = "fuses maps of an image"
+
+    def __init__(self, layers: Mapping[str, str], width: int = 64, group_size: int = 0) -> None:
+        super().__init__(layers)
+        check_positive("reviewkd", width=width)
+        if len(self.layers) < 2:
+            raise UserError(
+                "distill.losses: reviewkd needs two or more pairs of layers; name them in "
+                "args.layers, or use hcl"
+            )
+        self.width, self.group_size = width, group_size
+        self.fusions = nn.ModuleList()
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        *_, deepest = self.layers
+        for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
+            if len(student) != 4 or student[2:] != teacher[2:]:
+                raise UserError(
+                    f"distill.losses: reviewkd cannot turn {tuple(student)} into {tuple(teacher)}; "
+                    "name maps of equal height and width on both sides"
+                )
+            sizes = student[1], self.width, teacher[1]
+            self.fusions.append(AttentionFusion(*sizes, is_deepest=path == deepest))
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        stages = list(zip(self.layers, self.fusions, strict=True))
+        total, residual = 0, None
+        for path, fusion in reversed(stages):
+            student, teacher = self.get_pair(inputs, path)
+            weights = get_group_weights(student, inputs.mask, self.group_size)
+            maps, residual = fusion(student, residual, weights)
+            total = total + compute_hcl(maps, teacher, mask=inputs.mask)
+        return total
+
+
+class MapProjector(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, a norm and ReLU after the first two, 2 C channels between."""
+
+    def __init__(self, student: int, teacher: int) -> None:
+        super().__init__()
+        middle = 2 * teacher
+        self.first = nn.Conv2d(student, middle, kernel_size=1, bias=False)
+        self.second = nn.Conv2d(middle, middle, kernel_size=3, padding=1, bias=False)
+        self.last = nn.Conv2d(middle, teacher, kernel_size=1, bias=False)
+        self.norms = nn.ModuleList(GroupNormaliser(middle) for _ in range(2))
+
+    def forward(self, maps: Tensor, weights: Tensor) -> Tensor:
+        """Return maps of the teacher's width, from the examples' [G, g] weights."""
+        hidden = self.norms[0](self.first(maps), weights).relu()
+        return self.last(self.norms[1](self.second(hidden), weights).relu())
+
+
+class SimilarityEmbedding(nn.Module):
+    """[B, e] unit vectors of the examples' [B, g] similarities to their group."""
+
+    def __init__(self, group: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(group, 2 * width), nn.ReLU(), nn.Linear(2 * width, width)
+        )
+
+    def forward(self, features: Tensor, weights: Tensor) -> Tensor:
+        """Return [B, e] from activations and the [G, g] weights of their examples."""
+        rows = split_groups(features.flatten(1), weights.shape[1]) * weights.unsqueeze(-1)
+        similarities = rows @ rows.transpose(1, 2)
+        return unit_rows(self.layers(similarities.flatten(0, 1)))
+
+
+class SemanticCalibration(FeatureLoss):
+    """MSE of all pairs of a student's and a teacher's layer, weighted by attention.
+
+    For each layer, a trained network embeds each example's products with its group; a softmax over
+    the teacher's layers of the student's embedding times theirs weights the squared gaps. The
+    larger map is pooled to the smaller; the student's goes through a `MapProjector` for each pair.
+    Mean over elements and student layers. The pairs in `layers` only name the layers: all student
+    layers meet all teacher layers. BatchNorm sees the valid examples of a group.
+
+    Args:
+      group_size: examples of a group, from which the embeddings are made: 2 or more.
+      embed_width: of the embeddings; None is a quarter of the group, at least 1.
+
+    Source: Chen et al. 2021 (SemCKD), arXiv:2012.03236, section 3, with the projector of its
+    authors' code, whose attention temperature is 1 here.
+    """
+
+    why_not_tokens = "compares maps of an image"
+
+    def __init__(
+        self, layers: Mapping[str, str], group_size: int, embed_width: int | None = None
+    ) -> None:
+        super().__init__(layers)
+        if not is_count(group_size, 2):
+            raise UserError(
+                f"distill.losses: semckd.group_size is {group_size!r}; give a whole number of 2 or "
+                "more, which its networks are made for"
+            )
+        self.group_size = group_size
+        self.embed_width = max(1, group_size // 4) if embed_width is None else embed_width
+        check_positive("semckd", embed_width=self.embed_width)
+        self.queries, self.keys = nn.ModuleList(), nn.ModuleList()
+        self.projectors = nn.ModuleList()
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        students, teachers = self.student_layers(), self.teacher_layers()
+        sides = (student_shapes, students), (teacher_shapes, teachers)
+        for path, shape in ((path, shapes[path]) for shapes, paths in sides for path in paths):
+            if len(shape) != 4:
+                raise UserError(
+                    f"distill.losses: semckd compares maps and {path!r} gives {tuple(shape)}; name "
+                    "layers whose output is [B, C, H, W]"
+                )
+        size = self.group_size, self.embed_width
+        self.queries.extend(SimilarityEmbedding(*size) for _ in students)
+        self.keys.extend(SimilarityEmbedding(*size) for _ in teachers)
+        widths = [(student_shapes[s][1], teacher_shapes[t][1]) for s in students for t in teachers]
+        self.projectors.extend(MapProjector(*pair) for pair in widths)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        own = get_student_features(inputs, *self.student_layers())
+        theirs = get_teacher_features(inputs, *self.teacher_layers())
+        weights = get_group_weights(own[0], inputs.mask, self.group_size)
+        queries = [embed(x, weights) for embed, x in zip(self.queries, own, strict=True)]
+        keys = [embed(x, weights) for embed, x in zip(self.keys, theirs, strict=True)]
+        scores = torch.stack(queries, dim=1) @ torch.stack(keys, dim=1).transpose(1, 2)
+        projectors = iter(self.projectors)
+        gaps = [[self.compare(next(projectors), s, t, weights) for t in theirs] for s in own]
+        table = torch.stack([torch.stack(row, dim=1) for row in gaps], dim=1)
+        weighed = (torch.softmax(scores, dim=-1) * table).sum(dim=-1).mean(dim=-1)
+        return mean_valid(weighed, inputs.mask)
+
+    def compare(
+        self, projector: MapProjector, student: Tensor, teacher: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Compute [B] mean squared gaps of one pair, at the smaller size."""
+        student, teacher = match_sizes(student, teacher)
+        return (projector(student, weights) - teacher).square().flatten(1).mean(dim=1)
 
 
 class CrossAttentionProjector(nn.Module):

@@ -128,7 +128,8 @@ class VariationalInformation(FeatureLoss):
     def compute(self, inputs: LossInputs) -> Tensor:
         total = 0
         for path, gaussian in zip(self.layers, self.gaussians, strict=True):
-            pair = match_positions(*(get_positions(x) for x in self.get_pair(inputs, path)))
+            pair = self.get_pair(inputs, path)
+            pair = match_positions(*(x.unsqueeze(1) if x.ndim == 2 else x for x in pair))
             values = gaussian(*(side.transpose(1, 2) for side in pair))
             total = total + mean_valid(values, inputs.mask)
         return total
@@ -181,11 +182,6 @@ def get_width(shape: tuple[int, ...]) -> int:
 def pool_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
     """Return the shapes of `get_vector` of such activations."""
     return {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
-
-
-def get_positions(features: Tensor) -> Tensor:
-    """Return maps and tokens unchanged, and a vector as one token."""
-    return features.unsqueeze(1) if features.ndim == 2 else features
 
 
 def get_vector(features: Tensor) -> Tensor:

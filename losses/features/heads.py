@@ -1,18 +1,19 @@
-"""Losses that apply classifiers to features: WKD-L, SRRL, CAT-KD.
+"""Losses that use a classifier on features: WKD-L, SRRL, CAT-KD, SDD, SimKD; and NORM.
 
 A head is the path of a linear layer, `fc` or `head`; its weights come with the activations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.functional import one_hot
 
-from losses.base import Loss, LossInputs, get_teacher_logits
-from losses.factory import check_positive
+from losses.base import Loss, LossInputs, Shapes, get_teacher_logits
+from losses.factory import check_positive, is_count
 from losses.features.gaussians import get_vector
 from losses.features.hints import (
     FeatureLoss,
@@ -23,6 +24,7 @@ from losses.features.hints import (
     pool_adaptive,
 )
 from losses.logits.decoupled import split_log_probs
+from losses.logits.kd import kl_per_example
 from losses.reductions import as_constant, mean_valid, unit_rows, upcast
 from utils.errors import UserError
 
@@ -228,5 +230,164 @@ def require_one_pair(name: str, loss: FeatureLoss) -> None:
     """Raise a UserError for more than one pair of layers."""
     if len(loss.layers) != 1:
         raise UserError(
-            f"distill.losses: {name} takes one pair of layers and got {len(loss.layers)}"
+            f"distill.losses: {name} takes one pair of layers and got {len(loss.layers)}; write a "
+            "term for each pair"
         )
+
+
+class ScaleDecoupled(ClassifierMaps):
+    """KL of the softened logits of each cell of each scale, averaged over all cells, times T^2.
+
+    A cell counts `complement_weight` times if the teacher is right about the cell and wrong about
+    the whole image, or the other way round.
+
+    Source: Wei et al. 2024 (SDD), arXiv:2403.13512, section 3, with the mean over cells of the
+    authors' code; of the losses that it can extend, this is `kd`.
+    """
+
+    loss_name = "sdd"
+    head_keys = ("weight", "bias")
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        student_head: str,
+        teacher_head: str,
+        temperature: float = 4.0,
+        scales: Sequence[int] = (1, 2, 4),
+        complement_weight: float = 2.0,
+    ) -> None:
+        super().__init__(layers, student_head, teacher_head)
+        check_positive("sdd", temperature=temperature, complement_weight=complement_weight)
+        is_list = isinstance(scales, Sequence) and len(scales) > 0 and scales[0] == 1
+        if not is_list or not all(is_count(side, 1) for side in scales):
+            raise UserError(
+                f"distill.losses: sdd.scales is {scales!r}; give cells along a side, whole numbers "
+                "that begin with 1, the whole image"
+            )
+        self.temperature, self.scales = temperature, tuple(scales)
+        self.complement_weight = complement_weight
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        student, teacher = self.get_sides(inputs)
+        logs = [torch.log_softmax(side / self.temperature, dim=-1) for side in (teacher, student)]
+        divergence = kl_per_example(*logs)
+        is_right = teacher.argmax(dim=-1) == inputs.target_classes().unsqueeze(1)
+        is_complement = (is_right != is_right[:, :1]).to(divergence.dtype)
+        weights = 1 + (self.complement_weight - 1) * is_complement
+        return self.temperature**2 * mean_valid((weights * divergence).mean(dim=1), inputs.mask)
+
+    def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return [B, cells, K] of all scales; a UserError if maps have too few cells."""
+        if min(maps.shape[2:]) < max(self.scales):
+            raise UserError(
+                f"distill.losses: sdd.scales {list(self.scales)} ask for more cells than maps of "
+                f"{tuple(maps.shape[2:])} have; leave the finer ones out"
+            )
+        cells = [pool_adaptive(maps, side, side).flatten(2) for side in self.scales]
+        return torch.cat(cells, dim=-1).transpose(1, 2) @ weight.T + bias
+
+
+class ReusedMaps(FeatureLoss):
+    """Mean squared gap of the student's projected maps and the teacher's, averaged to their size.
+
+    For a student of `model.name: simkd`, which predicts with the teacher's classifier; this is its
+    whole loss (`distill.alpha: 1`).
+
+    Args:
+      layers: the student's `projector`: the teacher's last maps, before their pooling.
+      teacher_head: the linear layer on their average, which the student reuses: `fc`.
+
+    Source: Chen et al. 2022 (SimKD), arXiv:2203.14001: one squared distance between features.
+    """
+
+    why_not_tokens = "reuses a classifier of images"
+
+    def __init__(self, layers: Mapping[str, str], teacher_head: str) -> None:
+        super().__init__(layers)
+        require_one_pair("simkd", self)
+        self.teacher_head = teacher_head
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """Return the maps, and the classifier's weights, so that its name is checked early."""
+        return (*super().teacher_layers(), f"{self.teacher_head}.weight")
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Raise a UserError for maps that cannot be compared or another network's classifier."""
+        ((path, teacher_path),) = self.layers.items()
+        mine, theirs = student_shapes[path], teacher_shapes[teacher_path]
+        head = teacher_shapes[f"{self.teacher_head}.weight"]
+        is_map = len(mine) == len(theirs) == 4
+        if not is_map or theirs[1] != head[-1]:
+            raise UserError(
+                f"distill.losses: simkd.teacher_head ({self.teacher_head}) takes {head[-1]} "
+                f"features and teacher layer {teacher_path!r} gives {tuple(theirs)}; name the maps "
+                "[B, C, H, W] whose average it takes"
+            )
+        if mine[1] != theirs[1]:
+            raise UserError(
+                f"distill.losses: simkd's student has model.args.width {mine[1]} and the teacher's "
+                f"classifier takes {theirs[1]}; set model.args.width to {theirs[1]}"
+            )
+        if mine[2] > theirs[2] or mine[3] > theirs[3]:
+            raise UserError(
+                f"distill.losses: simkd's student has maps of {mine[2]} x {mine[3]} and the "
+                f"teacher of {theirs[2]} x {theirs[3]}; set model.args.side to {theirs[3]}"
+            )
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        if student.shape != teacher.shape:
+            teacher = pool_adaptive(teacher, *student.shape[2:])
+        return compute_feature_mse(student, teacher, mask=inputs.mask)
+
+
+class ManyToOne(FeatureLoss):
+    """Squared gaps of the teacher's maps to each segment of the student's, summed over segments.
+
+    For a student of `model.norm_width`, whose widened maps have N times the teacher's channels:
+    segment n is channels n * C to (n + 1) * C. The larger map is reduced to the smaller by maxima
+    of whole windows. Mean over the elements of a segment; other terms are added as usual.
+
+    Args:
+      layers: `global_pool.norm_to_fc.expand` of the student: the teacher's last maps.
+
+    Source: Liu et al. 2023 (NORM), arXiv:2305.13803, sum and maxima as in its authors' code.
+    """
+
+    why_not_tokens = "widens maps of an image"
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        super().__init__(layers)
+        require_one_pair("norm", self)
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Raise a UserError unless the maps have a multiple of the teacher's channels."""
+        ((_, mine, theirs),) = self.pair_shapes(student_shapes, teacher_shapes)
+        is_map = len(mine) == len(theirs) == 4
+        if not is_map or mine[1] % theirs[1]:
+            raise UserError(
+                f"distill.losses: norm compares maps of a multiple of the teacher's channels and "
+                f"got {tuple(mine)} and {tuple(theirs)}; set model.norm_width to the channels of "
+                "the teacher's layer"
+            )
+        for first, second in zip(mine[2:], theirs[2:], strict=True):
+            if max(first, second) % min(first, second):
+                raise UserError(
+                    f"distill.losses: norm cannot reduce maps of {max(first, second)} positions to "
+                    f"{min(first, second)}; choose a teacher layer whose sides are multiples"
+                )
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        sides = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
+        student, teacher = (_reduce(side, sides) for side in (student, teacher))
+        segments = student.unflatten(1, (-1, teacher.shape[1]))
+        gaps = (segments - teacher.unsqueeze(1)).square().flatten(2).mean(dim=2)
+        return mean_valid(gaps.sum(dim=1), inputs.mask)
+
+
+def _reduce(maps: Tensor, sides: list[int]) -> Tensor:
+    """Reduce maps to these sides by maxima of windows."""
+    windows = [own // side for own, side in zip(maps.shape[2:], sides, strict=True)]
+    return maps if windows == [1, 1] else functional.max_pool2d(maps, windows)

@@ -1,22 +1,26 @@
-"""Contrastive representation distillation against a memory of the whole training split."""
+"""Losses against a memory of earlier examples: CRD, queue KL, ND."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from losses.base import LossInputs, Shapes
+from losses.base import LossInputs, RankMemory, Shapes
 from losses.factory import check_positive
+from losses.features.gaussians import get_vector, get_width, pool_shapes
 from losses.features.heads import require_one_pair
-from losses.features.hints import FeatureLoss
-from losses.memories import RankMemory
+from losses.features.hints import FeatureLoss, ProjectedLoss, create_projection, get_key
+from losses.label_free.embeddings import EmbeddingLoss
 from losses.noise import draw_words, get_noise_key
-from losses.reductions import Mask, mean_valid, unit_rows
+from losses.reductions import Mask, mean_valid, safe_sqrt, unit_rows, upcast
 from utils.errors import UserError
+
+# Logit of an empty entry of the queue: its share of a softmax is 0 in float32, without NaN.
+_EMPTY = -1e9
+MIN_NORM = 1e-12  # under the longer of two embeddings
 
 
 def compute_scores(embeddings: Tensor, memory_rows: Tensor, temperature: float) -> Tensor:
@@ -111,29 +115,28 @@ class CRD(RankMemory, FeatureLoss):
         path = next(iter(self.layers))
         student, teacher = (features.flatten(1) for features in self.get_pair(inputs, path))
         student, teacher = self.student_embedding(student), self.teacher_embedding(teacher)
-        indices = self._get_contrast_indices(inputs)
+        if inputs.contrast_indices is not None:
+            indices = inputs.contrast_indices.long()
+        else:
+            own = inputs.example_indices.long()
+            drawn = draw_words(own, get_noise_key(inputs), self.negatives) % self.num_examples
+            indices = torch.cat([own.unsqueeze(1), drawn], dim=1)
         scores = [
             self._score(student, self.teacher_memory, indices),
             self._score(teacher, self.student_memory, indices),
         ]
         self._remember(student, teacher, scores, inputs)
+        total = 0
         normalisers = self.student_normaliser, self.teacher_normaliser
-        return sum(map(partial(self._contrast, inputs.mask), scores, normalisers))
-
-    def _get_contrast_indices(self, inputs: LossInputs) -> Tensor:
-        if inputs.contrast_indices is not None:
-            return inputs.contrast_indices.long()
-        own = inputs.example_indices.long()
-        drawn = draw_words(own, get_noise_key(inputs), self.negatives) % self.num_examples
-        return torch.cat([own.unsqueeze(1), drawn], dim=1)
+        for side, normaliser in zip(scores, normalisers, strict=True):
+            ratios = side / torch.where(normaliser > 0, normaliser, torch.ones_like(normaliser))
+            value = compute_contrast(ratios, self.num_examples, eps=self.eps, mask=inputs.mask)
+            total = total + value
+        return total
 
     def _score(self, embeddings: Tensor, memory: Tensor, indices: Tensor) -> Tensor:
         rows = memory.index_select(0, indices.reshape(-1)).reshape(*indices.shape, -1)
         return compute_scores(embeddings, rows, self.contrast_temperature)
-
-    def _contrast(self, mask: Mask, scores: Tensor, normaliser: Tensor) -> Tensor:
-        divisor = torch.where(normaliser > 0, normaliser, torch.ones_like(normaliser))
-        return compute_contrast(scores / divisor, self.num_examples, eps=self.eps, mask=mask)
 
     @torch.no_grad()
     def _remember(
@@ -169,3 +172,189 @@ class UnitEmbedding(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Return [B, embed_dim] of unit length."""
         return unit_rows(self.linear(features))
+
+
+def compute_queue_kl(
+    student: Tensor,
+    teacher: Tensor,
+    queue: Tensor,
+    temperature: float,
+    *,
+    filled: Tensor | None = None,
+    mask: Mask = None,
+) -> Tensor:
+    """Compute KL(teacher || student) of the softmax of an embedding's cosines to a queue.
+
+    All embeddings have unit length.
+
+    Args:
+      student: [B, D]; receives the gradient.
+      teacher: [B, D]; constant here.
+      queue: [Q, D]: the teacher's embeddings of these and earlier examples.
+      temperature: > 0, divides the cosines; there is no factor T^2.
+      filled: bool [Q], entries that hold an embedding; None if all do.
+
+    Source: lightly-train's distillation v1 and v3 as their documentation describes them.
+    """
+    rows = queue.detach()
+    cosines = [upcast(student) @ rows.T, upcast(teacher.detach()) @ rows.T]
+    logits = [side / temperature for side in cosines]
+    if filled is not None:
+        logits = [torch.where(filled, side, torch.full_like(side, _EMPTY)) for side in logits]
+    student_logs, teacher_logs = (side.log_softmax(dim=-1) for side in logits)
+    divergence = teacher_logs.exp() * (teacher_logs - student_logs)
+    return mean_valid(divergence.sum(dim=-1), mask)
+
+
+def push_rows(queue: Tensor, rows: Tensor) -> Tensor:
+    """Put `rows` in front of the queue and drop as many of its oldest; the shape stays."""
+    return torch.cat([rows.to(queue.dtype), queue])[: queue.shape[0]]
+
+
+class TeacherQueue(RankMemory, nn.Module):
+    """The newest `size` embeddings of a teacher, and the loss against them.
+
+    Both buffers have a static size. In training, embeddings of a step enter before they are
+    compared, of all ranks in the order of the global batch: every rank holds the same, and the
+    number of ranks changes nothing.
+    """
+
+    def __init__(self, size: int, width: int, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.register_buffer("rows", torch.zeros(size, width))
+        self.register_buffer("filled", torch.zeros(size, dtype=torch.bool))
+
+    def forward(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
+        """Compute `compute_queue_kl` of vectors [B, width] of any length."""
+        student, teacher = unit_rows(student), unit_rows(teacher)
+        rows, filled = self.rows, self.filled
+        if self.training:
+            is_valid = torch.ones_like(teacher[:, :1]) if mask is None else mask[:, None]
+            new = self.gather(torch.cat([teacher, is_valid.to(teacher.dtype)], dim=1))
+            rows, filled = push_rows(rows, new[:, :-1]), push_rows(filled, new[:, -1] > 0)
+        value = compute_queue_kl(student, teacher, rows, self.temperature, filled=filled, mask=mask)
+        if self.training:
+            self.rows.copy_(rows)
+            self.filled.copy_(filled)
+        return value
+
+
+def check_queue(size: int, temperature: float) -> None:
+    check_positive("queue_kl", size=size, queue_temperature=temperature)
+    if not isinstance(size, int):
+        raise UserError(f"distill.losses: queue_kl.size is {size!r}; give a whole number")
+
+
+class QueueKL(FeatureLoss):
+    """`TeacherQueue` of one pair of layers, maps and tokens averaged over their positions.
+
+    If widths differ, a linear layer projects the student's embedding.
+    """
+
+    why_not_tokens = "keeps a queue of one embedding for each image"
+
+    def __init__(
+        self, layers: Mapping[str, str], size: int = 8192, queue_temperature: float = 0.07
+    ) -> None:
+        super().__init__(layers)
+        check_queue(size, queue_temperature)
+        require_one_pair("queue_kl", self)
+        self.size, self.queue_temperature = size, queue_temperature
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        ((path, *pair),) = self.pair_shapes(student_shapes, teacher_shapes)
+        own, width = map(get_width, pair)
+        projection = create_projection((1, own), (1, width), "auto")
+        if projection is not None:
+            self.projections[get_key(path)] = projection
+        self.memory = TeacherQueue(self.size, width, self.queue_temperature)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        path = next(iter(self.layers))
+        student, teacher = (get_vector(side) for side in self.get_raw_pair(inputs, path))
+        return self.memory(self.project(path, student), teacher, inputs.mask)
+
+
+class QueueTerm(EmbeddingLoss):
+    """`TeacherQueue` of pooled features; patches are averaged first."""
+
+    def __init__(self, size: int = 8192, queue_temperature: float = 0.07) -> None:
+        super().__init__()
+        check_queue(size, queue_temperature)
+        self.size, self.queue_temperature = size, queue_temperature
+
+    def build(self, width: int, patches: int) -> None:
+        self.memory = TeacherQueue(self.size, width, self.queue_temperature)
+
+    def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
+        return self.memory(get_vector(student), get_vector(teacher), mask)
+
+
+def compute_norm_and_direction(
+    student: Tensor, teacher: Tensor, directions: Tensor, *, mask: Mask = None
+) -> Tensor:
+    """Compute 1 - s e / max(|s|, |t|): the student turns to e and grows to the teacher's length.
+
+    The gradient flows through the student's length as well.
+
+    Args:
+      student, teacher: [B, D].
+      directions: [B, D] unit vectors e, the direction of each example's class.
+
+    Source: Wang et al. 2023 (KD++), arXiv:2305.17007, section 3, as in its authors' code.
+    """
+    norms = [safe_sqrt(side.square().sum(dim=-1)) for side in (student, teacher)]
+    longest = torch.maximum(*norms).clamp(min=MIN_NORM)
+    return mean_valid(1 - (student * directions).sum(dim=-1) / longest, mask)
+
+
+class NormAndDirection(RankMemory, ProjectedLoss):
+    """`compute_norm_and_direction` towards the teacher's mean embedding of each class.
+
+    KD++ is this with `kd`, DKD++ with `dkd`. The paper takes the means over the training set
+    beforehand; here they are those of all examples, of all ranks, that the loss has seen before the
+    step, sums in a buffer; for a class not seen yet the example's own teacher gives the direction.
+    Maps and tokens are averaged over positions first.
+    """
+
+    why_not_tokens = "keeps a mean embedding for each class, too many for a vocabulary"
+
+    def __init__(
+        self, layers: Mapping[str, str], num_classes: int, regressor: str = "auto"
+    ) -> None:
+        super().__init__(layers, regressor)
+        require_one_pair("nd", self)
+        check_positive("nd", num_classes=num_classes)
+        self.num_classes = num_classes
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Create a projection between the vectors, and the sums of the teacher's."""
+        super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
+        width = get_width(teacher_shapes[next(iter(self.layers.values()))])
+        self.register_buffer("sums", torch.zeros(self.num_classes, width))
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        (path,) = self.layers
+        student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, path))
+        if inputs.student_logits.shape[-1] > self.num_classes:
+            raise UserError(
+                f"distill.losses: nd.num_classes ({self.num_classes}) is less than the student's "
+                f"{inputs.student_logits.shape[-1]} classes; raise it"
+            )
+        classes = inputs.target_classes().long()
+        sums = self.sums.to(teacher.dtype)[classes]
+        is_seen = (sums != 0).any(dim=-1, keepdim=True)
+        directions = unit_rows(torch.where(is_seen, sums, teacher))
+        if torch.is_grad_enabled():
+            self.remember(teacher, classes, inputs.mask)
+        student = self.project(path, student)
+        return compute_norm_and_direction(student, teacher, directions, mask=inputs.mask)
+
+    @torch.no_grad()
+    def remember(self, teacher: Tensor, classes: Tensor, mask: Mask) -> None:
+        """Add embeddings [B, D], and those of the other ranks, to the sums of their classes."""
+        if mask is not None:
+            teacher = torch.where(mask.unsqueeze(1), teacher, torch.zeros_like(teacher))
+        rows = self.gather(teacher.to(self.sums.dtype))
+        self.sums.index_add_(0, self.gather(classes), rows)

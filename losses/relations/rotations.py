@@ -1,4 +1,4 @@
-"""Losses that also see each image turned: SSKD, with heads that match turned images to plain ones."""
+"""Losses that also see turned images: SSKD, with heads that match them to the plain ones."""
 
 from __future__ import annotations
 

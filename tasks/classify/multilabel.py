@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from big_vision.input.batches import RIGHT
 from big_vision.input.images.labelled import require_images
-from losses.tasks.classes import CLASS_LOSSES, create_class_loss
-from losses.tasks.yes_or_no import compute_bce
+from losses.tasks.classes import CLASS_LOSSES, compute_bce, create_class_loss
 from models.transforms import to_pixels
 from tasks.classify.check import ClassifyCheck
 from tasks.classify.counting import place_rows

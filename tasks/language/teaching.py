@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from big_vision.input.text.windows import TokenFacts
 from datasets import TokenBatch
-from losses.base import LossInputs
+from losses.base import LossInputs, SparseTeacher
 from losses.logits.ensembles import combine_answers
-from losses.sparse import SparseTeacher
 from losses.tasks.chunked import iterate_chunks
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from losses.base import LossInputs
+from losses.base import LossInputs, SparseTeacher
 from losses.logits.ensembles import combine_answers
-from losses.sparse import SparseTeacher
 from models.teachers.teacher import get_teacher_sections
 from tasks.classify.rotations import TURNS, split_turned
 from tasks.teachers.cache.manifest import count_stored

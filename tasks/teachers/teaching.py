@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from losses.memories import join_memories
+from losses.base import join_memories
 from losses.weighted import WeightedLoss
 from models.features import FeatureTap
 from models.patches.choice import patch_for

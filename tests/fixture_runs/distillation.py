@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses.base import Loss, LossInputs
+from losses.base import Loss, LossInputs, SparseTeacher
 from losses.factory import create_loss
-from losses.sparse import SparseTeacher
 from losses.table import LOSSES
 from losses.weighted import WeightedLoss
 from tests.fixture_runs.cases import Arrays, Case, Outcome, Result, get_inputs

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from losses.base import Loss, LossInputs, Turned
+from losses.base import Loss, LossInputs, SparseTeacher, Turned
 from losses.factory import create_loss
-from losses.sparse import SparseTeacher
 from losses.table import LOSSES
 
 CLASSES = 7

@@ -10,17 +10,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from losses.base import SparseTeacher, compute_dense_log_probs
 from losses.factory import create_loss
-from losses.features.hints import pool_adaptive
-from losses.features.projections import create_projection
+from losses.features.hints import create_projection, pool_adaptive
 from losses.logits.decoupled import compute_dkd_parts
 from losses.logits.kd import kd_kl_div
 from losses.logits.matching import compute_dist_parts
-from losses.logits.multilevel import compute_low_share
 from losses.noise import draw_uniform
 from losses.relations.contrastive import compute_scores
 from losses.relations.similarities import compute_kernel, compute_rkd_parts
-from losses.sparse import SparseTeacher, compute_dense_log_probs
+from losses.relations.views import compute_low_share
 from tests.losses.examples import create_example_loss, create_inputs
 
 

@@ -10,9 +10,8 @@ from threading import Barrier
 import pytest
 import torch
 
-from losses.base import LossInputs
+from losses.base import LossInputs, join_memories
 from losses.factory import create_loss
-from losses.memories import join_memories
 from losses.noise import draw_words
 
 EXAMPLES, WIDTH, BATCH = 40, 6, 8

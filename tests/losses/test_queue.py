@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from losses.base import LossInputs
+from losses.base import LossInputs, join_memories
 from losses.factory import create_loss
-from losses.memories import join_memories
 from losses.reductions import unit_rows
-from losses.relations.queues import push_rows
+from losses.relations.contrastive import push_rows
 from utils.errors import UserError
 
 WIDTH, SIZE = 5, 6

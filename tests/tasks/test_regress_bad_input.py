@@ -108,7 +108,7 @@ WRONG = [
     (("--data.global_batch_size=97",), "data.global_batch_size (97) exceeds the 96 examples",
      "lower it"),
     (("--data.order=sharded",), "data.order (sharded) needs files", "order=exact"),
-    (("--train.task_loss=mes",), "train.task_loss ('mes') is no loss of train.task=regress",
+    (("--train.task_loss=mes",), "unknown train.task_loss 'mes' for train.task=regress",
      "did you mean 'mse'"),
     (("--model=resnet18",), "model.name ('resnet18') takes no rows of numbers", "linear, mlp"),
     (("--model=mlp", "--model.args.widths=[0]"), "model.args.widths ([0])", "[64, 64]"),

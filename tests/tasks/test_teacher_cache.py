@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from losses.sparse import compute_dense_log_probs
+from losses.base import compute_dense_log_probs
 from tasks.teachers.cache.manifest import write_manifest
 from tasks.teachers.cache.reader import (
     INDICES,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from datasets import Batch
+from losses.base import SparseTeacher, compute_dense_log_probs
 from losses.logits.ensembles import combine_answers
-from losses.sparse import SparseTeacher, compute_dense_log_probs
 from tasks.teachers.cache.manifest import (
     choose_columns,
     get_file_name,
