@@ -22,8 +22,8 @@ from big_vision.input.batches import ImageBatch as ImageBatch
 from big_vision.input.batches import TokenBatch as TokenBatch
 from big_vision.input.batches import VectorBatch as VectorBatch
 from big_vision.input.order import ShardSpec
+from big_vision.input.selection import Choice, check_splits
 from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
-from big_vision.input.splits_check import Choice, check_splits
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.registry import Registry

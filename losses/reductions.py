@@ -23,7 +23,7 @@ def as_constant(values: Tensor) -> Tensor:
 
 
 def mean_valid(per_example: Tensor, mask: Mask = None) -> Tensor:
-    """Compute the mean of [B] values over the valid examples; 0 if there are none.
+    """Compute the mean of [B] values over the valid examples, or 0 without any.
 
     The divisor is this batch's own count. Training batches are always full, so the mean over
     ranks is the mean over the global batch.

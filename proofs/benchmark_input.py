@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from big_vision.input.tensorflow_setup import import_tensorflow
+from big_vision.tensorflow_setup import import_tensorflow
 from datasets import Position, create_loader
 from utils.config.data import DataSection
 from utils.errors import UserError

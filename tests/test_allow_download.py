@@ -79,7 +79,7 @@ def test_nothing_is_fetched_without_the_key_or_onto_a_bucket(tmp_path, capsys):
     assert ask(tmp_path) == 2
     assert "data.root" in get_error(capsys)
     assert ask(tmp_path, "--data.allow_download", "--data.root=memory://nowhere") == 2
-    assert "data.allow_download writes datasets on this machine's disk" in get_error(capsys)
+    assert "data.allow_download writes datasets to this machine's disk" in get_error(capsys)
     assert ask(tmp_path, "--data.allow_download", "--data.source=folder") == 2
     assert get_error(capsys).endswith(
         "needs data.source=tfds; set it or remove data.allow_download"

@@ -53,11 +53,11 @@ WRONG = {
     "missing root": ({"root": "/nowhere"}, r"data\.root \(/nowhere\) does not exist.*--data_path"),
     "no name": ({"name": ""}, r"data\.name is empty"),
     "unknown dataset": ({"name": "record"}, r"data\.name \(record\).*did you mean 'records'"),
-    "malformed name": ({"name": "a b"}, r"data\.name \(a b\) is no TFDS name"),
+    "malformed name": ({"name": "a b"}, r"data\.name \(a b\) is not a TFDS name"),
     "unknown version": ({"name": "records:2.0.0"}, r"holds no version 2\.0\.0; there: 1\.0\.0"),
     "unknown config": ({"name": "records/small"}, r"has no config 'small'"),
     "unknown split": ({"train_split": "trian"}, r"data\.train_split.*did you mean 'train'"),
-    "broken slice": ({"train_split": "train[a:b]"}, r"data\.train_split: 'a' is no boundary"),
+    "broken slice": ({"train_split": "train[a:b]"}, r"data\.train_split: 'a' is not a boundary"),
     "slice too far": ({"train_split": "train[:900]"}, r"lies outside the split \(203\)"),
     "empty split": ({"train_split": "train[7:7]"}, r"selects no example"),
     "unknown label": ({"label_key": "labels"}, r"data\.label_key.*did you mean 'label'"),
@@ -172,7 +172,7 @@ def test_a_root_on_a_store_is_read_through_the_file_layer(root):
         UserError, match=r"data\.root \(memory://none\) does not exist; set it with"
     ):
         describe_dataset(create_section("memory://none"))
-    with pytest.raises(UserError, match=r"is a URL, but images one by one .*prepare_dataset"):
+    with pytest.raises(UserError, match=r"is a URL, but single images .*prepare_dataset"):
         describe_dataset(create_section("memory://bucket", source="folder"))
 
 
@@ -242,7 +242,7 @@ def test_the_highest_version_is_taken(copy):
 
 def damage(path: Path, record: int) -> None:
     """Flip a bit in the data of a record, as a disk does; its checksum no longer fits."""
-    from big_vision.input.record_index import scan_records
+    from big_vision.input.index_cache import scan_records
 
     content = bytearray(path.read_bytes())
     content[int(scan_records(str(path))[record]) + 40] ^= 1
@@ -404,7 +404,7 @@ def test_what_a_folder_holds_beside_its_images_is_told(tmp_path, caplog):
     assert facts.num_examples["train"] == 6
     assert "shares 6 of its 6 examples" in caplog.records[0].getMessage()
     assert caplog.records[1].getMessage() == (
-        "split train: left out, as no images: 2 .tiff, 2 .txt, 2 folder"
+        "split train: left out, as they are not images: 2 .tiff, 2 .txt, 2 folder"
     )
 
 
@@ -415,7 +415,7 @@ def test_synthetic_data_is_described_in_its_name(tmp_path):
 
 
 def test_a_changed_file_is_indexed_again(copy):
-    from big_vision.input.record_index import load_record_index
+    from big_vision.input.index_cache import load_record_index
 
     path = get_files(copy)[0]
     before = load_record_index([str(path)])[0]
@@ -427,8 +427,7 @@ def test_a_changed_file_is_indexed_again(copy):
 
 
 def test_the_index_cache_lies_outside_the_dataset_and_a_damaged_entry_is_made_again(copy, tmp_path):
-    from big_vision.input.index_cache import get_cache_directory
-    from big_vision.input.record_index import load_record_index
+    from big_vision.input.index_cache import get_cache_directory, load_record_index
 
     files = set((copy / "records" / "1.0.0").iterdir())
     paths = [str(p) for p in get_files(copy)]

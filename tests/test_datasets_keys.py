@@ -114,7 +114,7 @@ def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, or
     config = create_odd(root, train_pp=text, eval_pp=text, order=order)
     words = (
         r"record (\d) cannot be read \(kind/\1\.png: it is a PNG, but "
-        rf"{op}_inception_crop of data\.{{}}_pp reads JPEGs alone\); write "
+        rf"{op}_inception_crop of data\.{{}}_pp reads only JPEGs\); write "
         r"decode\|inception_crop\(6, area_min=8\) instead$"
     )
     with pytest.raises(UserError, match=words.format("train")):
@@ -131,7 +131,7 @@ def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, or
     [
         (5, r"\(kind/5\.png: .*PNG.*\); restore the file, or let a few bad records pass"),
         (7, r"\(kind/7\.png: it is empty\); restore the file"),
-        (9, r"\(kind/9\.png: it is a TIFF, which decode does not know; .*\); convert the file"),
+        (9, r"\(kind/9\.png: it is a TIFF, which decode does not support; .*\); convert the file"),
     ],
 )
 def test_what_is_wrong_with_a_picture_is_told_with_its_file_name(root, number, reason):

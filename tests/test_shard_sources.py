@@ -254,8 +254,8 @@ WRONG_TARS = {
     "some labels": r"holds 19 examples without a label cls, the first is 0000; add it",
     "no image": r"data\.image_key: .*bad-0\.tar holds no image .* among txt; name the image's",
     "words": r"data\.label_key \(label\): .*bad-0\.tar, a has the label 'thre', .*no class; known",
-    "json": r"data\.label_key: .*bad-0\.tar, a\.json is no JSON",
-    "compressed": r"bad-0\.tar\.gz is compressed, .* can be reached without.*unpack it",
+    "json": r"data\.label_key: .*bad-0\.tar, a\.json is not JSON",
+    "compressed": r"bad-0\.tar\.gz is compressed, .* can.* read without.*unpack it",
     "renamed": r"bad-0\.tar is no uncompressed tar .*copy or write it again",
     "cut": r"bad-0\.tar is cut short .*copy or write it again",
     "cut between": r"bad-0\.tar is cut short .*copy or write it again",
@@ -326,12 +326,12 @@ WRONG_ARROW = {
     "missing": r"data\.root: .*\.arrow is missing; copy the dataset again",
     "splits": r"dataset_dict\.json lists no splits; copy or write",
     "state": r"train/None is missing; copy the dataset again",
-    "list": r"dataset_dict\.json is no description of a dataset; copy or write",
-    "paths": r"data\.image_key \(image\): 20 rows hold no image, .*save_to_disk",
+    "list": r"dataset_dict\.json is not a description of a dataset; copy or write",
+    "paths": r"data\.image_key \(image\): 20 rows have no image, .*save_to_disk",
     "no label": r"data\.label_key \(label\): 20 rows have none; leave them out",
-    "parquet": r"holds Parquet, whose rows .*load_dataset and write it with its save_to_disk",
-    "above": r"is the directory above; name one with data\.name: saved",
-    "nothing": r"is no dataset in Arrow, .*neither dataset_dict\.json nor state\.json",
+    "parquet": r"holds Parquet, .*load_dataset and write it with its save_to_disk",
+    "above": r"is the parent directory; set data\.name to one of saved",
+    "nothing": r"is not a dataset in Arrow, .*neither dataset_dict\.json nor state\.json",
 }
 
 

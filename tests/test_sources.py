@@ -201,7 +201,7 @@ def test_a_run_trains_on_a_source_that_a_test_registered(rows, tmp_path, capsys)
 def test_a_source_without_images_is_no_food_for_classification(rows, tmp_path, capsys):
     assert main.main(create_argv(tmp_path, "--data.source=line")) == EXIT_USER_ERROR
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "data.source (line) gives no labelled images" in error
+    assert "data.source (line) has no labelled images" in error
 
 
 @pytest.mark.parametrize(

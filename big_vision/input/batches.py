@@ -1,4 +1,4 @@
-"""What travels from a reader to a task: `Batch` and its kinds, plain dataclasses of tensors."""
+"""Defines what a reader passes to a task: `Batch` and its kinds, plain dataclasses of tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-# Among the draws of images with several right labels: float32 [B, K], 1 for each of them.
+# Key among the draws of images with several right labels: float32 [B, K], 1 for each of them.
 RIGHT = "right"
 
 
@@ -17,16 +17,16 @@ RIGHT = "right"
 class Batch:
     """One rank's part of a global batch, or a micro-batch of it; a kind of batch adds its tensors.
 
-    Every tensor of a kind has the examples in its first axis, alone or in a mapping. What is to
-    travel with a batch is put in by `dataclasses.replace`.
+    Every tensor of a kind has the examples in its first axis, alone or in a mapping. Use
+    `dataclasses.replace` to add what should travel with a batch.
 
     Attributes:
       mask: [B] bool, False on padding.
       indices: [B] int64, the example's index in the split whatever the order; -1 on padding.
       ids: names of the examples with data.return_id; empty on padding.
       draws: [B, ...] tensors that were drawn or looked up for each example.
-      values: tensors of the step as a whole, of any shape; never split, alike on all devices.
-      is_last: whether this is the last micro-batch of its optimizer step.
+      values: tensors of the step as a whole, of any shape; never split, equal on all devices.
+      is_last: True for the last micro-batch of its optimizer step.
     """
 
     mask: Tensor
@@ -37,49 +37,48 @@ class Batch:
     is_last: bool = True
 
     def __len__(self) -> int:
-        """Examples, padding included."""
+        """Return the number of examples, padding included."""
         return len(self.mask)
 
     def get_tensors(self) -> dict[str, Tensor]:
-        """What a kind of batch holds of every example, mask and indices among it, by name."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        """Return the tensors of all examples by name, mask and indices among them."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
     def map(
         self, fn: Callable[[Tensor], Tensor], of_step: Callable[[Tensor], Tensor] | None = None
     ) -> Self:
-        """The batch with `fn` applied to every tensor of examples: the way to a device.
+        """Apply `fn` to every tensor of examples, such as the copy to a device.
 
         Args:
-          of_step: what is applied to `values`; none: they stay as they are.
+          of_step: applied to `values`; None leaves them unchanged.
         """
         changed = {
-            one.name: _apply(fn, getattr(self, one.name))
-            for one in fields(self)
-            if one.name != "values"
+            item.name: _apply(fn, getattr(self, item.name))
+            for item in fields(self)
+            if item.name != "values"
         }
         if of_step is not None:
             changed["values"] = _apply(of_step, self.values)
         return replace(self, **changed)
 
     def append(self, other: Self) -> Self:
-        """The examples of both, in that order; values of the step are this batch's."""
-        theirs = {one.name: getattr(other, one.name) for one in fields(other)}
+        """Append the examples of another batch; values of the step are this batch's."""
         changed = {
-            name: _join(getattr(self, name), value)
-            for name, value in theirs.items()
-            if name != "values"
+            item.name: _join(getattr(self, item.name), getattr(other, item.name))
+            for item in fields(other)
+            if item.name != "values"
         }
         return replace(self, **changed)
 
     def split(self, parts: int, blocks: int = 1) -> list[Self]:
-        """Micro-batches of equal size; each takes its share of every block.
+        """Split into micro-batches of equal size; each takes its share of every block.
 
         Args:
-          blocks: contiguous parts of the batch that lie on different devices; examples would move
-            between devices if a micro-batch were not cut out of each of them.
+          blocks: contiguous parts of the batch on different devices; a micro-batch is cut out of
+            each of them, so that no example moves between devices.
 
-        The examples must divide: `job.check.check_split` has refused a batch that does not.
+        The examples must divide: `job.check.check_split` refuses a batch that does not.
         """
         size, rest = divmod(len(self), parts * blocks)
         assert not rest, f"{len(self)} examples for {parts} parts of {blocks} blocks"
@@ -101,7 +100,7 @@ class ImageBatch(Batch):
 
     Attributes:
       images: [B, H, W, C] uint8.
-      labels: [B] int32; 0 on padding. Of several right ones the first by number.
+      labels: [B] int32; 0 on padding; the lowest of several right ones.
     """
 
     images: Tensor
@@ -113,7 +112,7 @@ class TokenBatch(Batch):
     """Windows of a text.
 
     Attributes:
-      tokens: [B, T + 1] int32: T inputs and, one place later, what follows each of them.
+      tokens: [B, T + 1] int32: T inputs and, one position later, the token after each of them.
     """
 
     tokens: Tensor
@@ -133,7 +132,7 @@ class VectorBatch(Batch):
 
 
 def _apply(fn: Callable[[Tensor], Tensor], value: object) -> object:
-    """A field with `fn` applied to its tensors; what holds none stays."""
+    """Apply `fn` to the tensors of a field."""
     if isinstance(value, Tensor):
         return fn(value)
     if isinstance(value, Mapping):
@@ -142,7 +141,7 @@ def _apply(fn: Callable[[Tensor], Tensor], value: object) -> object:
 
 
 def _join(mine: object, theirs: object) -> object:
-    """A field of two batches: tensors and names of examples one after the other."""
+    """Concatenate a field of two batches: tensors and names of examples."""
     if isinstance(mine, Tensor):
         return torch.cat([mine, theirs])
     if isinstance(mine, Mapping):
@@ -151,7 +150,7 @@ def _join(mine: object, theirs: object) -> object:
 
 
 def _cut(tensor: Tensor, part: int, size: int, blocks: int) -> Tensor:
-    """Examples part * size and following of each block."""
+    """Return examples part * size and following of each block."""
     in_blocks = tensor.reshape(blocks, -1, *tensor.shape[1:])
     return in_blocks[:, part * size : (part + 1) * size].reshape(-1, *tensor.shape[1:])
 

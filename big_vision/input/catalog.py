@@ -1,4 +1,4 @@
-"""What a dataset on disk holds, read from its metadata alone: no TensorFlow needed."""
+"""Reads the metadata of a dataset on disk, without TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import numpy as np
 
-from big_vision.input.record_index import scan_records
+from big_vision.input.index_cache import scan_records
 from big_vision.input.selection import ImageSelection
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
@@ -56,12 +56,11 @@ class RecordSelection(ImageSelection):
 
     @property
     def files_hash(self) -> str:
-        """What tells these files from others, wherever the root lies."""
         lines = (f"{PurePath(s.path).name} {s.first} {s.count}" for s in self.segments)
         return hash_files(lines, self.mean_record_bytes)
 
     def count_common(self, other: RecordSelection) -> int:
-        """Records of the same files."""
+        """Count the records of the same files."""
         by_path = defaultdict(list)
         for segment in self.segments:
             by_path[segment.path].append(segment)
@@ -73,7 +72,7 @@ class RecordSelection(ImageSelection):
 
 
 def hash_files(lines: Iterable[str], mean_record_bytes: float) -> str:
-    """16 hex digits of what lies below a root."""
+    """Return 16 hex digits that identify the files below a root."""
     text = "\n".join([f"{mean_record_bytes:.6f}", *lines])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -97,7 +96,7 @@ class TfdsCatalog:
     features: dict[str, Any]
 
     def select(self, expression: str, label_key: str, key: str) -> RecordSelection:
-        """The records of a split expression; every file that they need exists."""
+        """Select the records of a split expression, all of whose files must exist."""
         lengths = {name: split.lengths for name, split in self.splits.items()}
         segments: list[Segment] = []
         num_bytes = 0.0
@@ -105,22 +104,18 @@ class TfdsCatalog:
         for part in ranges:
             split = self.splits[part.name]
             pieces = cut_files(split.paths, split.lengths, part.start, part.stop)
-            found = [Segment(path, first, last - first) for path, first, last in pieces]
-            segments += found
-            share = sum(s.count for s in found) / max(1, sum(split.lengths))
+            part_segments = [Segment(path, first, last - first) for path, first, last in pieces]
+            segments += part_segments
+            share = sum(s.count for s in part_segments) / max(1, sum(split.lengths))
             num_bytes += split.num_bytes * share
-        there = set(list_directory(self.directory))
+        names = set(list_directory(self.directory))
         for path in dict.fromkeys(s.path for s in segments):
-            if PurePath(path).name not in there:
-                raise UserError(
-                    f"data.root: the dataset in {self.directory} is half-written, {path} is "
-                    "missing; prepare or copy it again"
-                )
+            if PurePath(path).name not in names:
+                raise _create_incomplete_error(self.directory, f"{path} is missing")
         self._check_sizes(dict.fromkeys(part.name for part in ranges))
-        num_examples = sum(s.count for s in segments)
         num_classes, class_names, several_labels = self._get_classes(label_key)
         return RecordSelection(
-            num_examples=num_examples,
+            num_examples=sum(s.count for s in segments),
             version=PurePath(self.directory).name,
             num_classes=num_classes,
             class_names=class_names,
@@ -128,17 +123,14 @@ class TfdsCatalog:
             directory=self.directory,
             file_format=self.file_format,
             segments=tuple(segments),
-            mean_record_bytes=num_bytes / num_examples,
+            mean_record_bytes=num_bytes / sum(s.count for s in segments),
         )
 
     def _check_sizes(self, names: Iterable[str]) -> None:
-        """Refuse a TFRecord file that is cut short, where a split has less than its metadata says.
+        """Raise a UserError naming a truncated TFRecord file, if a split is too small on disk.
 
-        TFDS counts the bytes of the records, which is less than the files have. A look at sizes
-        costs nothing; on an object store, where it would, a run finds out when it starts.
-
-        Raises:
-          UserError: names the file that is cut short.
+        The metadata counts the bytes of the records, which is less than the files have. Sizes cost
+        nothing on a local disk; on an object store the run finds out when it starts.
         """
         if self.file_format != "tfrecord" or is_remote(self.directory):
             return
@@ -147,23 +139,23 @@ class TfdsCatalog:
                 continue
             held = sum(map(os.path.getsize, split.paths))
             for path in split.paths if held < split.num_bytes else ():
-                scan_records(path)  # raises where it ends within a record
+                scan_records(path)  # raises if it ends within a record
 
     def get_image_sides(self, image_key: str) -> tuple[int | None, ...] | None:
-        """(H, W, C) of the encoded images, None for a side that varies; none: they are no files.
+        """Return (H, W, C) of encoded images, None for a varying side; None if they are no files.
 
         Raises:
-          UserError: there is no such feature.
+          UserError: unknown feature.
         """
         image = self._find_feature(image_key, "data.image_key").get("image")
         if image is None:
             return None
         sides = [int(side) for side in image.get("shape", {}).get("dimensions", [])]
-        # -1 stands for a side that varies, no sides at all for an image of any shape.
+        # -1 is a side that varies; no sides at all are an image of any shape.
         return tuple(side if side > 0 else None for side in sides) or (None, None, None)
 
     def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None, bool]:
-        """How many, their names, and whether an example has a list of them."""
+        """Return the number of classes, their names, and whether an example has several labels."""
         if not label_key:
             return 1, None, False
         feature = self._find_feature(label_key, "data.label_key")
@@ -176,7 +168,7 @@ class TfdsCatalog:
         return int(label["numClasses"]), names, inner is not None
 
     def _find_feature(self, name: str, key: str) -> dict[str, Any]:
-        """A feature's metadata; `a/b` is feature b of the group a."""
+        """Return a feature's metadata; `a/b` is feature b of the group a."""
         known = dict(_flatten(self.features))
         if name in known:
             return known[name]
@@ -200,16 +192,16 @@ def _flatten(features: dict[str, Any], group: str = "") -> Iterator[tuple[str, d
 def load_tfds_catalog(root: str, name: str) -> TfdsCatalog:
     """Find `name`, `name/config` or `name:version` below `root` and read its metadata.
 
-    Without a version the highest one is taken. `root` may also be the version's directory itself.
+    Without a version, take the highest one. `root` may also be the version's directory itself.
 
     Raises:
-      UserError: whatever of it is missing, broken or cannot be read.
+      UserError: something is missing, broken or unreadable.
     """
-    place = open_root(root)
+    path_or_url = open_root(root)
     try:
-        return _load_catalog(place, name)
+        return _load_catalog(path_or_url, name)
     except StorageError as error:
-        raise UserError(f"data.root: {error}; look at the network and try again") from error
+        raise UserError(f"data.root: {error}; check the network and try again") from error
 
 
 def _load_catalog(root: str, name: str) -> TfdsCatalog:
@@ -228,29 +220,26 @@ def _load_catalog(root: str, name: str) -> TfdsCatalog:
         )
         splits[split["name"]] = StoredSplit(paths, lengths, int(split.get("numBytes", 0)))
     if not splits:
-        raise UserError(
-            f"data.root: the dataset in {directory} is half-written, its dataset_info.json lists "
-            "no split; prepare or copy it again"
-        )
+        raise _create_incomplete_error(directory, "its dataset_info.json lists no split")
     features = features.get("featuresDict", {}).get("features", {})
     return TfdsCatalog(directory, file_format, splits, features)
 
 
 def join_path(*parts: str) -> str:
-    """Parts of a local path or object-store URL with single slashes between them."""
+    """Join parts of a local path or object-store URL with single slashes."""
     return "/".join([parts[0].rstrip("/"), *(p.strip("/") for p in parts[1:])])
 
 
 def list_directory(path: str) -> list[str]:
-    """Sorted names in a directory; empty if there is none."""
+    """Return sorted names in a directory; empty if it does not exist."""
     return open_folder(path).list_names()
 
 
 def open_root(root: str) -> str:
-    """data.root as paths are made of it: a URL as it is, else a path without `~` or `$HOME`.
+    """Return data.root without `~` and `$HOME`, or as it is if it is a URL.
 
     Raises:
-      UserError: it is empty, not there, or its store does not answer.
+      UserError: it is empty, does not exist, or its store does not respond.
     """
     if not root:
         raise UserError(f"data.root is empty; name the directory of the data with {ROOT_FLAGS}")
@@ -262,8 +251,28 @@ def open_root(root: str) -> str:
     return root.rstrip("/") if is_remote(root) else str(to_path(root))
 
 
+def open_local_root(root: str, reading: str, way_out: str) -> Path:
+    """Return data.root as a local directory; errors as in `open_root`, and for a URL.
+
+    Args:
+      reading: why it must be local, for the error, as `tars are read at offsets`.
+    """
+    if is_remote(root):
+        raise UserError(
+            f"data.root ({root}) is a URL, but {reading} in local folders only; {way_out}"
+        )
+    return to_path(open_root(root))
+
+
+def _create_incomplete_error(directory: str, problem: str) -> UserError:
+    return UserError(
+        f"data.root: the dataset in {directory} is half-written, {problem}; prepare or copy it "
+        "again"
+    )
+
+
 def _read_text(directory: str, name: str) -> str | None:
-    """A small file of a dataset; none if it is not there."""
+    """Return a small file of a dataset; None if it does not exist."""
     try:
         return open_folder(directory).read_text(name)
     except FileNotFoundError:
@@ -271,7 +280,7 @@ def _read_text(directory: str, name: str) -> str | None:
 
 
 def _read_json(directory: str, name: str) -> dict[str, Any]:
-    """A metadata file; an error that names it if it is missing or broken off."""
+    """Read a metadata file; an error names it if it is missing or truncated."""
     text = _read_text(directory, name)
     problem = "missing"
     if text is not None:
@@ -279,14 +288,11 @@ def _read_json(directory: str, name: str) -> dict[str, Any]:
             return json.loads(text)
         except ValueError:
             problem = "broken off"
-    raise UserError(
-        f"data.root: the dataset in {directory} is half-written, {name} is {problem}; prepare or "
-        "copy it again"
-    )
+    raise _create_incomplete_error(directory, f"{name} is {problem}")
 
 
 def _find_version(root: str, name: str) -> str:
-    """The directory of a dataset's version: the one that holds dataset_info.json."""
+    """Return the directory of a dataset's version: the one with dataset_info.json."""
     if not name:
         if "dataset_info.json" in list_directory(root):
             return root
@@ -294,7 +300,7 @@ def _find_version(root: str, name: str) -> str:
     match = _NAME.match(name)
     if match is None:
         raise UserError(
-            f"data.name ({name}) is no TFDS name; write name, name/config or name:1.0.0"
+            f"data.name ({name}) is not a TFDS name; write name, name/config or name:1.0.0"
         )
     datasets = list_directory(root)
     if match["name"] not in datasets and root.rpartition("/")[2] == match["name"]:
@@ -341,15 +347,12 @@ def _pick_version(base: str, name: str, wanted: str | None) -> str:
     version = max(fitting, key=lambda v: tuple(int(n) for n in v.split(".")))
     directory = join_path(base, version)
     if "dataset_info.json" not in list_directory(directory):
-        raise UserError(
-            f"data.root: the dataset in {directory} is half-written, dataset_info.json is "
-            "missing; prepare or copy it again"
-        )
+        raise _create_incomplete_error(directory, "dataset_info.json is missing")
     return directory
 
 
 def _fill(template: str, dataset: str, split: str, file_format: str, i: int, n: int) -> str:
-    """A file's name from TFDS's template."""
+    """Fill in TFDS's template of a file's name."""
     fields = {
         "DATASET": dataset,
         "SPLIT": split,
@@ -364,7 +367,7 @@ def _fill(template: str, dataset: str, split: str, file_format: str, i: int, n: 
 def cut_files(
     paths: Sequence[P], lengths: Sequence[int], start: int, stop: int
 ) -> list[tuple[P, int, int]]:
-    """The files that hold a split's examples [start, stop), and which of their own: [a, b)."""
+    """Return the files of a split's examples [start, stop), with the range [a, b) in each."""
     pieces, begin = [], 0
     for path, length in zip(paths, lengths, strict=True):
         first, last = max(start, begin), min(stop, begin + length)

@@ -1,4 +1,4 @@
-"""What is wrong with an example that cannot be read, in words of its own and not TensorFlow's."""
+"""Explains why an example cannot be read, without TensorFlow's wording."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from big_vision.pp.builder import parse_section, split_sections
 from utils.errors import UserError
 
-# How files of each kind begin.
+# First bytes of files of each kind.
 _BEGINNINGS = {
     "JPEG": (b"\xff\xd8",),
     "PNG": (b"\x89PNG",),
@@ -20,7 +20,7 @@ _DECODABLE = ("JPEG", "PNG", "GIF", "BMP", "WebP")
 _JPEG_OPS = ("decode_jpeg_and_inception_crop", "decode_jpeg_scaled_and_inception_crop")
 _FILE_WORDS = ("file", "path")
 _REASON_CHARS = 200
-# What TensorFlow wraps around the reason: graph nodes, op names, where the error was counted.
+# TensorFlow's wrapping of the reason: graph nodes, op names, where the error was counted.
 _NOISE = re.compile(
     r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]|name: *$|Error in user-defined function.*?:|"
     r"\d+ root error\(s\) found\.|\(\d+\) \w+( \w+)?:|\d+ (successful|derived) .*$|"
@@ -33,11 +33,11 @@ _NOISE = re.compile(
 def create_record_error(
     record: str, error: Exception, raw: dict[str, Any] | None, spec: tuple[str, str]
 ) -> UserError:
-    """The error that names a record which cannot be read, why, and the way out.
+    """Create the error that names an unreadable record, the reason, and the way out.
 
     Args:
-      record: its file and place.
-      raw: its features as they are stored; none: even these cannot be read.
+      record: its file and position.
+      raw: its features as they are stored; None if even these cannot be read.
       spec: the preprocessing string's key and text.
     """
     key, text = spec
@@ -45,56 +45,56 @@ def create_record_error(
     if raw is None:
         return UserError(f"{record} cannot be read ({get_reason(error)}); {restore}")
     image = _get_bytes(raw.get("image"))
-    found = None if image is None else find_format(image)
+    image_format = None if image is None else find_format(image)
     name = _find_file_name(raw)
     jpeg_ops = [s.text for s in split_sections(text) if parse_section(s).name in _JPEG_OPS]
-    if jpeg_ops and found in _DECODABLE and found != "JPEG":
+    if jpeg_ops and image_format in _DECODABLE and image_format != "JPEG":
         op = jpeg_ops[0].partition("(")[0].strip()
         general = jpeg_ops[0].replace(op, "decode|inception_crop")
         return UserError(
-            f"{record} cannot be read ({name}it is a {found}, but {op} of {key} reads JPEGs "
-            f"alone); write {general} instead"
+            f"{record} cannot be read ({name}it is a {image_format}, but {op} of {key} reads only "
+            f"JPEGs); write {general} instead"
         )
-    if found is not None and found not in _DECODABLE:
+    if image_format is not None and image_format not in _DECODABLE:
         return UserError(
-            f"{record} cannot be read ({name}it is a {found}, which decode does not know; it knows "
-            f"{', '.join(_DECODABLE)}); convert the file, or leave it out"
+            f"{record} cannot be read ({name}it is a {image_format}, which decode does not "
+            f"support; it reads {', '.join(_DECODABLE)}); convert the file, or leave it out"
         )
     reason = get_reason(error)
-    if image is not None and found is None:
+    if image is not None and image_format is None:
         reason = f"{len(image)} bytes that are no image; {reason}" if image else "it is empty"
-    place = get_place(error)
-    if place and not place.startswith("decode"):
+    op = get_failed_op(error)
+    if op and not op.startswith("decode"):
         restore = f"change {key}, or let a few such records pass with data.skip_corrupt"
-        reason = f"{key} fails in {place}: {reason}"
+        reason = f"{key} fails in {op}: {reason}"
     return UserError(f"{record} cannot be read ({name}{reason}); {restore}")
 
 
 def create_string_error(pp_key: str, error: Exception) -> UserError:
-    """The error of a string that cannot run on any of the dataset's examples."""
-    place = get_place(error)
+    """Create the error of a string that cannot run on any of the dataset's examples."""
+    op = get_failed_op(error)
     if isinstance(error, KeyError):
         return UserError(
-            f"{pp_key} cannot run {place}: the example has no {error} there; the image is 'image' "
+            f"{pp_key} cannot run {op}: the example has no {error} there; the image is 'image' "
             "under any data.image_key, other features keep their names"
         )
-    if "of type string" in place and not place.startswith("decode"):
+    if "of type string" in op and not op.startswith("decode"):
         return UserError(
-            f"{pp_key} cannot run {place}: it is still encoded; begin the string with decode"
+            f"{pp_key} cannot run {op}: it is still encoded; begin the string with decode"
         )
     way_out = "correct the string"
-    if re.search(r"of type uint8 and shape \(\w+, \w+\)", place):
+    if re.search(r"of type uint8 and shape \(\w+, \w+\)", op):
         way_out = "give it a channel first, with reshape((height, width, 1))"
-    return UserError(f"{pp_key} cannot run {place}: {get_reason(error)}; {way_out}")
+    return UserError(f"{pp_key} cannot run {op}: {get_reason(error)}; {way_out}")
 
 
-def get_place(error: BaseException) -> str:
-    """The op in which an error arose, as `get_preprocess_fn` notes it; empty: none."""
+def get_failed_op(error: BaseException) -> str:
+    """Return the op that raised an error, as `get_preprocess_fn` notes it; empty if not noted."""
     return next(iter(getattr(error, "__notes__", ())), "")
 
 
 def find_format(image: bytes) -> str | None:
-    """The kind of an encoded image by its first bytes; none: no known one."""
+    """Return the format of an encoded image by its first bytes; None if unknown."""
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "WebP"
     for name, beginnings in _BEGINNINGS.items():
@@ -104,23 +104,23 @@ def find_format(image: bytes) -> str | None:
 
 
 def get_reason(error: BaseException) -> str:
-    """What TensorFlow or a file system says, in one line, without the names of graph nodes."""
+    """Return the message of TensorFlow or a file system in one line, without graph nodes."""
     if "Dataset was empty" in str(error):
         return "the file ends before it"
     if "No such file or directory" in str(error):
-        # The path, which may be longer than a line, is the record's.
+        # The path, which may be longer than a line, is in the record's name.
         return "No such file or directory"
     text = " ".join(_NOISE.sub(" ", str(error)).split()).strip(" :;")
     return text[:_REASON_CHARS] or type(error).__name__
 
 
 def _get_bytes(value: Any) -> bytes | None:
-    found = value.numpy() if hasattr(value, "numpy") else value
-    return found if isinstance(found, bytes) else None
+    content = value.numpy() if hasattr(value, "numpy") else value
+    return content if isinstance(content, bytes) else None
 
 
 def _find_file_name(raw: dict[str, Any]) -> str:
-    """`cat/1.jpg: ` if a feature tells where the example came from, else nothing."""
+    """Return `cat/1.jpg: ` if a feature holds the example's file name, else nothing."""
     for key, value in raw.items():
         if any(word in key for word in _FILE_WORDS):
             text = _get_bytes(value)

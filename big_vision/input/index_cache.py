@@ -1,20 +1,22 @@
-"""Arrays that say where things lie in files: made once, kept outside the data.
+"""Indexes of files, built once and cached outside the data.
 
-An entry belongs to names, sizes and times of change, so a file that has changed is looked through
-again. One process does so, others of the same machine wait for it.
-"""
+An entry depends on names, sizes and times of change, so a changed file is scanned again. One
+process does so, others of the same machine wait for it."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import fsspec
 import numpy as np
+from tqdm import tqdm
 
+from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage.locks import lock_file
 from utils.storage.places import get_user_cache, is_remote
@@ -23,20 +25,20 @@ Arrays = dict[str, np.ndarray]
 
 
 def get_cache_directory() -> Path:
-    """Where indexes are kept: a folder of the user's cache."""
+    """Return the folder of indexes in the user's cache."""
     return get_user_cache("vision_input", "record_index")
 
 
 def get_entry(key: str) -> Path:
-    """The file of the cache that belongs to a key, without an ending."""
+    """Return the cache file of a key, without a suffix."""
     return get_cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def load_index(paths: Sequence[str], scan: Callable[[], Arrays], *words: str) -> Arrays:
-    """What `scan` gives of the files, from the cache or by a call that fills it.
+    """Return the arrays of `scan`, from the cache if possible.
 
     Args:
-      words: what else the arrays follow from.
+      words: what else the arrays depend on.
     """
     key = [_get_signature(path) for path in paths]
     entry = get_entry(repr([*key, *words])).with_suffix(".npz")
@@ -77,7 +79,7 @@ def take_turn(entry: Path) -> Iterator[None]:
 
 
 def _read_entry(entry: Path) -> Arrays | None:
-    """The cached arrays; None if there are none or the entry is damaged."""
+    """Return the cached arrays; None if they are missing or damaged."""
     try:
         with np.load(entry) as arrays:
             return dict(arrays)
@@ -96,3 +98,41 @@ def _write_entry(entry: Path, arrays: Arrays) -> None:
         temporary.replace(entry)
     except OSError as error:
         get_logger().warning("record index is not cached: %s", error)
+
+
+_HEADER = struct.Struct("<Q")
+_FRAME_BYTES = 16
+
+
+def load_record_index(paths: Sequence[str], *, show_progress: bool = True) -> list[np.ndarray]:
+    """Return the byte offsets of all records, one [records] int64 array for each file."""
+
+    def scan() -> Arrays:
+        silent = None if show_progress else True
+        bar = tqdm(paths, desc="index records", unit="file", disable=silent)
+        offsets = [scan_records(path) for path in bar]
+        counts = np.array([len(o) for o in offsets], np.int64)
+        return {"offsets": np.concatenate(offsets), "counts": counts}
+
+    arrays = load_index(paths, scan)
+    return np.split(arrays["offsets"], np.cumsum(arrays["counts"])[:-1])
+
+
+def scan_records(path: str) -> np.ndarray:
+    """Return [records] int64: the byte offset of each record of a TFRecord file."""
+    offsets: list[int] = []
+    with fsspec.open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        position = 0
+        while position < size:
+            offsets.append(position)
+            file.seek(position)
+            header = file.read(_HEADER.size)
+            if len(header) == _HEADER.size:
+                position += _HEADER.unpack(header)[0] + _FRAME_BYTES
+            if len(header) < _HEADER.size or position > size:
+                raise UserError(
+                    f"data.root: {path} is half-written, it ends within record {len(offsets) - 1}; "
+                    "prepare or copy the dataset again"
+                )
+    return np.array(offsets, np.int64)

@@ -1,8 +1,8 @@
-"""Which example comes when: pure functions of (seed, epoch), in numpy alone.
+"""Order of examples: pure functions of (seed, epoch), in numpy alone.
 
 Two orders. *Exact*: one permutation of the split per epoch; the global batches are the same for
-any number of shards. *Sharded*: units (files) are permuted and dealt out in equal ranges, each
-shard reads its own in file order and shuffles within windows.
+any number of shards. *Sharded*: units (files) are permuted and split into equal ranges; each shard
+reads its own in file order and shuffles within windows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SALT_EXAMPLES, _SALT_UNITS, _SALT_WINDOWS = 0x6F726465, 0x756E6974, 0x77696E64
 
 
 def get_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """[count] int64: the epoch's order of all examples.
+    """Return [count] int64: the epoch's order of all examples.
 
     Uses numpy's legacy generator, whose stream is frozen for all later versions.
     """
@@ -27,10 +27,10 @@ def get_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """This input process among all of them, and the batch that they make together.
+    """This input process among all of them, and their common batch.
 
     Attributes:
-      repeats: how often an example stands in the exact order of an epoch.
+      repeats: copies of an example in the exact order of an epoch.
     """
 
     index: int
@@ -40,17 +40,17 @@ class ShardSpec:
 
     @property
     def rank_batch_size(self) -> int:
-        """Examples of a global batch that this shard delivers."""
+        """Number of examples of a global batch that this shard delivers."""
         return self.global_batch_size // self.count
 
     def take_blocks(self, indices: np.ndarray) -> np.ndarray:
-        """This shard's contiguous block of each whole global batch in `indices`."""
+        """Return this shard's contiguous block of each whole global batch in `indices`."""
         blocks = indices.reshape(-1, self.count, self.rank_batch_size)
         return blocks[:, self.index].reshape(-1)
 
 
 def get_exact_epoch(num_examples: int, spec: ShardSpec, seed: int, epoch: int, start: int):
-    """[n] int64: what this shard reads of the epoch after `start` global examples.
+    """Return [n] int64: this shard's examples of the epoch after `start` global examples.
 
     The permutation's incomplete last global batch is dropped.
     """
@@ -60,23 +60,23 @@ def get_exact_epoch(num_examples: int, spec: ShardSpec, seed: int, epoch: int, s
 def get_exact_copies(
     num_examples: int, spec: ShardSpec, seed: int, epoch: int, start: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[n], [n] int64: what `get_exact_epoch` gives, and which of its repeats each one is.
+    """Return [n], [n] int64: the examples of `get_exact_epoch`, and which copy each of them is.
 
-    Examples of the permutation stand `repeats` times each in a sequence that is as long as ever.
+    Each example of the permutation occurs `repeats` times in a sequence of the usual length.
     Within a global batch all first copies come before all second ones: neighbours, which are
     mixed and compared, are different examples, and shards get different copies.
     """
     batches = max(0, num_examples - start) // spec.global_batch_size
     order = get_permutation(num_examples, seed, epoch)
-    places = np.arange(start, start + batches * spec.global_batch_size, dtype=np.int64)
-    by_copy = places.reshape(batches, spec.global_batch_size)
+    positions = np.arange(start, start + batches * spec.global_batch_size, dtype=np.int64)
+    by_copy = positions.reshape(batches, spec.global_batch_size)
     ranks = np.argsort(by_copy % spec.repeats, axis=1, kind="stable")
-    places = spec.take_blocks(np.take_along_axis(by_copy, ranks, axis=1).reshape(-1))
-    return order[places // spec.repeats], places % spec.repeats
+    positions = spec.take_blocks(np.take_along_axis(by_copy, ranks, axis=1).reshape(-1))
+    return order[positions // spec.repeats], positions % spec.repeats
 
 
 def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:
-    """[n] int64: what this shard reads of one ordered pass; its last batch may be short."""
+    """Return [n] int64: this shard's examples of one ordered pass; its last batch may be short."""
     batches = -(-num_examples // spec.global_batch_size)
     order = np.full(batches * spec.global_batch_size, -1, np.int64)
     order[:num_examples] = np.arange(num_examples)
@@ -85,21 +85,21 @@ def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:
 
 
 def get_evaluation_range(num_examples: int, spec: ShardSpec) -> tuple[int, int]:
-    """[start, stop) of one ordered pass when each shard reads a range of its own."""
+    """Return [start, stop) of one ordered pass in which each shard reads a range of its own."""
     return (spec.index * num_examples // spec.count, (spec.index + 1) * num_examples // spec.count)
 
 
 @dataclass(frozen=True)
 class EpochStream:
-    """What a shard reads of one epoch under the sharded order, from some position on.
+    """One shard's examples of an epoch in the sharded order, from a position on.
 
     Attributes:
       groups: [n, GROUP_UNITS, 3] int64: unit, index of its first example here, examples here;
         the units of a group are read side by side, groups one after another.
-      skips: [n] int64: examples to pass over at the start of each group.
+      skips: [n] int64: examples to skip at the start of each group.
       first_window: number of the window that the stream starts with.
       window_skip: examples of that window, after its shuffle, that were consumed before.
-      limit: examples of the epoch that are delivered at all, counted from the epoch's start.
+      limit: number of examples of the epoch to deliver, counted from its start.
       seed: of the windows' shuffles.
     """
 
@@ -127,7 +127,7 @@ class ShardedOrder:
     seed: int
 
     def get_epoch(self, epoch: int, start: int) -> EpochStream:
-        """The stream of an epoch after `start` global examples; reads no window before it."""
+        """Return the stream of an epoch after `start` global examples, without earlier windows."""
         total = int(self.unit_counts.sum())
         consumed = start // self.spec.count
         batches = max(0, total - start) // self.spec.global_batch_size
@@ -141,7 +141,7 @@ class ShardedOrder:
         return EpochStream(groups, skips, first_window, skip, limit, window_seed)
 
     def _get_pieces(self, epoch: int, total: int) -> np.ndarray:
-        """[n, 3] int64: this shard's equal part of the epoch's sequence of units."""
+        """Return [n, 3] int64: this shard's equal part of the epoch's sequence of units."""
         share = total // self.spec.count
         begin, end = self.spec.index * share, (self.spec.index + 1) * share
         units = _create_rng(_SALT_UNITS, self.seed, epoch).permutation(len(self.unit_counts))
@@ -154,7 +154,7 @@ class ShardedOrder:
 
 
 def _group(pieces: np.ndarray, passed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pieces in groups of GROUP_UNITS, from the group that holds example `passed` on."""
+    """Group pieces by GROUP_UNITS, from the group that holds example `passed` on."""
     padding = -len(pieces) % GROUP_UNITS
     groups = np.concatenate([pieces, np.zeros((padding, 3), np.int64)])
     groups = groups.reshape(-1, GROUP_UNITS, 3)
@@ -167,6 +167,6 @@ def _group(pieces: np.ndarray, passed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _create_rng(*key: int) -> np.random.RandomState:
-    """A generator that depends on every number of the key; 64 bits of each count."""
+    """Create a generator that depends on all 64 bits of every number of the key."""
     words = [word for number in key for word in (number & _WORD, number >> 32 & _WORD)]
     return np.random.RandomState(np.array(words, np.uint32))

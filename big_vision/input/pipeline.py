@@ -1,7 +1,7 @@
 """The tf.data graph from positions to batches: order, source, preprocessing, batch.
 
-Each element carries `epoch` and `index`; records turn it into features, the preprocessing string
-turns those into one uint8 image and one label. Nothing here runs Python for an example.
+Each element has `epoch` and `index`; records turn it into features, the preprocessing string turns
+those into one uint8 image and one label. Nothing here runs Python for an example.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import numpy as np
 
 from big_vision.input.order import (
     GROUP_UNITS,
-    EpochStream,
     ShardedOrder,
     ShardSpec,
     get_evaluation_blocks,
@@ -22,6 +21,7 @@ from big_vision.input.order import (
     get_exact_copies,
 )
 from big_vision.input.records import Records
+from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
 _FOREVER = np.iinfo(np.int64).max
@@ -35,14 +35,14 @@ class PipelineSpec:
     """How examples become batches.
 
     Attributes:
-      preprocess: `fn(data, epoch=, index=)`; gives a uint8 image.
+      preprocess: `fn(data, epoch=, index=)`; returns a uint8 image.
       pp_key: configuration key of the string, for messages.
-      pp: the string as it was given, for messages.
-      image_key, label_key: features of the dataset; `a/b` is feature b of the group a; no label
-        key: every label is 0.
-      tolerant: an example that cannot be read becomes a marked blank one.
+      pp: the string, for messages.
+      image_key, label_key: features of the dataset; `a/b` is feature b of the group a; without a
+        label key every label is 0.
+      tolerant: True if an unreadable example becomes a marked blank one.
       window: examples that the sharded order shuffles together.
-      several: classes of which an example has a list; none: it has one label.
+      several: number of classes if an example has a list of them; None for a single label.
     """
 
     preprocess: Callable[..., dict[str, Any]]
@@ -60,7 +60,7 @@ class PipelineSpec:
 
 
 class Pipeline:
-    """Builds datasets over one kind of records; every method's result is a `tf.data.Dataset`."""
+    """Builds `tf.data.Dataset`s over one kind of records."""
 
     def __init__(self, records: Records, spec: PipelineSpec) -> None:
         self.records = records
@@ -68,12 +68,11 @@ class Pipeline:
         self.streams = records.can_stream and not spec.tolerant
 
     def exact_training(self, epoch: int, start: int) -> Any:
-        """Elements of the exact order, from `start` global examples into `epoch`, for ever."""
+        """Return endless elements of the exact order, from `start` global examples into `epoch`."""
         return self.records.attach(self.exact_indices(epoch, start))
 
     def exact_indices(self, epoch: int, start: int) -> Any:
-        """Epoch and index of each element of the exact order; reads no example."""
-        tf = _import()
+        """Return epoch and index of each element of the exact order; reads no example."""
         spec, total = self.spec, self.records.num_examples
 
         def get_order(now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,45 +83,43 @@ class Pipeline:
             order, copies = tf.numpy_function(get_order, [now], (tf.int64, tf.int64))
             order.set_shape([None])
             copies.set_shape([None])
-            # Each copy looks as in an epoch of its own.
+            # Each copy is augmented as in an epoch of its own.
             return now * spec.shard.repeats + copies, order
 
         def spread(epochs: Any, order: Any) -> Any:
             return tf.data.Dataset.from_tensor_slices({"epoch": epochs, "index": order})
 
-        # One epoch's order is made ahead, so the border costs no stall.
+        # The next epoch's order is computed ahead, so that there is no stall between them.
         return tf.data.Dataset.range(epoch, _FOREVER).map(add_order).prefetch(1).flat_map(spread)
 
     def sharded_training(self, order: ShardedOrder, epoch: int, start: int) -> Any:
-        """Elements of the sharded order, from `start` global examples into `epoch`, for ever."""
+        """Return endless elements of the sharded order, from `start` global examples on."""
         if self.streams:
             return self._shuffle_windows(order, epoch, start, self._stream_records)
         return self.records.attach(self.sharded_indices(order, epoch, start))
 
     def sharded_indices(self, order: ShardedOrder, epoch: int, start: int) -> Any:
-        """Epoch and index of each element of the sharded order; reads no example."""
+        """Return epoch and index of each element of the sharded order; reads no example."""
         return self._shuffle_windows(order, epoch, start, _stream_indices)
 
     def evaluation_blocks(self) -> Any:
-        """Elements of one ordered pass: this shard's block of each global batch."""
+        """Return elements of one ordered pass: this shard's block of each global batch."""
         return self.load_indices(get_evaluation_blocks(self.records.num_examples, self.spec.shard))
 
     def evaluation_range(self) -> Any:
-        """Elements of one ordered pass: a range of this shard's own, read front to back."""
+        """Return elements of one ordered pass: this shard's own range, front to back."""
         start, stop = get_evaluation_range(self.records.num_examples, self.spec.shard)
         if self.streams:
             return self._stream_range(start, stop)
         return self.load_indices(np.arange(start, stop, dtype=np.int64))
 
     def load_indices(self, indices: np.ndarray, epoch: int = 0) -> Any:
-        """Elements of the given examples, by random access."""
-        tf = _import()
+        """Return elements of the given examples, by random access."""
         elements = {"epoch": np.full_like(indices, epoch), "index": indices}
         return self.records.attach(tf.data.Dataset.from_tensor_slices(elements))
 
     def batches(self, elements: Any) -> Any:
-        """Preprocessed batches: `image`, `label`, `index`, and `ok` where examples may fail."""
-        tf = _import()
+        """Return preprocessed batches: `image`, `label`, `index`, and `ok` if examples may fail."""
         examples = self.process(elements, tolerant=self.spec.tolerant)
         batches = examples.batch(self.spec.shard.rank_batch_size)
         options = tf.data.Options()
@@ -133,22 +130,21 @@ class Pipeline:
         return batches.prefetch(self.spec.prefetch_batches).with_options(options)
 
     def process(self, elements: Any, *, tolerant: bool = False) -> Any:
-        """Elements as image, label and index; types and shapes are checked while it is traced."""
+        """Map elements to image, label and index; types and shapes are checked while tracing."""
         step = self._tolerate if tolerant else self._process
         # AutoGraph would wrap our errors in its own, and is not needed.
-        step = _import().autograph.experimental.do_not_convert(step)
+        step = tf.autograph.experimental.do_not_convert(step)
         return elements.map(step, num_parallel_calls=self.spec.threads, deterministic=True)
 
     def _process(self, element: dict[str, Any]) -> dict[str, Any]:
-        tf = _import()
         data = self.load(element)
         data = self.spec.preprocess(data, epoch=element["epoch"], index=element["index"])
         image, label = self._pick(data)
-        # All of the number: what does not fit into int32 must not come out as another class.
+        # In int64: what does not fit into int32 must not become another class.
         return {"image": image, "label": tf.cast(label, tf.int64), "index": element["index"]}
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The example's features as a string sees them: the image is `image`, whatever its key."""
+        """Load the example's features as a string sees them: the image is always `image`."""
         data, spec = self.records.load(element), self.spec
         label = {spec.label_key: _take(data, spec.label_key)} if spec.label_key else {}
         image = _take(data, spec.image_key)
@@ -162,7 +158,7 @@ class Pipeline:
                 raise UserError(
                     f"{spec.pp_key} yields no {key!r}, only {', '.join(sorted(data))}; keep it"
                 )
-        label = data[spec.label_key] if spec.label_key else _import().zeros([], "int64")
+        label = data[spec.label_key] if spec.label_key else tf.zeros([], "int64")
         image, label = data["image"], self._take_label(label)
         if image.dtype.name == "string":
             raise UserError(f"{spec.pp_key} leaves the image encoded; begin it with decode")
@@ -184,8 +180,8 @@ class Pipeline:
         return image, label
 
     def _take_label(self, label: Any) -> Any:
-        """A label as it is; a list of labels as a 1 for each, [K]."""
-        tf, classes = _import(), self.spec.several
+        """Return a label, or a list of labels as [K] with a 1 for each."""
+        classes = self.spec.several
         if classes is None or label.shape.rank != 1:
             return label
         inside = tf.debugging.Assert(tf.reduce_all((label >= 0) & (label < classes)), [label])
@@ -195,10 +191,9 @@ class Pipeline:
             return tf.minimum(counts, 1)
 
     def _tolerate(self, element: dict[str, Any]) -> dict[str, Any]:
-        """`_process`, with a blank in place of an example that fails."""
-        tf = _import()
-        one = tf.data.Dataset.from_tensors(element)
-        good = one.map(lambda e: self._process(e) | {"ok": True})
+        """Process an element; one that fails becomes a blank."""
+        single = tf.data.Dataset.from_tensors(element)
+        good = single.map(lambda e: self._process(e) | {"ok": True})
         spec = good.element_spec["image"]
         blank = {
             "image": tf.zeros(spec.shape, spec.dtype),
@@ -206,26 +201,25 @@ class Pipeline:
             "index": element["index"],
             "ok": False,
         }
-        found = good.ignore_errors(log_warning=False)
-        return found.concatenate(tf.data.Dataset.from_tensors(blank)).take(1).get_single_element()
+        readable = good.ignore_errors(log_warning=False)
+        return (
+            readable.concatenate(tf.data.Dataset.from_tensors(blank)).take(1).get_single_element()
+        )
 
     def _stream_records(self, unit: Any, index: Any, count: Any) -> Any:
-        tf = _import()
         records = self.records.stream(unit, index, count)
         indices = tf.data.Dataset.range(index, index + count)
         return tf.data.Dataset.zip({"index": indices, "record": records})
 
     def stream_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
-        """Elements of single examples, each read through its unit's stream: slow."""
-        tf = _import()
+        """Return elements of single examples, each read through its unit's stream: slow."""
         units = np.searchsorted(self.records.unit_starts, indices, side="right") - 1
         pieces = tf.data.Dataset.from_tensor_slices((units, indices, np.ones_like(indices)))
         records = pieces.flat_map(self._stream_records)
         return records.map(lambda element: element | {"epoch": tf.constant(epoch, tf.int64)})
 
     def _stream_range(self, start: int, stop: int) -> Any:
-        """Elements [start, stop) read front to back."""
-        tf = _import()
+        """Return elements [start, stop), read front to back."""
         starts, counts = self.records.unit_starts, self.records.unit_counts
         first = np.maximum(starts, start)
         count = np.minimum(starts + counts, stop) - first
@@ -235,12 +229,12 @@ class Pipeline:
         return records.map(lambda element: element | {"epoch": tf.constant(0, tf.int64)})
 
     def _shuffle_windows(self, order: ShardedOrder, epoch: int, start: int, read: Callable) -> Any:
-        """The sharded order over what `read(unit, index, count)` gives for a piece of a unit."""
-        tf = _import()
+        """Shuffle the sharded order over `read(unit, index, count)`, which reads a piece."""
 
         def get_stream(now: np.ndarray) -> tuple[np.ndarray, ...]:
             stream = order.get_epoch(int(now), start if now == epoch else 0)
-            return _as_arrays(stream)
+            numbers = (stream.first_window, stream.window_skip, stream.limit, stream.seed)
+            return (stream.groups, stream.skips, *(np.int64(n) for n in numbers))
 
         def open_windows(now: Any) -> Any:
             types = [tf.int64] * 6
@@ -263,14 +257,13 @@ class Pipeline:
             left = tf.maximum(limit - number * order.window, 0)
             return examples.take(left).skip(skip).map(lambda e: e | {"epoch": now})
 
-        # The next window fills while this one is drained, also across the epoch's border.
+        # The next window fills while this one is read, also across the epoch's border.
         windows = tf.data.Dataset.range(epoch, _FOREVER).flat_map(open_windows).prefetch(1)
         return windows.flat_map(shuffle)
 
 
 def _read_group(group: Any, read: Callable) -> Any:
-    """The units of a group, side by side, one example from each in turn."""
-    tf = _import()
+    """Read the units of a group side by side, one example from each in turn."""
     pieces = tf.data.Dataset.from_tensor_slices(group)
     return pieces.interleave(
         lambda piece: read(piece[0], piece[1], piece[2]),
@@ -281,25 +274,14 @@ def _read_group(group: Any, read: Callable) -> Any:
 
 
 def _stream_indices(unit: Any, index: Any, count: Any) -> Any:
-    """Indices alone, in the order in which records would be read."""
-    return _import().data.Dataset.range(index, index + count).map(lambda i: {"index": i})
-
-
-def _as_arrays(stream: EpochStream) -> tuple[np.ndarray, ...]:
-    numbers = (stream.first_window, stream.window_skip, stream.limit, stream.seed)
-    return (stream.groups, stream.skips, *(np.int64(n) for n in numbers))
+    """Return only indices, in the order in which records would be read."""
+    return tf.data.Dataset.range(index, index + count).map(lambda i: {"index": i})
 
 
 def _take(data: dict[str, Any], key: str) -> Any:
-    """A feature by its key; `a/b` is feature b of the group a."""
+    """Return a feature by its key; `a/b` is feature b of the group a."""
     if key in data:
         return data[key]
     for name in key.split("/"):
         data = data[name]
     return data
-
-
-def _import() -> Any:
-    import tensorflow as tf
-
-    return tf

@@ -1,7 +1,13 @@
-"""Runs a pipeline: batches of one shard from a position on, and a name for what broke."""
+"""Runs a pipeline: batches of one shard from a position on, and errors that name the example."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,9 +16,12 @@ import numpy as np
 
 from big_vision.input.batches import ImageBatch
 from big_vision.input.faults import create_record_error, create_string_error, get_reason
-from big_vision.input.images.decoder_messages import drop_decoder_messages
-from big_vision.input.images.labelled import ImageFacts, create_blank_images, create_image_batch
-from big_vision.input.labels import LabelRule
+from big_vision.input.images.labelled import (
+    ImageFacts,
+    LabelRule,
+    create_blank_images,
+    create_image_batch,
+)
 from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_evaluation_range
 from big_vision.input.pipeline import Pipeline, PipelineSpec
 from big_vision.input.records import Records
@@ -21,14 +30,42 @@ from utils.errors import UserError
 from utils.log import get_logger
 
 _GIB = 1 << 30
+_STDERR = 2
+_LINES = re.compile(
+    rb"^(Improper call to JPEG library in state \d+|Premature end of JPEG file|"
+    rb"Input file read error|Corrupt JPEG data: .*|Not a JPEG file: .*|.* jpeg_mem\.cc:\d+\] .*|"
+    rb"WARNING: All log messages before absl::InitializeLog\(\) .*)\n",
+    flags=re.MULTILINE,
+)
+# The redirection affects the whole process; it may be nested in one thread.
+_REDIRECTING = threading.RLock()
+
+
+@contextlib.contextmanager
+def drop_decoder_messages() -> Iterator[None]:
+    """Drop libjpeg's lines from stderr within the block; other output follows at its end.
+
+    TensorFlow has no setting for them: the C library writes to the file descriptor itself.
+    """
+    with _REDIRECTING, tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        kept = os.dup(_STDERR)
+        os.dup2(file.fileno(), _STDERR)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, _STDERR)
+            os.close(kept)
+            file.seek(0)
+            os.write(_STDERR, _LINES.sub(b"", file.read()))
 
 
 class TensorFlowReader(Reader):
     """Reads one split of labelled images for one shard.
 
     Args:
-      records: where the examples lie.
-      facts: as metadata tells them; what the traced string gives is put in.
+      facts: from metadata; the image shape comes from the traced string.
     """
 
     def __init__(
@@ -46,7 +83,7 @@ class TensorFlowReader(Reader):
         self._labels = labels
 
     def _find_image_shape(self) -> tuple[int, ...]:
-        """Traces the pipeline once: types, shapes and the record index are checked here."""
+        """Trace the pipeline once, which checks types, shapes and the record index."""
         try:
             traced = self._pipeline.process(self._open_examples(np.zeros(1, np.int64)))
         except UserError:
@@ -56,13 +93,13 @@ class TensorFlowReader(Reader):
         return tuple(int(side) for side in traced.element_spec["image"].shape)
 
     def try_first_example(self) -> None:
-        """Read the first example: what a string cannot do with it is not told an epoch later."""
-        found = None if self._spec.tolerant else self._find_broken_example(np.zeros((1, 2), int))
-        if found is not None:
-            raise found
+        """Read the first example, so that a string that fails on it is reported early."""
+        error = None if self._spec.tolerant else self._find_broken_example(np.zeros((1, 2), int))
+        if error is not None:
+            raise error
 
     def log_shuffle_memory(self) -> None:
-        """Say what the windows of the sharded order hold."""
+        """Log the memory of the sharded order's windows."""
         if self._sharded is None:
             return
         window, share = self._spec.window, self.num_examples // self._spec.shard.count
@@ -72,7 +109,6 @@ class TensorFlowReader(Reader):
         )
 
     def read_training(self, epoch: int, start: int) -> Iterator[ImageBatch]:
-        """Endless batches from `start` global examples into `epoch`."""
         pipeline, order = self._pipeline, self._sharded
         if order is None:
             elements = pipeline.exact_training(epoch, start)
@@ -89,7 +125,6 @@ class TensorFlowReader(Reader):
         return self._iterate(pipeline.batches(elements), get_indices, epoch)
 
     def read_evaluation(self) -> Iterator[ImageBatch]:
-        """One ordered pass over this shard's examples; the last batch may be short."""
         pipeline, shard = self._pipeline, self._spec.shard
         if self._evaluation is None:
             by_range = self._sharded is not None
@@ -108,33 +143,27 @@ class TensorFlowReader(Reader):
         return self._iterate(self._evaluation, get_indices, 0)
 
     def read_examples(self, indices: np.ndarray, epoch: int) -> ImageBatch:
-        """One batch of the given examples, as they look in that epoch."""
         examples = self._pipeline.process(self._open_examples(indices, epoch))
         batch = next(iter(examples.batch(len(indices))))
         return self._create_batch(batch)
 
     def create_blank(self, size: int) -> ImageBatch:
-        """Black images that the mask leaves out."""
         facts = self.facts
         several = facts.num_classes if facts.several_labels else None
         return create_blank_images(size, facts.image_shape, several)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """Names of examples, as their records have them."""
         return self._records.get_ids(indices)
 
     def describe(self, index: int) -> str:
-        """File and record of an example, for messages."""
         return self._records.describe(index)
 
     def close(self) -> None:
-        """Let go of the datasets."""
         self._evaluation = None
 
     def explain_example(self, epoch: int, index: int) -> UserError:
-        """The error that names file and record of an example that cannot be read."""
-        found = self._find_broken_example(np.array([[epoch, index]]))
-        return found or self._create_error(epoch, index, OSError("it cannot be read"))
+        error = self._find_broken_example(np.array([[epoch, index]]))
+        return error or self._create_error(epoch, index, OSError("it cannot be read"))
 
     def _iterate(
         self, batches: Any, get_indices: Callable[[int], np.ndarray], epoch: int
@@ -147,38 +176,34 @@ class TensorFlowReader(Reader):
             except StopIteration:
                 return
             except Exception as error:
-                found = self._find_broken_example(get_indices(number))
-                found = found or self._find_broken_record(epoch)
-                if found is None:
+                cause = self._find_broken_example(get_indices(number))
+                cause = cause or self._find_broken_record(epoch)
+                if cause is None:
                     raise RuntimeError(f"the input failed: {get_reason(error)}") from error
-                raise found from error
+                raise cause from error
             yield self._create_batch(batch)
             number += 1
 
-    def _create_batch(self, found: dict[str, Any]) -> ImageBatch:
-        """TensorFlow's tensors as torch's: images without a copy."""
-        raw = {name: value if name == "image" else value.numpy() for name, value in found.items()}
+    def _create_batch(self, tensors: dict[str, Any]) -> ImageBatch:
+        """Convert TensorFlow's tensors to torch's: images without a copy."""
+        raw = {name: value if name == "image" else value.numpy() for name, value in tensors.items()}
         return create_image_batch(raw, self._labels)
 
     def _cut_batch(self, indices: Any, number: int) -> np.ndarray:
-        """[b, 2]: epoch and index of each element of a batch."""
+        """Return [b, 2]: epoch and index of each element of a batch."""
         size = self._spec.shard.rank_batch_size
         batch = next(iter(indices.skip(number * size).take(size).batch(size)))
         return np.stack([batch["epoch"].numpy(), batch["index"].numpy()], axis=1)
 
     def _open_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
-        """Elements of single examples, in the way in which this reader reads."""
+        """Return elements of single examples, read in the way of this reader."""
         if self._sharded is not None and self._pipeline.streams:
             return self._pipeline.stream_examples(indices, epoch)
         return self._pipeline.load_indices(indices, epoch)
 
     @drop_decoder_messages()
     def _find_broken_example(self, suspects: np.ndarray) -> UserError | None:
-        """The first example that fails when the suspects are read one by one.
-
-        Args:
-          suspects: [n, 2], epoch and index.
-        """
+        """Return the error of the first of the suspects ([n, 2] epoch and index) that fails."""
         for epoch in np.unique(suspects[:, 0]):
             indices = suspects[suspects[:, 0] == epoch, 1]
             examples = iter(self._pipeline.process(self._open_examples(indices, int(epoch))))
@@ -191,22 +216,22 @@ class TensorFlowReader(Reader):
 
     @drop_decoder_messages()
     def _create_error(self, epoch: int, index: int, error: Exception) -> UserError:
-        """Names an example that failed, after a look at what is stored of it."""
-        one = self._open_examples(np.array([index], np.int64), epoch)
+        """Create the error that names a failed example, after reading its stored features."""
+        element = self._open_examples(np.array([index], np.int64), epoch)
         try:
-            raw = next(iter(one.map(self._pipeline.load)))
-        except Exception:  # whatever keeps the record from being read, the first error tells it
+            raw = next(iter(element.map(self._pipeline.load)))
+        except Exception:  # the first error says why the record cannot be read
             raw = None
         if raw is not None:
-            try:  # op by op, which says where
+            try:  # op by op, which shows where
                 self._spec.preprocess(raw, epoch=epoch, index=index)
-            except Exception as found:
-                error = found
+            except Exception as op_error:
+                error = op_error
         spec = (self._spec.pp_key, self._spec.pp)
         return create_record_error(self.describe(index), error, raw, spec)
 
     def _find_broken_record(self, epoch: int) -> UserError | None:
-        """The first broken record of this shard's files; streams read further than batches."""
+        """Return the error of the first broken record in this shard's files: streams read ahead."""
         if self._sharded is None or not self._pipeline.streams:
             return None
         units = []

@@ -1,9 +1,4 @@
-"""Examples in files, for the TensorFlow pipeline: TFRecord, ArrayRecord, and one file each.
-
-Such records know three things: how to load an example from its index in the split (`attach` and
-`load`), what the example is called (`get_ids`), and which ranges of indices lie together
-(`unit_starts`). Those that can be read front to back faster than by index have `stream` too.
-"""
+"""Examples in files for the TensorFlow pipeline: TFRecord, ArrayRecord, and image files."""
 
 from __future__ import annotations
 
@@ -18,18 +13,22 @@ import numpy as np
 from big_vision.input.catalog import RecordSelection
 from big_vision.input.images.encoded import attach_fetched
 from big_vision.input.images.folder import FolderSelection, show_path
-from big_vision.input.record_index import load_record_index
+from big_vision.input.index_cache import load_record_index
+from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
 _FOLDER_UNIT = 256
+_LOOKUP_CHUNK = 256
+_STREAM_BUFFER_BYTES = 1 << 20
 
 
 class Records(Protocol):
     """Examples in files, each loaded by TensorFlow from its index.
 
     Attributes:
-      can_stream: they also have `stream(unit, index, count)`, which reads front to back.
-      unit_starts, unit_counts: [U] int64, ranges of examples that lie together.
+      can_stream: True if they have `stream(unit, index, count)`, which reads front to back, faster
+        than by index.
+      unit_starts, unit_counts: [U] int64, ranges of examples that are stored together.
     """
 
     can_stream: bool
@@ -39,24 +38,24 @@ class Records(Protocol):
     unit_counts: np.ndarray
 
     def attach(self, elements: Any) -> Any:
-        """Elements with what `load` needs beside their index."""
+        """Add to elements what `load` needs besides their index."""
         ...
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The example's features; the image stays encoded."""
+        """Return the example's features; the image stays encoded."""
         ...
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """Names of examples."""
+        """Return names of examples."""
         ...
 
     def describe(self, index: int) -> str:
-        """Where an example lies, for messages."""
+        """Return where an example is stored, for messages."""
         ...
 
 
 class TfdsRecords:
-    """What both TFDS file formats share: parsing, ids, units."""
+    """Base of both TFDS file formats: parsing, ids, units."""
 
     can_stream = False
 
@@ -79,17 +78,16 @@ class TfdsRecords:
             self._decoders = decoders
 
     def parse(self, record: Any) -> dict[str, Any]:
-        """The example's features; the image stays encoded."""
+        """Return the example's features; the image stays encoded."""
         return self._features.deserialize_example(record, decoders=self._decoders)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """TFDS ids: `mnist-train.tfrecord-00000-of-00001__42`."""
+        """Return TFDS ids: `mnist-train.tfrecord-00000-of-00001__42`."""
         segment = self._find_segments(indices)
         names = np.array([Path(s.path).name + "__" for s in self.selection.segments])
         return tuple(np.char.add(names[segment], self._get_records(indices).astype(str)).tolist())
 
     def describe(self, index: int) -> str:
-        """File and record of an example, for messages."""
         indices = np.array([index])
         path = self.selection.segments[self._find_segments(indices)[0]].path
         return f"{path}, record {self._get_records(indices)[0]}"
@@ -98,7 +96,7 @@ class TfdsRecords:
         return np.searchsorted(self.unit_starts, indices, side="right") - 1
 
     def _get_records(self, indices: np.ndarray) -> np.ndarray:
-        """The number of each example's record in its file."""
+        """Return the number of each example's record in its file."""
         segment = self._find_segments(indices)
         first = np.array([s.first for s in self.selection.segments], np.int64)
         return first[segment] + indices - self.unit_starts[segment]
@@ -115,9 +113,7 @@ class TfRecordFiles(TfdsRecords):
         self._paths: Any = None
 
     def attach(self, elements: Any) -> Any:
-        """Elements as they are; makes sure that the offset index is there."""
-        import tensorflow as tf
-
+        """Add each record's path and offset; loads the index of offsets first."""
         if self._offsets is None:
             self._offsets = self._load_offsets()
             self._paths = tf.constant([s.path for s in self.selection.segments])
@@ -131,19 +127,17 @@ class TfRecordFiles(TfdsRecords):
                 "offset": tf.gather(offsets, index),
             }
 
-        # By the chunk: a call for each example would cost more than the look-up itself.
+        # In chunks: a call for each example would cost more than the lookup itself.
         return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The example's features; reads and checks one record, without Python."""
+        """Read, check and parse one record, without Python."""
         if "record" in element:
             return self.parse(element["record"])
         return self.parse(_read_record(element["path"], element["offset"]))
 
     def stream(self, unit: Any, index: Any, count: Any) -> Any:
-        """Records of `count` examples from `index` on, all of one unit, front to back."""
-        import tensorflow as tf
-
+        """Read `count` examples of one unit from `index` on, front to back."""
         segments = self.selection.segments
         path = tf.gather(tf.constant([s.path for s in segments]), unit)
         first = tf.gather(tf.constant([s.first for s in segments], tf.int64), unit)
@@ -153,7 +147,7 @@ class TfRecordFiles(TfdsRecords):
         return records.skip(first + index - start).take(count)
 
     def _load_offsets(self) -> np.ndarray:
-        """[num_examples] int64: where each example's record begins in its file."""
+        """Return [num_examples] int64: the offset of each example's record in its file."""
         segments = self.selection.segments
         paths = list(dict.fromkeys(s.path for s in segments))
         by_path = dict(zip(paths, load_record_index(paths), strict=True))
@@ -163,21 +157,15 @@ class TfRecordFiles(TfdsRecords):
             if len(offsets) < segment.count:
                 raise UserError(
                     f"data.root: {segment.path} is half-written, it holds "
-                    f"{len(by_path[segment.path])} records but dataset_info.json promises "
+                    f"{len(by_path[segment.path])} records but dataset_info.json lists "
                     f"{segment.first + segment.count} or more; prepare or copy it again"
                 )
             parts.append(offsets)
         return np.concatenate(parts)
 
 
-_LOOKUP_CHUNK = 256
-_STREAM_BUFFER_BYTES = 1 << 20
-
-
 def _read_record(path: Any, offset: Any) -> Any:
-    """One record of a TFRecord file, checksum verified; a scalar string tensor."""
-    import tensorflow as tf
-
+    """Read one record of a TFRecord file, checksum verified; a scalar string tensor."""
     # The op behind tf.data.TFRecordDataset; the Python class does not show its byte offsets.
     records = tf.raw_ops.TFRecordDatasetV2(
         filenames=[path],
@@ -186,8 +174,8 @@ def _read_record(path: Any, offset: Any) -> Any:
         byte_offsets=[offset],
     )
     types = {"output_types": [tf.string], "output_shapes": [[]]}
-    one = tf.raw_ops.TakeDataset(input_dataset=records, count=tf.constant(1, tf.int64), **types)
-    return tf.raw_ops.DatasetToSingleElement(dataset=one, **types)[0]
+    record = tf.raw_ops.TakeDataset(input_dataset=records, count=tf.constant(1, tf.int64), **types)
+    return tf.raw_ops.DatasetToSingleElement(dataset=record, **types)[0]
 
 
 class ArrayRecordFiles(TfdsRecords):
@@ -198,25 +186,23 @@ class ArrayRecordFiles(TfdsRecords):
         import tensorflow_datasets as tfds
 
         builder = tfds.builder_from_directory(selection.directory)
-        # Its `data_source` gives the serialized records; parsing then happens in TensorFlow.
+        # Its `data_source` returns serialized records, which TensorFlow parses later.
         self._records = builder.as_data_source(split=split).data_source
         if len(self._records) != self.num_examples:
             raise UserError(
                 f"data.root: the ArrayRecord files in {selection.directory} hold "
-                f"{len(self._records)} examples of {split!r} but dataset_info.json promises "
+                f"{len(self._records)} examples of {split!r} but dataset_info.json lists "
                 f"{self.num_examples}; prepare or copy the dataset again"
             )
 
     def attach(self, elements: Any) -> Any:
-        """Adds each element's serialized record."""
         return attach_fetched(elements, self._read)
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The example's features."""
         return self.parse(element["record"])
 
     def _read(self, indices: list[int]) -> list[bytes]:
-        """Serialized records; empty, and so refused by the parser, where one is unreadable."""
+        """Return serialized records; an unreadable one is empty, which the parser rejects."""
         try:
             return self._records.__getitems__(indices)
         except Exception:
@@ -239,9 +225,6 @@ class FolderFiles:
         self._keys = (image_key, label_key)
 
     def attach(self, elements: Any) -> Any:
-        """Elements with path and label."""
-        import tensorflow as tf
-
         paths = tf.constant([os.fsencode(p) for p in self.selection.paths])
         labels = tf.constant(self.selection.labels)
 
@@ -252,9 +235,7 @@ class FolderFiles:
         return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The encoded image and the class's number, or a list of numbers."""
-        import tensorflow as tf
-
+        """Return the encoded image and the class's number, or a list of numbers."""
         image_key, label_key = self._keys
         label = element["label"]
         if label.dtype == tf.string:
@@ -262,9 +243,8 @@ class FolderFiles:
         return {image_key: tf.io.read_file(element["path"]), label_key: label}
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """Paths below the split's directory: `class/file.jpg`."""
+        """Return paths below the split's directory: `class/file.jpg`."""
         return tuple(self.selection.get_name(int(i)) for i in indices)
 
     def describe(self, index: int) -> str:
-        """The example's file, for messages."""
         return show_path(self.selection.paths[index])

@@ -1,22 +1,25 @@
-"""What a split holds, as metadata alone tells: no TensorFlow and no torch needed."""
+"""The examples of a split, from metadata alone, and their comparison with other splits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
+
+from utils.errors import UserError
+from utils.log import get_logger
 
 _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The examples of one split; a source adds what its reader needs.
+    """Examples of one split; a source adds what its reader needs.
 
     Attributes:
       num_examples: of the split, over all shards.
-      version: of the dataset; empty where there is none.
-      left_out: what else lies in the split's folders: `3 .tiff`, `1 folder`.
+      version: of the dataset; empty if it has none.
+      left_out: other files in the split's folders: `3 .tiff`, `1 folder`.
     """
 
     num_examples: int
@@ -25,19 +28,19 @@ class Selection:
 
     @property
     def files_hash(self) -> str:
-        """What tells these files from others, wherever the root lies; empty without files."""
+        """Hash that identifies these files wherever the root is; empty without files."""
         return ""
 
     def list_empty_classes(self) -> tuple[str, ...]:
-        """Return the names of classes without an example, where that is known and odd."""
+        """Return the names of classes without an example, if that is known and unusual."""
         return ()
 
     def count_common(self, other: Self) -> int:
-        """Examples that two selections of one dataset have in common."""
+        """Count the examples that two selections of one dataset have in common."""
         return 0
 
     def find_misfit(self, other: Self, name: str) -> str:
-        """Why one run cannot use both selections; empty if it can.
+        """Return why one run cannot use both selections; empty if it can.
 
         Args:
           name: of the other selection, for the text.
@@ -53,9 +56,10 @@ class ImageSelection(Selection):
     """Labelled images.
 
     Attributes:
-      num_classes: of the dataset; none: it does not tell.
-      class_names: in the order of the labels; none: it does not tell.
-      several_labels: an example has a list of labels, which may be empty, each of them right.
+      num_classes: of the dataset; None if unknown.
+      class_names: in the order of the labels; None if unknown.
+      several_labels: True if an example has a list of labels, which may be empty, all of them
+        right.
     """
 
     num_classes: int | None
@@ -63,7 +67,7 @@ class ImageSelection(Selection):
     several_labels: bool = False
 
     def find_misfit(self, other: Self, name: str) -> str:
-        """Labels mean the same where classes are as many and have the same names."""
+        """Compare the classes, which must have the same number and names."""
         if (self.class_names, self.num_classes) == (other.class_names, other.num_classes):
             return ""
         which = _describe_difference(self, other)
@@ -71,7 +75,7 @@ class ImageSelection(Selection):
 
 
 def _describe_difference(mine: ImageSelection, other: ImageSelection) -> str:
-    """Return which classes are in one alone, or where their order differs."""
+    """Return which classes are in only one selection, or where their order differs."""
     if mine.class_names is None or other.class_names is None:
         return f"{_count(mine)}, there {_count(other)}"
     lacks = list_some(sorted(set(other.class_names) - set(mine.class_names)))
@@ -90,5 +94,46 @@ def _count(selection: ImageSelection) -> str:
 
 
 def list_some(names: Sequence[str]) -> str:
-    """Return the first names with commas between them, `...` for the others."""
+    """Return the first names, separated by commas, and `...` for the others."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+
+
+class Choice(NamedTuple):
+    """A split as the configuration names it, and its selection."""
+
+    key: str
+    words: str
+    selection: Selection
+
+
+def check_splits(train: Choice, others: Sequence[Choice]) -> None:
+    """Warn of common examples, files left out and classes without an example.
+
+    Raises:
+      UserError: the classes of a split are not those of training.
+    """
+    for key, words, selection in others:
+        misfit = selection.find_misfit(train.selection, f"{train.key} ({train.words})")
+        if misfit:
+            raise UserError(f"{key} ({words}) {misfit}")
+        common = train.selection.count_common(selection)
+        if common:
+            get_logger().warning(
+                "%s (%s) shares %d of its %d examples with %s (%s): its score measures "
+                "memorisation",
+                key, words, common, selection.num_examples, train.key, train.words,
+            )  # fmt: skip
+    for words, selection in {item.words: item.selection for item in (train, *others)}.items():
+        warn_of_left_out(f"split {words}", selection)
+        if empty := selection.list_empty_classes():
+            get_logger().warning(
+                "split %s: no example of %d of its %d classes: %s",
+                words, len(empty), selection.num_classes, list_some(empty),
+            )  # fmt: skip
+
+
+def warn_of_left_out(subject: str, selection: Selection) -> None:
+    """Log in one line which files next to the examples of a selection are left out."""
+    if selection.left_out:
+        words = ", ".join(selection.left_out)
+        get_logger().warning("%s: left out, as they are not images: %s", subject, words)

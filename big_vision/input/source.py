@@ -1,6 +1,6 @@
-"""What a source of examples is: a `Source` selects and opens, its `Reader` gives batches.
+"""Interface of sources of examples: a `Source` selects and opens, its `Reader` yields batches.
 
-Another source is one class and one row in `datasets.SOURCES`; nothing else names it.
+A new source is one class and one row in `datasets.SOURCES`; nothing else names it.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from big_vision.input.order import ShardSpec
+from big_vision.input.order import ShardSpec, get_evaluation_blocks, get_exact_epoch
 from big_vision.input.selection import Selection
 from utils.errors import UserError
 
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 Role = Literal["train", "eval", "test"]
 SPLIT_KEYS: dict[Role, str] = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
-# What a run says of its data elsewhere, by name: `num_classes`, `image_size`.
+# Sizes that other sections of the configuration set, by name: `num_classes`, `image_size`.
 Known = Mapping[str, int]
+FactsT = TypeVar("FactsT")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """How a split is read, and what its random choices follow from.
+    """How a split is read, and what determines its random choices.
 
     Attributes:
       shard: which part of each global batch is read.
@@ -45,11 +46,11 @@ class Reading:
 class Reader(Protocol):
     """Reads one split for one shard.
 
-    An example that could not be read has a False in its batch's mask and keeps its index.
+    An unreadable example has a False in its batch's mask and keeps its index.
 
     Attributes:
       num_examples: of the split, over all shards.
-      facts: what a task must know of every batch, such as `ImageFacts`.
+      facts: what a task needs of every batch, such as `ImageFacts`.
     """
 
     num_examples: int
@@ -57,45 +58,64 @@ class Reader(Protocol):
 
     @abstractmethod
     def read_training(self, epoch: int, start: int) -> Iterator[Batch]:
-        """Endless full batches from `start` global examples into `epoch`."""
+        """Yield endless full batches from `start` global examples into `epoch`."""
 
     @abstractmethod
     def read_evaluation(self) -> Iterator[Batch]:
-        """One ordered pass over this shard's examples; the last batch may be short."""
+        """Yield one ordered pass over this shard's examples; the last batch may be short."""
 
     @abstractmethod
     def read_examples(self, indices: np.ndarray, epoch: int) -> Batch:
-        """One batch of the given examples, as they look in that epoch."""
+        """Return one batch of the given examples, as they look in that epoch."""
 
     @abstractmethod
     def create_blank(self, size: int) -> Batch:
-        """Padding: as many examples that the mask leaves out, of index -1."""
+        """Create padding: examples that the mask leaves out, of index -1."""
 
     @abstractmethod
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """Names of examples."""
+        """Return names of examples."""
 
     @abstractmethod
     def describe(self, index: int) -> str:
-        """Where an example lies, for messages."""
+        """Return where an example is stored, for messages."""
 
     def explain_example(self, epoch: int, index: int) -> UserError:
-        """The error that says why an example cannot be read."""
-        return UserError(f"{self.describe(index)} cannot be read; mend it or leave it out")
+        """Create the error that says why an example cannot be read."""
+        return UserError(f"{self.describe(index)} cannot be read; repair it or leave it out")
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Release what is open."""
+
+
+class ExactReader(Reader):
+    """Reads examples by index in the exact order; a subclass implements `read_examples`."""
+
+    def __init__(self, num_examples: int, facts: object, reading: Reading) -> None:
+        self.num_examples, self.facts = num_examples, facts
+        self._shard, self._seed = reading.shard, reading.seed
+
+    def read_training(self, epoch: int, start: int) -> Iterator[Batch]:
+        while True:
+            order = get_exact_epoch(self.num_examples, self._shard, self._seed, epoch, start)
+            yield from self._cut(order, epoch)
+            epoch, start = epoch + 1, 0
+
+    def read_evaluation(self) -> Iterator[Batch]:
+        yield from self._cut(get_evaluation_blocks(self.num_examples, self._shard), 0)
+
+    def _cut(self, order: np.ndarray, epoch: int) -> Iterator[Batch]:
+        size = self._shard.rank_batch_size
+        for begin in range(0, len(order), size):
+            yield self.read_examples(order[begin : begin + size], epoch)
 
 
 class Source(ABC):
-    """One kind of data; made for each question, so it holds nothing open.
-
-    Args:
-      data: the section; a source refuses what it lacks when it is asked for something.
+    """One kind of data; created for each use, so it holds nothing open.
 
     Attributes:
-      shaped_by_name: data.name, not a preprocessing string, says what examples look like.
-      is_made_up: its examples come out of nothing, so that they are everywhere.
+      shaped_by_name: True if data.name, not a preprocessing string, determines the examples' shape.
+      is_made_up: True if its examples are generated, so that they exist everywhere.
     """
 
     shaped_by_name: ClassVar[bool] = False
@@ -107,14 +127,14 @@ class Source(ABC):
 
     @property
     def title(self) -> str:
-        """What a run calls its data."""
+        """Name of the data in a run's records."""
         return self.data.source
 
     def choose_order(self) -> str:
-        """The order of training examples, exact or sharded; sharded is for files.
+        """Return the order of training examples, exact or sharded; sharded is for files.
 
         Raises:
-          UserError: data.order names one that this source does not have.
+          UserError: this source does not support data.order.
         """
         if self.data.order == "sharded":
             raise UserError(
@@ -124,7 +144,7 @@ class Source(ABC):
 
     @abstractmethod
     def select(self, role: Role) -> Selection:
-        """The examples of the role's split, from metadata alone.
+        """Select the examples of the role's split, from metadata alone.
 
         Raises:
           UserError: the dataset or the split is missing or incomplete.
@@ -132,12 +152,26 @@ class Source(ABC):
 
     @abstractmethod
     def describe(self, selection: Selection, role: Role) -> object:
-        """What a task must know of the split's batches, as far as metadata tells."""
+        """Return what a task needs of the split's batches, as far as metadata contains it."""
 
     @abstractmethod
     def open(self, selection: Selection, reading: Reading) -> Reader:
-        """A reader of the selection.
+        """Open a reader of the selection.
 
         Raises:
-          UserError: whatever of it can be found wrong before the first batch.
+          UserError: for errors that can be found before the first batch.
         """
+
+
+def require_facts(facts: object, kind: type[FactsT], source: str) -> FactsT:
+    """Return the facts of a loader or a split, which must be of that kind.
+
+    Raises:
+      UserError: the source has other examples.
+    """
+    if not isinstance(facts, kind):
+        raise UserError(
+            f"data.source ({source}) has no {kind.examples}, which this task needs; choose "
+            f"{kind.sources}"
+        )
+    return facts

@@ -30,22 +30,22 @@ def parse_split(
     key: str = "data.train_split",
     find_hint: Callable[[str], str] | None = None,
 ) -> list[SplitRange]:
-    """The ranges that a split expression selects, in the order in which it names them.
+    """Return the ranges of a split expression, in its order.
 
     Percentages are rounded to the nearest example, as TFDS does by default; `all` is every split.
 
     Args:
       expression: `name`, `name[a:b]` with a, b absolute, negative, `%` or `shard`; joined by `+`.
       shard_lengths: examples of each file, by split.
-      key: configuration key that errors name.
-      find_hint: the way out for a name that is no split; None: the names that look like it.
+      key: configuration key, for errors.
+      find_hint: returns the way out for an unknown split; None suggests similar names.
     """
     ranges: list[SplitRange] = []
     for term in expression.split("+"):
         match = _TERM.match(term)
         if match is None:
             raise UserError(
-                f"{key} ({expression}) is no split expression; write it as train, train[:99%] or "
+                f"{key} ({expression}) is not a split expression; write train, train[:99%] or "
                 "train[:1000]+validation"
             )
         name = match["name"]
@@ -55,28 +55,24 @@ def parse_split(
         if name not in shard_lengths:
             hint = find_hint(name) if find_hint else get_hint(name, shard_lengths)
             raise UserError(f"{key} ({expression}): the dataset has no split {name!r}; {hint}")
-        ranges.append(_slice(match, shard_lengths[name], key))
+        lengths = shard_lengths[name]
+        first = _get_boundary(match["start"], 0, lengths, key)
+        stop = _get_boundary(match["stop"], sum(lengths), lengths, key)
+        ranges.append(SplitRange(name, first, max(first, stop)))
     if sum(r.stop - r.start for r in ranges) == 0:
         raise UserError(f"{key} ({expression}) selects no example; widen the slice")
     return ranges
 
 
-def _slice(match: re.Match[str], lengths: Sequence[int], key: str) -> SplitRange:
-    total = sum(lengths)
-    start = _get_boundary(match["start"], 0, lengths, key)
-    stop = _get_boundary(match["stop"], total, lengths, key)
-    return SplitRange(match["name"], start, max(start, stop))
-
-
 def _get_boundary(text: str | None, default: int, lengths: Sequence[int], key: str) -> int:
-    """An example position in [0, total]; positions beyond the split are an error, as in TFDS."""
+    """Return a position in [0, total]; positions beyond the split are an error, as in TFDS."""
     if text is None or not text.strip():
         return default
     total = sum(lengths)
     match = _BOUNDARY.match(text.strip().replace("_", ""))
     if match is None:
         raise UserError(
-            f"{key}: {text!r} is no boundary of a slice; write 1000, -1000, 99% or 3shard"
+            f"{key}: {text!r} is not a boundary of a slice; write 1000, -1000, 99% or 3shard"
         )
     number = int(match["number"])
     limit = {"%": 100, "shard": len(lengths), None: total}[match["unit"]]

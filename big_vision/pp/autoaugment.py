@@ -1,9 +1,9 @@
 """The sixteen image operations of AutoAugment and RandAugment, and their strengths.
 
-Images are uint8 [H, W, 3]; results are truncated toward zero. Four oddities are those of the
-published file and are kept, so that recipes keep their meaning: `contrast` takes pixel count / 256
-for the mean, `solarize` at magnitude 10 wraps to a threshold of 0 and so inverts, `posterize` to 0
-bits keeps one, and magnitude 5 is the identity for the four enhancing operations.
+Images are uint8 [H, W, 3]; results are truncated toward zero. Four oddities of the published file
+are kept, so that recipes keep their meaning: `contrast` takes pixel count / 256 for the mean,
+`solarize` at magnitude 10 wraps to a threshold of 0 and so inverts, `posterize` to 0 bits keeps
+one, and magnitude 5 is the identity for the four enhancing operations.
 
 Sources: Cubuk et al. 2019, arXiv:1805.09501; Cubuk et al. 2020, arXiv:1909.13719.
 """
@@ -14,10 +14,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from big_vision.tensorflow_setup import tf
+
 GREY = (128, 128, 128)
 SIGNED = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 MAX_MAGNITUDE = 10
-# The side of the largest cutout is twice this; the longest translation, in pixels.
+# Half of the largest cutout's side, and the longest translation, in pixels.
 RANDAUG_CUTOUT, RANDAUG_TRANSLATE = 40, 100
 POLICY_CUTOUT, POLICY_TRANSLATE = 100, 250
 
@@ -57,7 +59,7 @@ def get_level_argument(
     cutout: float = RANDAUG_CUTOUT,
     translate: float = RANDAUG_TRANSLATE,
 ) -> float | None:
-    """What an operation is called with at a magnitude, without sign; None: nothing."""
+    """Return an operation's argument at a magnitude, without sign; None if it takes none."""
     share = magnitude / MAX_MAGNITUDE
     if operation in ("AutoContrast", "Equalize", "Invert"):
         return None
@@ -74,9 +76,7 @@ def get_level_argument(
 
 
 def autocontrast(image: Any) -> Any:
-    """Each channel stretched to 0...255; a flat channel stays."""
-    import tensorflow as tf
-
+    """Stretch each channel to 0...255; a flat channel stays."""
     pixels = tf.cast(image, tf.float32)
     low, high = tf.reduce_min(pixels, [0, 1]), tf.reduce_max(pixels, [0, 1])
     scale = 255.0 / (high - low)
@@ -85,9 +85,7 @@ def autocontrast(image: Any) -> Any:
 
 
 def equalize(image: Any) -> Any:
-    """Each channel with a flat histogram, as far as whole values allow."""
-    import tensorflow as tf
-
+    """Flatten each channel's histogram, as far as whole values allow."""
     channels = tf.reshape(tf.transpose(tf.cast(image, tf.int32), [2, 0, 1]), [3, -1])
     histogram = tf.math.bincount(channels, minlength=256, maxlength=256, axis=-1)
     brightest = tf.gather(histogram, tf.reduce_max(channels, 1), batch_dims=1)
@@ -100,63 +98,48 @@ def equalize(image: Any) -> Any:
 
 
 def invert(image: Any) -> Any:
-    """255 - image."""
     return 255 - image
 
 
 def posterize(image: Any, bits: Any) -> Any:
-    """The highest `bits` of each value; 0 keeps one, as the published file does."""
-    import tensorflow as tf
-
+    """Keep the highest `bits` of each value; 0 keeps one, as in the published file."""
     bits = tf.clip_by_value(tf.cast(bits, tf.int32), 1, 8)
     mask = 256 - tf.bitwise.left_shift(1, 8 - bits)
     return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
 
 
 def solarize(image: Any, threshold: Any = 128) -> Any:
-    """Values from the threshold on inverted; 256 wraps to 0."""
-    import tensorflow as tf
-
+    """Invert values from the threshold on; 256 wraps to 0."""
     threshold = tf.cast(tf.cast(threshold, tf.int32) % 256, tf.uint8)
     # Exclusive or with 255 is the inverse; four times as fast as a selection here.
     return tf.bitwise.bitwise_xor(image, tf.cast(image >= threshold, tf.uint8) * 255)
 
 
 def solarize_add(image: Any, addition: Any = 0, threshold: int = 128) -> Any:
-    """`addition` on values below the threshold, clipped to 0...255."""
-    import tensorflow as tf
-
+    """Add `addition` to values below the threshold, clipped to 0...255."""
     added = tf.cast(image, tf.int32) + tf.cast(addition, tf.int32)
     added = tf.cast(tf.clip_by_value(added, 0, 255), tf.uint8)
     return tf.where(image < threshold, added, image)
 
 
 def color(image: Any, factor: Any) -> Any:
-    """Saturation: 0 grey, 1 the image."""
-    import tensorflow as tf
-
+    """Change the saturation: 0 is grey, 1 the image."""
     return blend(tf.image.rgb_to_grayscale(image), image, factor)
 
 
 def contrast(image: Any, factor: Any) -> Any:
-    """Contrast around the grey of min(pixel count / 256, 255), the published file's mean."""
-    import tensorflow as tf
-
+    """Change contrast around the grey of min(pixel count / 256, 255), the published file's mean."""
     mean = tf.minimum(tf.cast(tf.size(image) // 3, tf.float32) / 256.0, 255.0)
     return blend(tf.cast(mean, tf.uint8), image, factor)
 
 
 def brightness(image: Any, factor: Any) -> Any:
-    """0 black, 1 the image."""
-    import tensorflow as tf
-
+    """Change the brightness: 0 is black, 1 the image."""
     return blend(tf.constant(0, tf.uint8), image, factor)
 
 
 def sharpness(image: Any, factor: Any) -> Any:
-    """0 smoothed by a 3x3 kernel (but for the border), 1 the image."""
-    import tensorflow as tf
-
+    """Change the sharpness: 0 is smoothed by a 3x3 kernel (except the border), 1 the image."""
     kernel = tf.constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], tf.float32) / 13.0
     kernel = tf.tile(kernel[:, :, None, None], [1, 1, 3, 1])
     pixels = tf.cast(image, tf.float32)[None]
@@ -167,9 +150,7 @@ def sharpness(image: Any, factor: Any) -> Any:
 
 
 def rotate(image: Any, degrees: Any, replace: Sequence[int] = GREY) -> Any:
-    """Turned about the middle, anticlockwise; nearest neighbour."""
-    import tensorflow as tf
-
+    """Rotate about the middle, anticlockwise; nearest neighbour."""
     angle = tf.cast(degrees, tf.float32) * (math.pi / 180.0)
     cos, sin = tf.cos(angle), tf.sin(angle)
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2] - 1, tf.float32))
@@ -179,36 +160,34 @@ def rotate(image: Any, degrees: Any, replace: Sequence[int] = GREY) -> Any:
 
 
 def shear_x(image: Any, level: Any, replace: Sequence[int] = GREY) -> Any:
-    """Rows moved by level * y."""
+    """Move rows by level * y."""
     return _transform(image, [1.0, level, 0.0, 0.0, 1.0, 0.0], replace)
 
 
 def shear_y(image: Any, level: Any, replace: Sequence[int] = GREY) -> Any:
-    """Columns moved by level * x."""
+    """Move columns by level * x."""
     return _transform(image, [1.0, 0.0, 0.0, level, 1.0, 0.0], replace)
 
 
 def translate_x(image: Any, pixels: Any, replace: Sequence[int] = GREY) -> Any:
-    """Moved to the left."""
+    """Move to the left."""
     return _transform(image, [1.0, 0.0, pixels, 0.0, 1.0, 0.0], replace)
 
 
 def translate_y(image: Any, pixels: Any, replace: Sequence[int] = GREY) -> Any:
-    """Moved up."""
+    """Move up."""
     return _transform(image, [1.0, 0.0, 0.0, 0.0, 1.0, pixels], replace)
 
 
 def cutout(image: Any, pad_size: Any, randomness: Any, replace: int = 128) -> Any:
-    """A square of side 2 * pad_size filled; its middle is any pixel, the border cuts it."""
-    import tensorflow as tf
-
+    """Fill a square of side 2 * pad_size around any pixel; the border cuts it."""
     sides = tf.shape(image)[:2]
     middle_y, middle_x = tf.unstack(randomness.integers(sides))
     pad_size = tf.cast(pad_size, tf.int32)
 
     def is_inside(side: Any, middle: Any) -> Any:
-        places = tf.range(side) - middle
-        return (places >= -pad_size) & (places < pad_size)
+        offsets = tf.range(side) - middle
+        return (offsets >= -pad_size) & (offsets < pad_size)
 
     rows, columns = is_inside(sides[0], middle_y), is_inside(sides[1], middle_x)
     hole = (rows[:, None] & columns[None])[..., None]
@@ -237,13 +216,12 @@ OPERATIONS = {
 
 
 def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> Any:
-    """The image after operation `number` of OPERATIONS; as it is if the number is theirs or more.
+    """Apply operation `number` of OPERATIONS; a number beyond them leaves the image unchanged.
 
     Args:
       number: scalar int32. Only the chosen operation runs.
-      argument: scalar float32, with its sign; not used by operations that take none.
+      argument: scalar float32, with its sign; ignored by operations that take none.
     """
-    import tensorflow as tf
 
     def branch(name: str) -> Any:
         operation = OPERATIONS[name]
@@ -260,19 +238,15 @@ def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> 
 
 
 def blend(other: Any, image: Any, factor: Any) -> Any:
-    """other + factor * (image - other), clipped and truncated."""
-    import tensorflow as tf
-
+    """Compute other + factor * (image - other), clipped and truncated."""
     other, pixels = tf.cast(other, tf.float32), tf.cast(image, tf.float32)
     mixed = other + tf.cast(factor, tf.float32) * (pixels - other)
     return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), tf.uint8)
 
 
 def _transform(image: Any, matrix: Sequence[Any], replace: Sequence[int]) -> Any:
-    """Output pixel (x, y) from (a0 x + a1 y + a2, b0 x + b1 y + b2), `replace` outside."""
-    import tensorflow as tf
-
-    # The kernel knows one fill value, so it fills with 0; exclusive or turns `replace` into it.
+    """Compute output pixel (x, y) from (a0 x + a1 y + a2, b0 x + b1 y + b2), `replace` outside."""
+    # The kernel has one fill value, so it fills with 0; exclusive or turns that into `replace`.
     fill = tf.constant(replace, tf.uint8)
     numbers = [tf.cast(number, tf.float32) for number in (*matrix, 0.0, 0.0)]
     moved = tf.raw_ops.ImageProjectiveTransformV3(

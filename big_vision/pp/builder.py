@@ -1,7 +1,7 @@
-"""Turns a preprocessing string into one function on an example.
+"""Builds one function on an example from a preprocessing string.
 
 `decode|resize(224)|flip_lr`: ops from left to right, separated by `|`, each a name or a call with
-literal arguments. The strings, the ops and the randomness contract: docs/preprocessing.md.
+literal arguments. docs/preprocessing.md describes the strings, the ops and their randomness.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-# The op modules register themselves.
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import PREFIX, Apply, OpCall, get_op, parse_call
+from big_vision.tensorflow_setup import tf
 
 
 class Section(NamedTuple):
@@ -22,14 +22,14 @@ class Section(NamedTuple):
 
 
 def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[str, Any]]:
-    """`fn(data, *, epoch=0, index=0)`, which maps an example (a dict) to a new dict.
+    """Return `fn(data, *, epoch=0, index=0)`, which maps an example (a dict) to a new dict.
 
     Works eagerly and inside `tf.data.Dataset.map`, with epoch and index as Python numbers or
-    scalar int64 tensors. What a random op does depends on seed, epoch, index and the op's position
-    alone. No key is added that the string does not name.
+    scalar int64 tensors. A random op depends only on seed, epoch, index and the op's position. Only
+    keys that the string names are added.
 
     Args:
-      spec: ops separated by `|`; empty or None: the identity.
+      spec: ops separated by `|`; empty or None is the identity.
       seed: the run's seed.
 
     Raises:
@@ -41,15 +41,13 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
     ops = [build_op(section) for section in sections]
 
     def preprocess(data: dict[str, Any], *, epoch: Any = 0, index: Any = 0) -> dict[str, Any]:
-        import tensorflow as tf
-
         data = dict(data)
         example = tf.stack([_to_int64(epoch), _to_int64(index)])
         for position, op in enumerate(ops):
             try:
                 data = op(data, Randomness(seed, position, example))
             except Exception as error:
-                error.add_note(_describe_place(sections[position], data))
+                error.add_note(_describe_op(sections[position], data))
                 raise
         return data
 
@@ -57,7 +55,7 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
 
 
 def split_sections(spec: str | None) -> list[Section]:
-    """The non-empty sections of a string. Every `|` separates, also inside quotes."""
+    """Return the non-empty sections of a string. Every `|` separates, also inside quotes."""
     sections, start = [], 0
     for text in (spec or "").split("|"):
         if text:
@@ -67,7 +65,7 @@ def split_sections(spec: str | None) -> list[Section]:
 
 
 def parse_section(section: Section) -> OpCall:
-    """The section's op and arguments; its name is not looked up.
+    """Parse the section's op and arguments; its name is not checked.
 
     Raises:
       ValueError: not a name or call with literal arguments.
@@ -82,7 +80,7 @@ def parse_section(section: Section) -> OpCall:
 
 
 def build_op(section: Section) -> Apply:
-    """The op of one section, ready to run.
+    """Create the op of one section.
 
     Raises:
       KeyError, ValueError, TypeError: as in `get_preprocess_fn`.
@@ -94,8 +92,8 @@ def build_op(section: Section) -> Apply:
     return op
 
 
-def _describe_place(section: Section, data: dict[str, Any]) -> str:
-    """Which op failed, and on what kind of image."""
+def _describe_op(section: Section, data: dict[str, Any]) -> str:
+    """Describe which op failed, and on what kind of image."""
     image = data.get("image")
     kind = "without an image"
     if hasattr(image, "dtype"):
@@ -104,6 +102,4 @@ def _describe_place(section: Section, data: dict[str, Any]) -> str:
 
 
 def _to_int64(number: Any) -> Any:
-    import tensorflow as tf
-
     return tf.cast(number, tf.int64) if tf.is_tensor(number) else tf.constant(number, tf.int64)

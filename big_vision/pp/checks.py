@@ -16,21 +16,21 @@ from utils.errors import UserError, get_hint
 
 
 def check_spec(spec: str | None) -> None:
-    """Refuse a string that cannot run: names, syntax, signatures and values of its ops.
+    """Check names, syntax, signatures and values of a string's ops.
 
     Raises:
       KeyError, ValueError, TypeError: as in `get_preprocess_fn`.
-      ValueError: also for an argument whose value no image could make right.
+      ValueError: also for an argument that is invalid for every image.
     """
     for section in split_sections(spec):
         _check_section(section)
 
 
 def require_valid_spec(spec: str | None, key: str) -> None:
-    """As `check_spec`, for the configuration key that holds the string.
+    """Run `check_spec` for the configuration key that holds the string.
 
     Raises:
-      UserError: one line with the key, the op, its position in the string and near names.
+      UserError: one line with the key, the op, its position in the string and similar names.
     """
     try:
         check_spec(spec)
@@ -39,16 +39,16 @@ def require_valid_spec(spec: str | None, key: str) -> None:
 
 
 def describe_error(spec: str | None, error: Exception) -> str:
-    """One line that says what is wrong with a string and where; its first character is 1.
+    """Return one line with the fault of a string and its position; the first character is 1.
 
     Args:
-      error: what `check_spec` or `get_preprocess_fn` raised for this string.
+      error: raised by `check_spec` or `get_preprocess_fn` for this string.
     """
     for section in split_sections(spec):
         try:
             _check_section(section)
-        except (KeyError, ValueError, TypeError, OSError) as found:
-            return _describe_section(section, found)
+        except (KeyError, ValueError, TypeError, OSError) as section_error:
+            return _describe_section(section, section_error)
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
@@ -57,16 +57,15 @@ def _check_section(section: Section) -> None:
     call = parse_section(section)
     bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
     for word, value in bound.arguments.items():
-        rule, is_valid = _RULES.get(f"{call.name}.{word}") or _RULES.get(word, ("", _accept))
-        if not is_valid(value):
+        rule, is_valid = _RULES.get(f"{call.name}.{word}") or _RULES.get(word) or ("", bool)
+        if rule and not is_valid(value):
             raise ValueError(f"{call.name}: {word}={value!r} is not {rule}")
-    _check_range(call.name, bound)
+    if call.name == "value_range":
+        _check_range(bound)
 
 
-def _check_range(name: str, bound: inspect.BoundArguments) -> None:
-    """A value range maps one interval to another; neither may be empty."""
-    if name != "value_range":
-        return
+def _check_range(bound: inspect.BoundArguments) -> None:
+    """Raise a ValueError for an empty interval of a value range."""
     bound.apply_defaults()
     vmin, vmax, low, high = (bound.arguments[w] for w in ("vmin", "vmax", "in_min", "in_max"))
     if vmin == vmax:
@@ -96,7 +95,7 @@ def _describe_section(section: Section, error: Exception) -> str:
         if name in OPS:
             return f"{name} at character {character}: {error} is missing"
         if name.strip() in OPS:
-            return f"blank beside the op {stripped!r} at character {section.start + 1}; remove it"
+            return f"blank next to the op {stripped!r} at character {section.start + 1}; remove it"
         return f"unknown op {name.strip()!r} at character {character}; {get_hint(name, OPS)}"
     if isinstance(error, TypeError):
         name = parse_section(section).name
@@ -107,7 +106,7 @@ def _describe_section(section: Section, error: Exception) -> str:
         )
     if isinstance(error.__cause__, ValueError | TypeError):
         return (
-            f"{stripped!r} at character {character} is no op: write a name or name(...), with "
+            f"{stripped!r} at character {character} is not an op: write a name or name(...), with "
             "numbers, quoted strings, True, False, None or lists of them as arguments"
         )
     if text[0].isspace():
@@ -119,10 +118,6 @@ def _format_signature(factory: Callable[..., Any]) -> str:
     parameters = inspect.signature(factory).parameters.values()
     shown = [p for p in parameters if p.name not in ("key", "inkey", "outkey")]
     return str(inspect.Signature(shown))
-
-
-def _accept(_value: Any) -> bool:
-    return True
 
 
 def _is_number(value: Any) -> bool:
@@ -137,7 +132,7 @@ def _is_number_or_numbers(value: Any) -> bool:
 
 def _is_level_or_levels(value: Any) -> bool:
     numbers = value if isinstance(value, list | tuple) else [value] * 3
-    return len(numbers) == 3 and all(_is_number(one) and 0 <= one <= 255 for one in numbers)
+    return len(numbers) == 3 and all(_is_number(level) and 0 <= level <= 255 for level in numbers)
 
 
 def _is_divisor(value: Any) -> bool:
@@ -160,12 +155,12 @@ def _is_given_size(value: Any) -> bool:
 
 
 def _is_interval(value: Any) -> bool:
-    """Whether these are two numbers above 0, in order."""
+    """Return whether these are two numbers above 0, in order."""
     is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
     return is_pair and 0 < value[0] <= value[1]
 
 
-# A rule holds for every op that has an argument of that name, or for `OP.ARGUMENT` alone.
+# A rule applies to every op with an argument of that name, or to `OP.ARGUMENT` only.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "size": ("a positive side or (height, width)", _is_size),
     "crop_size": ("a positive side or (height, width)", _is_size),

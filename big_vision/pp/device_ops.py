@@ -1,4 +1,4 @@
-"""Takes the final value range off a string, so that batches travel as uint8."""
+"""Removes the final value range from a string, so that batches travel as uint8."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Normalisation(NamedTuple):
 
 
 class FoundRange(NamedTuple):
-    """A string's final value range: the number of its section, its text, what it does."""
+    """A string's final value range: the index of its section, its text and its constants."""
 
     number: int
     text: str
@@ -32,28 +32,28 @@ class FoundRange(NamedTuple):
 
 
 def split_device_ops(spec: str, image_key: str = "image") -> tuple[str, Normalisation]:
-    """The string without its final value range, and the constants that stand for it.
+    """Return the string without its final value range, and the constants of that range.
 
-    A `value_range`, `vgg_value_range` or `clip_value_range` of the image is taken off if nothing
-    that follows touches the image. If there is none, or if its clipping could matter for uint8,
-    the string comes back as it is with mean 0 and std 1.
+    A `value_range`, `vgg_value_range` or `clip_value_range` of the image is removed if no later op
+    touches the image. Without one, or if its clipping could matter for uint8, the string is
+    unchanged and the constants are mean 0 and std 1.
 
     Raises:
       KeyError, ValueError, TypeError: the string is faulty, as in `get_preprocess_fn`.
     """
     sections = split_sections(spec)
-    found = _find_range(sections, image_key)
-    if found is None:
+    final = _find_range(sections, image_key)
+    if final is None:
         return spec, Normalisation()
-    del sections[found.number]
-    return "|".join(section.text for section in sections), found.normalisation
+    del sections[final.number]
+    return "|".join(section.text for section in sections), final.normalisation
 
 
 def require_equal_ranges(train_pp: str, eval_pp: str, key: str = "data.eval_pp") -> None:
-    """Refuse strings after which a model would see other numbers in evaluation than in training.
+    """Raise a UserError for strings with different value ranges in evaluation and training.
 
     Args:
-      key: that holds the second string.
+      key: of the second string.
 
     Raises:
       UserError: a string does not end with a value range, or the two ranges differ.
@@ -63,27 +63,27 @@ def require_equal_ranges(train_pp: str, eval_pp: str, key: str = "data.eval_pp")
     if not _are_equal(train.normalisation, evaluation.normalisation):
         raise UserError(
             f"{key} ends with {evaluation.text} but data.train_pp with {train.text}, so the model "
-            "would see other numbers there than it is trained on; end both alike"
+            "would see other numbers there than in training; end both alike"
         )
 
 
 def require_range(spec: str, key: str) -> FoundRange:
-    """The value range that a configuration's string ends with.
+    """Return the value range at the end of a configuration's string.
 
     Raises:
-      UserError: there is none, and nothing says that the model is to see 0 to 255.
+      UserError: it has none, and does not say that the model gets 0 to 255.
     """
-    found = _find_range(split_sections(spec), "image")
-    if found is None:
+    final = _find_range(split_sections(spec), "image")
+    if final is None:
         raise UserError(
             f"{key} ({spec!r}) does not end with a value range that the device can apply; add "
             "value_range(-1, 1) or vgg_value_range, or value_range(0, 255) for pixels as they are"
         )
-    return found
+    return final
 
 
 def _find_range(sections: Sequence[Section], image_key: str) -> FoundRange | None:
-    """The value range after which nothing touches the image."""
+    """Find the value range after which no op touches the image."""
     for section in sections:
         build_op(section)
     for number, section in reversed(list(enumerate(sections))):
@@ -97,20 +97,20 @@ def _find_range(sections: Sequence[Section], image_key: str) -> FoundRange | Non
     return None
 
 
-def _are_equal(one: Normalisation, other: Normalisation) -> bool:
-    """Whether two normalisations do the same to every channel; one number serves all."""
-    for first, second in zip(one, other, strict=True):
-        if len(first) != len(second) and 1 not in (len(first), len(second)):
+def _are_equal(first: Normalisation, second: Normalisation) -> bool:
+    """Return whether two normalisations are equal for every channel; one number serves all."""
+    for a, b in zip(first, second, strict=True):
+        if len(a) != len(b) and 1 not in (len(a), len(b)):
             return False
-        count = max(len(first), len(second))
-        pairs = zip((first * count)[:count], (second * count)[:count], strict=True)
-        if not all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in pairs):
+        count = max(len(a), len(b))
+        pairs = zip((a * count)[:count], (b * count)[:count], strict=True)
+        if not all(math.isclose(x, y, rel_tol=1e-6, abs_tol=1e-6) for x, y in pairs):
             return False
     return True
 
 
 def _touches(name: str, arguments: dict[str, Any], image_key: str) -> bool:
-    """Whether the op reads or writes the image, as far as its arguments say; keep does not."""
+    """Return whether the op reads or writes the image, judging by its arguments; keep does not."""
     if name == "keep":
         return False
     if name == "drop":
@@ -129,7 +129,7 @@ def _touches(name: str, arguments: dict[str, Any], image_key: str) -> bool:
 def _get_normalisation(
     name: str, arguments: dict[str, Any], image_key: str
 ) -> Normalisation | None:
-    """The affine constants of a value range on the image; None if it is none of these."""
+    """Return the affine constants of a value range on the image; None for other ops."""
     if name not in ("value_range", "vgg_value_range", "clip_value_range"):
         return None
     keys = (arguments["key"],) if arguments["key"] else (arguments["inkey"], arguments["outkey"])

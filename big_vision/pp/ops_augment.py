@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from big_vision.pp import autoaugment
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import on_key_at_random
+from big_vision.tensorflow_setup import tf
 
-# Luminance of ITU-R 601, as PIL's mode L.
+# Luminance of ITU-R 601, as in PIL's mode L.
 _GREY_WEIGHTS = (0.299, 0.587, 0.114)
-# The operations' number that leaves an image as it is.
+# Number of no operation.
 _IDENTITY = len(autoaugment.OPERATIONS)
 
 
 @on_key_at_random
 def get_randaug(num_layers=2, magnitude=10):
-    """`num_layers` times one of 16 operations, each as likely; magnitude 0 to 10, or more.
+    """Apply one of 16 operations `num_layers` times, equally likely; magnitude 0 to 10, or more.
 
     Source: Cubuk et al. 2020, arXiv:1909.13719.
     """
@@ -24,8 +26,6 @@ def get_randaug(num_layers=2, magnitude=10):
     is_signed = [name in autoaugment.SIGNED for name in names]
 
     def randaug(image, randomness):
-        import tensorflow as tf
-
         require_rgb(image, "randaug")
         levels = [autoaugment.get_level_argument(name, magnitude) or 0.0 for name in names]
         draws = randomness.uniform([num_layers, 2])
@@ -43,17 +43,15 @@ def get_randaug(num_layers=2, magnitude=10):
 
 @on_key_at_random
 def get_autoaugment(policy="v0"):
-    """One of the policy's 25 sub-policies: two operations, each with its own probability.
+    """Apply one of the policy's 25 sub-policies: two operations with a probability each.
 
     Source: Cubuk et al. 2019, arXiv:1805.09501.
     """
     if policy != "v0":
-        raise ValueError(f"autoaugment: policy={policy!r} is not 'v0', the one there is")
+        raise ValueError(f"autoaugment: policy={policy!r} is not 'v0', the only one")
     rows = [_describe_steps(steps) for steps in autoaugment.POLICY_V0]
 
     def augment(image, randomness):
-        import tensorflow as tf
-
         require_rgb(image, "autoaugment")
         draws = randomness.uniform([5])
         table = tf.constant(rows, tf.float32)  # [25, 2, (number, probability, argument, signed)]
@@ -72,7 +70,7 @@ def get_autoaugment(policy="v0"):
 
 @on_key_at_random
 def get_color_jitter(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0):
-    """Brightness, contrast, saturation and hue changed in random order, as torchvision does.
+    """Change brightness, contrast, saturation and hue in random order, like torchvision.
 
     The first three are multiplied by a factor uniform in [max(0, 1 - x), 1 + x], hue is turned by
     a share of the circle uniform in [-x, x].
@@ -86,7 +84,7 @@ def get_color_jitter(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0):
 
 @on_key_at_random
 def get_gray_blur_solarize(sigma_min=0.1, sigma_max=2.0, threshold=128):
-    """One of grayscale, Gaussian blur (sigma uniform) and solarize, each as likely.
+    """Apply one of grayscale, Gaussian blur (sigma uniform) and solarize, equally likely.
 
     Source: Touvron, Cord and Jegou 2022, "DeiT III", arXiv:2204.07118, section 3.
     """
@@ -99,7 +97,7 @@ def get_gray_blur_solarize(sigma_min=0.1, sigma_max=2.0, threshold=128):
 
 @on_key_at_random
 def get_three_augment(strength=0.3):
-    """DeiT III's augmentation: gray_blur_solarize, then color_jitter(strength, three times)."""
+    """Apply DeiT III's augmentation: gray_blur_solarize, then color_jitter (strength 3 times)."""
 
     def three_augment(image, randomness):
         image = apply_gray_blur_or_solarize(image, (0.1, 2.0), 128, randomness.child(0))
@@ -109,13 +107,11 @@ def get_three_augment(strength=0.3):
 
 
 def jitter_colors(image: Any, strengths: tuple[float, ...], randomness: Randomness) -> Any:
-    """The image with brightness, contrast, saturation and hue changed in random order.
+    """Change brightness, contrast, saturation and hue in random order.
 
     Args:
-      strengths: four numbers; 0 leaves a step out.
+      strengths: four numbers; 0 omits a step.
     """
-    import tensorflow as tf
-
     require_rgb(image, "color_jitter")
     steps = (_change_brightness, _change_contrast, _change_saturation, _turn_hue)
     used = [(step, x) for step, x in zip(steps, strengths, strict=True) if x]
@@ -127,9 +123,9 @@ def jitter_colors(image: Any, strengths: tuple[float, ...], randomness: Randomne
     highs = tf.constant([x if step is _turn_hue else 1.0 + x for step, x in used])
     amounts = tf.gather(lows + draws[1] * (highs - lows), order)
     pixels = tf.cast(image, tf.float32)
-    for place in range(len(used)):
-        branches = [_bind(step, pixels, amounts[place]) for step, _ in used]
-        pixels = tf.clip_by_value(tf.switch_case(order[place], branches), 0.0, 255.0)
+    for position in range(len(used)):
+        branches = [functools.partial(step, pixels, amounts[position]) for step, _ in used]
+        pixels = tf.clip_by_value(tf.switch_case(order[position], branches), 0.0, 255.0)
         pixels.set_shape(image.shape)
     return tf.cast(pixels + 0.5, tf.uint8)
 
@@ -137,9 +133,7 @@ def jitter_colors(image: Any, strengths: tuple[float, ...], randomness: Randomne
 def apply_gray_blur_or_solarize(
     image: Any, sigmas: tuple[float, float], threshold: int, randomness: Randomness
 ) -> Any:
-    """The image after one of the three, each as likely."""
-    import tensorflow as tf
-
+    """Apply one of the three, equally likely."""
     require_rgb(image, "gray_blur_solarize")
     choice, share = tf.unstack(randomness.uniform([2]))
     sigma = sigmas[0] + share * (sigmas[1] - sigmas[0])
@@ -159,16 +153,15 @@ def apply_gray_blur_or_solarize(
 
 
 def blur_image(image: Any, sigma: Any) -> Any:
-    """Gaussian blur of a float32 image [H, W, C]; weights are renormalised at the border.
+    """Blur a float32 image [H, W, C] by a Gaussian; weights are renormalised at the border.
 
     Two matrix products, one for each axis: at 224 px as fast as the best convolution on a CPU, and
-    the same for every sigma.
+    equally fast for every sigma.
     """
-    import tensorflow as tf
 
     def get_weights(side: Any) -> Any:
-        places = tf.range(tf.cast(side, tf.float32))
-        return tf.nn.softmax(-0.5 * tf.square((places[:, None] - places[None]) / sigma))
+        positions = tf.range(tf.cast(side, tf.float32))
+        return tf.nn.softmax(-0.5 * tf.square((positions[:, None] - positions[None]) / sigma))
 
     height, width, channels = tf.unstack(tf.shape(image))
     rows = tf.matmul(get_weights(height), tf.reshape(image, [height, width * channels]))
@@ -176,32 +169,22 @@ def blur_image(image: Any, sigma: Any) -> Any:
     return tf.einsum("vw,hwc->hvc", get_weights(width), rows)
 
 
-def _bind(step: Any, pixels: Any, amount: Any) -> Any:
-    return lambda: step(pixels, amount)
-
-
 def _change_brightness(pixels: Any, factor: Any) -> Any:
     return pixels * factor
 
 
 def _change_contrast(pixels: Any, factor: Any) -> Any:
-    import tensorflow as tf
-
     mean = tf.reduce_sum(tf.reduce_mean(pixels, [0, 1]) * _GREY_WEIGHTS)
     return mean + factor * (pixels - mean)
 
 
 def _change_saturation(pixels: Any, factor: Any) -> Any:
-    import tensorflow as tf
-
     grey = tf.tile(tf.constant(_GREY_WEIGHTS)[:, None], [1, 3])
     mixer = factor * tf.eye(3) + (1.0 - factor) * grey
     return tf.reshape(tf.matmul(tf.reshape(pixels, [-1, 3]), mixer), tf.shape(pixels))
 
 
 def _turn_hue(pixels: Any, share: Any) -> Any:
-    import tensorflow as tf
-
     return tf.image.adjust_hue(pixels / 255.0, share) * 255.0
 
 

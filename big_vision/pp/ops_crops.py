@@ -15,9 +15,10 @@ from big_vision.pp.ops_image import (
 )
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import on_key, on_key_at_random
+from big_vision.tensorflow_setup import tf
 
 CROP_MODES = ("center", "squash")
-# For each example bilinear or bicubic, each as likely: timm's `random`.
+# For each example bilinear or bicubic, equally likely: timm's `random`.
 RANDOM_METHOD = "random"
 _TRIES = 10
 
@@ -26,18 +27,16 @@ _TRIES = 10
 def get_random_resized_crop(
     size, scale=(0.08, 1), ratio=(0.75, 1.3333333333333333), method="bicubic", antialias=True
 ):
-    """torchvision's RandomResizedCrop, of an image or of bytes; of JPEGs only the box is decoded.
+    """Apply torchvision's RandomResizedCrop to an image or bytes; of JPEGs only the box is decoded.
 
     Args:
       scale: smallest and largest share of the area.
       ratio: smallest and largest width / height.
-      method: of resizing; "random": bilinear or bicubic for each example, as timm has it.
+      method: of resizing; "random": bilinear or bicubic for each example, like timm.
     """
     height_width = get_height_width(size)
 
     def random_resized_crop(image, randomness):
-        import tensorflow as tf
-
         def draw(shape: Any) -> tuple[Any, Any]:
             return draw_resized_box(shape, scale, ratio, randomness)
 
@@ -55,20 +54,18 @@ def get_random_resized_crop(
 
 @on_key
 def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode="center"):
-    """timm's evaluation: resized to floor(size / pct), then the middle.
+    """Apply timm's evaluation: resize to floor(size / pct), then take the middle.
 
     Args:
-      mode: "center": the smaller side is resized to that and the aspect ratio kept; "squash": both.
+      mode: "center" resizes the smaller side and keeps the aspect ratio; "squash" resizes both.
     """
     height_width = get_height_width(size)
     least = tuple(math.floor(side / pct) for side in height_width)
 
     def center_crop_pct(image):
-        import tensorflow as tf
-
         sides = least if mode == "squash" else _get_resized_sides(image, least)
         resized = pil.resize(image, sides, method, antialias)
-        # Halves go to the even number.
+        # Halves are rounded to the even number.
         begin = tf.cast(tf.round((tf.shape(resized)[:2] - height_width) / 2), tf.int32)
         crop = tf.slice(resized, tf.concat([begin, [0]], axis=0), [*height_width, -1])
         crop.set_shape([*height_width, image.shape[-1]])
@@ -82,15 +79,13 @@ def draw_resized_box(
 ) -> tuple[Any, Any]:
     """Draw (y, x) and (height, width), both int32 [2], of torchvision's RandomResizedCrop.
 
-    The area is uniform and the logarithm of the aspect ratio is, too; the first of ten boxes that
-    fits into the image is placed anywhere. If none fits, the box is in the middle, as large as
-    `ratio` allows.
+    The area and the logarithm of the aspect ratio are uniform; the first of ten boxes that fits
+    into the image is placed anywhere. If none fits, the box is in the middle, as large as `ratio`
+    allows.
 
     Args:
       shape: int32 [2] or [3] of the image, height and width first.
     """
-    import tensorflow as tf
-
     sides = tf.cast(shape[:2], tf.int32)
     height, width = tf.unstack(tf.cast(sides, tf.float64))
     draws = tf.cast(randomness.child(0).uniform([_TRIES, 2]), tf.float64)
@@ -99,7 +94,7 @@ def draw_resized_box(
     ratios = tf.exp(tf.math.log(low) + (tf.math.log(high) - tf.math.log(low)) * draws[:, 1])
     boxes = tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=1)))
     fits = tf.reduce_all((boxes > 0) & (boxes <= (height, width)), axis=1)
-    # Of the bounds that the whole image breaks, if any.
+    # Which bounds the whole image breaks, if any.
     middle = tf.stack([
         tf.where(width / height < low, tf.round(width / low), height),
         tf.where(width / height > high, tf.round(height * high), width),
@@ -111,12 +106,10 @@ def draw_resized_box(
 
 
 def _get_resized_sides(image: Any, least: tuple[int, int]) -> Any:
-    """Int32 [2]: the sides that keep the aspect ratio and cover `least` (height, width).
+    """Return int32 [2] sides that keep the aspect ratio and cover `least` (height, width).
 
-    Of a square torchvision truncates the longer side; of others timm rounds it.
+    torchvision truncates the longer side if `least` is square, else timm rounds it.
     """
-    import tensorflow as tf
-
     sides = tf.cast(tf.shape(image)[:2], tf.float64)
     if least[0] == least[1]:
         return tf.cast(least[0] * sides / tf.reduce_min(sides), tf.int32)
@@ -124,8 +117,7 @@ def _get_resized_sides(image: Any, least: tuple[int, int]) -> Any:
 
 
 def _decode_box(image: Any, draw: Any) -> Any:
-    """The box of encoded bytes, with the pixels that PIL decodes."""
-    import tensorflow as tf
+    """Decode the box of encoded bytes to PIL's pixels."""
 
     def decode_window() -> Any:
         begin, box = draw(get_jpeg_shape(image))
@@ -138,8 +130,6 @@ def _decode_box(image: Any, draw: Any) -> Any:
 
 
 def _cut_box(image: Any, draw: Any) -> Any:
-    import tensorflow as tf
-
     begin, box = draw(tf.shape(image))
     crop = tf.slice(image, tf.concat([begin, [0]], axis=0), tf.concat([box, [-1]], axis=0))
     crop.set_shape([None, None, image.shape[-1]])

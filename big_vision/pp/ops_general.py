@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from big_vision.pp.registry import on_key
+from big_vision.tensorflow_setup import tf
 
 
 def get_onehot(depth, key="labels", key_result=None, multi=True, on=1.0, off=0.0):
-    """Labels to float32: [depth] for a scalar, one multi-hot [depth] for a list.
+    """Convert labels to float32: [depth] for a scalar, one multi-hot [depth] for a list.
 
     multi=False: [n, depth] for a list. A list's label out of range is an error with multi, and a
     row of `off` without.
     """
 
     def onehot(data, _randomness):
-        import tensorflow as tf
-
         labels = tf.cast(data[key], tf.int64)
         if multi and labels.shape.rank > 0:
             hits = tf.scatter_nd(labels[:, None], tf.ones_like(labels, tf.float32), [depth])
@@ -31,7 +30,7 @@ def get_onehot(depth, key="labels", key_result=None, multi=True, on=1.0, off=0.0
 
 
 def get_keep(*keys):
-    """Only these keys; absent ones are ignored."""
+    """Keep only these keys; absent ones are ignored."""
 
     def keep(data, _randomness):
         return {key: value for key, value in data.items() if key in keys}
@@ -40,7 +39,7 @@ def get_keep(*keys):
 
 
 def get_drop(*keys):
-    """All but these keys; absent ones are ignored."""
+    """Drop these keys; absent ones are ignored."""
 
     def drop(data, _randomness):
         return {key: value for key, value in data.items() if key not in keys}
@@ -49,7 +48,7 @@ def get_drop(*keys):
 
 
 def get_copy(inkey, outkey):
-    """The same value under a second key; nested dicts are copied, tensors shared."""
+    """Copy a value to a second key; nested dicts are copied, tensors shared."""
 
     def copy(data, _randomness):
         data[outkey] = _copy_containers(data[inkey])
@@ -59,11 +58,9 @@ def get_copy(inkey, outkey):
 
 
 def get_concat(inkeys, outkey=None, axis=-1):
-    """Several tensors joined along an axis, under `outkey` or the first of `inkeys`."""
+    """Join several tensors along an axis, under `outkey` or the first of `inkeys`."""
 
     def concat(data, _randomness):
-        import tensorflow as tf
-
         data[outkey or inkeys[0]] = tf.concat([data[key] for key in inkeys], axis)
         return data
 
@@ -71,7 +68,7 @@ def get_concat(inkeys, outkey=None, axis=-1):
 
 
 def get_flatten(keys=None):
-    """Nested dicts to names like `a/b`; `keys` limits which top-level names are flattened."""
+    """Flatten nested dicts to names like `a/b`; `keys` limits which top-level names."""
 
     def flatten(data, _randomness):
         flat: dict[str, Any] = {}
@@ -86,11 +83,9 @@ def get_flatten(keys=None):
 
 
 def get_setdefault(key, value):
-    """`value` where the key is missing or its tensor is empty (empty sides become 1)."""
+    """Set `value` if the key is missing or its tensor is empty (empty sides become 1)."""
 
     def setdefault(data, _randomness):
-        import tensorflow as tf
-
         if key not in data:
             data[key] = tf.constant(value)
             return data
@@ -105,17 +100,15 @@ def get_setdefault(key, value):
 
 @on_key
 def get_lookup(mapping, npzkey="fnames", sep=None):
-    """String(s) to a whole number by a table in a file; -1 for what is not in it.
+    """Look up string(s) in a table in a file; -1 for unknown ones.
 
-    The number is the line's (int64); or with `sep` the one beside it in lines of `word<sep>number`
-    (int32); or the place in the array `npzkey` of an .npz file (int64). The file may be remote.
+    The number is the line's (int64); or with `sep` the one after it in lines of `word<sep>number`
+    (int32); or the position in the array `npzkey` of an .npz file (int64). The file may be remote.
     """
     words, numbers = _read_table(mapping, npzkey, sep)
     tables: list[Any] = []
 
     def lookup(text):
-        import tensorflow as tf
-
         if not tables:
             with tf.init_scope():
                 entries = tf.lookup.KeyValueTensorInitializer(
@@ -129,11 +122,9 @@ def get_lookup(mapping, npzkey="fnames", sep=None):
 
 @on_key
 def get_squeeze_last_dim():
-    """Without the last axis, which must have length 1."""
+    """Remove the last axis, which must have length 1."""
 
     def squeeze_last_dim(value):
-        import tensorflow as tf
-
         return tf.squeeze(value, axis=-1)
 
     return squeeze_last_dim
@@ -141,11 +132,9 @@ def get_squeeze_last_dim():
 
 @on_key
 def get_reshape(new_shape):
-    """In another shape; one side may be -1."""
+    """Reshape; one side may be -1."""
 
     def reshape(value):
-        import tensorflow as tf
-
         return tf.reshape(value, new_shape)
 
     return reshape
@@ -153,11 +142,9 @@ def get_reshape(new_shape):
 
 @on_key
 def get_pad_to_shape(shape, pad_value=0, where="after"):
-    """Padded `before`, `after` or on `both` sides to a shape; None leaves an axis as it is."""
+    """Pad `before`, `after` or on `both` sides to a shape; None leaves an axis unchanged."""
 
     def pad_to_shape(value):
-        import tensorflow as tf
-
         assert len(shape) == value.shape.rank, f"{shape} does not fit rank {value.shape.rank}"
         sides = tf.shape(value)
         goal = tf.stack([sides[i] if side is None else side for i, side in enumerate(shape)])
@@ -176,34 +163,30 @@ def get_pad_to_shape(shape, pad_value=0, where="after"):
 
 @on_key
 def get_rag_tensor():
-    """A ragged tensor, so that examples of different length can be batched.
+    """Convert to a ragged tensor, so that examples of different length can be batched.
 
-    Of [...] it has the shape [1, ...], as in big_vision: the second axis is the ragged one.
+    [...] becomes [1, ...], as in big_vision: the second axis is the ragged one.
     """
 
     def rag_tensor(value):
-        import tensorflow as tf
-
         return tf.RaggedTensor.from_tensor(value[None])
 
     return rag_tensor
 
 
 def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
-    """Random entries along the first axis, the same ones for every key.
+    """Choose random entries along the first axis, the same ones for every key.
 
     Args:
-      n: "single": one entry, without the axis; a number: so many, none twice, in their order;
+      n: "single": one entry, without the axis; a number: that many different ones, in order;
         [low, high]: a random number of them, both ends included.
-      key: a name or list of names, read and written; inkey and outkey in its place otherwise.
-      fewer_ok: with [low, high], give all entries where there are fewer.
+      key: a name or list of names, read and written; otherwise inkey and outkey.
+      fewer_ok: with [low, high], return all entries if there are fewer.
       outkey: may contain `{key}`, the name that was read.
     """
     names = _pair_keys(key, inkey, outkey)
 
     def choice(data, randomness):
-        import tensorflow as tf
-
         values = {source: tf.convert_to_tensor(data[source]) for source, _ in names}
         length = _get_common_length(values, "choice")
         if n == "single":
@@ -220,7 +203,7 @@ def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
 
 
 def get_choice_no_replacement(key=None, inkey=None, outkey=None):
-    """One entry along the first axis; none comes again before all have come, by epoch.
+    """Choose one entry along the first axis by epoch; each comes once before any repeats.
 
     For an example (its `_id`, a number or string) every block of n epochs, n its number of
     entries, shows a permutation of them, and each block another one.
@@ -228,19 +211,13 @@ def get_choice_no_replacement(key=None, inkey=None, outkey=None):
     names = _pair_keys(key, inkey, outkey)
 
     def choice_no_replacement(data, randomness):
-        import tensorflow as tf
-
         values = {source: tf.convert_to_tensor(data[source]) for source, _ in names}
         length = _get_common_length(values, "choice_no_replacement")
-        block, place = tf.unstack(
-            [
-                randomness.epoch // tf.cast(length, tf.int64),
-                randomness.epoch % tf.cast(length, tf.int64),
-            ]
-        )
+        count = tf.cast(length, tf.int64)
+        block, position = tf.unstack([randomness.epoch // count, randomness.epoch % count])
         example = _to_number(tf.convert_to_tensor(data["_id"]))
         draws = randomness.for_example(block, example).uniform(length[None])
-        picked = tf.argsort(draws)[place]
+        picked = tf.argsort(draws)[position]
         for source, target in names:
             data[target] = tf.gather(values[source], picked)
         return data
@@ -249,7 +226,7 @@ def get_choice_no_replacement(key=None, inkey=None, outkey=None):
 
 
 def _pair_keys(key: Any, inkey: Any, outkey: Any) -> list[tuple[str, str]]:
-    """(source, target) names; `{key}` in a target stands for the source."""
+    """Return (source, target) names; `{key}` in a target stands for the source."""
     sources, targets = _to_names(key or inkey or "image"), _to_names(key or outkey or "image")
     if len(targets) == 1:
         targets = targets * len(sources)
@@ -263,9 +240,7 @@ def _to_names(value: str | Sequence[str]) -> list[str]:
 
 
 def _get_common_length(values: dict[str, Any], op: str) -> Any:
-    """Scalar int32: the first side, which must be the same for all."""
-    import tensorflow as tf
-
+    """Return scalar int32: the first side, which must be equal for all."""
     for name, value in values.items():
         assert value.shape.rank != 0, f"{op} needs a list to choose from, but {name!r} is a scalar"
     lengths = [tf.shape(value)[0] for value in values.values()]
@@ -276,9 +251,7 @@ def _get_common_length(values: dict[str, Any], op: str) -> Any:
 
 
 def _pick_in_order(n: int | Sequence[int], length: Any, fewer_ok: bool, randomness: Any) -> Any:
-    """Int32 places, ascending, none twice."""
-    import tensorflow as tf
-
+    """Draw different int32 positions in ascending order."""
     if isinstance(n, int):
         count = tf.constant(n)
     else:
@@ -292,17 +265,13 @@ def _pick_in_order(n: int | Sequence[int], length: Any, fewer_ok: bool, randomne
 
 
 def _after(checks: Sequence[Any], value: Any) -> Any:
-    """The same value, once the checks have passed (eager checks give None and have passed)."""
-    import tensorflow as tf
-
+    """Return the value after the checks have passed (eager checks are None and have passed)."""
     with tf.control_dependencies([check for check in checks if check is not None]):
         return tf.identity(value)
 
 
 def _to_number(identity: Any) -> Any:
-    """Scalar int64 of an example's id, a number or a string."""
-    import tensorflow as tf
-
+    """Convert an example's id, a number or a string, to scalar int64."""
     if identity.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(identity, tf.int64.max)
     return tf.cast(identity, tf.int64)
@@ -323,7 +292,7 @@ def _flatten_into(flat: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _read_table(mapping: str, npzkey: str, sep: str | None) -> tuple[list[str], Any]:
-    """Words and their numbers, an int32 or int64 array."""
+    """Read words and their numbers, an int32 or int64 array."""
     import fsspec
     import numpy as np
 

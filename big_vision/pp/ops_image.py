@@ -12,6 +12,7 @@ from typing import Any
 from big_vision.pp.orientation import read_orientation, turn_upright
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import on_key, on_key_at_random
+from big_vision.tensorflow_setup import tf
 
 RESIZE_METHODS = (
     "bilinear",
@@ -25,9 +26,9 @@ RESIZE_METHODS = (
 )
 # Kernels without negative lobes: the result stays within the input's range.
 _CONVEX_METHODS = ("bilinear", "nearest", "area")
-# By which libjpeg can shrink while it decodes.
+# libjpeg can shrink by these while it decodes.
 _SCALES = (1, 2, 4, 8)
-# Its pixels are those of PIL.
+# Gives PIL's pixels.
 _PRECISE_DCT = "INTEGER_ACCURATE"
 VGG_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 VGG_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
@@ -39,7 +40,7 @@ Size = int | Sequence[int]
 
 @on_key
 def get_decode(channels=3, precise=False):
-    """Bytes to a uint8 image; precise: JPEGs by the accurate DCT, whose pixels are PIL's."""
+    """Decode bytes to a uint8 image; precise: JPEGs by the accurate DCT, whose pixels are PIL's."""
 
     def decode(image):
         return decode_image(image, channels, precise=precise)
@@ -49,7 +50,7 @@ def get_decode(channels=3, precise=False):
 
 @on_key
 def get_upright(channels=3, precise=False):
-    """Bytes to a uint8 image that is turned as the EXIF orientation of its JPEG says."""
+    """Decode bytes to a uint8 image, turned by the EXIF orientation of a JPEG."""
 
     def upright(image):
         pixels = decode_image(image, channels, precise=precise)
@@ -60,7 +61,7 @@ def get_upright(channels=3, precise=False):
 
 @on_key
 def get_resize(size, method="bilinear", antialias=False):
-    """To `size`, a side or (height, width); half-pixel centres, dtype kept by truncation."""
+    """Resize to `size`, a side or (height, width); half-pixel centres, dtype kept by truncation."""
 
     def resize(image):
         return resize_image(image, get_height_width(size), method, antialias)
@@ -70,10 +71,9 @@ def get_resize(size, method="bilinear", antialias=False):
 
 @on_key
 def get_resize_small(smaller_size, method="area", antialias=False):
-    """The smaller side to `smaller_size`, the aspect ratio kept."""
+    """Resize the smaller side to `smaller_size` and keep the aspect ratio."""
 
     def resize_small(image):
-        tf = _import_tensorflow()
         return _resize_by_side(image, smaller_size, tf.reduce_min, method, antialias)
 
     return resize_small
@@ -81,10 +81,9 @@ def get_resize_small(smaller_size, method="area", antialias=False):
 
 @on_key
 def get_resize_long(longer_size, method="area", antialias=True):
-    """The longer side to `longer_size`, the aspect ratio kept."""
+    """Resize the longer side to `longer_size` and keep the aspect ratio."""
 
     def resize_long(image):
-        tf = _import_tensorflow()
         return _resize_by_side(image, longer_size, tf.reduce_max, method, antialias)
 
     return resize_long
@@ -92,10 +91,9 @@ def get_resize_long(longer_size, method="area", antialias=True):
 
 @on_key_at_random
 def get_inception_crop(size=None, area_min=5, area_max=100, method="bilinear", antialias=False):
-    """A random box of area_min to area_max percent, then resized to `size` if there is one."""
+    """Crop a random box of area_min to area_max percent, then resize to `size` if given."""
 
     def inception_crop(image, randomness):
-        tf = _import_tensorflow()
         areas = (area_min / 100, area_max / 100)
         begin, box = sample_box(tf.shape(image), areas, (0.75, 1.33), randomness)
         crop = tf.slice(image, begin, box)
@@ -107,18 +105,12 @@ def get_inception_crop(size=None, area_min=5, area_max=100, method="bilinear", a
 
 @on_key_at_random
 def get_decode_jpeg_and_inception_crop(
-    size=None,
-    area_min=5,
-    area_max=100,
-    ratio_min=0.75,
-    ratio_max=1.33,
-    method="bilinear",
+    size=None, area_min=5, area_max=100, ratio_min=0.75, ratio_max=1.33, method="bilinear",
     antialias=False,
-):
-    """The same on JPEG bytes; only the box is decoded."""
+):  # fmt: skip
+    """Crop like inception_crop from JPEG bytes; only the box is decoded."""
 
     def decode_jpeg_and_inception_crop(image, randomness):
-        tf = _import_tensorflow()
         areas, ratios = (area_min / 100, area_max / 100), (ratio_min, ratio_max)
         begin, box = sample_box(get_jpeg_shape(image), areas, ratios, randomness)
         crop = decode_jpeg_window(image, tf.concat([begin[:2], box[:2]], axis=0))
@@ -129,15 +121,10 @@ def get_decode_jpeg_and_inception_crop(
 
 @on_key_at_random
 def get_decode_jpeg_scaled_and_inception_crop(
-    size,
-    area_min=5,
-    area_max=100,
-    ratio_min=0.75,
-    ratio_max=1.33,
-    method="bilinear",
+    size, area_min=5, area_max=100, ratio_min=0.75, ratio_max=1.33, method="bilinear",
     antialias=False,
-):
-    """The same boxes, decoded at 1/2, 1/4 or 1/8 of their size where `size` is not larger."""
+):  # fmt: skip
+    """Crop the same boxes, decoded at 1/2, 1/4 or 1/8 size if `size` is not larger."""
 
     def decode_jpeg_scaled_and_inception_crop(image, randomness):
         areas, ratios = (area_min / 100, area_max / 100), (ratio_min, ratio_max)
@@ -151,10 +138,9 @@ def get_decode_jpeg_scaled_and_inception_crop(
 
 @on_key_at_random
 def get_random_crop(crop_size):
-    """A crop of `crop_size`, a side or (height, width), anywhere in the image."""
+    """Crop `crop_size`, a side or (height, width), anywhere in the image."""
 
     def random_crop(image, randomness):
-        tf = _import_tensorflow()
         height, width = get_height_width(crop_size)
         begin = randomness.integers(tf.shape(image)[:2] - (height - 1, width - 1))
         crop = tf.slice(image, tf.concat([begin, [0]], axis=0), [height, width, -1])
@@ -166,10 +152,9 @@ def get_random_crop(crop_size):
 
 @on_key
 def get_central_crop(crop_size=None):
-    """The middle of the image: `crop_size`, or the largest square if there is none."""
+    """Crop the middle of the image: `crop_size`, or by default the largest square."""
 
     def central_crop(image):
-        tf = _import_tensorflow()
         height_width = get_height_width(crop_size) if crop_size else None
         sides = tf.shape(image)[:2]
         if height_width:
@@ -189,7 +174,6 @@ def get_flip_lr():
     """Mirror left and right with probability 0.5."""
 
     def flip_lr(image, randomness):
-        tf = _import_tensorflow()
         flipped = randomness.uniform() < 0.5
         return tf.cond(flipped, lambda: tf.reverse(image, [-2]), lambda: image)
 
@@ -198,10 +182,9 @@ def get_flip_lr():
 
 @on_key
 def get_value_range(vmin=-1, vmax=1, in_min=0, in_max=255.0, clip_values=False):
-    """Float32: [in_min, in_max] (numbers or one per channel) mapped to [vmin, vmax]."""
+    """Map [in_min, in_max] (numbers or one per channel) to [vmin, vmax], in float32."""
 
     def value_range(image):
-        tf = _import_tensorflow()
         low, high = tf.constant(in_min, tf.float32), tf.constant(in_max, tf.float32)
         scaled = (tf.cast(image, tf.float32) - low) / (high - low)
         scaled = vmin + scaled * (vmax - vmin)
@@ -212,29 +195,28 @@ def get_value_range(vmin=-1, vmax=1, in_min=0, in_max=255.0, clip_values=False):
 
 @on_key
 def get_vgg_value_range(mean=VGG_MEAN, std=VGG_STD):
-    """Float32: (image - mean) / std, by default ImageNet's channels."""
+    """Compute float32 (image - mean) / std, by default with ImageNet's channels."""
     return _get_standardise(mean, std)
 
 
 @on_key
 def get_clip_value_range():
-    """Float32: (image - mean) / std with the constants of CLIP."""
+    """Compute float32 (image - mean) / std with the constants of CLIP."""
     return _get_standardise(CLIP_MEAN, CLIP_STD)
 
 
 @on_key
 def get_convert_to_video(num_frames):
-    """[H, W, C] to [num_frames, H, W, C]: the image, then frames of zeros."""
+    """Convert [H, W, C] to [num_frames, H, W, C]: the image, then frames of zeros."""
 
     def convert_to_video(image):
-        tf = _import_tensorflow()
         return tf.pad(image[None], [[0, num_frames - 1], [0, 0], [0, 0], [0, 0]])
 
     return convert_to_video
 
 
 def get_height_width(size: Size) -> tuple[int, int]:
-    """(height, width) of a side or a pair."""
+    """Return (height, width) of a side or a pair."""
     if isinstance(size, int):
         return size, size
     height, width = size
@@ -242,11 +224,10 @@ def get_height_width(size: Size) -> tuple[int, int]:
 
 
 def resize_image(image: Any, height_width: Any, method: str, antialias: bool) -> Any:
-    """An image of the given size and the same dtype.
+    """Resize an image and keep its dtype.
 
     Computed in float32, clipped to the dtype's range, truncated toward zero.
     """
-    tf = _import_tensorflow()
     resized = tf.image.resize(image, height_width, method, antialias=antialias)
     if image.dtype.is_floating or method in _CONVEX_METHODS:
         return tf.cast(resized, image.dtype)
@@ -254,19 +235,17 @@ def resize_image(image: Any, height_width: Any, method: str, antialias: bool) ->
 
 
 def get_jpeg_shape(image: Any) -> Any:
-    """Int32 [3] of JPEG bytes; of others an error, before libjpeg prints one of its own."""
-    tf = _import_tensorflow()
+    """Return int32 [3] of JPEG bytes; an error for others, before libjpeg prints its own."""
     with tf.control_dependencies([tf.debugging.Assert(tf.io.is_jpeg(image), ["no JPEG"])]):
         return tf.io.extract_jpeg_shape(tf.identity(image))
 
 
 def decode_image(image: Any, channels: int = 3, *, precise: bool = False) -> Any:
-    """Decode JPEG, PNG, GIF (its first frame), BMP or WebP, whatever the file is called.
+    """Decode JPEG, PNG, GIF (its first frame), BMP or WebP, whatever the file's name.
 
     Args:
-      precise: of JPEGs, by the accurate DCT.
+      precise: True to decode JPEGs by the accurate DCT.
     """
-    tf = _import_tensorflow()
 
     def decode_precisely() -> Any:
         return tf.io.decode_jpeg(image, channels=channels, dct_method=_PRECISE_DCT)
@@ -284,22 +263,20 @@ def decode_image(image: Any, channels: int = 3, *, precise: bool = False) -> Any
 
 
 def decode_jpeg_window(image: Any, window: Any, *, precise: bool = False) -> Any:
-    """Three channels of a JPEG's window [y, x, height, width]; nothing else is decoded."""
-    tf = _import_tensorflow()
+    """Decode three channels of a JPEG's window [y, x, height, width], and nothing else."""
     method = _PRECISE_DCT if precise else ""
     return tf.image.decode_and_crop_jpeg(image, window, channels=3, dct_method=method)
 
 
 def decode_jpeg_scaled_window(image: Any, begin: Any, sides: Any, smallest: tuple[int, int]) -> Any:
-    """A JPEG's window, shrunk by the decoder to 1/2, 1/4 or 1/8 unless it got below `smallest`.
+    """Decode a JPEG's window at 1/2, 1/4 or 1/8 size, unless that is below `smallest`.
 
-    libjpeg then computes fewer frequencies of each block of 8 pixels. Of scaled pixels the window
-    has all that it touches: up to seven pixels more on each side than were asked for.
+    libjpeg then computes fewer frequencies of each block of 8 pixels. The window covers all scaled
+    pixels that it touches: up to seven pixels more on each side.
 
     Args:
       begin, sides: int32 [2], (y, x) and (height, width) in pixels of the whole image.
     """
-    tf = _import_tensorflow()
     room = tf.reduce_min(sides // tf.constant(smallest, tf.int32))
 
     def decode(ratio: int) -> Any:
@@ -314,18 +291,17 @@ def decode_jpeg_scaled_window(image: Any, begin: Any, sides: Any, smallest: tupl
 def sample_box(
     shape: Any, areas: tuple[float, float], ratios: tuple[float, float], randomness: Randomness
 ) -> tuple[Any, Any]:
-    """A random box (begin, size), both int32 [3], ready for `tf.slice`.
+    """Draw a random box (begin, size), both int32 [3], for `tf.slice`.
 
     Aspect w/h uniform, then the height uniform over the whole numbers that keep area and width
-    in range: not the log-uniform aspect and uniform area of torchvision. After 100 tries in vain
-    the box is the whole image. One kernel, on the CPU.
+    in range: not the log-uniform aspect and uniform area of torchvision. After 100 failed tries the
+    box is the whole image. One kernel, on the CPU.
 
     Args:
       shape: int32 [3] of the image.
       areas: smallest and largest share of the image.
       ratios: smallest and largest width / height.
     """
-    tf = _import_tensorflow()
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         shape,
         tf.zeros([0, 0, 4], tf.float32),
@@ -340,8 +316,7 @@ def sample_box(
 
 
 def _refuse_animated_webp(image: Any) -> Any:
-    """The same bytes; TensorFlow 2.21 writes beyond its memory on such a file and channels=0."""
-    tf = _import_tensorflow()
+    """Return the bytes; TensorFlow 2.21 writes beyond its memory on such a file and channels=0."""
     flags = tf.io.decode_raw(tf.strings.substr(image, 0, 21), tf.uint8, fixed_length=21)[20]
     is_animated = (tf.strings.substr(image, 8, 8) == b"WEBPVP8X") & (flags & 2 > 0)
     with tf.control_dependencies([tf.debugging.Assert(~is_animated, ["animated WebP"])]):
@@ -355,7 +330,6 @@ def _resize_if_asked(image: Any, size: Size | None, method: str, antialias: bool
 
 
 def _resize_by_side(image: Any, size: int, choose_side: Any, method: str, antialias: bool) -> Any:
-    tf = _import_tensorflow()
     sides = tf.cast(tf.shape(image)[:2], tf.float32)
     factor = tf.cast(size, tf.float32) / choose_side(sides)
     return resize_image(image, tf.cast(tf.round(sides * factor), tf.int32), method, antialias)
@@ -363,14 +337,7 @@ def _resize_by_side(image: Any, size: int, choose_side: Any, method: str, antial
 
 def _get_standardise(mean: Sequence[float], std: Sequence[float]) -> Any:
     def standardise(image):
-        tf = _import_tensorflow()
         shifted = tf.cast(image, tf.float32) - tf.constant(mean, tf.float32)
         return shifted / tf.constant(std, tf.float32)
 
     return standardise
-
-
-def _import_tensorflow() -> Any:
-    import tensorflow as tf
-
-    return tf

@@ -1,4 +1,4 @@
-"""Random augmentation as timm and torchvision have it, for uint8 images [H, W, 3]."""
+"""Random augmentation of timm and torchvision, for uint8 images [H, W, 3]."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from big_vision.pp.autoaugment import blend
 from big_vision.pp.ops_augment import require_rgb
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import on_key_at_random
+from big_vision.tensorflow_setup import tf
 
 GREY = (128, 128, 128)
 INTERPOLATIONS = ("random", "nearest", "bilinear", "bicubic")
-# Chains of AugMix are this long, where nobody says how long.
+# Default length of chains of AugMix.
 _LONGEST_CHAIN = 3
 
 
@@ -21,15 +22,13 @@ def get_timm_randaug(
     num_layers=2, magnitude=10, mstd=0, increasing=False, probability=0.5, max_magnitude=10,
     fill=GREY, interpolation="random",
 ):  # fmt: skip
-    """timm's `rand-m9-n2-mstd0.5-inc1`: `num_layers` times one of 15 operations, or nothing.
+    """Apply timm's `rand-m9-n2-mstd0.5-inc1`: one of 15 operations, or none, `num_layers` times.
 
     Source: timm 1.0.31, data/auto_augment.py.
     """
     names = policies.RANDAUG
 
     def timm_randaug(image, randomness):
-        import tensorflow as tf
-
         require_rgb(image, "timm_randaug")
         draws = randomness.child(0).uniform([num_layers, 2])
         numbers = tf.cast(draws[:, 0] * len(names), tf.int32)
@@ -46,10 +45,10 @@ def get_timm_randaug(
 def get_augmix(
     magnitude=3, width=3, chain_length=0, alpha=1.0, mstd=100, fill=GREY, interpolation="random"
 ):
-    """timm's `augmix-m3-w3`: chains of operations, mixed with each other and with the image.
+    """Apply timm's `augmix-m3-w3`: chains of operations, mixed with each other and the image.
 
     Args:
-      chain_length: operations of a chain; 0: 1 to 3, each as likely.
+      chain_length: operations of a chain; 0: 1 to 3, equally likely.
       mstd: from 100 on magnitudes are uniform from 0 to `magnitude`.
 
     Source: Hendrycks et al. 2020, arXiv:1912.02781; timm 1.0.31, data/auto_augment.py.
@@ -57,8 +56,6 @@ def get_augmix(
     names, length = policies.AUGMIX, chain_length or _LONGEST_CHAIN
 
     def augmix(image, randomness):
-        import tensorflow as tf
-
         require_rgb(image, "augmix")
         gammas = _draw_gammas(width + 2, alpha, randomness.child(0))
         weights = gammas[:width] / tf.reduce_sum(gammas[:width])
@@ -82,15 +79,13 @@ def get_augmix(
 
 @on_key_at_random
 def get_trivial_augment(fill=0, interpolation="nearest"):
-    """torchvision's `TrivialAugmentWide`: one of 14 operations by one of 31 strengths.
+    """Apply torchvision's `TrivialAugmentWide`: one of 14 operations with one of 31 strengths.
 
     Source: Mueller and Hutter 2021, arXiv:2103.10158.
     """
     names = tuple(policies.TRIVIAL)
 
     def trivial_augment(image, randomness):
-        import tensorflow as tf
-
         require_rgb(image, "trivial_augment")
         draws = randomness.child(0).uniform([3])
         number = tf.cast(draws[0] * len(names), tf.int32)
@@ -110,9 +105,7 @@ def _complete(
     interpolation: str,
     randomness: Randomness,
 ) -> policies.Layers:
-    """Operations with their arguments, in either direction, and a way to look between pixels."""
-    import tensorflow as tf
-
+    """Complete operations with arguments, a random direction and an interpolation."""
     count = numbers.shape[0]
     signs = tf.where(randomness.child(2).uniform([count]) < 0.5, -1.0, 1.0)
     signs = tf.cast(signs, tf.float64)
@@ -122,8 +115,6 @@ def _complete(
 
 
 def _choose_interpolations(count: int, name: str, randomness: Randomness) -> Any:
-    import tensorflow as tf
-
     if name != "random":
         return tf.fill([count], INTERPOLATIONS.index(name) - 1)
     is_cubic = randomness.uniform([count]) < 0.5
@@ -131,12 +122,10 @@ def _choose_interpolations(count: int, name: str, randomness: Randomness) -> Any
 
 
 def _draw_gammas(count: int, alpha: float, randomness: Randomness) -> Any:
-    """Their shares are a Dirichlet, or of two of them a Beta, distribution."""
-    import tensorflow as tf
-
+    """Draw numbers whose shares have a Dirichlet, or for two of them a Beta, distribution."""
     return tf.random.stateless_gamma([count], randomness.key(), alpha) + 1e-30
 
 
 def _spread(fill: Any) -> list[float]:
-    """A value for each channel."""
+    """Return a value for each channel."""
     return list(fill) if isinstance(fill, list | tuple) else [fill] * 3

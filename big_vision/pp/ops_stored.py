@@ -1,4 +1,4 @@
-"""The op that shows an image as it was shown to a teacher elsewhere."""
+"""The op that shows an image as a teacher elsewhere saw it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from big_vision.pp import pil, policies
 from big_vision.pp.ops_augment import require_rgb
 from big_vision.pp.ops_image import Size, get_height_width
 from big_vision.pp.registry import on_key_at_random
-from big_vision.pp.seeded_views import draw_view
-from big_vision.pp.stored_views import ViewForm, ViewTable
+from big_vision.pp.stored_views import ViewForm, ViewTable, draw_view
+from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
-# In a row: no operation.
+# No operation, in a row.
 NOTHING = 255
 
 
 @on_key_at_random
 def get_stored_view(place, size):
-    """The part of the image that a folder holds for this epoch and example, resized to `size`.
+    """Crop the part of the image that a folder holds for this epoch and example, resized to `size`.
 
-    Where the folder says so: mirrored, after torchvision's operations, with a black box.
+    If the folder says so: mirrored, after torchvision's operations, with a black box.
     """
     table = ViewTable(place)
 
     def stored_view(image, randomness):
-        import tensorflow as tf
-
         form = read_form(table, place, size)
         kinds = (tf.int32, tf.bool, tf.int32, tf.float32, tf.int32)
 
         def look_up(example: np.ndarray, shape: np.ndarray) -> tuple[Any, ...]:
             return get_view(table, place, example, shape)
 
-        found = tf.numpy_function(look_up, [randomness.example, tf.shape(image)], kinds)
-        box, flip, numbers, arguments, erased = found
+        view = tf.numpy_function(look_up, [randomness.example, tf.shape(image)], kinds)
+        box, flip, numbers, arguments, erased = view
         for value, count in ((box, 4), (numbers, None), (arguments, None), (erased, 4)):
             value.set_shape([count])
         crop = tf.slice(image, tf.concat([box[:2], [0]], 0), tf.concat([box[2:], [-1]], 0))
@@ -53,7 +51,7 @@ def get_stored_view(place, size):
 
 
 def read_form(table: ViewTable, place: str, size: Size) -> ViewForm:
-    """What the views are; refuses a size at which they would be others."""
+    """Return the form of the views; a UserError for a size at which they would be others."""
     form = table.open().form
     if form.is_bound and get_height_width(size) != form.size:
         raise UserError(
@@ -64,9 +62,7 @@ def read_form(table: ViewTable, place: str, size: Size) -> ViewForm:
 
 
 def apply_operations(image: Any, form: ViewForm, numbers: Any, arguments: Any) -> Any:
-    """torchvision's operations of a view, or those of timm that a seed has drawn."""
-    import tensorflow as tf
-
+    """Apply torchvision's operations of a view, or those of timm that a seed has drawn."""
     names, way, fill = tuple(policies.TRIVIAL), policies.NEAREST, [0.0] * 3
     if form.rules is not None:
         names, fill = policies.RANDAUG, [float(level) for level in form.rules.fill]
@@ -76,7 +72,7 @@ def apply_operations(image: Any, form: ViewForm, numbers: Any, arguments: Any) -
 
 
 def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarray) -> tuple:
-    """Box, flip, operations, their arguments and the box to erase, for an image of this shape."""
+    """Return box, flip, operations, their arguments and the box to erase for an image's shape."""
     row = table.get(int(example[0]), int(example[1]))
     form = table.open().form
     if form.rules is not None:
@@ -98,9 +94,7 @@ def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarra
 
 
 def erase(image: Any, box: Any) -> Any:
-    """Black within the box (y, x, height, width)."""
-    import tensorflow as tf
-
+    """Blacken the box (y, x, height, width)."""
     y, x, height, width = tf.unstack(box)
     rows, columns = tf.range(tf.shape(image)[0]), tf.range(tf.shape(image)[1])
     is_inside = ((rows >= y) & (rows < y + height))[:, None]

@@ -1,23 +1,23 @@
-"""The EXIF orientation of a JPEG, read from its bytes in the graph, and images turned by it."""
+"""Reads the EXIF orientation of a JPEG from its bytes in the graph, and turns images by it."""
 
 from __future__ import annotations
 
 import functools
 from typing import Any
 
+from big_vision.tensorflow_setup import tf
+
 UPRIGHT = 1
 _TAG, _TYPE_SHORT = 0x0112, 3
-# Bytes of an entry in a directory of TIFF, and how many entries are looked through.
+# Bytes of an entry in a directory of TIFF, and the most entries to read.
 _ENTRY_BYTES, _MOST_ENTRIES = 12, 128
-# Of JPEG: what every marker begins with, the segment of EXIF, the end of what can hold one.
+# Of JPEG: first byte of every marker, segment of EXIF, end of the segments that can hold one.
 _MARKER, _APP1, _ENDS = 0xFF, 0xE1, (0xD9, 0xDA)
 _EXIF = b"Exif\0\0"
 
 
 def read_orientation(encoded: Any) -> Any:
-    """Read the orientation, int32 of 1 to 8; 1 if the bytes hold none, or are no JPEG."""
-    import tensorflow as tf
-
+    """Read the orientation, int32 of 1 to 8; 1 if the bytes have none or are no JPEG."""
     begin = _find_exif(encoded)
     header = _read(encoded, begin, 8)
     is_little = header[0] == ord("I")
@@ -32,8 +32,7 @@ def read_orientation(encoded: Any) -> Any:
 
 
 def turn_upright(image: Any, orientation: Any) -> Any:
-    """Turn and mirror [H, W, C], so that what the camera held up is up."""
-    import tensorflow as tf
+    """Turn and mirror [H, W, C], so that the image is upright."""
 
     def mirror(axis: int, image: Any) -> Any:
         return tf.reverse(image, [axis])
@@ -53,36 +52,31 @@ def turn_upright(image: Any, orientation: Any) -> Any:
 
 
 def _find_exif(encoded: Any) -> Any:
-    """Find the place of the TIFF header in the first segment of EXIF; 0 if there is none."""
-    import tensorflow as tf
+    """Find the offset of the TIFF header in the first segment of EXIF; 0 if it does not exist."""
 
-    def look(place: Any, _begin: Any, _is_open: Any) -> tuple[Any, Any, Any]:
-        head = _read(encoded, place, 4 + len(_EXIF))
+    def look(offset: Any, _begin: Any, _is_open: Any) -> tuple[Any, Any, Any]:
+        head = _read(encoded, offset, 4 + len(_EXIF))
         length = head[2] * 256 + head[3]
         is_exif = (head[1] == _APP1) & tf.reduce_all(head[4:] == tf.constant(list(_EXIF)))
         is_segment = (head[0] == _MARKER) & ~tf.reduce_any(head[1] == tf.constant(_ENDS))
-        begin = tf.where(is_segment & is_exif, place + 4 + len(_EXIF), 0)
+        begin = tf.where(is_segment & is_exif, offset + 4 + len(_EXIF), 0)
         # Markers may be preceded by any number of bytes 0xFF.
         step = tf.where(head[1] == _MARKER, 1, 2 + length)
-        return place + step, begin, is_segment & ~is_exif
+        return offset + step, begin, is_segment & ~is_exif
 
     start = tf.constant(2), tf.constant(0), tf.io.is_jpeg(encoded)
-    return tf.while_loop(lambda _place, _begin, is_open: is_open, look, start)[1]
+    return tf.while_loop(lambda _offset, _begin, is_open: is_open, look, start)[1]
 
 
 def _read(encoded: Any, begin: Any, count: int) -> Any:
-    """Int32 [count], zeros where the bytes have ended."""
-    import tensorflow as tf
-
+    """Return int32 [count], zeros after the end of the bytes."""
     begin = tf.clip_by_value(begin, 0, tf.strings.length(encoded))
     taken = tf.strings.substr(encoded, begin, count)
     return tf.cast(tf.io.decode_raw(taken, tf.uint8, fixed_length=count), tf.int32)
 
 
 def _join(parts: Any, is_little: Any) -> Any:
-    """The numbers that bytes [..., n] are, in either order."""
-    import tensorflow as tf
-
+    """Combine bytes [..., n] to numbers, in either order."""
     parts = tf.where(is_little, tf.reverse(parts, [-1]), parts)
-    weights = [256**place for place in reversed(range(parts.shape[-1]))]
+    weights = [256**power for power in reversed(range(parts.shape[-1]))]
     return tf.reduce_sum(parts * tf.constant(weights), axis=-1)

@@ -1,26 +1,26 @@
-"""Operations of PIL's images in the graph: what timm and torchvision augment by.
+"""Operations of PIL's images in the graph, which timm and torchvision augment with.
 
-Images are uint8 [H, W, 3]. Colours are PIL's. Resized values are, too, but for a level in few of
-them. Other geometry is computed in float32 where PIL has doubles or fixed point, so that single
+Images are uint8 [H, W, 3]. Colours are PIL's. Resized values are, too, except for a level in a few
+of them. Other geometry is computed in float32 while PIL has doubles or fixed point, so that single
 pixels differ by a level, or are a neighbour's.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from big_vision.pp import autoaugment
+from big_vision.tensorflow_setup import tf
 
-# Parts of 2^16 that PIL's mode L takes of red, green and blue.
+# Weights in 2^16 of red, green and blue in PIL's mode L.
 _LUMA = (19595, 38470, 7471)
 
 
 def autocontrast(image: Any) -> Any:
-    """Each channel stretched to 0...255; a flat channel stays."""
-    import tensorflow as tf
-
+    """Stretch each channel to 0...255; a flat channel stays."""
     pixels = tf.cast(image, tf.float64)
     low, high = tf.reduce_min(pixels, [0, 1]), tf.reduce_max(pixels, [0, 1])
     scale = 255.0 / tf.maximum(high - low, 1.0)
@@ -29,39 +29,31 @@ def autocontrast(image: Any) -> Any:
 
 
 def posterize(image: Any, bits: Any) -> Any:
-    """The highest `bits` of each value; 0 leaves black."""
-    import tensorflow as tf
-
+    """Keep the highest `bits` of each value; 0 leaves black."""
     bits = tf.clip_by_value(tf.cast(bits, tf.int32), 0, 8)
     mask = 256 - tf.bitwise.left_shift(1, 8 - bits)
     return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
 
 
 def solarize(image: Any, threshold: Any) -> Any:
-    """Values from the threshold on inverted; 256 leaves all."""
-    import tensorflow as tf
-
+    """Invert values from the threshold on; 256 leaves all."""
     is_bright = tf.cast(image, tf.float32) >= tf.cast(threshold, tf.float32)
     return tf.bitwise.bitwise_xor(image, tf.cast(is_bright, tf.uint8) * 255)
 
 
 def color(image: Any, factor: Any) -> Any:
-    """Saturation: 0 grey, 1 the image."""
+    """Change the saturation: 0 is grey, 1 the image."""
     return autoaugment.blend(_to_grey(image), image, factor)
 
 
 def contrast(image: Any, factor: Any) -> Any:
-    """Contrast around the mean grey, which is rounded."""
-    import tensorflow as tf
-
+    """Change the contrast around the mean grey, which is rounded."""
     mean = tf.reduce_mean(tf.cast(_to_grey(image), tf.float64))
     return autoaugment.blend(tf.cast(mean + 0.5, tf.uint8), image, factor)
 
 
 def sharpness(image: Any, factor: Any) -> Any:
-    """0 smoothed by a 3x3 kernel (but for the border), 1 the image."""
-    import tensorflow as tf
-
+    """Change the sharpness: 0 is smoothed by a 3x3 kernel (except the border), 1 the image."""
     pixels = tf.cast(image, tf.int32)
     height, width = tf.unstack(tf.shape(image)[:2])
     inner = pixels[1:-1, 1:-1] * 4
@@ -75,9 +67,7 @@ def sharpness(image: Any, factor: Any) -> Any:
 
 
 def get_rotation(degrees: Any, height: Any, width: Any) -> list[Any]:
-    """The matrix that turns about the middle, anticlockwise."""
-    import tensorflow as tf
-
+    """Return the matrix of a rotation about the middle, anticlockwise."""
     angle = -tf.cast(degrees, tf.float32) * (math.pi / 180.0)
     cos, sin = tf.cos(angle), tf.sin(angle)
     x, y = width / 2.0, height / 2.0
@@ -85,22 +75,21 @@ def get_rotation(degrees: Any, height: Any, width: Any) -> list[Any]:
 
 
 def transform(image: Any, matrix: Any, fill: Sequence[float], interpolation: Any) -> Any:
-    """Output pixel (x, y) from (a x + b y + c, d x + e y + f) between pixel centres.
+    """Compute output pixel (x, y) from (a x + b y + c, d x + e y + f) between pixel centres.
 
     Args:
       matrix: [6] float32, (a, b, c, d, e, f); centres of pixels lie at halves.
-      fill: of what comes from outside, for each channel.
+      fill: of pixels from outside, for each channel.
       interpolation: scalar int32: 0 nearest, 1 bilinear, 2 bicubic.
     """
-    import tensorflow as tf
-
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32))
     rows, columns = tf.range(height)[:, None] + 0.5, tf.range(width)[None] + 0.5
     a, b, c, d, e, f = tf.unstack(tf.cast(matrix, tf.float32))
     x, y = a * columns + b * rows + c, d * columns + e * rows + f
     is_inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     samplers = [_take_nearest, _take_bilinear, _take_bicubic]
-    taken = tf.switch_case(interpolation, [_bind(one, image, x, y) for one in samplers])
+    branches = [functools.partial(sampler, image, x, y) for sampler in samplers]
+    taken = tf.switch_case(interpolation, branches)
     taken.set_shape(image.shape)
     return tf.where(is_inside[..., None], taken, tf.cast(tf.constant(list(fill)), tf.uint8))
 
@@ -108,16 +97,14 @@ def transform(image: Any, matrix: Any, fill: Sequence[float], interpolation: Any
 def resize(image: Any, height_width: Any, method: str, antialias: bool = True) -> Any:
     """Resize [H, W, C] as PIL does: along each row, then along each column, rounded after both.
 
-    PIL 13 takes columns first where the height shrinks much more than the width.
-    Two to three times as fast as `tf.image.resize` with `antialias`, since a row of the kernel is
-    a whole row of the image or of its transpose.
+    PIL 13 takes columns first if the height shrinks much more than the width. Two to three times as
+    fast as `tf.image.resize` with `antialias`, since a row of the kernel is a whole row of the
+    image or of its transpose.
 
     Args:
-      image: its type is kept; without rounding if that is a float.
+      image: its dtype is kept; a float is not rounded.
       height_width: two numbers, or int32 [2].
     """
-    import tensorflow as tf
-
     height, width = height_width if isinstance(height_width, tuple) else tf.unstack(height_width)
     rows, columns, channels = tf.unstack(tf.shape(image))
 
@@ -137,13 +124,11 @@ def resize(image: Any, height_width: Any, method: str, antialias: bool = True) -
 
 
 def _take_nearest(image: Any, x: Any, y: Any) -> Any:
-    import tensorflow as tf
-
     return _gather(image, tf.cast(tf.floor(x), tf.int32), tf.cast(tf.floor(y), tf.int32))
 
 
 def _take_bilinear(image: Any, x: Any, y: Any) -> Any:
-    """The border counts on beyond itself; the result is truncated."""
+    """Sample by four pixels, the border repeated; the result is truncated."""
 
     def weigh(share: Any) -> list[Any]:
         return [1.0 - share, share]
@@ -152,7 +137,7 @@ def _take_bilinear(image: Any, x: Any, y: Any) -> Any:
 
 
 def _take_bicubic(image: Any, x: Any, y: Any) -> Any:
-    """The kernel of a = -1."""
+    """Sample by sixteen pixels, with the kernel of a = -1."""
 
     def weigh(share: Any) -> list[Any]:
         square, cube = share * share, share * share * share
@@ -167,17 +152,15 @@ def _take_bicubic(image: Any, x: Any, y: Any) -> Any:
 
 
 def _take(
-    image: Any, places: tuple[Any, Any], first: int, weigh: Callable[[Any], list[Any]]
+    image: Any, points: tuple[Any, Any], first: int, weigh: Callable[[Any], list[Any]]
 ) -> Any:
-    """Pixels around each place, weighed along both axes.
+    """Sum the pixels around each point, weighted along both axes.
 
     Args:
-      first: of the pixels, against the one whose centre lies before the place.
-      weigh: share of the way to the next centre -> weights of the pixels, one after the other.
+      first: of the pixels, relative to the one whose centre lies before the point.
+      weigh: share of the way to the next centre -> weights of the pixels, in order.
     """
-    import tensorflow as tf
-
-    x, y = (place - 0.5 for place in places)
+    x, y = (point - 0.5 for point in points)
     start_x, start_y = tf.floor(x), tf.floor(y)
     columns, rows = weigh(x - start_x), weigh(y - start_y)
     left, top = (tf.cast(start, tf.int32) + first for start in (start_x, start_y))
@@ -192,21 +175,13 @@ def _take(
 
 
 def _gather(image: Any, x: Any, y: Any) -> Any:
-    """The pixels at whole places, the nearest ones of the image where they lie outside."""
-    import tensorflow as tf
-
+    """Return the pixels at whole positions, the nearest ones of the image for those outside."""
     height, width, channels = tf.unstack(tf.shape(image))
     x, y = tf.clip_by_value(x, 0, width - 1), tf.clip_by_value(y, 0, height - 1)
     return tf.gather(tf.reshape(image, [height * width, channels]), y * width + x)
 
 
 def _to_grey(image: Any) -> Any:
-    """[H, W, 1] uint8."""
-    import tensorflow as tf
-
+    """Return [H, W, 1] uint8."""
     summed = tf.reduce_sum(tf.cast(image, tf.int32) * tf.constant(_LUMA), -1, keepdims=True)
     return tf.cast(tf.bitwise.right_shift(summed + 0x8000, 16), tf.uint8)
-
-
-def _bind(sampler: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
-    return lambda: sampler(*arguments)

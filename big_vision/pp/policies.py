@@ -1,6 +1,6 @@
-"""Random policies over PIL's operations: what is drawn by name, and by how much.
+"""Random policies over PIL's operations.
 
-An operation has a number, its place in the policy's list of names; -1 leaves an image as it is.
+An operation has a number, its position in the policy's list of names; -1 leaves an image unchanged.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from big_vision.pp import autoaugment, pil
 from big_vision.pp.randomness import Randomness
+from big_vision.tensorflow_setup import tf
 
 NEAREST, BILINEAR, BICUBIC = range(3)
 _COLOURS: dict[str, Callable[..., Any]] = {
@@ -45,7 +46,7 @@ AUGMIX = (
     "AutoContrast", "Color", "Contrast", "Brightness", "Sharpness", "Equalize", "Rotate",
     "Posterize", "Solarize", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel",
 )  # fmt: skip
-# torchvision's TrivialAugmentWide: (the least and the greatest strength, whether it has a sign).
+# torchvision's TrivialAugmentWide: (smallest and largest strength, whether it has a sign).
 TRIVIAL = {
     "Identity": (0.0, 0.0, False),
     "ShearX": (0.0, 0.99, True), "ShearY": (0.0, 0.99, True),
@@ -63,8 +64,7 @@ class Layers(NamedTuple):
     """Operations to apply one after the other.
 
     Attributes:
-      numbers: int32 [layers].
-      arguments: float32 [layers].
+      numbers, arguments: int32 and float32 [layers].
       interpolations: int32 [layers], of `pil.transform`.
     """
 
@@ -74,15 +74,13 @@ class Layers(NamedTuple):
 
 
 def get_level_argument(name: str, level: Any, sign: Any, increasing: bool) -> Any:
-    """What timm calls an operation with.
+    """Return timm's argument of an operation.
 
     Args:
       level: float64 tensor, the magnitude over 10.
       sign: of that shape, 1 or -1.
       increasing: stronger with the magnitude, whatever the operation.
     """
-    import tensorflow as tf
-
     if name in _ENHANCING:
         least = tf.constant(0.1, level.dtype)
         return tf.maximum(least, 1.0 + sign * level * 0.9) if increasing else level * 1.8 + 0.1
@@ -99,9 +97,7 @@ def get_level_argument(name: str, level: Any, sign: Any, increasing: bool) -> An
 def draw_magnitudes(
     count: int, magnitude: float, mstd: float, most: float, randomness: Randomness
 ) -> Any:
-    """Float64 [count] magnitudes, as timm draws them: `mstd` from 100 on is uniform below."""
-    import tensorflow as tf
-
+    """Draw float64 [count] magnitudes like timm: `mstd` from 100 on is uniform below."""
     if mstd >= 100:
         drawn = magnitude * tf.cast(randomness.uniform([count]), tf.float64)
     elif mstd:
@@ -115,20 +111,17 @@ def draw_magnitudes(
 def choose_arguments(
     names: Sequence[str], numbers: Any, magnitudes: Any, signs: Any, increasing: bool
 ) -> Any:
-    """Float32 [layers] arguments of the operations of these numbers."""
-    import tensorflow as tf
-
+    """Return float32 [layers] arguments of the operations of these numbers."""
     table = [get_level_argument(n, magnitudes / 10.0, signs, increasing) for n in names]
     chosen = tf.gather(tf.stack(table, axis=1), tf.maximum(numbers, 0), batch_dims=1)
     return tf.cast(chosen, tf.float32)
 
 
 def apply_layers(image: Any, names: Sequence[str], layers: Layers, fill: Sequence[float]) -> Any:
-    """The image after its operations; the graph holds each of them once, however many there are."""
-    import tensorflow as tf
+    """Apply operations in turn; the graph holds each kind once, however many there are."""
 
     def apply_next(layer: Any, image: Any) -> tuple[Any, Any]:
-        number, argument, interpolation = (one[layer] for one in layers)
+        number, argument, interpolation = (values[layer] for values in layers)
         return layer + 1, apply_one(image, names, (number, argument, interpolation), fill)
 
     count = tf.shape(layers.numbers)[0]
@@ -142,9 +135,7 @@ def apply_layers(image: Any, names: Sequence[str], layers: Layers, fill: Sequenc
 def apply_one(
     image: Any, names: Sequence[str], layer: tuple[Any, Any, Any], fill: Sequence[float]
 ) -> Any:
-    """The image after one operation: its number among the names, argument, interpolation."""
-    import tensorflow as tf
-
+    """Apply one operation: its number among the names, argument, interpolation."""
     number, argument, interpolation = layer
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32))
 
@@ -167,13 +158,11 @@ def apply_one(
 
 
 def get_trivial_argument(number: Any, share: Any, is_negative: Any) -> Any:
-    """What torchvision calls an operation of TRIVIAL with at a share of its range.
+    """Return torchvision's argument of an operation of TRIVIAL at a share of its range.
 
-    Translations are whole pixels, bits are rounded, and what changes colours is a factor, 1 plus
+    Translations are whole pixels, bits are rounded, and operations on colours get a factor, 1 plus
     the strength.
     """
-    import tensorflow as tf
-
     rows = list(TRIVIAL.values())
     least, greatest = (tf.gather([row[n] for row in rows], number) for n in (0, 1))
     strength = least + share * (greatest - least)
@@ -183,12 +172,10 @@ def get_trivial_argument(number: Any, share: Any, is_negative: Any) -> Any:
     strength = tf.where(_is_among(number, ("Posterize",)), tf.round(strength), strength)
     has_sign = tf.gather([row[2] for row in rows], number)
     strength = tf.where(has_sign & is_negative, -strength, strength)
-    # A picture that moves to the right is looked for on the left.
+    # An image that moves to the right reads its pixels from the left.
     strength = tf.where(_is_among(number, ("TranslateX", "TranslateY")), -strength, strength)
     return tf.where(_is_among(number, _ENHANCING), 1.0 + strength, strength)
 
 
 def _is_among(number: Any, names: Sequence[str]) -> Any:
-    import tensorflow as tf
-
     return tf.gather([name in names for name in TRIVIAL], number)

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from big_vision.tensorflow_setup import tf
 from utils.registry import Registry
 
 PREFIX = "preprocess_ops."
@@ -61,7 +62,7 @@ OPS = Registry(
     },
 )
 
-# What a factory returns: takes the example (a dict that it may change) and the op's Randomness.
+# A factory's result: takes the example (a dict that it may change) and the op's Randomness.
 Apply = Callable[[dict[str, Any], Any], dict[str, Any]]
 
 
@@ -74,9 +75,9 @@ class OpCall(NamedTuple):
 
 
 def parse_call(text: str) -> OpCall:
-    """The name and literal arguments of `name`, `dotted.name` or `name(...)`.
+    """Parse the name and literal arguments of `name`, `dotted.name` or `name(...)`.
 
-    A bare name is given back as it was written, blanks and all.
+    A bare name is returned as it was written, blanks and all.
 
     Raises:
       SyntaxError: the text is no Python expression (IndentationError: it starts with a blank).
@@ -93,10 +94,10 @@ def parse_call(text: str) -> OpCall:
 
 
 def get_op(name: str) -> Callable[..., Apply]:
-    """The factory of that op.
+    """Return the factory of an op.
 
     Raises:
-      KeyError: no op has this name; the message is the published `preprocess_ops.NAME`.
+      KeyError: unknown op; the message is the published `preprocess_ops.NAME`.
     """
     if name not in OPS:
         raise KeyError(PREFIX + name)
@@ -108,49 +109,28 @@ def on_key(factory: Callable[..., Callable[[Any], Any]]) -> Callable[..., Apply]
 
     Adds the keyword-only arguments `key`, `inkey` and `outkey`; `key` overrides the other two.
     """
-
-    @functools.wraps(factory)
-    def build(*args, key=None, inkey="image", outkey="image", **kwargs) -> Apply:
-        transform = factory(*args, **kwargs)
-        source, target = key or inkey, key or outkey
-
-        def apply(data: dict[str, Any], randomness: Any) -> dict[str, Any]:
-            data[target] = transform(_to_tensor(data[source]))
-            return data
-
-        return apply
-
-    return _add_key_words(build, factory)
+    return _wrap(factory, lambda transform, value, _randomness: transform(value))
 
 
 def on_key_at_random(factory: Callable[..., Callable[[Any, Any], Any]]) -> Callable[..., Apply]:
-    """As `on_key`, for a factory of `transform(tensor, randomness)`."""
+    """Do as `on_key`, for a factory of `transform(tensor, randomness)`."""
+    return _wrap(factory, lambda transform, value, randomness: transform(value, randomness))
 
+
+def _wrap(
+    factory: Callable[..., Any], call: Callable[[Any, Any, Any], Any]
+) -> Callable[..., Apply]:
     @functools.wraps(factory)
     def build(*args, key=None, inkey="image", outkey="image", **kwargs) -> Apply:
         transform = factory(*args, **kwargs)
         source, target = key or inkey, key or outkey
 
         def apply(data: dict[str, Any], randomness: Any) -> dict[str, Any]:
-            data[target] = transform(_to_tensor(data[source]), randomness)
+            data[target] = call(transform, _to_tensor(data[source]), randomness)
             return data
 
         return apply
 
-    return _add_key_words(build, factory)
-
-
-def _get_dotted_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute):
-        return f"{_get_dotted_name(node.value)}.{node.attr}"
-    raise ValueError(f"only a name can be called, not {ast.unparse(node)!r}")
-
-
-def _add_key_words(
-    build: Callable[..., Apply], factory: Callable[..., Any]
-) -> Callable[..., Apply]:
     word = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     signature = inspect.signature(factory)
     build.__signature__ = signature.replace(
@@ -165,7 +145,13 @@ def _add_key_words(
     return build
 
 
-def _to_tensor(value: Any) -> Any:
-    import tensorflow as tf
+def _get_dotted_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_get_dotted_name(node.value)}.{node.attr}"
+    raise ValueError(f"only a name can be called, not {ast.unparse(node)!r}")
 
+
+def _to_tensor(value: Any) -> Any:
     return value if isinstance(value, tf.RaggedTensor) else tf.convert_to_tensor(value)

@@ -1,7 +1,7 @@
-"""The shape of the images that a preprocessing string yields, told from the string alone.
+"""Derives the shape of a preprocessing string's images from the string alone.
 
 Needs no TensorFlow, which must not be imported before the device. A side that depends on the
-example is None; where an op's effect is not known, so is the whole shape.
+example is None; if an op's effect is unknown, so is the whole shape.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from big_vision.pp.ops_image import get_height_width
 from big_vision.pp.registry import OpCall, get_op
 from utils.errors import UserError
 
-# Sides of a tensor; () is an encoded image, None: nothing is known.
+# Sides of a tensor; () is an encoded image, None if nothing is known.
 Sides = tuple[int | None, ...]
 Shape = Sides | None
 _ENCODED: Sides = ()
@@ -25,15 +25,15 @@ _RANK = 3
 def find_image_shape(
     spec: str, key: str, image_key: str, source: Sides = (None, None, None)
 ) -> tuple[int, int, int] | None:
-    """(H, W, C) of every image that a valid string yields; none where only a run can tell.
+    """Return (H, W, C) of every image of a valid string; None if only a run can tell.
 
     Args:
       key: configuration key of the string, for messages.
-      source: (H, W, C) of the dataset's encoded images, as far as it is the same for all.
+      source: (H, W, C) of the dataset's encoded images; None for varying sides.
 
     Raises:
-      UserError: the string leaves the image encoded, resizes it before it is decoded, or yields
-        what is no [H, W, C].
+      UserError: the string leaves the image encoded, resizes it before it is decoded, or does not
+        yield [H, W, C].
     """
     shapes: dict[str, Shape] = {image_key: _ENCODED, "image": _ENCODED}
     for section in split_sections(spec):
@@ -46,7 +46,7 @@ def find_image_shape(
     if len(shape) != _RANK:
         raise UserError(
             f"{key} yields images of {len(shape)} dimensions, but a model takes [H, W, C]; leave "
-            "out what drops or adds an axis"
+            "out ops that drop or add an axis"
         )
     height, width, channels = shape
     if height is None or width is None or channels is None:
@@ -57,7 +57,7 @@ def find_image_shape(
 def _follow(
     shapes: dict[str, Shape], section: Section, key: str, source: Sides
 ) -> dict[str, Shape]:
-    """Shapes by name after one op."""
+    """Return shapes by name after one op."""
     call = parse_section(section)
     arguments = _bind(call)
     if call.name in ("keep", "drop"):
@@ -89,13 +89,13 @@ def _bind(call: OpCall) -> dict[str, Any]:
 
 
 def _get_keys(arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """The names that an op reads and writes."""
-    one = arguments.get("key")
-    return one or arguments.get("inkey"), one or arguments.get("outkey")
+    """Return the names that an op reads and writes."""
+    key = arguments.get("key")
+    return key or arguments.get("inkey"), key or arguments.get("outkey")
 
 
 def _get_words(arguments: dict[str, Any]) -> set[str]:
-    """All names that an op may touch, as far as its arguments tell."""
+    """Return all names that an op may touch, judging by its arguments."""
     values = [v if isinstance(v, list | tuple) else [v] for v in arguments.values()]
     words = {word for value in values for word in value if isinstance(word, str)}
     return words | {"image"} if "inkey" in arguments else words
@@ -110,7 +110,7 @@ def _decode_box(_source: Sides, arguments: dict[str, Any]) -> Shape:
 
 
 def _box(shape: Sides, arguments: dict[str, Any]) -> Shape:
-    """A random box, resized where a size is asked for."""
+    """Return the shape of a random box, resized if it has a size."""
     size = arguments["size"]
     return (*get_height_width(size), shape[2]) if size else (None, None, shape[2])
 
@@ -120,7 +120,7 @@ def _resize(shape: Sides, arguments: dict[str, Any]) -> Shape:
 
 
 def _resize_square(shape: Sides, arguments: dict[str, Any]) -> Shape:
-    """Only of a square image is the other side known, too."""
+    """Return the resized shape, whose other side is known only for a square image."""
     side = arguments.get("smaller_size") or arguments.get("longer_size")
     is_square = shape[0] is not None and shape[0] == shape[1]
     return (side, side, shape[2]) if is_square else (None, None, shape[2])
@@ -152,7 +152,7 @@ def _keep(shape: Sides, _arguments: dict[str, Any]) -> Shape:
 
 
 def _turn(source: Sides, arguments: dict[str, Any]) -> Shape:
-    """A side is known where the image is as high as it is wide."""
+    """Return the turned shape, whose sides are known only for a square image."""
     height, width, channels = _decode(source, arguments)
     return (height, width, channels) if height == width else (None, None, channels)
 
@@ -163,7 +163,7 @@ _DECODERS = (
     "decode_jpeg_and_inception_crop",
     "decode_jpeg_scaled_and_inception_crop",
 )
-# Of encoded images they make three channels.
+# They turn encoded images into three channels.
 _TAKES_BOTH = ("random_resized_crop",)
 _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "decode": _decode,

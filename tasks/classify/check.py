@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from datasets import describe_dataset
 from losses.tasks.classes import create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
@@ -106,7 +107,7 @@ class ClassifyCheck(TaughtCheck):
 
     def _choose_classes(self) -> int:
         config, dataset = self.config, self.dataset
-        images = require_images(dataset.examples["train"], config.data.source)
+        images = require_facts(dataset.examples["train"], ImageFacts, config.data.source)
         if images.several_labels or dataset.examples["eval"].several_labels:
             raise UserError(
                 f"data.label_key ({config.data.label_key}) holds lists of labels, but train.task="

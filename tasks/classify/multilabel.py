@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from big_vision.input.batches import RIGHT
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from losses.tasks.classes import CLASS_LOSSES, compute_bce, create_class_loss
 from models.transforms import to_pixels
 from tasks.classify.check import ClassifyCheck
@@ -153,7 +154,7 @@ class MultilabelCheck(ClassifyCheck):
 
     def _choose_classes(self) -> int:
         config, images = self.config, self.dataset.examples["train"]
-        images = require_images(images, config.data.source)
+        images = require_facts(images, ImageFacts, config.data.source)
         if not images.several_labels:
             raise UserError(
                 f"data.label_key ({config.data.label_key}) holds one class for each example, but "

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from big_vision.input.synthetic import parse_synthetic_name
-from big_vision.input.tfds_features import read_tfds_features
 from big_vision.pp import shapes
 from big_vision.pp.builder import get_preprocess_fn
 from big_vision.pp.device_ops import Normalisation, split_device_ops
+from big_vision.tensorflow_setup import read_tfds_features
 from datasets import describe_dataset
 from models.factory import build_model
 from tasks.classify.check import ClassifyCheck
@@ -103,7 +104,7 @@ def find_classes(config: RunConfig) -> int:
     data = config.data
     try:
         facts = describe_dataset(data, config.model.known_sizes)
-        return require_images(facts.examples["train"], data.source).num_classes
+        return require_facts(facts.examples["train"], ImageFacts, data.source).num_classes
     except UserError:
         if data.source != "tfds":
             raise

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source
@@ -57,7 +58,7 @@ def check_strong_view(config: RunConfig, losses: WeightedLoss, shapes: ImageShap
     require_equal_ranges(config.data.train_pp, strong, "data.strong_pp")
     source = create_source(list_streams(config)[1], config.model.known_sizes)
     facts = source.describe(source.select("train"), "train")
-    shape = require_images(facts, config.data.source).image_shape
+    shape = require_facts(facts, ImageFacts, config.data.source).image_shape
     if shape is not None and shapes["train"] not in (None, shape):
         weak = " x ".join(map(str, shapes["train"]))
         raise UserError(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from datasets import describe_dataset
 from losses.label_free.objective import PATCHES, POOLED, Embeddings, create_label_free_loss
 from models.teachers.embedding import (
@@ -101,7 +102,7 @@ class DistilCheck(TaughtCheck):
         check_strings(config)
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         for role in ("train", "eval"):
-            require_images(self.dataset.examples[role], config.data.source)
+            require_facts(self.dataset.examples[role], ImageFacts, config.data.source)
         self.model_arguments, self.stream = {"num_classes": 0}, {}
         self._statistics = open_statistics(config)
         self.losses = create_loss_of(config)

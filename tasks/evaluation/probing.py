@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from datasets import create_loader, create_source
 from tasks.evaluation.judge import check_model_takes
 from tasks.evaluation.probes import (
@@ -139,7 +140,7 @@ def _look_at(spec: SetSpec, bank: str, student: nn.Module, width: int) -> Probed
         try:
             source = create_source(data)
             selection = source.select("eval")
-            facts = require_images(source.describe(selection, "eval"), data.source)
+            facts = require_facts(source.describe(selection, "eval"), ImageFacts, data.source)
         except UserError as error:
             raise UserError(f"{spec.key} {spec.name!r}: {error}") from error
         if facts.several_labels:

@@ -10,8 +10,9 @@ from typing import Literal
 import numpy as np
 
 from big_vision.input.catalog import join_path, list_directory, open_root
-from big_vision.input.images.labelled import require_images
-from big_vision.input.splits_check import warn_of_left_out
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.selection import warn_of_left_out
+from big_vision.input.source import require_facts
 from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source
 from utils.config.data import DataSection, EvalSection
@@ -168,7 +169,7 @@ def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
         require_equal_ranges(eval_pp, spec.data.eval_pp)
         source = create_source(spec.data, {"num_classes": model.count})
         selection = source.select("eval")
-        facts = require_images(source.describe(selection, "eval"), spec.data.source)
+        facts = require_facts(source.describe(selection, "eval"), ImageFacts, spec.data.source)
         to_model = map_classes(spec, ModelClasses(facts.num_classes, facts.class_names), model)
     except UserError as error:
         raise UserError(f"{spec.key} {spec.name!r}: {error}") from error

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import ImageBatch, Loader
@@ -39,7 +40,9 @@ class ImageTask(CachedTask):
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
         self.config, self.facts, self._loaders = config, facts, loaders
         source = config.data.source
-        self._images = {r: require_images(loader.facts, source) for r, loader in loaders.items()}
+        self._images = {
+            r: require_facts(loader.facts, ImageFacts, source) for r, loader in loaders.items()
+        }
         seen = self._images.get("train", self._images["eval"])
         self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
         steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from big_vision.input.text.windows import TokenFacts, require_tokens
+from big_vision.input.source import require_facts
+from big_vision.input.text.windows import TokenFacts
 from datasets import describe_dataset
 from losses.tasks.chunked import choose_chunk
 from losses.weighted import create_weighted_loss
@@ -57,7 +58,7 @@ class LanguageCheck(TaughtCheck):
                 f"needs; use {', '.join(list_taking('vocab_size'))}"
             )
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
-        self.tokens: TokenFacts = require_tokens(self.dataset.examples["train"], config.data.source)
+        self.tokens = require_facts(self.dataset.examples["train"], TokenFacts, config.data.source)
         vocab_size, length = self.tokens.vocab_size, self.tokens.sequence_length
         self.model_arguments = {"vocab_size": vocab_size, "sequence_length": length}
         self.losses = create_weighted_loss(config.distill)

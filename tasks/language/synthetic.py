@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from big_vision.input.text.windows import require_tokens
+from big_vision.input.source import require_facts
+from big_vision.input.text.windows import TokenFacts
 from datasets import describe_dataset
 from tasks.protocol import Twin
 from utils.config.load import change
@@ -34,7 +35,7 @@ class LanguageTwin(Twin):
                 f"the dataset's vocabulary is unknown here: {error}; or give --assume "
                 "vocab_size=NUMBER to the tool"
             ) from error
-        rows = require_tokens(facts.examples["train"], config.data.source)
+        rows = require_facts(facts.examples["train"], TokenFacts, config.data.source)
         self.vocabulary = rows.vocab_size
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:

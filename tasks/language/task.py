@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from big_vision.input.text.windows import require_tokens
+from big_vision.input.source import require_facts
+from big_vision.input.text.windows import TokenFacts
 from datasets import Loader, TokenBatch
 from losses.base import LossOutput
 from losses.tasks.chunked import (
@@ -52,7 +53,7 @@ class Language(CachedTask):
         self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]
     ) -> None:
         self.config = config
-        self.tokens = require_tokens(loaders["eval"].facts, config.data.source)
+        self.tokens = require_facts(loaders["eval"].facts, TokenFacts, config.data.source)
         self.unit = ("tokens", self.tokens.sequence_length)
         self.facts = facts
         self.losses = create_weighted_loss(config.distill)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from big_vision.input.rows.arrays import VectorFacts, require_vectors
+from big_vision.input.rows.arrays import VectorFacts
+from big_vision.input.source import require_facts
 from datasets import describe_dataset
 from losses.tasks.regression import GAUSSIAN, get_regression_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
@@ -59,9 +60,9 @@ class RegressCheck(TaughtCheck):
         self.losses = create_regression_loss(config)
         check_model_name(config.model.name, "model.name")
         self.dataset = describe_dataset(config.data)
-        self.rows = require_vectors(self.dataset.examples["train"], config.data.source)
+        self.rows = require_facts(self.dataset.examples["train"], VectorFacts, config.data.source)
         for role, facts in self.dataset.examples.items():
-            other = require_vectors(facts, config.data.source)
+            other = require_facts(facts, VectorFacts, config.data.source)
             assert other.input_names == self.rows.input_names, role
         self.model_arguments: dict[str, Any] = {
             "in_features": len(self.rows.input_names),

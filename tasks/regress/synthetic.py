@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from big_vision.input.rows.arrays import require_vectors
+from big_vision.input.rows.arrays import VectorFacts
+from big_vision.input.source import require_facts
 from datasets import describe_dataset
 from tasks.protocol import Twin
 from tasks.teachers.synthetic import read_facts, replace_each, write_random
@@ -30,7 +31,7 @@ class SyntheticRegress(Twin):
         self._sizes = dict(given)
         if self._sizes.keys() < self.usual.keys():
             facts = describe_dataset(config.data).examples["train"]
-            rows = require_vectors(facts, config.data.source)
+            rows = require_facts(facts, VectorFacts, config.data.source)
             sizes = {"in_features": len(rows.input_names), "out_features": len(rows.target_names)}
             self._sizes = {**sizes, **given}
 

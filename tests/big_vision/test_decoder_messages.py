@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from big_vision.input.images.decoder_messages import drop_decoder_messages
+from big_vision.input.reader import drop_decoder_messages
 from tests.support.input_data import create_section, open_loader
 from tests.support.shard_sets import encode, get_photographs
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from big_vision.input.images.folder import select_folder
-from big_vision.input.images.loose import list_images
+from big_vision.input.images.image_files import list_images
 from big_vision.input.images.webdataset import select_tars
 from datasets import describe_dataset
 from tasks.evaluation.sets import ModelClasses, look_at, plan_sets
@@ -35,7 +35,9 @@ def test_hidden_folders_are_no_classes_and_hidden_files_no_images(photos, caplog
     facts = describe_dataset(create_section(photos, **FOLDER))
     assert facts.examples["train"].class_names == ("cat", "dog")
     assert facts.num_examples == {"train": 2, "eval": 2}
-    told = "left out, as no images: 1 .DS_Store, 1 folder .ipynb_checkpoints, 1 hidden .jpg"
+    told = (
+        "left out, as they are not images: 1 .DS_Store, 1 folder .ipynb_checkpoints, 1 hidden .jpg"
+    )
     assert [r.getMessage() for r in caplog.records] == [
         f"split train: {told}",
         f"split val: {told}",
@@ -60,7 +62,9 @@ def test_a_set_that_is_evaluated_says_what_it_leaves_out(photos, caplog):
     shown = look_at(spec, ModelClasses(2, ("dog", "cat")), data.eval_pp)
     assert shown.to_model.tolist() == [1, 0] and shown.num_examples == 2
     (line,) = caplog.records
-    assert line.getMessage().startswith("--sets 'mine': left out, as no images: 1 .DS_Store")
+    assert line.getMessage().startswith(
+        "--sets 'mine': left out, as they are not images: 1 .DS_Store"
+    )
 
 
 def test_hidden_files_of_a_tar_belong_to_no_example(tmp_path):

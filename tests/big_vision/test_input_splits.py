@@ -76,11 +76,11 @@ def test_whole_and_sliced_splits_add_up():
         ("trian", "no split 'trian'; did you mean 'train'"),
         ("train[:101%]", r"101% lies outside the split \(100\)"),
         ("train[500:]", r"500 lies outside the split \(122\)"),
-        ("train[:x]", "'x' is no boundary"),
+        ("train[:x]", "'x' is not a boundary"),
         ("train[5:2]", "selects no example"),
-        ("train[1:2:3]", "no split expression"),
-        ("train[", "no split expression"),
-        ("", "no split expression"),
+        ("train[1:2:3]", "not a split expression"),
+        ("train[", "not a split expression"),
+        ("", "not a split expression"),
     ],
 )
 def test_a_wrong_expression_is_refused_with_key_and_way_out(expression, message):

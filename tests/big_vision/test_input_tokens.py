@@ -207,7 +207,7 @@ BROKEN = [
     (lambda folder: (folder / "train.bin").unlink(), (), "train.bin cannot be read"),
     (lambda folder: None, ("--data.sequence_length=99999",),
      "data.sequence_length (99999) leaves no window in the "),
-    (lambda folder: None, ("--data.train_split=trian",), "data.train_split ('trian') is no split"),
+    (lambda folder: None, ("--data.train_split=trian",), "split ('trian') is not a split"),
     (lambda folder: None, ("--data.root=",), "data.source=tokens needs data.root"),
     (lambda folder: None, ("--data.root=memory://x",),
      "data.root ('memory://x') is a URL, but tokens are mapped from a local disk; copy the"),
@@ -225,7 +225,7 @@ def test_a_broken_dataset_is_said_in_one_line(root, tmp_path, capsys, damage, fl
 
 
 def test_tokens_behind_those_that_are_looked_at_first_are_looked_at_when_read(root, monkeypatch):
-    monkeypatch.setattr("big_vision.input.text.tokens._LOOKED_AT", 3)
+    monkeypatch.setattr("big_vision.input.text.tokens._CHECKED", 3)
     tokens = np.fromfile(root / "text_byte" / "validation.bin", "<u2")
     data = create_data(root)
     loader = create_loader(data, "eval", seed=0)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from big_vision.input.tensorflow_setup import _hide_packages
+from big_vision.tensorflow_setup import _hide_packages
 
 
 def test_a_package_is_hidden_from_one_thread_while_something_is_imported(tmp_path, monkeypatch):

@@ -239,7 +239,7 @@ ANY_SIZE = {"args": {**VIT, "dynamic_img_size": True}}
         ({"distill": {"losses": [{"name": "smooth_l1", "args": {"beta": 0}}]}}, "above 0"),
         ({"distill": {"losses": [{"name": "mse", "layers": {"a": "b"}}]}}, "pooled or patches"),
         ({"distill": {"losses": [{"name": "mse", "start_epoch": 2}]}}, "not before the end of"),
-        ({"distill": {"projector": "none"}}, "student's 16 features beside a teacher's 48"),
+        ({"distill": {"projector": "none"}}, "student has 16 features and a teacher 48"),
         ({"distill": {"projector": "linear", "projector_width": 3}}, "needs distill.projector=mlp"),
         ({"distill": {"alpha": 0.3}}, "alpha (0.3) is not supported with train.task=distil"),
         ({"distill": {"ensemble": "logits"}}, "is not supported with train.task=distil"),

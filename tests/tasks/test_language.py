@@ -119,9 +119,9 @@ def test_counts_leave_padding_out(tmp_path):
     [
         *(((f"--model={name}",), f"model.name ('{name}') takes no tokens, which train.task=langu")
           for name in ("resnet18", "mlp", "mnist_cnn")),
-        (("--data.name=coppy",), "data.name ('coppy') names no sequence; did you mean 'copy'?"),
+        (("--data.name=coppy",), "data.name ('coppy') is not a sequence; did you mean 'copy'?"),
         (("--data.name=copy,symbols",), "'symbols' does not describe a sequence"),
-        (("--data.eval_split=val",), "data.eval_split ('val') is no split of made-up sequences"),
+        (("--data.eval_split=val",), "data.eval_split ('val') is not a split of sequences"),
         (("--data.sequence_length=7",), "data.sequence_length (7) does not suit copy; make it a"),
         (("--model.args.kv_heads=3",), "model.args.kv_heads (3) does not divide model.args.heads"),
         (("--model.args.heads=5",), "model.args.heads (5) must cut model.args.width (32)"),
@@ -153,7 +153,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, flags, words):
 def test_images_are_no_tokens(tmp_path, capsys):
     flags = ("--data.source=synthetic", "--data.name=image_size=8", "--check")
     assert main.main(create_language_argv(tmp_path, *flags)) == 2
-    assert "data.source (synthetic) gives no tokens" in capsys.readouterr().err
+    assert "data.source (synthetic) has no tokens" in capsys.readouterr().err
 
 
 def test_another_task_has_no_sequence_length(tmp_path, capsys):
@@ -254,4 +254,4 @@ def test_evaluation_on_training_windows_is_warned_of(tmp_path, capsys, kind):
         argv = create_language_argv(tmp_path, *flags, f"--data.eval_split={split}", "--check")
         assert main.main(argv) == 0
         told = capsys.readouterr()
-        assert ("its score tells what was learnt by heart" in told.out + told.err) == warns
+        assert ("its score measures memorisation" in told.out + told.err) == warns

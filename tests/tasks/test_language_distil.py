@@ -123,7 +123,7 @@ def test_where_answers_alone_are_learnt_the_teacher_is_heard_there_alone(tmp_pat
         (("--distill.group_size=8",), "distill.group_size (8) is not supported with train.task"),
         (("--teacher=transformer", "--teacher_path="), "has no weights, and no hub has any"),
         (("--kd=dist",), "dist is not supported with train.task=language: it correlates"),
-        (("--kd=deit_soft",), "which a language model has none of"),
+        (("--kd=deit_soft",), "which a language model does not have"),
         ((*LAYERS, '--distill.losses=[{"name": "fitnet", "layers": {"blocks.7": "norm"}}]'),
          "the student has no layer 'blocks.7'"),
         ((*LAYERS, '--distill.losses=[{"name": "at", "layers": {"norm": "blocks.9"}}]'),

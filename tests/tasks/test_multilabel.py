@@ -116,10 +116,10 @@ def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path, capsys):
 
 
 WRONG = [
-    ((), "train.task_loss=softmax", "is no loss of train.task=multilabel"),
+    ((), "train.task_loss=softmax", "for train.task=multilabel"),
     ((), "train.task=classify", "is not supported with train.task=classify"),
     ((), "data.labels_file=label.csv", "did you mean 'labels.csv'"),
-    ((), "data.labels_file=/etc/labels.csv", "is no file below data.root"),
+    ((), "data.labels_file=/etc/labels.csv", "must be a path below data.root"),
     ((), "model.num_classes=4", "is not the 3 classes of the lists"),
     ((), "train.label_smoothing=0.1", "is not supported with train.task=multilabel"),
     (("--train.task_loss=asl",), "train.task_loss_args={gama: 2}", "asl has no 'gama'"),

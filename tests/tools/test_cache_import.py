@@ -20,7 +20,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.autoaugment import _apply_op
 
 import main
-from big_vision.pp.seeded_views import SeedRules, draw_view
+from big_vision.pp.stored_views import SeedRules, draw_view
 from datasets import create_loader
 from store.record.history import read_metrics
 from tasks.teachers.cache.reader import TeacherCache

@@ -191,7 +191,7 @@ BAD = [
     (["resnte18", "IMAGES"], "is neither a path nor a model of timm; did you mean resnet18"),
     (["RUN", "nowhere"], "FOLDER ('nowhere'): no such file or directory; name a folder"),
     (["RUN", "EMPTY"], "holds no image; its files must end with"),
-    (["RUN", "gs://bucket/images"], "is a URL, but images one by one are read from local"),
+    (["RUN", "gs://bucket/images"], "is a URL, but single images are read in local"),
     (["RUN", "IMAGES", "--top-k", "0"], "--top-k (0) must be at least 1"),
     (["RUN", "IMAGES", "--batch-size", "-1"], "--batch-size (-1) must be at least 1"),
     (["RUN", "IMAGES", "--out", "a.xlsx"], "must end with .csv, .json, .parquet"),

@@ -22,8 +22,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from big_vision.pp.seeded_views import SeedRules
-from big_vision.pp.stored_views import ViewForm
+from big_vision.pp.stored_views import SeedRules, ViewForm
 from utils.errors import UserError
 from utils.storage.places import to_path
 

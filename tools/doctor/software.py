@@ -11,7 +11,7 @@ _SETUP = "bash run_commands.sh setup"
 # Imports in the order of a run: TensorFlow before torch_xla aborts Python. The two clash in their
 # libraries, so torch_xla's Python, half of the time, is left to the check of a device's step, and
 # TensorFlow is imported as a run does it, without Keras and all that it loads.
-_TENSORFLOW = "from big_vision.input.tensorflow_setup import import_tensorflow; import_tensorflow()"
+_TENSORFLOW = "from big_vision.tensorflow_setup import import_tensorflow; import_tensorflow()"
 _IMPORTS = f"import torch, _XLAC; {_TENSORFLOW}"
 _IMPORTS_CPU = f"import torch; {_TENSORFLOW}"
 _CLASHING = ("numpy", "protobuf")

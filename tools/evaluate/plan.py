@@ -13,7 +13,8 @@ import timm
 import yaml
 from torch import nn
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from datasets import create_source
 from models.run_folder import find_run_folder
 from models.trained import TrainedModel, open_trained
@@ -161,7 +162,7 @@ def _check_probes(config: RunConfig, shadow: nn.Module, probes: Sequence[str]) -
     source = create_source(config.data)
     for role in ("train", "eval"):
         selection = source.select(role)
-        facts = require_images(source.describe(selection, "eval"), config.data.source)
+        facts = require_facts(source.describe(selection, "eval"), ImageFacts, config.data.source)
         if facts.several_labels:
             raise UserError(
                 f"--probes: data.label_key ({config.data.label_key}) holds a list of labels, but a "

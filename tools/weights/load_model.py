@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from big_vision.input.images.loose import LooseImages
+from big_vision.input.images.image_files import LooseImages
 from big_vision.input.order import ShardSpec
-from big_vision.input.splits_check import warn_of_left_out
+from big_vision.input.selection import warn_of_left_out
 from datasets import Loader, Reading
 from models.trained import TrainedModel, open_trained
 from tools.weights.flags import WEIGHTS_KEY

@@ -1,7 +1,7 @@
-"""Images in the Arrow files of Hugging Face's `datasets`, reached by row.
+"""Images in the Arrow files of Hugging Face's `datasets`, read by row.
 
-What `save_to_disk` writes is read, and the directory in which a downloaded dataset is cached. Their
-library is not needed, and its name is that of a module of this project.
+Reads the output of `save_to_disk`, and the cache directory of a downloaded dataset. Their library
+is not needed, and its name is that of a module of this project.
 """
 
 from __future__ import annotations
@@ -15,50 +15,44 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from big_vision.input.catalog import Segment, cut_files, open_root
+from big_vision.input.catalog import Segment, cut_files, open_local_root
 from big_vision.input.images.encoded import EncodedRecords, EncodedSelection
 from big_vision.input.images.image_files import ImageFiles
 from big_vision.input.source import Role
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
-from utils.storage.places import is_remote, to_path
+from utils.storage.places import to_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from big_vision.pp.shapes import Sides
     from utils.config.data import DataSection
 
 _DICT_FILE, _STATE_FILE, _INFO_FILE = "dataset_dict.json", "state.json", "dataset_info.json"
 _CACHED = re.compile(r"^(?P<name>.+)-(?P<split>\w+?)(-\d+-of-\d+)?\.arrow$")
 _FEATURES = b"huggingface"
-# A stream of Arrow ends with these bytes; one without them is not whole.
+# A stream of Arrow ends with these bytes; one without them is truncated.
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _WAY_OUT = "write it with its save_to_disk"
 
 
 @dataclass(frozen=True)
 class _Split:
-    """One split as it lies on disk.
-
-    Attributes:
-      tables: its files' tables, mapped into memory.
-    """
+    """One split on disk; the tables of its files are mapped into memory."""
 
     paths: tuple[str, ...]
     tables: tuple[pa.Table, ...]
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Rows of each file."""
         return tuple(len(table) for table in self.tables)
 
     @property
     def features(self) -> JsonObject:
-        """What the library notes of each column, beside the table."""
-        found = (self.tables[0].schema.metadata or {}).get(_FEATURES)
-        return json.loads(found).get("info", {}).get("features", {}) if found else {}
+        """Metadata of the columns that the library stores with the table."""
+        metadata = (self.tables[0].schema.metadata or {}).get(_FEATURES)
+        return json.loads(metadata).get("info", {}).get("features", {}) if metadata else {}
 
 
 class ArrowSource(ImageFiles):
@@ -66,19 +60,12 @@ class ArrowSource(ImageFiles):
 
     @property
     def title(self) -> str:
-        """What data.name calls it, or the directory's name."""
         return self.data.name or to_path(self.data.root).name or self.data.source
 
     def select_files(self, expression: str, key: str) -> EncodedSelection:
-        """The rows of a split expression."""
         return select_rows(self.data, expression, key)
 
-    def get_sides(self) -> Sides:
-        """Nobody has looked into the images: they may be of any size."""
-        return None, None, None
-
     def open_records(self, selection: EncodedSelection, role: Role) -> ArrowRecords:
-        """Rows of memory-mapped tables."""
         return ArrowRecords(selection, self.data.image_key, self.data.label_key)
 
 
@@ -91,48 +78,46 @@ class ArrowRecords(EncodedRecords):
         self._columns = {path: _open_table(Path(path))[image_key] for path in paths}
 
     def fetch(self, index: int) -> bytes:
-        """The image as it was encoded."""
         path, row = self.locate(index)
         cell = self._columns[path][row].as_py()
-        found = cell["bytes"] if isinstance(cell, dict) else cell
-        if found is None:
+        image = cell["bytes"] if isinstance(cell, dict) else cell
+        if image is None:
             raise OSError("the row holds no image")
-        return found
+        return image
 
     def get_name(self, index: int) -> str:
-        """The row's number in its file."""
         return str(self.locate(index)[1])
 
 
 def select_rows(data: DataSection, expression: str, key: str) -> EncodedSelection:
-    """The rows of a split expression, from files that are looked through for their labels alone.
+    """Select the rows of a split expression; of the files only the labels are read.
 
     Raises:
       UserError: names the directory, file, split or column that is wrong.
     """
-    if is_remote(data.root):
-        raise UserError(
-            f"data.root ({data.root}) is a URL, but Arrow files are mapped into memory from local "
-            "folders alone; copy the directory to this machine's disk, or write it as a TFDS "
-            "dataset, which is read from there"
-        )
-    directory, files = _find_splits(data)
+    root = open_local_root(
+        data.root,
+        "Arrow files are mapped into memory",
+        "copy the directory to this machine's disk, or write it as a TFDS dataset, which can be "
+        "read from there",
+    )
+    directory, files = _find_splits(root, data.name)
     splits = _Splits(files)
     ranges = parse_split(expression, splits, key)
     segments, labels, num_bytes = [], [], 0.0
     for part in ranges:
         split = splits.open(part.name)
         _check_image(split, data.image_key)
-        found = _get_labels(split, data.label_key)[part.start : part.stop]
-        labels.append(found)
+        split_labels = _get_labels(split, data.label_key)[part.start : part.stop]
+        labels.append(split_labels)
         segments += [
             Segment(path, first, stop - first)
             for path, first, stop in cut_files(split.paths, split.lengths, part.start, part.stop)
         ]
         size = sum(Path(path).stat().st_size for path in split.paths)
-        num_bytes += size * len(found) / max(1, sum(split.lengths))
+        num_bytes += size * len(split_labels) / max(1, sum(split.lengths))
     class_names = _share_class_names(splits, [part.name for part in ranges], data.label_key, key)
-    num_examples = sum(len(found) for found in labels)
+    num_examples = sum(map(len, labels))
     return EncodedSelection(
         num_examples=num_examples,
         num_classes=None if class_names is None else len(class_names),
@@ -146,14 +131,13 @@ def select_rows(data: DataSection, expression: str, key: str) -> EncodedSelectio
 
 
 class _Splits(Mapping[str, tuple[int, ...]]):
-    """Split name -> rows of each of its files, opened when it is first asked for."""
+    """Split name -> rows of each of its files, opened on first use."""
 
     def __init__(self, files: dict[str, tuple[Path, ...]]) -> None:
         self._files = files
         self._open: dict[str, _Split] = {}
 
     def open(self, name: str) -> _Split:
-        """The split's tables."""
         if name not in self._open:
             paths = self._files[name]
             tables = tuple(_open_table(path) for path in paths)
@@ -170,20 +154,19 @@ class _Splits(Mapping[str, tuple[int, ...]]):
         return len(self._files)
 
 
-def _find_splits(data: DataSection) -> tuple[Path, dict[str, tuple[Path, ...]]]:
-    """The dataset's directory, and the Arrow files of each of its splits."""
-    root = to_path(open_root(data.root))
-    directory = root / data.name if data.name else root
+def _find_splits(root: Path, name: str) -> tuple[Path, dict[str, tuple[Path, ...]]]:
+    """Return the dataset's directory, and the Arrow files of each of its splits."""
+    directory = root / name if name else root
     if not directory.is_dir():
-        near = get_hint(data.name, [entry.name for entry in root.iterdir() if entry.is_dir()])
-        raise UserError(f"data.name ({data.name}): {root} holds no such directory; {near}")
+        near = get_hint(name, [entry.name for entry in root.iterdir() if entry.is_dir()])
+        raise UserError(f"data.name ({name}): {root} has no such directory; {near}")
     splits: dict[str, tuple[Path, ...]] = {}
     if (directory / _DICT_FILE).is_file():
-        for name in _read_names(directory / _DICT_FILE, "splits"):
-            splits[str(name)] = _list_saved(directory / str(name))
+        for split in _read_names(directory / _DICT_FILE, "splits"):
+            splits[str(split)] = _list_saved(directory / str(split))
     elif (directory / _STATE_FILE).is_file():
-        name = _read_json(directory / _STATE_FILE).get("_split") or "train"
-        splits[name] = _list_saved(directory)
+        split = _read_json(directory / _STATE_FILE).get("_split") or "train"
+        splits[split] = _list_saved(directory)
     elif (directory / _INFO_FILE).is_file():
         splits = _list_cached(directory)
     if not splits:
@@ -192,9 +175,9 @@ def _find_splits(data: DataSection) -> tuple[Path, dict[str, tuple[Path, ...]]]:
 
 
 def _list_saved(directory: Path) -> tuple[Path, ...]:
-    """The files of what save_to_disk wrote, which names them."""
-    found = _read_names(directory / _STATE_FILE, "_data_files")
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in found]
+    """Return the files that save_to_disk lists."""
+    entries = _read_names(directory / _STATE_FILE, "_data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     paths = tuple(directory / str(name) for name in names)
     for path in paths:
         if not path.is_file():
@@ -203,15 +186,15 @@ def _list_saved(directory: Path) -> tuple[Path, ...]:
 
 
 def _read_names(path: Path, key: str) -> list[Any]:
-    """A list that one of the library's files holds; it is never empty."""
-    found = _read_json(path).get(key)
-    if not isinstance(found, list) or not found:
+    """Read a list, which is never empty, from one of the library's files."""
+    names = _read_json(path).get(key)
+    if not isinstance(names, list) or not names:
         raise UserError(f"data.root: {path} lists no {key}; copy or write the dataset again")
-    return found
+    return names
 
 
 def _list_cached(directory: Path) -> dict[str, tuple[Path, ...]]:
-    """The files of a cached dataset by split; what `map` has cached beside them is none of it."""
+    """Return the files of a cached dataset by split, without caches of `map` in the same folder."""
     splits: dict[str, tuple[Path, ...]] = {}
     for path in sorted(directory.glob("*.arrow")):
         match = _CACHED.match(path.name)
@@ -221,40 +204,40 @@ def _list_cached(directory: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def _explain_directory(directory: Path) -> str:
-    """What a directory is that holds no dataset in Arrow."""
+    """Explain why a directory is not a dataset in Arrow."""
     if any(next(directory.glob(where), None) for where in ("*.parquet", "*/*.parquet")):
         return (
-            f"{directory} holds Parquet, whose rows lie in compressed groups and cannot be reached "
-            f"one by one; load it with datasets.load_dataset and {_WAY_OUT}"
+            f"{directory} holds Parquet, whose compressed groups do not allow reading single "
+            f"rows; load it with datasets.load_dataset and {_WAY_OUT}"
         )
     below = sorted(path.parent.name for path in directory.glob(f"*/{_DICT_FILE}"))
     below += sorted(path.parent.name for path in directory.glob(f"*/{_STATE_FILE}"))
     if below:
-        return f"{directory} is the directory above; name one with data.name: {', '.join(below)}"
+        return f"{directory} is the parent directory; set data.name to one of {', '.join(below)}"
     return (
-        f"{directory} is no dataset in Arrow, it has neither {_DICT_FILE} nor {_STATE_FILE}; "
+        f"{directory} is not a dataset in Arrow, it has neither {_DICT_FILE} nor {_STATE_FILE}; "
         f"{_WAY_OUT}"
     )
 
 
 def _read_json(path: Path) -> JsonObject:
-    reason = "is no description of a dataset"
+    reason = "is not a description of a dataset"
     try:
-        found = json.loads(path.read_text("utf-8"))
-        if isinstance(found, dict):
-            return found
+        content = json.loads(path.read_text("utf-8"))
+        if isinstance(content, dict):
+            return content
     except FileNotFoundError:
         reason = "is missing"
     except ValueError:
-        reason = "is broken off"
+        reason = "is truncated"
     raise UserError(f"data.root: {path} {reason}; copy or write the dataset again")
 
 
 def _open_table(path: Path) -> pa.Table:
-    """A file's rows, mapped into memory.
+    """Map a file's rows into memory.
 
     Raises:
-      UserError: it is no stream of Arrow, or it ends before its end.
+      UserError: it is not a stream of Arrow, or truncated.
     """
     import pyarrow as pa
 
@@ -271,16 +254,16 @@ def _open_table(path: Path) -> pa.Table:
 
 
 def _get_column(split: _Split, key: str, name: str) -> list[pa.ChunkedArray]:
-    """A column of each of a split's files."""
+    """Return a column of each of a split's files."""
     names = split.tables[0].column_names
     if name not in names:
-        raise UserError(f"{key} ({name}): {split.paths[0]} has no such column; "
-                        f"{get_hint(name, names)}")  # fmt: skip
+        hint = get_hint(name, names)
+        raise UserError(f"{key} ({name}): {split.paths[0]} has no such column; {hint}")
     return [table[name] for table in split.tables]
 
 
 def _check_image(split: _Split, image_key: str) -> None:
-    """The column must hold encoded images, not paths of them and not pixels."""
+    """Raise a UserError unless the column holds encoded images, not paths and not pixels."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -296,13 +279,13 @@ def _check_image(split: _Split, image_key: str) -> None:
     empty = sum(column.null_count for column in columns)
     if empty:
         raise UserError(
-            f"data.image_key ({image_key}): {empty} rows hold no image, at most the path of one; "
-            f"{_WAY_OUT}, which puts the images in"
+            f"data.image_key ({image_key}): {empty} rows have no image, at most its path; "
+            f"{_WAY_OUT}, which stores the images"
         )
 
 
 def _get_labels(split: _Split, label_key: str) -> np.ndarray:
-    """[rows] int64; zeros where labels are not read."""
+    """Return [rows] int64; zeros if labels are not read."""
     import pyarrow as pa
 
     if not label_key:
@@ -323,29 +306,26 @@ def _get_labels(split: _Split, label_key: str) -> np.ndarray:
     return np.concatenate([column.to_numpy() for column in columns]).astype(np.int64)
 
 
-def _get_class_names(split: _Split, label_key: str) -> tuple[str, ...] | None:
-    """The names that a ClassLabel has; none: the label is a number without names."""
-    feature: Any = split.features.get(label_key)
-    names = feature.get("names") if isinstance(feature, dict) else None
-    return tuple(names) if names else None
-
-
 def _share_class_names(
     splits: _Splits, names: Sequence[str], label_key: str, key: str
 ) -> tuple[str, ...] | None:
-    """The names of the classes, which all splits of an expression must have in the same order."""
-    first, *others = [_get_class_names(splits.open(name), label_key) for name in names]
+    """Return the class names, which all splits of an expression must have in the same order."""
+    class_names = []
+    for name in names:
+        feature: Any = splits.open(name).features.get(label_key)
+        values = feature.get("names") if isinstance(feature, dict) else None
+        class_names.append(tuple(values) if values else None)  # None: a number without names
+    first, *others = class_names
     for name, other in zip(names[1:], others, strict=True):
         if other != first:
             raise UserError(
                 f"{key} joins {names[0]} and {name}, whose {label_key} has other classes, so that "
-                "a number means another class in each; cast one of them by cast_column and save it "
-                "again"
+                "a number means different classes; use cast_column on one of them and save it again"
             )
     return first
 
 
 def _name_type(kind: pa.DataType) -> str:
-    """A type in one short phrase: `string`, `list<...>`."""
+    """Return a short name of a type: `string`, `list<...>`."""
     text = str(kind)
     return text if len(text) < 40 else f"{text[:36]}..."

@@ -1,4 +1,4 @@
-"""Encoded images with a number each, which Python fetches some at a time by their places."""
+"""Encoded images that Python fetches by index, some at a time."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from typing import Any
 import numpy as np
 
 from big_vision.input.catalog import RecordSelection
+from big_vision.tensorflow_setup import tf
 from utils.errors import UserError, get_hint
 
-# Records that one call fetches: amortises the call, keeps memory small.
+# Records per call of `fetch`: amortises the call, keeps memory small.
 _READ_AHEAD = 32
 _NUMBER = re.compile(r"^[+-]?\d{1,18}$")
-# A label that is no class may be a whole file.
+# An invalid label may be a whole file.
 _SHOWN_CHARACTERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedSelection(RecordSelection):
-    """Encoded images of files in which each one has a place.
-
-    Attributes:
-      labels: [num_examples] int64.
-    """
+    """Encoded images in files; `labels` are [num_examples] int64."""
 
     labels: np.ndarray
 
 
 class EncodedRecords(ABC):
-    """What sources share whose images are fetched by Python and decoded by TensorFlow."""
+    """Base of records whose images are fetched by Python and decoded by TensorFlow."""
 
     can_stream = False
 
@@ -47,54 +44,49 @@ class EncodedRecords(ABC):
 
     @abstractmethod
     def fetch(self, index: int) -> bytes:
-        """An example's encoded image; raises OSError."""
+        """Return an example's encoded image; raises OSError."""
 
     @abstractmethod
     def get_name(self, index: int) -> str:
-        """What an example is called within its file."""
+        """Return the example's name within its file."""
 
     def locate(self, index: int) -> tuple[str, int]:
-        """An example's file and its place in it."""
+        """Return an example's file and its position in it."""
         number = int(np.searchsorted(self.unit_starts, index, side="right")) - 1
         segment = self.selection.segments[number]
         return segment.path, segment.first + index - int(self.unit_starts[number])
 
     def attach(self, elements: Any) -> Any:
-        """Elements with encoded image and label."""
         return attach_fetched(elements, self._fetch_all, self.selection.labels)
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The encoded image and the class's number."""
         image_key, label_key = self._keys
         return {image_key: element["record"], label_key: element["label"]}
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """The file's name and the example's name in it."""
+        """Return names made of the file's name and the example's name in it."""
         return tuple(
             f"{PurePath(self.locate(int(i))[0]).name}__{self.get_name(int(i))}" for i in indices
         )
 
     def describe(self, index: int) -> str:
-        """File and name of an example, for messages."""
         return f"{self.locate(index)[0]}, {self.get_name(index)}"
 
     def _fetch_all(self, indices: list[int]) -> list[bytes]:
-        """Encoded images; empty, and so refused by the decoder, where one is unreadable."""
-        found = []
+        """Return encoded images; an unreadable one is empty, which the decoder rejects."""
+        images = []
         for index in indices:
             try:
-                found.append(self.fetch(index))
+                images.append(self.fetch(index))
             except OSError:
-                found.append(b"")
-        return found
+                images.append(b"")
+        return images
 
 
 def attach_fetched(
     elements: Any, fetch: Callable[[list[int]], list[bytes]], labels: np.ndarray | None = None
 ) -> Any:
-    """Adds each element's `record`, and its `label` where they are given."""
-    import tensorflow as tf
-
+    """Add each element's `record`, and its `label` if labels are given."""
     known = None if labels is None else tf.constant(labels, tf.int64)
 
     def call(indices: np.ndarray) -> np.ndarray:
@@ -118,14 +110,14 @@ def number_labels(
     label_key: str,
     describe: Callable[[int], str],
 ) -> np.ndarray:
-    """[n] int64: labels written as numbers, or as names of classes.
+    """Convert labels, class numbers or class names, to [n] int64.
 
     Args:
       labels: [n] bytes, UTF-8.
-      describe: where one of them stands, for messages.
+      describe: returns an example's position, for errors.
 
     Raises:
-      UserError: one of them is neither.
+      UserError: a label is neither.
     """
     try:
         return labels.astype(np.int64)

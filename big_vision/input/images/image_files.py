@@ -1,49 +1,68 @@
-"""Images in files, read by TensorFlow: TFDS datasets and folders of class folders."""
+"""Sources of images in files, read by TensorFlow: TFDS datasets and folders."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from abc import abstractmethod
+from collections import Counter
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from big_vision.input.catalog import RecordSelection, TfdsCatalog, load_tfds_catalog
-from big_vision.input.fetching import fetch_catalog
-from big_vision.input.images.folder import FolderSelection, select_folder
-from big_vision.input.images.label_file import select_listed
+from big_vision.input.images.folder import (
+    IMAGE_SUFFIXES,
+    LOCAL_IMAGES,
+    FolderSelection,
+    format_counts,
+    is_hidden,
+    name_left_out,
+    select_folder,
+    select_listed,
+)
 from big_vision.input.images.labelled import ImageSource, check_channels, get_pp_key, name_pp_key
+from big_vision.input.index_cache import get_entry, take_turn
 from big_vision.input.selection import ImageSelection
 from big_vision.input.source import SPLIT_KEYS, Reading, Role
 from big_vision.pp.device_ops import split_device_ops
 from big_vision.pp.shapes import Sides, find_image_shape
 from utils.errors import UserError
-from utils.storage.places import is_remote
+from utils.log import get_logger
+from utils.storage.places import is_remote, to_path
 
 if TYPE_CHECKING:
     from big_vision.input.pipeline import PipelineSpec
     from big_vision.input.reader import TensorFlowReader
     from big_vision.input.records import Records
 
+
 _AUGMENTATION_STRIDE = 1_000_003  # seeds of different augmentations do not meet
 _GIB = 1 << 30
 
 
 class ImageFiles(ImageSource):
-    """What sources of encoded images share: TensorFlow decodes and preprocesses them."""
+    """Base of sources of encoded images, which TensorFlow decodes and preprocesses."""
 
     @abstractmethod
     def select_files(self, expression: str, key: str) -> ImageSelection:
-        """The examples of a split expression; `key` is named where it is wrong."""
+        """Return the examples of a split expression; errors name `key`."""
 
-    @abstractmethod
     def get_sides(self) -> Sides | None:
-        """(H, W, C) of the encoded images, None for a side that varies; none: they are no files."""
+        """Return (H, W, C) of encoded images, None for a varying side; None if they are no files.
+
+        By default they may be of any size.
+        """
+        return None, None, None
 
     @abstractmethod
     def open_records(self, selection: ImageSelection, role: Role) -> Records:
-        """What loads an example from its index."""
+        """Return the records, which load an example from its index."""
 
     def select(self, role: Role) -> ImageSelection:
-        """The files of the role's split; every one of them exists."""
         key = f"data.{SPLIT_KEYS[role]}"
         expression = getattr(self.data, SPLIT_KEYS[role])
         if not expression:
@@ -53,22 +72,21 @@ class ImageFiles(ImageSource):
     def find_image_shape(
         self, selection: ImageSelection, role: Role
     ) -> tuple[int, int, int] | None:
-        """What the role's string makes of the encoded images."""
         sides, spec = self.get_sides(), getattr(self.data, get_pp_key(role))
         if sides is None:
             return None
         return find_image_shape(spec, f"data.{name_pp_key(self.data, role)}", "image", sides)
 
     def choose_order(self) -> str:
-        """As data.order says; auto is exact wherever random access is cheap."""
+        """Return data.order; auto is exact if random access is cheap."""
         if self.data.order == "auto":
             return "sharded" if is_remote(self.data.root) else "exact"
         return self.data.order
 
     def open(self, selection: ImageSelection, reading: Reading) -> TensorFlowReader:
-        """A reader whose string has been traced; in evaluation it has read an example, too."""
+        """Open a reader and trace its string; in evaluation, read an example, too."""
         from big_vision.input.reader import TensorFlowReader
-        from big_vision.input.tensorflow_setup import import_tensorflow
+        from big_vision.tensorflow_setup import import_tensorflow
 
         import_tensorflow()
         records = self.open_records(selection, reading.role)
@@ -85,13 +103,13 @@ class ImageFiles(ImageSource):
 
     def _create_spec(self, selection: ImageSelection, reading: Reading) -> PipelineSpec:
         from big_vision.input.pipeline import PipelineSpec
-        from big_vision.input.tensorflow_setup import get_thread_count
         from big_vision.pp.builder import get_preprocess_fn
+        from big_vision.tensorflow_setup import get_thread_count
 
         data, pp_key = self.data, get_pp_key(reading.role)
         host_pp, _ = split_device_ops(getattr(data, pp_key))
         seed = reading.seed + reading.augmentation * _AUGMENTATION_STRIDE
-        # Two windows are held at a time: the one that is drained and the one that fills.
+        # Two windows are in memory: the one that is read and the one that is filled.
         window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
         return PipelineSpec(
             preprocess=get_preprocess_fn(host_pp, seed=seed),
@@ -105,12 +123,8 @@ class ImageFiles(ImageSource):
             prefetch_batches=data.prefetch_batches,
             tolerant=data.skip_corrupt > 0,
             window=max(1, window),
-            several=self._count_several(selection),
+            several=self._get_num_classes(selection) if selection.several_labels else None,
         )
-
-    def _count_several(self, selection: ImageSelection) -> int | None:
-        """Classes where an example has a list of labels."""
-        return self._get_num_classes(selection) if selection.several_labels else None
 
 
 class TfdsSource(ImageFiles):
@@ -118,27 +132,24 @@ class TfdsSource(ImageFiles):
 
     @property
     def title(self) -> str:
-        """The dataset's name."""
+        return self.data.name or self.data.source
         return self.data.name or self.data.source
 
     @cached_property
     def catalog(self) -> TfdsCatalog:
-        """The dataset's metadata, read once; fetched before, if it is not there and may be."""
+        """The dataset's metadata, read once; fetched first if it is missing and may be."""
         if self.data.allow_download:
             return fetch_catalog(self.data.root, self.data.name)
         return load_tfds_catalog(self.data.root, self.data.name)
 
     def select_files(self, expression: str, key: str) -> RecordSelection:
-        """The records of a TFDS split expression."""
-        self.get_sides()  # refuses an image key that is not there
+        self.get_sides()  # raises if the image key does not exist
         return self.catalog.select(expression, self.data.label_key, key)
 
     def get_sides(self) -> Sides | None:
-        """As the dataset's features tell."""
         return self.catalog.get_image_sides(self.data.image_key)
 
     def open_records(self, selection: RecordSelection, role: Role) -> Records:
-        """The class for the files' format."""
         from big_vision.input.records import ArrayRecordFiles, TfRecordFiles
 
         if selection.file_format == "array_record":
@@ -148,20 +159,112 @@ class TfdsSource(ImageFiles):
 
 
 class FolderSource(ImageFiles):
-    """Image files: data.root / split / class / image, or as data.labels_file lists them."""
+    """Image files: data.root / split / class / image, or those that data.labels_file lists."""
 
     def select_files(self, expression: str, key: str) -> FolderSelection:
-        """The images of a split's folder, or of a list of labels."""
         if self.data.labels_file:
             return select_listed(self.data.root, expression, key, self.data.labels_file)
         return select_folder(self.data.root, expression, key)
 
-    def get_sides(self) -> Sides:
-        """Nobody has looked into the files: they may be of any size."""
-        return None, None, None
-
     def open_records(self, selection: FolderSelection, role: Role) -> Records:
-        """Image files, one by one."""
         from big_vision.input.records import FolderFiles
 
         return FolderFiles(selection, self.data.image_key, self.data.label_key)
+
+
+_PROJECT = Path(__file__).resolve().parents[2]
+
+
+def fetch_catalog(root: str, name: str) -> TfdsCatalog:
+    """Return the catalogue of a TFDS dataset, after fetching it if it is not below the root.
+
+    One process of this machine fetches, the others wait for it.
+
+    Raises:
+      UserError: TFDS does not have it, or it cannot be fetched.
+    """
+    with take_turn(get_entry(f"fetch {root} {name}")):
+        try:
+            return load_tfds_catalog(root, name)
+        except UserError as error:
+            if not (root and name):
+                raise
+            if is_remote(root):
+                raise UserError(
+                    "data.allow_download writes datasets to this machine's disk, but data.root "
+                    f"({root}) is a URL; name a directory, or copy the dataset there"
+                ) from error
+            get_logger().info("data.allow_download: %s", error)
+        _fetch(str(to_path(root).absolute()), name)
+        return load_tfds_catalog(root, name)
+
+
+def _fetch(root: str, name: str) -> None:
+    """Run a separate program, as TensorFlow must not be imported before the device exists."""
+    command = [
+        sys.executable, "-m", "tools.prepare_dataset", "tfds", name, "--root", root,
+        "--allow-download",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=_PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                          text=True, errors="replace")  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it gave no reason"]
+        raise UserError(
+            f"data.allow_download: {name} was not fetched, {lines[-1].removeprefix('error: ')}"
+        )
+
+
+def list_images(path: str, key: str) -> tuple[Path, list[Path], tuple[str, ...]]:
+    """Return a folder, the images in and below it by name, and the number of other files.
+
+    Hidden files and folders, whose names begin with a dot, count as others. The path may also be
+    one image.
+
+    Raises:
+      UserError: it does not exist, or holds no image.
+    """
+    if is_remote(path):
+        raise UserError(
+            f"{key} ({path}) is a URL, but {LOCAL_IMAGES} in local folders only; copy the folder "
+            "here"
+        )
+    root = to_path(path, key)
+    if root.is_file():
+        return root.parent, [root], ()
+    if not root.is_dir():
+        raise UserError(f"{key} ({path!r}): no such file or directory; name a folder of images")
+    images: list[Path] = []
+    others: Counter[str] = Counter()
+    for folder, below, names in os.walk(root, followlinks=True):
+        others.update(f"folder {name}" for name in below if is_hidden(name))
+        below[:] = sorted(name for name in below if not is_hidden(name))
+        for name in sorted(names):
+            if Path(name).suffix.lower() in IMAGE_SUFFIXES and not is_hidden(name):
+                images.append(Path(folder, name))
+            else:
+                others[name_left_out(name)] += 1
+    if not images:
+        raise UserError(
+            f"{key} ({path!r}) holds no image; its files must end with "
+            f"{', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    return root, images, format_counts(others)
+
+
+class LooseImages(FolderSource):
+    """Every image below data.root, in the order of names and without a label."""
+
+    def select_files(self, expression: str, key: str) -> FolderSelection:
+        """Return all images, whatever the expression."""
+        root, paths, left_out = list_images(self.data.root, key)
+        # A dangling link has no size: it is reported as unreadable later.
+        sizes = [path.stat().st_size for path in paths[:100] if path.exists()] or [0]
+        return FolderSelection(
+            num_examples=len(paths),
+            num_classes=1,
+            directory=root,
+            paths=tuple(paths),
+            labels=np.zeros(len(paths), np.int64),
+            mean_record_bytes=sum(sizes) / len(sizes),
+            left_out=left_out,
+        )

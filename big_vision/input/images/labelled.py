@@ -1,17 +1,17 @@
-"""Labelled images: what tasks must know of them, and how a reader's arrays become batches."""
+"""Labelled images: facts for tasks, the check of labels, and batches from a reader's arrays."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from big_vision.input.batches import RIGHT, ImageBatch
-from big_vision.input.labels import LabelRule
 from big_vision.input.selection import ImageSelection
 from big_vision.input.source import Role, Source
 from big_vision.pp.checks import require_valid_spec
@@ -23,16 +23,57 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ImageFacts:
-    """What a task must know of labelled images.
+class LabelRule:
+    """The labels that a split may have.
+
+    On the device an invalid label would be a row of zeros among the targets: no loss, no gradient
+    and no error.
 
     Attributes:
-      image_shape: (H, W, C) of every image; none where only a loader can tell.
-      normalisation: mean and std of (uint8 - mean) / std, for the device.
-      num_classes: of the dataset; of the model where the dataset does not tell.
-      class_names: in the order of the labels; none: the dataset does not tell.
-      several_labels: an example has any number of right labels: its batches hold them as `RIGHT`.
+      key: the labels' feature, for messages.
+      num_classes: of the model, which may have more than the dataset.
+      describe: returns an example's name by its index.
     """
+
+    key: str
+    num_classes: int
+    describe: Callable[[int], str]
+
+    def check(self, raw: dict[str, Any]) -> Tensor:
+        """Return [b] int32 labels of a reader's batch; those of unread examples are 0.
+
+        Raises:
+          UserError: counts the invalid labels and names the first one's record.
+        """
+        labels: np.ndarray = raw["label"]
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
+        if len(wrong):
+            first = wrong[0]
+            raise UserError(
+                f"data.label_key ({self.key}): {len(wrong)} of the {len(labels)} labels of a batch "
+                f"are not classes of the model, 0 to {self.num_classes - 1}; "
+                f"the first is {labels[first]}, of {self.describe(int(raw['index'][first]))}; "
+                "number classes from 0, raise model.num_classes, or leave such examples out of "
+                "the split"
+            )
+        return torch.from_numpy(labels.astype(np.int32))
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """Facts of labelled images that a task needs.
+
+    Attributes:
+      image_shape: (H, W, C) of every image; None if only a loader can tell.
+      normalisation: mean and std of (uint8 - mean) / std, for the device.
+      num_classes: of the dataset; of the model if the dataset does not have it.
+      class_names: in the order of the labels; None if unknown.
+      several_labels: True if an example has any number of right labels, which batches hold as
+        `RIGHT`.
+    """
+
+    examples: ClassVar[str] = "labelled images"
+    sources: ClassVar[str] = "a source of images"
 
     image_shape: tuple[int, int, int] | None
     normalisation: Normalisation
@@ -41,31 +82,16 @@ class ImageFacts:
     several_labels: bool = False
 
 
-def require_images(facts: object, source: str) -> ImageFacts:
-    """The facts of a loader or a split as those of labelled images.
-
-    Raises:
-      UserError: the source gives other examples.
-    """
-    if not isinstance(facts, ImageFacts):
-        raise UserError(
-            f"data.source ({source}) gives no labelled images, which this task learns from; name "
-            "a source of images"
-        )
-    return facts
-
-
 class ImageSource(Source):
-    """What sources of labelled images share."""
+    """Base of sources of labelled images."""
 
     @abstractmethod
     def find_image_shape(
         self, selection: ImageSelection, role: Role
     ) -> tuple[int, int, int] | None:
-        """(H, W, C) of the images, where metadata and the preprocessing string tell it."""
+        """Return (H, W, C) of the images if metadata and preprocessing string determine it."""
 
     def describe(self, selection: ImageSelection, role: Role) -> ImageFacts:
-        """Classes and shapes of the split's images."""
         key = get_pp_key(role)
         require_valid_spec(getattr(self.data, key), f"data.{name_pp_key(self.data, role)}")
         return ImageFacts(
@@ -77,41 +103,40 @@ class ImageSource(Source):
         )
 
     def create_label_rule(self, facts: ImageFacts, describe: Callable[[int], str]) -> LabelRule:
-        """What labels may be: the model's classes, which may be more than the dataset's."""
+        """Create the check of labels: the model may have more classes than the dataset."""
         classes = self.known.get("num_classes", facts.num_classes)
         return LabelRule(self.data.label_key, classes, describe)
 
     def _get_num_classes(self, selection: ImageSelection) -> int:
         if not self.data.label_key:
-            return 1  # that nobody reads
+            return 1  # never read
         if selection.num_classes is not None:
             return selection.num_classes
         if "num_classes" not in self.known:
             raise UserError(
-                f"data.label_key ({self.data.label_key}): the dataset does not say how many "
-                "classes it has; set model.num_classes (--num-classes), or leave labels unread by "
-                "an empty data.label_key (train.task=distil)"
+                f"data.label_key ({self.data.label_key}): the dataset does not give the number of "
+                "classes; set model.num_classes (--num-classes), or do not read labels, with an "
+                "empty data.label_key (train.task=distil)"
             )
         return self.known["num_classes"]
 
 
 def get_pp_key(role: Role) -> str:
-    """The key of data that holds the role's preprocessing string."""
+    """Return the key of data that holds the role's preprocessing string."""
     return "train_pp" if role == "train" else "eval_pp"
 
 
 def name_pp_key(data: DataSection, role: Role) -> str:
-    """The key that the role's string was written in: a stream of strong views is read by another.
-
-    Args:
-      data: of the stream.
-    """
+    """Return the key that holds the string of the role, or of the stream of strong views."""
     is_strong = role == "train" and data.strong_pp and data.strong_pp == data.train_pp
     return "strong_pp" if is_strong else get_pp_key(role)
 
 
 def check_channels(facts: ImageFacts, role: Role) -> None:
-    """On the device one channel would silently become as many as the value range has constants."""
+    """Raise a UserError if the value range has constants for another number of channels.
+
+    On the device one channel would silently become as many as there are constants.
+    """
     constants, channels = facts.normalisation.mean, facts.image_shape[2]
     if len(constants) not in (1, channels):
         raise UserError(
@@ -122,14 +147,14 @@ def check_channels(facts: ImageFacts, role: Role) -> None:
 
 
 def create_image_batch(raw: dict[str, Any], labels: LabelRule) -> ImageBatch:
-    """A batch of arrays that torch takes over without a copy.
+    """Create a batch of arrays, which torch uses without a copy.
 
     Args:
-      raw: `image`, `label` and `index`, and `ok` [b] bool where examples may fail; labels [b], or
+      raw: `image`, `label` and `index`, and `ok` [b] bool if examples may fail; labels [b], or
         [b, K] with a 1 for each of several.
 
     Raises:
-      UserError: a label is none of the model's classes.
+      UserError: a label is not a class of the model.
     """
     index = torch.from_numpy(raw["index"])
     is_read = raw.get("ok")
@@ -146,10 +171,10 @@ def create_image_batch(raw: dict[str, Any], labels: LabelRule) -> ImageBatch:
 def create_blank_images(
     size: int, image_shape: tuple[int, int, int], several: int | None = None
 ) -> ImageBatch:
-    """Padding: black images of class 0.
+    """Create padding: black images of class 0.
 
     Args:
-      several: classes of which any number may be right; none: each example has one label.
+      several: number of classes if any number of them may be right; None for a single label.
     """
     return ImageBatch(
         images=torch.zeros((size, *image_shape), dtype=torch.uint8),

@@ -1,7 +1,7 @@
-"""What lies where in an uncompressed tar of examples, as the WebDataset layout has them.
+"""Index of an uncompressed tar of examples in the WebDataset layout.
 
-Members that follow each other and share their name up to the first dot of the file's name are one
-example: `cat/0001.jpg` and `cat/0001.cls` are the image and the label of `cat/0001`.
+Consecutive members that share their name up to the first dot of the file's name are one example:
+`cat/0001.jpg` and `cat/0001.cls` are the image and the label of `cat/0001`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MemberKeys:
     Attributes:
       images: endings of files, without the first dot.
       label: the ending of the label's file.
-      path: the label's place in a file of JSON; empty: the file is the label.
+      path: the label's position in a file of JSON; empty if the file is the label.
     """
 
     images: tuple[str, ...]
@@ -42,8 +42,6 @@ class MemberKeys:
 
 
 class _Member(NamedTuple):
-    """A file in a tar."""
-
     example: str
     ending: str
     offset: int
@@ -51,9 +49,7 @@ class _Member(NamedTuple):
 
 
 @dataclass
-class _Found:
-    """What a scan has put together."""
-
+class _Index:
     names: list[str] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -63,7 +59,7 @@ class _Found:
     hidden: int = 0
 
     def add(self, members: dict[str, _Member], keys: MemberKeys, label: str) -> None:
-        """Take over one example; one without an image is counted alone."""
+        """Add one example; one without an image is only counted."""
         image = next((members[ending] for ending in keys.images if ending in members), None)
         self.endings.update(members)
         if image is None:
@@ -75,7 +71,7 @@ class _Found:
         self.labels.append(label)
 
     def get_arrays(self) -> Arrays:
-        """As they are cached; bytes of one width, which need no pickle and a quarter of text's."""
+        """Return the arrays as cached; bytes need no pickle and a quarter of text's memory."""
         return {
             "names": np.array([_encode(name) for name in self.names], np.bytes_),
             "offsets": np.array(self.offsets, np.int64),
@@ -88,47 +84,47 @@ class _Found:
 
 
 def _encode(name: str) -> bytes:
-    """A member's name in UTF-8; of names in another encoding what can be read of them."""
+    """Encode a member's name in UTF-8; of other encodings, keep the readable characters."""
     return name.encode(errors="surrogateescape").decode(errors="replace").encode()
 
 
 def scan_tar(path: Path, keys: MemberKeys) -> Arrays:
-    """Names, places, sizes and labels of a tar's examples.
+    """Return names, offsets, sizes and labels of a tar's examples.
 
     Returns:
-      `names`, `labels` [n] bytes, `offsets`, `sizes` [n] int64 of the encoded images; a label that
-      is not there is empty; `endings`: of all files; `without_image`: examples left out;
-      `hidden`: files left out, whose name or folder begins with a dot.
+      `names`, `labels` [n] bytes, `offsets`, `sizes` [n] int64 of the encoded images; a missing
+      label is empty; `endings`: of all files; `without_image`: examples left out; `hidden`: files
+      left out, whose name or folder begins with a dot.
 
     Raises:
-      UserError: it is no tar, cut short, or a label cannot be read.
+      UserError: it is not a tar, truncated, or has an unreadable label.
     """
-    found = _Found()
+    index = _Index()
     try:
         with tarfile.open(path, "r:") as tar:
             members: dict[str, _Member] = {}
             for member in _list_members(tar, path):
                 if _is_hidden(member):
-                    found.hidden += 1
+                    index.hidden += 1
                     continue
                 if members and member.example != next(iter(members.values())).example:
-                    found.add(members, keys, _read_label(tar, path, members, keys))
+                    index.add(members, keys, _read_label(tar, path, members, keys))
                     members = {}
                 members.setdefault(member.ending, member)
             if members:
-                found.add(members, keys, _read_label(tar, path, members, keys))
+                index.add(members, keys, _read_label(tar, path, members, keys))
     except tarfile.ReadError as error:
         reason = "is cut short" if "unexpected end" in str(error) else "is no uncompressed tar"
         raise UserError(f"data.root: {path} {reason} ({error}); copy or write it again") from error
-    return found.get_arrays()
+    return index.get_arrays()
 
 
 def _list_members(tar: tarfile.TarFile, path: Path) -> Iterator[_Member]:
-    """The files of a tar in their order; it must end as tars end."""
+    """Yield the files of a tar in order; a tar without its end is an error."""
     size = path.stat().st_size
     last = "its beginning"
     while (info := tar.next()) is not None:
-        # The list would hold every member of the tar for as long as it is open.
+        # Otherwise the list would hold every member of the tar while it is open.
         if len(tar.members) > _FORGET_MEMBERS:
             tar.members = []
         if not info.isreg() or info.issparse():
@@ -146,7 +142,7 @@ def _list_members(tar: tarfile.TarFile, path: Path) -> Iterator[_Member]:
 
 
 def _is_hidden(member: _Member) -> bool:
-    """Return whether the file or a folder of its begins with a dot, as macOS's `._0001.jpg`."""
+    """Return whether the file or a folder of it begins with a dot, as macOS's `._0001.jpg`."""
     *folders, stem = member.example.split("/")
     return not stem or any(is_hidden(name) for name in folders if name not in (".", ".."))
 
@@ -154,22 +150,22 @@ def _is_hidden(member: _Member) -> bool:
 def _read_label(
     tar: tarfile.TarFile, path: Path, members: dict[str, _Member], keys: MemberKeys
 ) -> str:
-    """The text of an example's label; empty: it has none."""
+    """Return the text of an example's label; empty if it has none."""
     member = members.get(keys.label)
     if member is None:
         return ""
-    place = tar.fileobj.tell()
+    position = tar.fileobj.tell()
     tar.fileobj.seek(member.offset)
     text = tar.fileobj.read(member.size).decode("utf-8", errors="replace").strip()
-    tar.fileobj.seek(place)
+    tar.fileobj.seek(position)
     if not keys.path:
         return text
     try:
         value = json.loads(text)
     except ValueError as error:
         raise UserError(
-            f"data.label_key: {path}, {member.example}.{member.ending} is no JSON ({error}); mend "
-            "it or name another file's ending"
+            f"data.label_key: {path}, {member.example}.{member.ending} is not JSON ({error}); "
+            "correct it or name another file's ending"
         ) from error
     for name in keys.path:
         value = value.get(name) if isinstance(value, dict) else None

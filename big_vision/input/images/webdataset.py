@@ -1,4 +1,4 @@
-"""Images in shards of tar files, as WebDataset lays them out, each reached by its place."""
+"""Images in WebDataset shards of tar files, read by offset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from big_vision.input.catalog import Segment, cut_files, open_root
+from big_vision.input.catalog import Segment, cut_files, open_local_root
 from big_vision.input.images.encoded import EncodedRecords, EncodedSelection, number_labels
 from big_vision.input.images.folder import IMAGE_SUFFIXES, is_hidden
 from big_vision.input.images.image_files import ImageFiles
@@ -22,10 +22,9 @@ from big_vision.input.index_cache import Arrays, load_index
 from big_vision.input.source import Role
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
-from utils.storage.places import is_remote, to_path
+from utils.storage.places import to_path
 
 if TYPE_CHECKING:
-    from big_vision.pp.shapes import Sides
     from utils.config.data import DataSection
 
 _NAMES_FILE = "classnames.txt"
@@ -39,10 +38,10 @@ _LAYOUT = "a tar of examples holds NAME.jpg and NAME.cls, the class's number"
 
 @dataclass(frozen=True, kw_only=True)
 class TarSelection(EncodedSelection):
-    """The examples that a split expression selects.
+    """Examples of a split expression.
 
     Attributes:
-      offsets, sizes: [num_examples] int64, where the encoded images lie in their files.
+      offsets, sizes: [num_examples] int64, of the encoded images in their files.
       names: [num_examples] bytes, UTF-8.
     """
 
@@ -56,19 +55,12 @@ class WebdatasetSource(ImageFiles):
 
     @property
     def title(self) -> str:
-        """What data.name calls it, or the directory's name."""
         return self.data.name or to_path(self.data.root).name or self.data.source
 
     def select_files(self, expression: str, key: str) -> TarSelection:
-        """The examples of tars that a name or a pattern stands for."""
         return select_tars(self.data, expression, key)
 
-    def get_sides(self) -> Sides:
-        """Nobody has looked into the images: they may be of any size."""
-        return None, None, None
-
     def open_records(self, selection: TarSelection, role: Role) -> TarRecords:
-        """Images at their places."""
         return TarRecords(selection, self.data.image_key, self.data.label_key)
 
 
@@ -78,32 +70,31 @@ class TarRecords(EncodedRecords):
     selection: TarSelection
 
     def fetch(self, index: int) -> bytes:
-        """An example's encoded image."""
-        found = self.selection
-        # Opened anew each time: a set may have more tars than a process may have open files.
+        selection = self.selection
+        # Opened each time: a set may have more tars than a process may have open files.
         with Path(self.locate(index)[0]).open("rb", buffering=0) as file:
-            return os.pread(file.fileno(), int(found.sizes[index]), int(found.offsets[index]))
+            return os.pread(
+                file.fileno(), int(selection.sizes[index]), int(selection.offsets[index])
+            )
 
     def get_name(self, index: int) -> str:
-        """The members' common name."""
         return self.selection.names[index].decode()
 
 
 def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
-    """The examples of a split expression, whose names stand for tars below data.root.
+    """Select the examples of a split expression, whose names stand for tars below data.root.
 
-    Each tar is looked through once; what lies where in it is cached.
+    Each tar is scanned once, and its index is cached.
 
     Raises:
       UserError: names the tar, the pattern, the label or the key that is wrong.
     """
-    if is_remote(data.root):
-        raise UserError(
-            f"data.root ({data.root}) is a URL, but tars are read at places of their own from "
-            "local folders alone; copy them to this machine's disk, or write them as a TFDS "
-            "dataset, which is read from there"
-        )
-    base = to_path(open_root(data.root))
+    base = open_local_root(
+        data.root,
+        "tars are read at offsets",
+        "copy them to this machine's disk, or write them as a TFDS dataset, which can be read from "
+        "there",
+    )
     shards = _ShardLists(base, _choose_members(data), key)
     ranges = parse_split(expression, shards, key)
     pieces = [
@@ -150,7 +141,7 @@ def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
 
 
 def _choose_members(data: DataSection) -> MemberKeys:
-    """Endings of the image and the label; the keys' defaults stand for the layout's usual ones."""
+    """Return the endings of image and label; default keys mean the layout's usual ones."""
     images = tuple(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
     if data.image_key != "image":
         images = tuple(data.image_key.lower().split(";"))
@@ -161,11 +152,11 @@ def _choose_members(data: DataSection) -> MemberKeys:
 
 
 class _ShardLists(dict[str, tuple[int, ...]]):
-    """Name or pattern -> examples of each of its tars, looked through when it is first asked for.
+    """Name or pattern -> examples of each of its tars, scanned on first use.
 
     Attributes:
-      files: the tars of each name that was asked for.
-      indexes: what lies where in each of them.
+      files: the tars of each name that was used.
+      indexes: the index of each tar.
     """
 
     def __init__(self, base: Path, members: MemberKeys, key: str) -> None:
@@ -187,27 +178,27 @@ class _ShardLists(dict[str, tuple[int, ...]]):
         return tuple(len(self.indexes[path]["sizes"]) for path in self.files[name])
 
     def _match(self, pattern: str) -> tuple[Path, ...]:
-        """The tars that a pattern stands for, a range's in its order."""
+        """Return the tars of a pattern, in the order of its range."""
         below = {path.relative_to(self._base).as_posix(): path for path in self._groups[ALL]}
-        found: dict[Path, None] = {}
-        for one in expand_braces(pattern):
-            names = [name for name in below if fnmatchcase(name, one)]
+        matches: dict[Path, None] = {}
+        for part in expand_braces(pattern):
+            names = [name for name in below if fnmatchcase(name, part)]
             if not names:
-                missing = "" if one == pattern else f", {one},"
+                missing = "" if part == pattern else f", {part},"
                 hint = get_hint(pattern, [*below, *self])
                 raise UserError(
                     f"{self._key} ({pattern}){missing} matches no tar in {self._base}; {hint}"
                 )
-            found |= dict.fromkeys(below[name] for name in names)
-        return tuple(found)
+            matches |= dict.fromkeys(below[name] for name in names)
+        return tuple(matches)
 
     def _look_through(self, files: tuple[Path, ...]) -> None:
-        """Have what lies where in each tar, and refuse what cannot be read so."""
+        """Load the index of each tar; a UserError if one cannot be read by offset."""
         for path in files:
             if path.name.endswith(_COMPRESSED):
                 raise UserError(
-                    f"{self._key}: {path} is compressed, so that no image in it can be reached "
-                    "without all before it; unpack it to a plain .tar (images gain nothing by it)"
+                    f"{self._key}: {path} is compressed, so that an image cannot be read without "
+                    "all before it; unpack it to a plain .tar (images do not get smaller by it)"
                 )
         bar = tqdm(files, desc="index tars", unit="file", disable=None)
         for path in bar:
@@ -219,7 +210,7 @@ class _ShardLists(dict[str, tuple[int, ...]]):
                 self._check(path, self.indexes[path])
 
     def _check(self, path: Path, index: Arrays) -> None:
-        """Every image needs a label: one without would be taught as a class that it is not."""
+        """Raise a UserError for images without a label, which would train a wrong class."""
         endings = ", ".join(index["endings"].tolist()) or "nothing"
         if not len(index["sizes"]):
             raise UserError(
@@ -242,9 +233,9 @@ class _ShardLists(dict[str, tuple[int, ...]]):
 
 
 def _group_shards(base: Path) -> dict[str, tuple[Path, ...]]:
-    """Split name -> its tars; `all` is every one.
+    """Return split name -> its tars; `all` is every one.
 
-    `train-0000.tar` and `train_1.tar` are of `train`, and so is `train/0000.tar`.
+    `train-0000.tar` and `train_1.tar` belong to `train`, and so does `train/0000.tar`.
     """
     groups: dict[str, list[Path]] = {}
     every: list[Path] = []
@@ -264,7 +255,7 @@ def _group_shards(base: Path) -> dict[str, tuple[Path, ...]]:
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """What a shell makes of `a-{000..015}.tar` and `{a,b}.tar`."""
+    """Expand `a-{000..015}.tar` and `{a,b}.tar` like a shell."""
     match = _BRACES.search(pattern)
     if match is None:
         return [pattern]
@@ -277,7 +268,7 @@ def expand_braces(pattern: str) -> list[str]:
         way = 1 if first <= last else -1
         inner = [f"{n:0{width}d}" for n in range(first, last + way, way)]
     head, tail = pattern[: match.start()], pattern[match.end() :]
-    return [*itertools.chain.from_iterable(expand_braces(head + one + tail) for one in inner)]
+    return [*itertools.chain.from_iterable(expand_braces(head + part + tail) for part in inner)]
 
 
 def _is_pattern(name: str) -> bool:
@@ -285,7 +276,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _read_class_names(base: Path) -> tuple[str, ...] | None:
-    """The lines of classnames.txt beside the tars; none: there is no such file."""
+    """Read the lines of classnames.txt next to the tars; None if there is no such file."""
     path = base / _NAMES_FILE
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Rows without a file of one's own: scikit-learn's small tables, made-up rows of known noise."""
+"""Rows without a file of one's own: scikit-learn's small tables, and synthetic rows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from utils.storage.places import to_path
 from utils.storage.reading import check_readable
 
 _TERM = re.compile(r"^(\w+)=(\d+(?:\.\d+)?(?:e[+-]?\d+)?)$")
-# What only a download brings; the others come with the package.
+# Needs a download; the others come with the package.
 _DOWNLOADED = "california_housing"
 TABLES = ("diabetes", "linnerud", _DOWNLOADED)
+_BLOBS, _WIDTH = 16, 0.2
 
 
 class SklearnSource(VectorSource):
@@ -26,15 +27,13 @@ class SklearnSource(VectorSource):
 
     @property
     def title(self) -> str:
-        """The table's name."""
         return self.data.name or self.data.source
 
     def load_tables(self) -> dict[str, Rows]:
-        """One split, `all`."""
         name = self.data.name
         if name not in TABLES:
             raise UserError(
-                f"data.name ({name!r}) is none of scikit-learn's tables; {get_hint(name, TABLES)}"
+                f"data.name ({name!r}) is not a scikit-learn table; {get_hint(name, TABLES)}"
             )
         table = _load_housing(self.data.root) if name == _DOWNLOADED else _load_packaged(name)
         inputs, targets, columns = table
@@ -48,7 +47,7 @@ Columns = tuple[list[str], list[str], dict[str, np.ndarray]]
 def _load_packaged(name: str) -> Columns:
     from sklearn import datasets
 
-    # Raw numbers: the scaled ones have seen all rows, those of evaluation too.
+    # Raw numbers: the scaled ones depend on all rows, those of evaluation too.
     arguments = {"scaled": False} if name == "diabetes" else {}
     table = getattr(datasets, f"load_{name}")(**arguments)
     return _name_columns(table, getattr(table, "target_names", None) or ["progression"])
@@ -57,7 +56,7 @@ def _load_packaged(name: str) -> Columns:
 def _load_housing(root: str) -> Columns:
     from sklearn.datasets import fetch_california_housing
 
-    check_readable(root or ".", "data.root")  # its loader would make the directory
+    check_readable(root or ".", "data.root")  # its loader would create the directory
     try:
         table = fetch_california_housing(data_home=to_path(root or "."), download_if_missing=False)
     except OSError as error:
@@ -77,15 +76,15 @@ def _name_columns(table: object, targets: list[str]) -> Columns:
 
 @dataclass(frozen=True)
 class RowShape:
-    """What is made up; data.name holds it as `friedman1,noise=1,num_examples=2000`.
+    """Sizes of synthetic rows, as in data.name: `friedman1,noise=1,num_examples=2000`.
 
     Attributes:
       kind: a name in `FORMULAS`.
       num_examples: rows in all, of which splits are slices.
       num_inputs: columns to predict from.
       num_targets: columns to predict.
-      noise: standard deviation of what is added to each target: no model's mean squared error is
-        below its square on rows that it has not seen.
+      noise: standard deviation of the noise on each target: its square is the lowest mean squared
+        error on unseen rows.
       seed: of the formula's numbers, the inputs and the noise.
     """
 
@@ -98,17 +97,17 @@ class RowShape:
 
 
 def parse_row_name(name: str) -> RowShape:
-    """The rows that data.name describes.
+    """Parse data.name.
 
     Raises:
-      UserError: no such kind, or a term that does not describe it.
+      UserError: an unknown kind, or a term that does not describe it.
     """
     kind, *terms = (part.strip() for part in name.split(","))
     example = "friedman1,noise=1,num_examples=2000,num_inputs=10,num_targets=1,seed=0"
     if kind not in FORMULAS:
         raise UserError(
-            f"data.name ({name!r}) names no made-up rows; {get_hint(kind, FORMULAS)}, as in "
-            f"{example}"
+            f"data.name ({name!r}) is not a formula of synthetic rows; "
+            f"{get_hint(kind, FORMULAS)}, as in {example}"
         )
     shape = RowShape(kind)
     for term in terms:
@@ -116,7 +115,7 @@ def parse_row_name(name: str) -> RowShape:
         known = getattr(shape, match[1], None) if match and match[1] != "kind" else None
         if known is None or (isinstance(known, int) and not match[2].isdigit()):
             raise UserError(
-                f"data.name ({name}): {term!r} does not describe made-up rows, whose terms are "
+                f"data.name ({name}): {term!r} does not describe synthetic rows, whose terms are "
                 f"whole numbers, and noise 0 or more, such as 0.5 or 1e-3; write for example "
                 f"{example}"
             )
@@ -131,30 +130,30 @@ def parse_row_name(name: str) -> RowShape:
 
 
 class SyntheticRowSource(VectorSource):
-    """Rows out of a formula and noise, described by data.name; no file."""
+    """Synthetic rows from a formula and noise, described by data.name."""
 
     shaped_by_name = True
     is_made_up = True
 
     @property
     def title(self) -> str:
-        """The formula and its noise."""
         return f"{self.data.source} {self.data.name}"
 
     def load_tables(self) -> Mapping[str, Rows]:
-        """One split, `all`."""
         shape = parse_row_name(self.data.name)
         inputs = [f"x{number}" for number in range(shape.num_inputs)]
         targets = [f"y{number}" for number in range(shape.num_targets)]
-        seen, wanted = make_rows(shape)
-        columns = dict(zip(inputs, seen.T, strict=True)) | dict(zip(targets, wanted.T, strict=True))
+        values, wanted = make_rows(shape)
+        columns = dict(zip(inputs, values.T, strict=True)) | dict(
+            zip(targets, wanted.T, strict=True)
+        )
         chosen = self.data.input_columns or inputs
         wanted_names = self.data.target_columns or targets
         return {ALL: choose_rows(columns, chosen, wanted_names, self.data.name)}
 
 
 def make_rows(shape: RowShape) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [N, D], uniform in [0, 1), and targets [N, O] with their noise, all float64."""
+    """Return inputs [N, D], uniform in [0, 1), and targets [N, O] with their noise, all float64."""
     # numpy's legacy generator: its stream is frozen for all later versions.
     generator = np.random.RandomState(shape.seed)
     inputs = generator.uniform(size=(shape.num_examples, shape.num_inputs))
@@ -165,7 +164,7 @@ def make_rows(shape: RowShape) -> tuple[np.ndarray, np.ndarray]:
 def _compute_linear(
     inputs: np.ndarray, shape: RowShape, generator: np.random.RandomState
 ) -> np.ndarray:
-    """Slopes and intercepts are normal numbers, ten times as large."""
+    """Compute targets with normal slopes and intercepts of deviation 10."""
     slopes = 10 * generator.standard_normal((shape.num_inputs, shape.num_targets))
     return inputs @ slopes + 10 * generator.standard_normal(shape.num_targets)
 
@@ -173,7 +172,7 @@ def _compute_linear(
 def _compute_friedman1(
     inputs: np.ndarray, shape: RowShape, generator: np.random.RandomState
 ) -> np.ndarray:
-    """Friedman 1991, Annals of Statistics 19(1), equation 61; target k begins at input k."""
+    """Compute Friedman 1991, Annals of Statistics 19(1), equation 61; target k is at input k."""
     columns = [np.roll(inputs, -number, axis=1).T[:5] for number in range(shape.num_targets)]
     values = [
         10 * np.sin(np.pi * a * b) + 20 * (c - 0.5) ** 2 + 10 * d + 5 * e
@@ -185,22 +184,19 @@ def _compute_friedman1(
 def _compute_blobs(
     inputs: np.ndarray, shape: RowShape, generator: np.random.RandomState
 ) -> np.ndarray:
-    """Sums of 16 Gaussian bumps of width 0.2 sqrt(D) at random places, with normal heights."""
+    """Compute sums of 16 Gaussian bumps of width 0.2 sqrt(D) with random centres and heights."""
     centres = generator.uniform(size=(_BLOBS, shape.num_inputs))
     heights = 10 * generator.standard_normal((_BLOBS, shape.num_targets))
     squares = ((inputs[:, None] - centres) ** 2).sum(axis=2)
     return np.exp(-squares / (2 * _WIDTH**2 * shape.num_inputs)) @ heights
 
 
-_BLOBS, _WIDTH = 16, 0.2
-
-
 @dataclass(frozen=True)
 class Formula:
-    """A kind of made-up rows.
+    """A kind of synthetic rows.
 
     Attributes:
-      least_inputs: columns that the formula looks at.
+      least_inputs: number of columns that the formula reads.
       compute: inputs, shape and generator -> targets [N, O] without noise.
     """
 

@@ -13,10 +13,10 @@ import numpy as np
 from utils.errors import UserError, get_hint
 from utils.storage.folder import Folder
 
-# What a file of another program calls its parts where nobody names columns.
+# Default names of columns in files of other programs.
 INPUTS, TARGETS = "inputs", "targets"
 INPUT_KEY, TARGET_KEY = "data.input_columns", "data.target_columns"
-# What separates the fields of a CSV where a comma is the decimal sign, or of a TSV.
+# Other separators of a CSV: where a comma is the decimal sign, or of a TSV.
 _OTHER_SIGNS = {";": "semicolons (;)", "\t": "tabs"}
 # Columns as a file holds them, of any type: [N], or [N, k] in a .npz.
 RawColumns = Mapping[str, np.ndarray]
@@ -24,13 +24,11 @@ RawColumns = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table as numbers.
+    """Rows of a table as numbers.
 
     Attributes:
       inputs: float64 [N, D].
       targets: float64 [N, O].
-      input_names: of the D columns.
-      target_names: of the O columns.
     """
 
     inputs: np.ndarray
@@ -43,7 +41,7 @@ class Rows:
 
 
 def read_columns(folder: Folder, name: str) -> RawColumns:
-    """All columns of a file, as its ending tells how to read it.
+    """Read all columns of a file, in the way of its suffix.
 
     Raises:
       UserError: the file is of another kind, broken, or has a column twice.
@@ -51,7 +49,7 @@ def read_columns(folder: Folder, name: str) -> RawColumns:
     suffix = Path(name).suffix
     if suffix not in READERS:
         raise UserError(
-            f"data.name ({name}) is no table that can be read; give one of {', '.join(READERS)}"
+            f"data.name ({name}) is not a readable table; use one of {', '.join(READERS)}"
         )
     with folder.open_local(name) as path:
         try:
@@ -68,15 +66,15 @@ def read_columns(folder: Folder, name: str) -> RawColumns:
 def choose_rows(
     columns: RawColumns, inputs: Sequence[str], targets: Sequence[str], name: str
 ) -> Rows:
-    """The columns that are named, as numbers.
+    """Return the named columns as numbers.
 
     Args:
-      inputs: names; none: `inputs` where the file has it, else all that are no targets.
-      targets: names; none: `targets`.
+      inputs: names; by default `inputs` if the file has it, else all that are not targets.
+      targets: names; by default `targets`.
       name: of the file, for messages.
 
     Raises:
-      UserError: a column is not there, holds no numbers, or is an input and a target at once.
+      UserError: a column is missing, holds no numbers, or is both input and target.
     """
     if not targets and TARGETS not in columns:
         raise UserError(
@@ -84,30 +82,30 @@ def choose_rows(
             f"among {', '.join(columns)}"
         )
     targets = targets or (TARGETS,)
-    rest = [one for one in columns if one not in targets]
+    rest = [column for column in columns if column not in targets]
     inputs = inputs or ([INPUTS] if INPUTS in columns else rest)
-    both = [one for one in inputs if one in targets]
+    both = [column for column in inputs if column in targets]
     if both:
         raise UserError(
-            f"{INPUT_KEY} and {TARGET_KEY} both name {both[0]!r}: the answer would be given away; "
-            "drop it from one of them"
+            f"{INPUT_KEY} and {TARGET_KEY} both name {both[0]!r}, which would reveal the target; "
+            "remove it from one of them"
         )
     if not inputs:
         raise UserError(f"{INPUT_KEY}: {name} has no column but the targets; add some")
-    found, seen = _convert(columns, inputs, INPUT_KEY, name)
-    wanted, named = _convert(columns, targets, TARGET_KEY, name)
-    if len(found) != len(wanted):
+    input_values, input_names = _convert(columns, inputs, INPUT_KEY, name)
+    target_values, target_names = _convert(columns, targets, TARGET_KEY, name)
+    if len(input_values) != len(target_values):
         raise UserError(
-            f"{name}: {inputs[0]!r} has {len(found)} rows and {targets[0]!r} {len(wanted)}; every "
-            "example needs both"
+            f"{name}: {inputs[0]!r} has {len(input_values)} rows and {targets[0]!r} "
+            f"{len(target_values)}; every example needs both"
         )
-    return Rows(found, wanted, seen, named)
+    return Rows(input_values, target_values, input_names, target_names)
 
 
 def _convert(
     columns: RawColumns, names: Sequence[str], key: str, file: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """float64 [N, k] of the named columns and the k names; `x[0]`, `x[1]` of a wide one."""
+    """Return float64 [N, k] of the named columns and k names; `x[0]`, `x[1]` of a wide one."""
     parts, known = [], []
     for name in names:
         if name not in columns:
@@ -121,9 +119,9 @@ def _convert(
             known += [f"{name}[{number}]" for number in range(values.shape[1])]
     lengths = {len(part): name for part, name in zip(parts, names, strict=True)}
     if len(lengths) > 1:
-        (one, other), names = list(lengths)[:2], list(lengths.values())
+        (length, other), names = list(lengths)[:2], list(lengths.values())
         raise UserError(
-            f"{file}: {names[0]!r} has {one} rows and {names[1]!r} {other}; every example needs "
+            f"{file}: {names[0]!r} has {length} rows and {names[1]!r} {other}; every example needs "
             "both"
         )
     repeated = sorted({name for name in known if known.count(name) > 1})
@@ -135,13 +133,13 @@ def _convert(
 
 
 def _as_numbers(values: np.ndarray, name: str, key: str, file: str) -> np.ndarray:
-    """float64 [N] or [N, k]."""
+    """Return float64 [N] or [N, k]."""
     if values.ndim and not len(values):
         raise UserError(f"data.name ({file}): column {name!r} has no rows; add some")
     if values.dtype.kind not in "biuf":
-        shown = repr(str(next((one for one in values.ravel() if one is not None), "")))
+        shown = repr(str(next((value for value in values.ravel() if value is not None), "")))
         raise UserError(
-            f"{key}: column {name!r} of {file} holds {shown}, which is no number; encode it as "
+            f"{key}: column {name!r} of {file} holds {shown}, which is not a number; encode it as "
             "numbers, or name the columns that are"
         )
     if values.ndim not in (1, 2):
@@ -153,19 +151,19 @@ def _as_numbers(values: np.ndarray, name: str, key: str, file: str) -> np.ndarra
 
 
 def _check_finite(values: np.ndarray, names: Sequence[str], file: str) -> None:
-    """Refuse what is no finite float32: it would spoil every weight at once."""
+    """Raise a UserError for non-finite float32 values, which would spoil every weight."""
     with np.errstate(over="ignore"):
         bad = np.argwhere(~np.isfinite(values.astype(np.float32)))
     if not len(bad):
         return
     row, column = bad[0]
-    value, place = f"{values[row, column]:g}", f"row {row} (the first is 0)"
+    value, position = f"{values[row, column]:g}", f"row {row} (the first is 0)"
     if Path(file).suffix == ".csv":
         value = "no number (an empty cell, n/a or nan)" if value == "nan" else value
-        place = f"line {row + 2} (empty ones not counted)"
+        position = f"line {row + 2} (without empty ones)"
     raise UserError(
-        f"{file}: column {names[column]!r} holds {value} in {place}, {len(bad)} such in all; mend "
-        "or drop these rows"
+        f"{file}: column {names[column]!r} holds {value} in {position}, {len(bad)} such in all; "
+        "correct or drop these rows"
     )
 
 
@@ -179,8 +177,8 @@ def _read_npz(path: Path) -> RawColumns:
     with loaded as file:
         columns = {name: file[name] for name in file.files}
     for name, values in columns.items():
-        if not isinstance(values, np.ndarray):  # numpy gives the bytes of what it does not know
-            raise UserError(f"data.name ({path.name}): {name!r} is no array; drop it")
+        if not isinstance(values, np.ndarray):  # numpy returns unknown content as bytes
+            raise UserError(f"data.name ({path.name}): {name!r} is not an array; drop it")
     return columns
 
 
@@ -205,12 +203,12 @@ def _read_parquet(path: Path) -> RawColumns:
 
 
 def _split_table(table: object, name: str) -> RawColumns:
-    """Columns of a pyarrow table; a missing number becomes NaN."""
+    """Split a pyarrow table into columns; a missing number becomes NaN."""
     names = table.column_names
-    repeated = sorted({one for one in names if names.count(one) > 1})
+    repeated = sorted({column for column in names if names.count(column) > 1})
     if repeated:
         raise UserError(f"{name} has two columns {repeated[0]!r}; rename one of them")
-    return {one: table.column(one).to_numpy() for one in names}
+    return {column: table.column(column).to_numpy() for column in names}
 
 
 READERS: dict[str, Callable[[Path], RawColumns]] = {

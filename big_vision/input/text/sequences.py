@@ -1,7 +1,7 @@
-"""Made-up sequences whose lowest loss is known: `data.name` says which, as `copy,symbols=8`.
+"""Synthetic sequences whose lowest loss is known: `data.name` describes them, as `copy,symbols=8`.
 
 A window is a function of its split and its index alone. The floor is the entropy of a window's T
-targets divided by T: no model goes below it on windows that it has not seen.
+targets divided by T: no model is below it on windows that it has not seen.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SPLITS = {"train": 1, "validation": 2, "test": 3}
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """What is made up; data.name holds it as `copy,symbols=8,num_examples=20000`.
+    """Sizes of synthetic sequences, as in data.name: `copy,symbols=8,num_examples=20000`.
 
     Attributes:
       kind: a name in `SEQUENCES`.
-      symbols: different ones that are drawn: numbers of counting, values of recall and rewrite,
-        kinds of bracket of dyck.
-      strides: of counting: 1 to so many.
-      depth: of dyck: brackets that are open at once, at most.
-      keys: of recall and rewrite: different keys, of which each window has some; 0: as many as it
-        has pairs.
-      rounds: of copy and reverse: so many of them, one behind the other.
-      answers: 1: only what a window asks for is judged, what the copies and reverse repeat and the
-        answers of recall and rewrite.
+      symbols: number of different ones: numbers of counting, values of recall and rewrite, kinds of
+        bracket of dyck.
+      strides: of counting: from 1 to this.
+      depth: of dyck: largest number of open brackets.
+      keys: of recall and rewrite: number of different keys, of which each window has some; 0: as
+        many as it has pairs.
+      rounds: of copy and reverse: number of rounds in a window.
+      answers: 1: only answers are evaluated: the repeated part of copies and reverse and the values
+        after the queries of recall and rewrite.
       num_examples: windows of the training split.
       num_held_out: windows of every other split.
     """
@@ -58,12 +58,12 @@ class SequenceKind:
     """One kind of sequence.
 
     Attributes:
-      length_rule: what T must be a multiple of, and at least twice.
+      length_rule: T must be a multiple of it, and at least twice as large.
       count_tokens: (T, shape) -> size of the vocabulary.
       make: (uniform [n, T + 1] in [0, 1), shape) -> tokens [n, T + 1].
-      get_bounds: (T, shape) -> nats a token: floor, and ceiling without a look at any token.
-      list_answers: (T, shape) -> places of the targets that follow from the window; none: it asks
-        nothing.
+      get_bounds: (T, shape) -> nats a token: floor, and ceiling of models that ignore all tokens.
+      list_answers: (T, shape) -> positions of the targets that follow from the window; None if
+        there are no answers.
     """
 
     length_rule: int
@@ -74,15 +74,15 @@ class SequenceKind:
 
 
 def parse_sequence_name(name: str) -> SequenceShape:
-    """The sequences that data.name describes.
+    """Parse data.name.
 
     Raises:
-      UserError: no such kind, or a term that does not describe it.
+      UserError: an unknown kind, or a term that does not describe it.
     """
     kind, *terms = (part.strip() for part in name.split(","))
     if kind not in SEQUENCES:
         raise UserError(
-            f"data.name ({name!r}) names no sequence; {get_hint(kind, SEQUENCES)}, as in "
+            f"data.name ({name!r}) is not a sequence; {get_hint(kind, SEQUENCES)}, as in "
             "copy,symbols=8,num_examples=20000"
         )
     shape, given = SequenceShape(kind), set[str]()
@@ -99,7 +99,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
                 "term out"
             )
         if match[1] in given:
-            raise UserError(f"data.name ({name}): {match[1]} stands there twice; leave one out")
+            raise UserError(f"data.name ({name}) has {match[1]} twice; remove one")
         given.add(match[1])
         shape = replace(shape, **{match[1]: int(match[2])})
     _refuse_terms(shape, name)
@@ -112,30 +112,30 @@ def parse_sequence_name(name: str) -> SequenceShape:
 
 
 def _refuse_terms(shape: SequenceShape, name: str) -> None:
-    """Refuse terms that say nothing of this kind."""
+    """Raise a UserError for terms that do not apply to this kind."""
     if shape.answers > 1:
-        raise UserError(f"data.name ({name}): answers is 1, or left out; change it")
-    asking = [kind for kind, one in SEQUENCES.items() if one.list_answers]
+        raise UserError(f"data.name ({name}): answers must be 1 or left out; change it")
+    asking = [kind for kind, sequence in SEQUENCES.items() if sequence.list_answers]
     if shape.answers and shape.kind not in asking:
         raise UserError(
-            f"data.name ({name}): {shape.kind} asks for nothing, so that answers has no meaning; "
-            f"leave it out, or choose {', '.join(asking)}"
+            f"data.name ({name}): answers is not supported with {shape.kind}; leave it out, "
+            f"or choose {', '.join(asking)}"
         )
     for term, kinds in _TERMS_OF_KINDS.items():
         is_given = getattr(shape, term) != getattr(SequenceShape, term)
         if is_given and shape.kind not in kinds:
             raise UserError(
-                f"data.name ({name}): {term} are of {' and '.join(kinds)} alone; leave the term out"
+                f"data.name ({name}): {term} are only for {' and '.join(kinds)}; leave the term out"
             )
 
 
 def draw_uniform(split: int, indices: np.ndarray, count: int) -> np.ndarray:
-    """[n, count] float64 in [0, 1): a function of split, index and place (SplitMix64)."""
+    """Return [n, count] float64 in [0, 1), a function of split, index and position (SplitMix64)."""
     with np.errstate(over="ignore"):
-        place = np.arange(count, dtype=np.uint64)
+        position = np.arange(count, dtype=np.uint64)
         value = indices.astype(np.uint64)[:, None] * np.uint64(0x9E3779B97F4A7C15)
         value = _mix_bits(value + np.uint64(split) * np.uint64(0xD1342543DE82EF95))
-        value = _mix_bits(value + (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+        value = _mix_bits(value + (position + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
     return (value >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
@@ -146,17 +146,17 @@ def _mix_bits(value: np.ndarray) -> np.ndarray:
 
 
 def _make_copy(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Symbols, a bar, the same symbols; a bar between rounds."""
+    """Make symbols, a bar, the same symbols; a bar between rounds."""
     return _make_rounds(uniform, shape, slice(None))
 
 
 def _make_reverse(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Symbols, a bar, the symbols from the last to the first; a bar between rounds."""
+    """Make symbols, a bar, the symbols in reverse order; a bar between rounds."""
     return _make_rounds(uniform, shape, slice(None, None, -1))
 
 
 def _make_rounds(uniform: np.ndarray, shape: SequenceShape, order: slice) -> np.ndarray:
-    """Rounds of symbols and the same in another order, each part but the last before a bar."""
+    """Make rounds of symbols and the same in another order, all parts but the last before a bar."""
     count = _count_round(uniform.shape[1] - 1, shape)
     first = (uniform[:, : shape.rounds * count] * shape.symbols).astype(np.int64)
     first = first.reshape(len(first), shape.rounds, count)
@@ -166,14 +166,14 @@ def _make_rounds(uniform: np.ndarray, shape: SequenceShape, order: slice) -> np.
 
 
 def _count_round(length: int, shape: SequenceShape) -> int:
-    """Symbols that a round gives."""
+    """Return the number of symbols of a round."""
     return (length + 2) // (2 * shape.rounds) - 1
 
 
 def _make_selective_copy(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Symbols in order at places drawn anew, blanks between them, a bar, the symbols alone.
+    """Make symbols in order at random positions, blanks between them, a bar, the symbols alone.
 
-    The blank comes behind the symbols in the vocabulary, then the bar.
+    The blank follows the symbols in the vocabulary, then the bar.
 
     Source: Gu and Dao 2023, arXiv:2312.00752, section 4.1.1.
     """
@@ -187,105 +187,110 @@ def _make_selective_copy(uniform: np.ndarray, shape: SequenceShape) -> np.ndarra
 
 
 def _list_last_quarter(length: int, _shape: SequenceShape) -> range:
-    """Targets behind the bar."""
+    """List the targets after the bar."""
     return range(length - length // 4, length)
 
 
 def _bound_selective_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """The places and symbols are drawn, the first token is given; a third of tokens is no blank."""
+    """Compute bounds: positions and symbols are random, the first token is given.
+
+    A third of the tokens are no blanks.
+    """
     count, log = length // 4, math.log(shape.symbols)
-    one = _compute_entropy(np.array([1 / 3, 2 / 3])) + log / 3
-    floor = math.log(math.comb(3 * count, count)) + count * log - one
-    return floor / length, ((3 * count - 1) * one + count * log) / length
+    first = _compute_entropy(np.array([1 / 3, 2 / 3])) + log / 3
+    floor = math.log(math.comb(3 * count, count)) + count * log - first
+    return floor / length, ((3 * count - 1) * first + count * log) / length
 
 
 def _list_rounds(length: int, shape: SequenceShape) -> tuple[int, ...]:
-    """Targets behind the first bar of each round, without the bar between two."""
+    """List the targets after the first bar of each round, without the bar between two."""
     count = _count_round(length, shape)
     starts = range(count, length, 2 * count + 2)
-    return tuple(place for start in starts for place in range(start, start + count))
+    return tuple(position for start in starts for position in range(start, start + count))
 
 
 def _bound_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """The first symbol is given, what is repeated follows from what it repeats."""
+    """Compute bounds: the first symbol is given, the repeated part follows from the first part."""
     drawn, log = shape.rounds * _count_round(length, shape), math.log(shape.symbols)
     return (drawn - 1) * log / length, (2 * drawn - 1) * log / length
 
 
 def _make_counting(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Numbers modulo `symbols` that go up by a stride of 1 to `strides`."""
+    """Make numbers modulo `symbols` that increase by a stride of 1 to `strides`."""
     start, stride = (uniform[:, :2] * (shape.symbols, shape.strides)).astype(np.int64).T
-    places = np.arange(uniform.shape[1])
-    return (start[:, None] + (stride[:, None] + 1) * places) % shape.symbols
+    steps = np.arange(uniform.shape[1])
+    return (start[:, None] + (stride[:, None] + 1) * steps) % shape.symbols
 
 
 def _bound_counting(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """The first step tells the stride, and with it all that follows."""
+    """Compute bounds: the first step determines the stride, and with it all that follows."""
     return math.log(shape.strides) / length, math.log(shape.symbols)
 
 
 def _make_recall(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Pairs of different keys and a value each, a bar, then keys drawn anew with their values.
+    """Make pairs of different keys and a value each, a bar, then random keys with their values.
 
     Keys come first in the vocabulary, then values, then the bar.
     """
     pairs = uniform.shape[1] // 4
     count = shape.keys or pairs
-    return _ask_keys(uniform, _draw_keys(uniform[:, :pairs], count), count, shape.symbols)
+    return _query_keys(uniform, _draw_keys(uniform[:, :pairs], count), count, shape.symbols)
 
 
 def _make_rewrite(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """As of recall, but any key may come again: its value is then the last one.
+    """Make windows as of recall, but any key may repeat: its value is then the last one.
 
     Source: Schlag et al. 2021, arXiv:2102.11174, section 6.1 (sampling with replacement).
     """
     pairs = uniform.shape[1] // 4
     count = shape.keys or pairs
     keys = (uniform[:, :pairs] * count).astype(np.int64)
-    return _ask_keys(uniform, keys, count, shape.symbols)
+    return _query_keys(uniform, keys, count, shape.symbols)
 
 
-def _ask_keys(uniform: np.ndarray, keys: np.ndarray, count: int, symbols: int) -> np.ndarray:
-    """Windows of keys [n, m], of which `count` are different, and of values of the last writing."""
+def _query_keys(uniform: np.ndarray, keys: np.ndarray, count: int, symbols: int) -> np.ndarray:
+    """Make windows of keys [n, m], of which `count` are different, and their last values."""
     pairs = keys.shape[1]
     values = count + (uniform[:, pairs : 2 * pairs] * symbols).astype(np.int64)
-    asked = (uniform[:, 2 * pairs : 3 * pairs] * pairs).astype(np.int64)
-    queries = np.take_along_axis(keys, asked, axis=1)
+    queried = (uniform[:, 2 * pairs : 3 * pairs] * pairs).astype(np.int64)
+    queries = np.take_along_axis(keys, queried, axis=1)
     rows, known = np.arange(len(keys)), np.zeros((len(keys), count), np.int64)
-    for place in range(pairs):
-        known[rows, keys[:, place]] = values[:, place]
+    for pair in range(pairs):
+        known[rows, keys[:, pair]] = values[:, pair]
     answers = np.take_along_axis(known, queries, axis=1)
     bar = np.full((len(keys), 1), count + symbols)
-    halves = [np.stack(one, axis=2).reshape(len(keys), -1)
-              for one in ((keys, values), (queries, answers))]  # fmt: skip
-    return np.concatenate([halves[0], bar, halves[1]], axis=1)
+    written, asked = (
+        np.stack(columns, axis=2).reshape(len(keys), -1)
+        for columns in ((keys, values), (queries, answers))
+    )
+    return np.concatenate([written, bar, asked], axis=1)
 
 
 def _draw_keys(uniform: np.ndarray, count: int) -> np.ndarray:
-    """Different ones of `count` keys [n, m], in any order: a permutation where m is `count`."""
+    """Draw different ones of `count` keys [n, m], in any order: a permutation if m is `count`."""
     pairs = uniform.shape[1]
     if count == pairs:
         return np.argsort(uniform, axis=1, kind="stable")
     keys = np.tile(np.arange(count), (len(uniform), 1))
     rows = np.arange(len(uniform))
-    for place in range(pairs):  # Fisher and Yates
-        other = place + (uniform[:, place] * (count - place)).astype(np.int64)
-        keys[rows, place], keys[rows, other] = keys[rows, other], keys[rows, place].copy()
+    for position in range(pairs):  # Fisher and Yates
+        other = position + (uniform[:, position] * (count - position)).astype(np.int64)
+        keys[rows, position], keys[rows, other] = keys[rows, other], keys[rows, position].copy()
     return keys[:, :pairs]
 
 
 def _count_keys_and_values(length: int, shape: SequenceShape) -> int:
-    """And the bar."""
+    """Return the size of a vocabulary of keys, values and the bar."""
     return (shape.keys or length // 4) + shape.symbols + 1
 
 
 def _list_answers(length: int, _shape: SequenceShape) -> range:
-    """Values behind the keys that are asked for."""
+    """List the values after the queried keys."""
     return range(length // 2 + 1, length, 2)
 
 
 def _bound_recall(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """Keys differ, and the first one is given; answers follow from the pairs."""
+    """Compute bounds: keys differ, and the first one is given; answers follow from the pairs."""
     pairs = length // 4
     count = shape.keys or pairs
     values = pairs * math.log(shape.symbols)
@@ -295,18 +300,18 @@ def _bound_recall(length: int, shape: SequenceShape) -> tuple[float, float]:
 
 
 def _bound_rewrite(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """A key that was written n of m times is asked for with probability n / m; n is binomial."""
+    """Compute bounds: a key written n of m times is queried with probability n / m, n binomial."""
     pairs = length // 4
     count, values = shape.keys or pairs, pairs * math.log(shape.symbols)
     written = np.arange(1, pairs + 1)
     law = [math.comb(pairs, n) * (count - 1) ** (pairs - n) / count**pairs for n in written]
-    asked = math.log(pairs) - count / pairs * float(np.dot(law, written * np.log(written)))
-    floor = (pairs - 1) * math.log(count) + values + pairs * asked
+    queried = math.log(pairs) - count / pairs * float(np.dot(law, written * np.log(written)))
+    floor = (pairs - 1) * math.log(count) + values + pairs * queried
     return floor / length, ((2 * pairs - 1) * math.log(count) + 2 * values) / length
 
 
 def _make_dyck(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Brackets of `symbols` kinds, open before closed, at most `depth` of them open.
+    """Make brackets of `symbols` kinds, opened before closed, at most `depth` of them open.
 
     With none open one opens, with `depth` open the last one closes, otherwise either with
     probability one half.
@@ -315,21 +320,21 @@ def _make_dyck(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
     rows = np.arange(len(uniform))
     stack = np.zeros((len(uniform), shape.depth + 1), np.int64)
     depth = np.zeros(len(uniform), np.int64)
-    for place in range(uniform.shape[1]):
-        drawn = np.where(depth == 0, uniform[:, place], 2 * uniform[:, place])
+    for position in range(uniform.shape[1]):
+        drawn = np.where(depth == 0, uniform[:, position], 2 * uniform[:, position])
         opens = (drawn < 1) & (depth < shape.depth)
         kind = (np.minimum(drawn, 1 - 1e-9) * shape.symbols).astype(np.int64)
         closed = shape.symbols + stack[rows, np.maximum(depth - 1, 0)]
-        tokens[:, place] = np.where(opens, kind, closed)
+        tokens[:, position] = np.where(opens, kind, closed)
         stack[rows[opens], depth[opens]] = kind[opens]
         depth += np.where(opens, 1, -1)
     return tokens
 
 
 def _bound_dyck(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """How many are open is a Markov chain: its law at each place gives the entropy there."""
+    """Compute bounds: the number of open brackets is a Markov chain, whose entropies add up."""
     kinds, law = math.log(shape.symbols), np.zeros(shape.depth + 1)
-    law[1] = 1.0  # behind the first bracket, which is given
+    law[1] = 1.0  # after the first bracket, which is given
     floor = ceiling = 0.0
     for _ in range(length):
         between = law[1:-1].sum()
@@ -342,13 +347,13 @@ def _bound_dyck(length: int, shape: SequenceShape) -> tuple[float, float]:
 
 
 def _make_noise(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Independent symbols, the i-th with a probability in proportion to 1 / i."""
+    """Make independent symbols, the i-th with a probability in proportion to 1 / i."""
     borders = np.cumsum(_get_noise_law(shape))[:-1]
     return np.searchsorted(borders, uniform, side="right")
 
 
 def _bound_noise(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """Nothing can be learnt but how often each symbol comes."""
+    """Compute bounds: only the frequencies of the symbols can be learnt."""
     entropy = _compute_entropy(_get_noise_law(shape))
     return entropy, entropy
 
@@ -359,7 +364,7 @@ def _get_noise_law(shape: SequenceShape) -> np.ndarray:
 
 
 def _compute_entropy(law: np.ndarray) -> float:
-    """Nats of a distribution."""
+    """Compute the entropy of a distribution in nats."""
     law = law[law > 0]
     return float(-(law * np.log(law)).sum())
 
@@ -388,50 +393,43 @@ SEQUENCES: dict[str, SequenceKind] = {
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSelection(Selection):
-    """Windows of a split.
-
-    Attributes:
-      split: number of the split, which the windows are drawn by.
-    """
+    """Windows of a split; the number of the split determines them."""
 
     shape: SequenceShape
     split: int
 
     def count_common(self, other: SequenceSelection) -> int:
-        """Windows of the same split and index; those that are equal by chance are not sought."""
+        """Count windows of the same split and index; equal ones by chance are ignored."""
         is_same = (self.shape.kind, self.split) == (other.shape.kind, other.split)
         return min(self.num_examples, other.num_examples) if is_same else 0
 
 
 class SequenceSource(Source):
-    """Sequences out of nothing, described by data.name and data.sequence_length."""
+    """Synthetic sequences, described by data.name and data.sequence_length."""
 
     shaped_by_name = True
     is_made_up = True
 
     @property
     def title(self) -> str:
-        """The kind of sequence."""
         return f"sequences {self.data.name}"
 
     def select(self, role: Role) -> SequenceSelection:
-        """The windows of `train`, `validation` or `test`, each split's drawn by itself.
+        """Select the windows of `train`, `validation` or `test`, each split drawn separately.
 
-        Where windows are short and symbols few, splits have many in common by chance.
+        If windows are short and symbols few, splits have many in common by chance.
         """
         shape = parse_sequence_name(self.data.name)
         key = SPLIT_KEYS[role]
         split = getattr(self.data, key)
         if split not in _SPLITS:
             raise UserError(
-                f"data.{key} ({split!r}) is no split of made-up sequences; "
-                f"{get_hint(split, _SPLITS)}"
+                f"data.{key} ({split!r}) is not a split of sequences; {get_hint(split, _SPLITS)}"
             )
         count = shape.num_examples if split == "train" else shape.num_held_out
         return SequenceSelection(num_examples=count, shape=shape, split=_SPLITS[split])
 
     def describe(self, selection: SequenceSelection, role: Role) -> TokenFacts:
-        """Vocabulary, length and the known bounds of the loss."""
         kind, length = SEQUENCES[selection.shape.kind], self.data.sequence_length
         shape, rule = selection.shape, kind.length_rule
         if length % rule or length < 2 * rule:
@@ -450,17 +448,16 @@ class SequenceSource(Source):
             raise UserError(
                 f"data.name ({self.data.name}): keys ({shape.keys}) are fewer than the "
                 f"{length // 4} pairs of data.sequence_length ({length}); raise them, or choose "
-                "rewrite, where a key may come again"
+                "rewrite, where a key may repeat"
             )
         vocabulary = kind.count_tokens(length, shape)
         if shape.answers and kind.list_answers:
-            # They follow from the window, and each symbol is as likely as any other.
+            # They follow from the window, and all symbols are equally likely.
             judged, ceiling = tuple(kind.list_answers(length, shape)), math.log(shape.symbols)
             return TokenFacts(vocabulary, length, 0.0, ceiling, judged=judged)
         return TokenFacts(vocabulary, length, *kind.get_bounds(length, shape))
 
     def open(self, selection: SequenceSelection, reading: Reading) -> SequenceReader:
-        """A reader that makes windows from their index."""
         return SequenceReader(selection, self.describe(selection, reading.role), reading)
 
 
@@ -472,15 +469,13 @@ class SequenceReader(WindowReader):
         self._selection = selection
 
     def load_windows(self, indices: np.ndarray) -> np.ndarray:
-        """[n, T + 1] int64."""
+        """Return [n, T + 1] int64."""
         shape = self._selection.shape
         uniform = draw_uniform(self._selection.split, indices, self.facts.sequence_length + 1)
         return SEQUENCES[shape.kind].make(uniform, shape)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """`copy__42`."""
         return tuple(f"{self._selection.shape.kind}__{index}" for index in indices)
 
     def describe(self, index: int) -> str:
-        """The window's name, for messages."""
         return f"window {index} of {self._selection.shape.kind}"

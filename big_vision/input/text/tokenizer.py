@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, or the byte-level BPE of a `tokenizer.json`."""
+"""Tokenizers: bytes, or the byte-level BPE of a `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 END_TEXT = "<|endoftext|>"
 KINDS = ("byte", "bpe")
-# Of models of the Hub, the first that is there.
+# End tokens of models of the Hub; the first that exists is used.
 _ENDS = (END_TEXT, "<|im_end|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
@@ -26,8 +26,8 @@ class TextTokenizer(Protocol):
     Attributes:
       kind: as `tokens.json` names it.
       vocab_size: tokens are 0 to vocab_size - 1.
-      end: stands behind each file's text; it has no text of its own.
-      token_bytes: how many bytes of text each token stands for.
+      end: follows each file's text; it has no text of its own.
+      token_bytes: bytes of text of each token.
     """
 
     kind: str
@@ -36,11 +36,11 @@ class TextTokenizer(Protocol):
     token_bytes: tuple[int, ...]
 
     def encode(self, text: bytes) -> np.ndarray:
-        """[n] int64, without an end."""
+        """Return [n] int64, without an end."""
         ...
 
     def decode(self, tokens: list[int]) -> str:
-        """The text, with a mark in place of bytes that are no UTF-8."""
+        """Return the text, with a mark in place of bytes that are not UTF-8."""
         ...
 
 
@@ -54,17 +54,17 @@ class ByteTokenizer(TextTokenizer):
         return np.frombuffer(text, np.uint8).astype(np.int64)
 
     def decode(self, tokens: list[int]) -> str:
-        return bytes(one for one in tokens if one != self.end).decode("utf-8", errors="replace")
+        return bytes(t for t in tokens if t != self.end).decode("utf-8", errors="replace")
 
 
 class BpeTokenizer(TextTokenizer):
-    """Byte-level BPE of Hugging Face's `tokenizers`: any text of UTF-8 comes back whole."""
+    """Byte-level BPE of Hugging Face's `tokenizers`: any UTF-8 text is restored exactly."""
 
     kind = "bpe"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        # An end that a text spells out is text, of so many bytes; the file does not keep this.
+        # An end that a text spells out is text, of that many bytes; the file does not keep this.
         tokenizer.encode_special_tokens = True
         self.vocab_size = tokenizer.get_vocab_size()
         self.end = tokenizer.token_to_id(END_TEXT)
@@ -73,22 +73,21 @@ class BpeTokenizer(TextTokenizer):
         self.token_bytes = tuple(0 if name == END_TEXT else len(name) for name in names)
 
     def encode(self, text: bytes) -> np.ndarray:
-        found = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)
-        return np.array(found.ids, np.int64)
+        encoding = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)
+        return np.array(encoding.ids, np.int64)
 
     def decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=True)
 
     def save(self, path: Path) -> None:
-        """Write it, to be read by `load_tokenizer` and by the library."""
+        """Write it, for `load_tokenizer` and the library."""
         self._tokenizer.save(str(path))
 
 
 class SharedTokenizer(TextTokenizer):
-    """A `tokenizer.json` that lies beside weights of the Hub, whose special tokens count as such.
+    """A `tokenizer.json` next to weights of the Hub, whose special tokens count as such.
 
-    Attributes:
-      end: the usual token that ends a text, or None if it has none.
+    `end` is the usual token that ends a text, or None if it has none.
     """
 
     kind = "shared"
@@ -107,7 +106,7 @@ class SharedTokenizer(TextTokenizer):
 
 
 def read_shared_tokenizer(path: Path) -> SharedTokenizer | None:
-    """Read a tokenizer.json, or None, with a warning, if `tokenizers` is missing or cannot.
+    """Read a tokenizer.json; None, with a warning, if `tokenizers` is missing or fails.
 
     The model then takes numbers of tokens.
     """
@@ -121,10 +120,10 @@ def read_shared_tokenizer(path: Path) -> SharedTokenizer | None:
 
 
 def load_tokenizer(kind: str, directory: Path) -> TextTokenizer:
-    """The tokenizer that a directory of tokens was made with.
+    """Load the tokenizer of a directory of tokens.
 
     Raises:
-      UserError: its file is missing or broken, or nobody here knows the kind.
+      UserError: its file is missing or broken, or the kind is unknown.
     """
     if kind == "byte":
         return ByteTokenizer()

@@ -1,8 +1,8 @@
-"""Tokenised text: a memory-mapped file for each split, and `tokens.json`, which says what it is.
+"""Tokenised text: a memory-mapped file for each split, and `tokens.json`, which describes them.
 
     data.root / data.name / train.bin validation.bin test.bin tokens.json [tokenizer.json]
 
-A `.bin` holds nothing but tokens, uint16 or uint32, little-endian. Window i of a split is
+A `.bin` holds only tokens, uint16 or uint32, little-endian. Window i of a split is
 tokens[i * T : i * T + T + 1]: every token but the first is predicted once.
 """
 
@@ -25,8 +25,8 @@ from utils.storage.places import is_remote, to_path
 INDEX_FILE = "tokens.json"
 FORMAT = "tokens-1"
 DTYPES = ("uint16", "uint32")
-# Tokens at a file's beginning that are held against the vocabulary before a device is touched.
-_LOOKED_AT = 1 << 24
+# Tokens at a file's beginning that are checked against the vocabulary before a device is used.
+_CHECKED = 1 << 24
 _WAY = "make the directory by python -m tools.prepare_dataset text"
 
 
@@ -44,9 +44,9 @@ def _tells_splits(value: object) -> bool:
     )
 
 
-# What the index may leave out.
+# Values that the index may omit.
 _DEFAULTS: JsonObject = {"tokenizer_hash": "", "token_bytes": []}
-# Name in the index -> what it must be, and whether a value is that.
+# Name in the index -> what it must be, and a check of that.
 _RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
     "vocab_size": ("a whole number above 0", lambda value: _is_count(value) and value != 0),
     "dtype": ("a text", lambda value: isinstance(value, str)),
@@ -60,13 +60,13 @@ _RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenIndex:
-    """What `tokens.json` says.
+    """Contents of `tokens.json`.
 
     Attributes:
       tokenizer: byte or bpe, or another's name.
-      tokenizer_hash: of what a learnt one has learnt; empty: it has learnt nothing.
-      end: token that stands behind each file's text.
-      token_bytes: bytes of text that each token stands for; empty: nobody has told.
+      tokenizer_hash: of a trained tokenizer; empty if it is not trained.
+      end: token that follows each file's text.
+      token_bytes: bytes of text of each token; empty if unknown.
       splits: tokens, bytes, files and sha256 by split.
     """
 
@@ -80,30 +80,30 @@ class TokenIndex:
 
 
 def read_token_index(directory: Path, key: str = "data.root") -> TokenIndex:
-    """The index of a directory of tokens.
+    """Read the index of a directory of tokens.
 
     Args:
       key: the configuration's, for errors.
 
     Raises:
-      UserError: there is none, or it is of another format.
+      UserError: it is missing or of another format.
     """
     path = directory / INDEX_FILE
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"{key}: {directory} holds no {INDEX_FILE}; {_WAY}") from error
     except (OSError, ValueError) as error:
         raise UserError(f"{key}: {path} cannot be read ({error}); {_WAY}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        told = found.get("format") if isinstance(found, dict) else None
-        raise UserError(f"{key}: {path} is of format {told!r}, not {FORMAT!r}; {_WAY}")
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != FORMAT:
+        raise UserError(f"{key}: {path} is of format {version!r}, not {FORMAT!r}; {_WAY}")
+    values = {name: content.get(name, _DEFAULTS.get(name)) for name in _RULES}
     for name, (rule, is_right) in _RULES.items():
-        if not is_right(found.get(name, _DEFAULTS.get(name))):
+        if not is_right(values[name]):
             raise UserError(
                 f"{key}: {path} lacks or garbles {name!r}, which must be {rule}; {_WAY}"
             )
-    values = {name: found.get(name, _DEFAULTS.get(name)) for name in _RULES}
     index = TokenIndex(**{**values, "token_bytes": tuple(values["token_bytes"])})
     if index.dtype not in DTYPES or len(index.token_bytes) not in (0, index.vocab_size):
         raise UserError(
@@ -115,12 +115,7 @@ def read_token_index(directory: Path, key: str = "data.root") -> TokenIndex:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSelection(Selection):
-    """Windows of one file.
-
-    Attributes:
-      path: of the file.
-      sha256: of its bytes, as the index tells.
-    """
+    """Windows of one file, whose bytes have the `sha256` of the index."""
 
     path: Path
     index: TokenIndex
@@ -128,11 +123,10 @@ class TokenSelection(Selection):
 
     @property
     def files_hash(self) -> str:
-        """The content's own hash."""
         return self.sha256[:16]
 
     def count_common(self, other: TokenSelection) -> int:
-        """All windows where it is the same file or has the same content; otherwise none."""
+        """Count all windows if the file or its content is the same; otherwise none."""
         same_content = bool(self.sha256) and self.sha256 == other.sha256
         return other.num_examples if same_content or self.path == other.path else 0
 
@@ -142,7 +136,7 @@ class TokenSource(Source):
 
     @property
     def directory(self) -> Path:
-        """Where the files lie.
+        """Directory of the files.
 
         Raises:
           UserError: data.root is missing, or a URL.
@@ -159,16 +153,15 @@ class TokenSource(Source):
 
     @property
     def title(self) -> str:
-        """The dataset's name, or its directory's."""
         return self.data.name or self.directory.name
 
     def select(self, role: Role) -> TokenSelection:
-        """The windows of a split's file, whose size and first tokens are looked at."""
+        """Select the windows of a split's file, after checking its size and first tokens."""
         index, key = read_token_index(self.directory), f"data.{SPLIT_KEYS[role]}"
         split = getattr(self.data, SPLIT_KEYS[role])
         if split not in index.splits:
             raise UserError(
-                f"{key} ({split!r}) is no split of {self.directory}; "
+                f"{key} ({split!r}) is not a split of {self.directory}; "
                 f"{get_hint(split, index.splits)}"
             )
         path = self.directory / f"{split}.bin"
@@ -187,7 +180,6 @@ class TokenSource(Source):
         )
 
     def describe(self, selection: TokenSelection, role: Role) -> TokenFacts:
-        """Vocabulary and length, and the bytes that tokens stand for."""
         index = selection.index
         return TokenFacts(
             index.vocab_size,
@@ -197,19 +189,18 @@ class TokenSource(Source):
         )
 
     def open(self, selection: TokenSelection, reading: Reading) -> TokenReader:
-        """A reader of the mapped file."""
         return TokenReader(selection, self.describe(selection, reading.role), reading)
 
 
 def open_tokens(path: Path, index: TokenIndex) -> np.ndarray:
-    """The tokens of a file, mapped.
+    """Map the tokens of a file into memory.
 
     Raises:
-      UserError: it is not there, ends within a token, has another size than the index says, or
-        begins with tokens that the vocabulary does not have.
+      UserError: it is missing, ends within a token, has another size than in the index, or begins
+        with tokens outside the vocabulary.
     """
     kind = np.dtype(index.dtype).newbyteorder("<")
-    told = index.splits[path.stem].get("tokens")
+    count = index.splits[path.stem].get("tokens")
     try:
         size = path.stat().st_size
     except OSError as error:
@@ -219,26 +210,22 @@ def open_tokens(path: Path, index: TokenIndex) -> np.ndarray:
             f"{path} ends within a token: {size} bytes are no whole number of {index.dtype}; copy "
             "it again"
         )
-    if size != (told or 0) * kind.itemsize:
+    if size != (count or 0) * kind.itemsize:
         raise UserError(
-            f"{path} holds {size // kind.itemsize} tokens, but {INDEX_FILE} says {told}; copy both "
-            "again"
+            f"{path} holds {size // kind.itemsize} tokens, but {INDEX_FILE} says {count}; copy "
+            "both again"
         )
     tokens = np.memmap(path, kind, mode="r")
-    check_vocabulary(tokens[:_LOOKED_AT], index.vocab_size, str(path))
+    check_vocabulary(tokens[:_CHECKED], index.vocab_size, str(path))
     return tokens
 
 
-def check_vocabulary(tokens: np.ndarray, vocab_size: int, place: str) -> None:
-    """Refuse tokens that the vocabulary does not have.
-
-    Raises:
-      UserError: with the first one and where it stands.
-    """
+def check_vocabulary(tokens: np.ndarray, vocab_size: int, source: str) -> None:
+    """Raise a UserError for tokens outside the vocabulary, with the position of the first."""
     if tokens.size and int(tokens.max()) >= vocab_size:
         first = int(np.flatnonzero(tokens.ravel() >= vocab_size)[0])
         raise UserError(
-            f"{place}: token {int(tokens.ravel()[first])} at place {first} is beyond the "
+            f"{source}: token {int(tokens.ravel()[first])} at place {first} is beyond the "
             f"vocabulary of {vocab_size} in {INDEX_FILE}; {_WAY} again"
         )
 
@@ -252,22 +239,18 @@ class TokenReader(WindowReader):
         self._tokens = open_tokens(selection.path, selection.index)
 
     def load_windows(self, indices: np.ndarray) -> np.ndarray:
-        """[n, T + 1] of the file's type; what was not looked at before is looked at here."""
+        """Return [n, T + 1] of the file's type, after checking the rest of a large file."""
         length = self.facts.sequence_length
-        places = indices[:, None] * length + np.arange(length + 1)
-        found = self._tokens[places]
-        if len(self._tokens) > _LOOKED_AT:
-            check_vocabulary(found, self.facts.vocab_size, f"windows of {self._selection.path}")
-        return found
+        windows = self._tokens[indices[:, None] * length + np.arange(length + 1)]
+        if len(self._tokens) > _CHECKED:
+            check_vocabulary(windows, self.facts.vocab_size, f"windows of {self._selection.path}")
+        return windows
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
-        """`train__42`."""
         return tuple(f"{self._selection.path.stem}__{index}" for index in indices)
 
     def describe(self, index: int) -> str:
-        """File and window, for messages."""
         return f"window {index} of {self._selection.path}"
 
     def close(self) -> None:
-        """Let go of the file."""
         self._tokens = self._tokens[:0]

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from big_vision.input.images.labelled import require_images
+from big_vision.input.images.labelled import ImageFacts
+from big_vision.input.source import require_facts
 from datasets import create_loader
 from engine import map_batches
 from models.transforms import to_pixels
@@ -33,7 +34,7 @@ def extract_features(
     section = change_data(data, eval_split=split)
     shard = (runtime.ranks.index, runtime.ranks.size)
     loader = create_loader(section, "eval", seed=0, shard=shard)
-    classes = require_images(loader.facts, section.source).num_classes
+    classes = require_facts(loader.facts, ImageFacts, section.source).num_classes
     transform = trained.create_transform().to(runtime.device)
 
     @torch.no_grad()

@@ -1,8 +1,9 @@
-"""TensorFlow as the input pipeline uses it: quiet, on the CPU, one thread a core."""
+"""TensorFlow for the input pipeline: imported on first use, quiet, on the CPU, a thread a core."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import threading
@@ -15,18 +16,32 @@ from typing import Any
 from utils.programs import pause_collection
 
 _HIDDEN_DEVICES = ("GPU", "TPU")
-# What TensorFlow imports if it is there and does without if not: networks, notebooks and plots,
-# half of its start-up. `tf.keras` is loaded all the same when somebody asks for it.
+# Packages that TensorFlow imports only if they exist: networks, notebooks and plots, half of its
+# start-up. `tf.keras` is still loaded on use.
 _OPTIONAL = ("IPython", "h5py", "jax", "keras", "matplotlib", "pandas", "scipy", "sklearn")
 
 
+class _LazyTensorFlow:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # introspection must not import TensorFlow
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
+
+
+# TensorFlow must not be imported before the device exists: the first use of `tf` imports it.
+tf: Any = _LazyTensorFlow("tensorflow")
+
+
 def import_tensorflow() -> Any:
-    """The tensorflow module with every accelerator hidden from it.
+    """Import tensorflow with every accelerator hidden from it.
 
     Call it after the runtime exists: TensorFlow before torch_xla aborts the process.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Its kernels serve networks; where they are on, TensorFlow says so twice, at any log level.
+    # Its kernels serve networks; if enabled, TensorFlow logs so twice, at any log level.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     if "tensorflow" in sys.modules:
         import tensorflow as tf
@@ -38,13 +53,13 @@ def import_tensorflow() -> Any:
         try:
             tf.config.set_visible_devices([], kind)
         except RuntimeError:
-            # Already in use by the program around us; then it is theirs to have hidden them.
+            # Already in use by the calling program, which then had to hide them.
             continue
     return tf
 
 
 def get_thread_count(threads: int = 0) -> int:
-    """Threads of a pipeline; 0: as many as cores that this process may run on."""
+    """Return the threads of a pipeline; by default the cores that this process may use."""
     if threads:
         return threads
     if hasattr(os, "sched_getaffinity"):
@@ -53,7 +68,7 @@ def get_thread_count(threads: int = 0) -> int:
 
 
 class _Hiding(Loader):
-    """Finder and loader of packages that are there, but not imported by the thread that made it."""
+    """Hides installed packages from imports of the thread that created it."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = frozenset(packages)
@@ -62,7 +77,7 @@ class _Hiding(Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where a hidden package lies, with a loader that refuses; of all else nothing."""
+        """Return a hidden package's spec with a loader that raises; None for others."""
         is_hidden = name in self._packages and threading.get_ident() == self._thread
         spec = PathFinder.find_spec(name, path, target) if is_hidden else None
         if spec is not None:
@@ -70,20 +85,31 @@ class _Hiding(Loader):
         return spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Nothing is imported.
-
-        Raises:
-          ModuleNotFoundError: always, as if the package were not there.
-        """
+        """Raise ModuleNotFoundError, as if the package were not installed."""
         raise ModuleNotFoundError(f"{module.__name__} is hidden from what is imported now")
 
 
 @contextlib.contextmanager
 def _hide_packages(packages: Sequence[str]) -> Iterator[None]:
-    """Let imports of this thread find no such packages, but those that are imported already."""
+    """Hide packages from imports of this thread, except those that are imported already."""
     hiding = _Hiding(packages)
     sys.meta_path.insert(0, hiding)
     try:
         yield
     finally:
         sys.meta_path.remove(hiding)
+
+
+def read_tfds_features(name: str, root: str) -> Any:
+    """Return the features of data.name, also without its files; imports TensorFlow.
+
+    Raises:
+      Exception: whatever TFDS raises for a name that it does not know.
+    """
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name, data_dir=root or None)
+    except Exception:
+        builder = tfds.builder(name)
+    return builder.info.features
