@@ -138,8 +138,8 @@ def compute_rld_parts(
     """Compute sample confidence (SCD) and masked correlation (MCD), robust to a wrong teacher.
 
     SCD: KL of (p_max, 1 - p_max) of the teacher's best class and (q_y, 1 - q_y) of the student's
-    target class. MCD: KL among the classes that are less likely than y to the teacher; 0 if there
-    are none. SCD has the temperature `confidence_temperature`.
+    target class. MCD: KL among the classes that are less likely than y to the teacher, or 0
+    without such classes. SCD has the temperature `confidence_temperature`.
 
     Source: Sun et al. 2024 (Refined Logits), arXiv:2408.07703, equations 6 to 10.
     """
