@@ -167,7 +167,7 @@ def test_a_run_on_a_bucket_is_read_where_it_lies(capsys):
 WRONG = [
     (["nowhere"], "RUN (nowhere) is no directory; give the directory of a run"),
     (["HERE/empty"], "holds no run; give the directory of a run"),
-    (["HERE/torn"], "run.json is damaged; mend it"),
+    (["HERE/torn"], "run.json is damaged; repair it"),
     (["HERE", "--every-s=0"], "--every-s (0) must lie between 0 and 86400; leave it out for 2"),
     (["HERE", "--every-s=nan"], "--every-s (nan) must lie between"),
     (["HERE", "--every-s=soon"], "invalid float value: 'soon'"),
