@@ -61,7 +61,7 @@ def test_every_form_says_what_the_model_says(teacher_run, digits, tmp_path, caps
         out = capsys.readouterr()
         assert "11 images answered" in out.out and "1 could not be read" in out.out
         assert "digit_05.png" in out.err
-        left_out = "left out, as no images: 1 .avif, 1 .tiff, 1 .txt, 1 hidden .png"
+        left_out = "left out, as they are not images: 1 .avif, 1 .tiff, 1 .txt, 1 hidden .png"
         assert f"FOLDER ({folder}): {left_out}\n" in out.err
     probs, features = ask_by_hand(teacher_run, images)
     rows = {row["file"]: row for row in csv.DictReader(tables["csv"].open())}
