@@ -41,7 +41,7 @@ class StepsAhead:
         parts, first = self._parts, next(batches)
         total_steps = parts.plan.total_steps
         is_changing = isinstance(parts.task, ChangesShape)
-        later = parts.task.list_later_forms if is_changing else lambda *_: []
+        later = parts.task.list_future_shapes if is_changing else lambda *_: []
         self._shapes = later(parts.state.step, total_steps, first)
         if self._shapes:
             self._kept = collect_state(parts.state, self._runtime.fetch_all)

@@ -60,7 +60,7 @@ class Answers:
         """Call the task's method; the marks of the batch stay on the device."""
         if not isinstance(self._task, MarksExamples):
             return self._task.count(model, batch)
-        sums, marks = self._task.count_marked(model, batch)
+        sums, marks = self._task.count_with_correctness(model, batch)
         if marks is not None:
             self._marks.append(marks)
         return sums

@@ -68,7 +68,7 @@ def run(runtime: Runtime, job: Job) -> int:
         _log_job(runtime, job)
         parts = build_parts(runtime, job)
         if isinstance(parts.task, Distils):
-            parts.teacher_metrics = parts.task.judge_teachers(sum_over(runtime, parts))
+            parts.teacher_metrics = parts.task.evaluate_teachers(sum_over(runtime, parts))
         _begin_run(runtime, job, parts, session)
         return _train_with_status(runtime, job, parts, session)
     finally:

@@ -23,7 +23,7 @@ from utils.json_types import JsonObject
 from utils.weights.adapters import merge_adapters
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.fitting import FitRules
-from utils.weights.hub import ask_hub, is_shared
+from utils.weights.hub import is_shared, prefer_hub_cache
 from utils.weights.load import load_weights
 from utils.weights.meaning import find_meanings
 from utils.weights.opening import open_weights
@@ -163,7 +163,7 @@ def build_model(
             arguments = _resolve_layers(arguments)
             if name in MODELS:
                 return _create_own(name, arguments)
-            with ask_hub() if pretrained else nullcontext():
+            with prefer_hub_cache() if pretrained else nullcontext():
                 return timm.create_model(name, pretrained=pretrained, **arguments)
     except (TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__

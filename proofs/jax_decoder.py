@@ -23,7 +23,7 @@ from bill.targets import parse_target
 from bill.yardstick import compile_jax
 from losses.tasks.chunked import choose_chunk
 from models.transformer import TransformerShape
-from tasks.language.synthetic import LanguageTwin
+from tasks.language.synthetic import SyntheticLanguage
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
@@ -112,7 +112,7 @@ def describe_decoder(
     for key, (value, only) in known.items():
         if value != only:
             raise UserError(f"{key} ({value!r}) is not in the JAX program; give {only!r}")
-    vocab = LanguageTwin(config, given).vocabulary
+    vocab = SyntheticLanguage(config, given).vocabulary
     length = config.data.sequence_length
     return {
         "devices": options.chips, "batch": options.batch, "length": length, "vocab": vocab,

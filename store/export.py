@@ -20,7 +20,7 @@ from typing import Literal, get_args
 
 from store.compare.divergence import read_lines
 from store.quality.validation import RunFault
-from store.query.record import RunRecord, describe, get_finite_or_told
+from store.query.record import RunRecord, describe, get_finite_numbers
 from store.record.catalogue import HEAD
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
@@ -137,7 +137,7 @@ def iterate_points(record: RunRecord) -> Iterator[Cells]:
     """Yield every number of every line, in the order of the history."""
     for line in read_lines(record):
         head = {key: line.get(key) for key in HEAD}
-        for name, value in get_finite_or_told(line).items():
+        for name, value in get_finite_numbers(line).items():
             attempt = head["attempt"] if isinstance(head["attempt"], int) else None
             yield record.path, head["step"], head["kind"], attempt, name, value
 

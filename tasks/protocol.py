@@ -94,7 +94,7 @@ class TaskCheck(Protocol):
         """Refuse stored outputs of another stream of examples, or of a shorter run."""
 
 
-class Twin(Protocol):
+class SyntheticRun(Protocol):
     """Synthetic version of a run: the same step on synthetic examples, teachers and stored outputs.
 
     Cost and graph of a step depend on shapes and counts, not on content. So a run can be measured
@@ -136,7 +136,7 @@ class Twin(Protocol):
         """
         return config
 
-    def replace_answers(
+    def replace_stored_outputs(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
     ) -> RunConfig:
         """Return the run with stored random outputs of its teachers, below `folder`."""
@@ -154,7 +154,7 @@ class RunTask(Protocol):
     Attributes:
       unit: what throughput counts, and how many of it an example holds.
       score_name: of an evaluation's score, for log lines.
-      twin: "module:class" of a `Twin`, to measure and compile without data; may be empty.
+      twin: "module:class" of a `SyntheticRun`, to measure and compile without data; may be empty.
       reads: keys that this task honours, of those that name other tasks as their readers.
       losses: modules that are trained beside the student.
     """
@@ -222,7 +222,7 @@ class HasStepValues(Protocol):
 class ChangesShape(Protocol):
     """Tasks whose steps work on more than one shape (`TaskFacts.step_shapes`)."""
 
-    def list_later_forms(self, step: int, total_steps: int, batch: Batch) -> list[Batch]:
+    def list_future_shapes(self, step: int, total_steps: int, batch: Batch) -> list[Batch]:
         """Return a host batch of a step in each other shape that later steps work on."""
 
 
@@ -232,7 +232,7 @@ class Distils(Protocol):
 
     teachers: Sequence[nn.Module]
 
-    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+    def evaluate_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Return metrics of the teachers before the run begins; refuse a useless one."""
 
 
@@ -250,7 +250,7 @@ class Caches(Protocol):
 
     stream_epochs: int | None
 
-    def ask_to_store(self, batch: Batch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(self, batch: Batch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
         """Return logits by `condense_answers`, or features, for each column, on the device."""
 
     def close(self) -> None:
@@ -276,7 +276,9 @@ class HasExtraSets(Protocol):
 class MarksExamples(Protocol):
     """Tasks with a correct or wrong output for each example."""
 
-    def count_marked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def count_with_correctness(
+        self, model: nn.Module, batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the sums of `count`, and bool [B] of correct examples if there are such."""
 
 
@@ -312,5 +314,5 @@ class Traceable(Protocol):
 class HasPlainLoss(Protocol):
     """Tasks whose plain loss is not `loss` of an unprepared batch."""
 
-    def plan_plain_loss(self, batch: Batch) -> Callable[[nn.Module], Tensor]:
+    def create_supervised_loss(self, batch: Batch) -> Callable[[nn.Module], Tensor]:
         """Return the loss of a model on this device batch, as one would write it by hand."""

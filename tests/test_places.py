@@ -70,12 +70,12 @@ def test_what_goes_through_the_file_layer_is_none(text):
 
 def test_a_folder_named_after_a_url_is_never_made(tmp_path, monkeypatch):
     from store.record.runs import RunStore
-    from utils.storage.places import join_place, open_folder, to_path
+    from utils.storage.places import join_path_or_url, open_folder, to_path
 
     monkeypatch.chdir(tmp_path)
     run = RunStore("memory://bucket/runs", "e", cache_dir=str(tmp_path / "cache")).get("a")
     open_folder(run.checkpoints).write_text("best.json", "{}")
-    open_folder(join_place("memory://bucket/runs", "x")).write_text("a", "b")
+    open_folder(join_path_or_url("memory://bucket/runs", "x")).write_text("a", "b")
     assert not list(Path(tmp_path).iterdir())
     monkeypatch.setenv("DATA", str(tmp_path / "data"))
     assert to_path("$DATA/x") == tmp_path / "data" / "x"

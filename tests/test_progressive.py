@@ -113,7 +113,7 @@ def test_the_side_is_a_function_of_the_step():
     assert resizing.get_values(20) == {}
 
     def list_sides(step: int) -> list[int]:
-        forms = resizing.list_later_forms(step, 90, batch)
+        forms = resizing.list_future_shapes(step, 90, batch)
         return [len(one.values.get(RESAMPLER, range(8))) for one in forms]
 
     assert [list_sides(step) for step in (0, 20, 35)] == [[8, 6], [6], []]

@@ -66,7 +66,7 @@ def derive_config(
     taught = twin.replace_teachers(derived, folder)
     if not config.distill.teacher_cache:
         return taught
-    return twin.replace_answers(taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one)
+    return twin.replace_stored_outputs(taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one)
 
 
 def describe_stream_of_one(

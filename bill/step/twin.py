@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from datasets import Loader
-    from tasks.protocol import Twin
+    from tasks.protocol import SyntheticRun
     from utils.config.load import RunConfig
 
 
-def create_twin(config: RunConfig, given: Mapping[str, int]) -> Twin:
+def create_twin(config: RunConfig, given: Mapping[str, int]) -> SyntheticRun:
     """The twin that the run's task makes of it.
 
     Args:
@@ -44,7 +44,7 @@ def get_usual_sizes(config: RunConfig) -> Mapping[str, int]:
     return {} if kind is None else kind.usual
 
 
-def _find_kind(config: RunConfig) -> type[Twin] | None:
+def _find_kind(config: RunConfig) -> type[SyntheticRun] | None:
     path = TASKS.get(config.train.task).twin
     return load_object(path) if path else None
 

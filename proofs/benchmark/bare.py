@@ -99,5 +99,5 @@ class BareLoop:
 def _plan_loss(task: RunTask, batch: Batch) -> Callable[[nn.Module], Tensor]:
     """The loss that one would write by hand, of a model."""
     if isinstance(task, HasPlainLoss):
-        return task.plan_plain_loss(batch)
+        return task.create_supervised_loss(batch)
     return lambda model: task.loss(model, batch).total

@@ -13,7 +13,7 @@ from utils.errors import UserError
 from utils.log import get_logger
 
 if TYPE_CHECKING:
-    from tasks.protocol import Twin
+    from tasks.protocol import SyntheticRun
     from utils.config.load import RunConfig
 
 _SYNTHETIC_EXAMPLES = 50_000
@@ -54,7 +54,7 @@ def create_measured_config(
     return changed
 
 
-def _create_twin(config: RunConfig) -> Twin:
+def _create_twin(config: RunConfig) -> SyntheticRun:
     """The run's twin; of a dataset that nobody knows here the usual sizes are assumed."""
     try:
         return create_twin(config, {})

@@ -31,7 +31,7 @@ from utils.json_types import JsonObject
 from utils.storage.folder import StorageError
 from utils.storage.local import sync_directory, write_atomically
 from utils.storage.locks import is_locked, lock_file, try_lock
-from utils.storage.places import is_remote, join_place, to_path
+from utils.storage.places import is_remote, join_path_or_url, to_path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "jobs"
@@ -284,7 +284,7 @@ def read_run_status(job: JobFile) -> str:
 def read_run_facts(job: JobFile) -> JsonObject:
     """Read `run.json` of the job's run; empty if it has not begun or cannot be read."""
     try:
-        return RunRecord(join_place(job.store, job.experiment, job.name)).facts
+        return RunRecord(join_path_or_url(job.store, job.experiment, job.name)).facts
     except (UserError, StorageError, OSError):
         return {}
 

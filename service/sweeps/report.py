@@ -14,7 +14,7 @@ from store.compare.statistics import MeanInterval, compute_interval
 from store.query.record import RunRecord, get_final_values
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
-from utils.storage.places import join_place
+from utils.storage.places import join_path_or_url
 
 MISSING = "missing"
 
@@ -101,7 +101,7 @@ def list_asked(queue: JobQueue, spec: SweepSpec) -> list[Trial]:
 def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
     """Read a run's status and the metric at its end; empty and None if not available."""
     try:
-        record = RunRecord(join_place(store, *run.split("/")))
+        record = RunRecord(join_path_or_url(store, *run.split("/")))
         status = str(record.facts.get("status", ""))
         if status != "complete":
             return status, None

@@ -14,7 +14,7 @@ from store.query.selection import RunSelector
 from store.record.ids import check_name
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage.places import is_remote, join_place, to_path
+from utils.storage.places import is_remote, join_path_or_url, to_path
 
 # Requests within this time share one look at the files.
 _FRESH_S = 1.0
@@ -94,7 +94,7 @@ class RunCatalogue:
         try:
             check_name("experiment", experiment)
             check_name("run", name)
-            place = join_place(self.store, experiment, name)
+            place = join_path_or_url(self.store, experiment, name)
             root = to_path(self.store).resolve() if not is_remote(self.store) else None
             if root is not None and not to_path(place).resolve().is_relative_to(root):
                 raise UserError(f"run {experiment}/{name}: a link leads out of the store")

@@ -10,7 +10,7 @@ from store.index.kin import Kin
 from store.lineage.ancestors import Ancestor, list_sums, read_lineage
 from store.query.record import RunRecord
 from utils.errors import UserError
-from utils.storage.places import join_place
+from utils.storage.places import join_path_or_url
 
 # The number of a run that is not in the index.
 _NOT_INDEXED = -1
@@ -57,7 +57,9 @@ def find_kinship(index: RunIndex, record: RunRecord) -> Kinship:
 
     def read(kin: Kin) -> Sequence[Ancestor]:
         try:  # the run's file has numbers that the index lacks
-            return read_lineage(RunRecord(join_place(index.store, *kin.path.split("/"))).facts)
+            return read_lineage(
+                RunRecord(join_path_or_url(index.store, *kin.path.split("/"))).facts
+            )
         except UserError:
             return kin.ancestors
 

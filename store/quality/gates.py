@@ -19,7 +19,7 @@ from store.compare.statistics import Delta, Sample, compute_delta, summarise
 from store.formatting import count_runs
 from store.query.filters import check_keys
 from store.query.listing import tell_writer
-from store.query.record import RunRecord, get_finite_or_told
+from store.query.record import RunRecord, get_finite_numbers
 from store.record.catalogue import Metric, find_entry
 from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.json_types import JsonValue
@@ -247,7 +247,7 @@ def compute_aggregate(record: RunRecord, gate: Gate) -> tuple[float | None, int]
     if gate.aggregate == "last":
         return record.values.get(gate.metric), 1
     kind, _, name = gate.metric.partition(".")
-    numbers = (get_finite_or_told(line).get(name) for line in record.lines if line["kind"] == kind)
+    numbers = (get_finite_numbers(line).get(name) for line in record.lines if line["kind"] == kind)
     values = [value for value in numbers if value is not None]
     return aggregate(gate, values), len(values)
 

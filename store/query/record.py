@@ -40,7 +40,7 @@ from store.record.windows import SKETCHES_FILE, RunSketches, parse_sketches
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue, load_json, make_plain, mend_text
 from utils.storage.folder import Folder
-from utils.storage.places import join_place, open_folder
+from utils.storage.places import join_path_or_url, open_folder
 
 # Newer run directories are for newer programs.
 NEWEST_SCHEMA = 2
@@ -91,7 +91,7 @@ class RunRecord:
         """The folder of its checkpoints, which need not exist."""
         root = self.config.get("run.checkpoint_root")
         if isinstance(root, str) and root:
-            return open_folder(join_place(root, self.folder.parent.name, self.folder.name))
+            return open_folder(join_path_or_url(root, self.folder.parent.name, self.folder.name))
         return self.folder.child("checkpoints")
 
     @cached_property
@@ -228,7 +228,7 @@ def get_last_values(lines: list[Line]) -> Values:
         line = next((line for line in reversed(lines) if line["kind"] == kind), None)
         if line is not None:
             # An evaluation's line repeats numbers of the loop.
-            numbers = get_finite_or_told(line)
+            numbers = get_finite_numbers(line)
             wanted = numbers if kind == TRAIN else numbers.keys() & get_learnt(line).keys()
             values |= {f"{kind}.{name}": numbers[name] for name in wanted}
     if lines:
@@ -236,7 +236,7 @@ def get_last_values(lines: list[Line]) -> Values:
     return values
 
 
-def get_finite_or_told(line: Line) -> Values:
+def get_finite_numbers(line: Line) -> Values:
     """Return a line's numbers, with nan and infinities restored."""
     words = line.get("nonfinite")
     words = words if isinstance(words, dict) else {}

@@ -11,7 +11,7 @@ from store.query.filters import parse_filter
 from store.query.record import RunRecord
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonMapping
-from utils.storage.places import join_place
+from utils.storage.places import join_path_or_url
 
 # Characters that only a filter contains.
 _OPERATORS = set("=<>~")
@@ -40,7 +40,7 @@ class RunSelector:
 
     def open(self, paths: Iterable[str]) -> list[RunRecord]:
         """Open runs by `experiment/name`."""
-        return [RunRecord(join_place(self._index.store, *path.split("/"))) for path in paths]
+        return [RunRecord(join_path_or_url(self._index.store, *path.split("/"))) for path in paths]
 
     def read_side(self, text: str) -> Side:
         """Read a side of a comparison: RUN, several with commas between, or NAME:FILTER."""

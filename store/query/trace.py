@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from store.query.record import RunRecord, get_finite_or_told
+from store.query.record import RunRecord, get_finite_numbers
 from store.query.timeline import (
     AttemptTime,
     get_attempt,
@@ -134,7 +134,7 @@ def _make_counters(record: RunRecord, windows: Sequence[Span]) -> list[Counter]:
         time = times.get((get_attempt(record, line), line["step"]))
         if line["kind"] != TRAIN or time is None:
             continue
-        for name, value in get_finite_or_told(line).items():
+        for name, value in get_finite_numbers(line).items():
             if (name in _COUNTERS or name.endswith("_per_s")) and math.isfinite(value):
                 points.setdefault(name, []).append((time, value))
     units = {name: metric.unit for name in points if (metric := METRICS.find(name))}

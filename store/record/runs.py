@@ -22,7 +22,7 @@ from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
 from utils.storage.folder import ASIDE, Folder, choose_aside_name
 from utils.storage.local import write_atomically
-from utils.storage.places import get_user_cache, is_remote, join_place, open_folder, to_path
+from utils.storage.places import get_user_cache, is_remote, join_path_or_url, open_folder, to_path
 
 CHECKPOINTS = "checkpoints"
 SCHEMA_VERSION = 2
@@ -59,8 +59,8 @@ class Run:
     def checkpoints(self) -> str | Path:
         """Directory or URL of its checkpoints."""
         if self.checkpoint_root:
-            return join_place(self.checkpoint_root, self.path.parent.name, self.path.name)
-        return join_place(self.remote or self.path, CHECKPOINTS)
+            return join_path_or_url(self.checkpoint_root, self.path.parent.name, self.path.name)
+        return join_path_or_url(self.remote or self.path, CHECKPOINTS)
 
     def read(self) -> JsonObject:
         """Read `run.json` of this machine; empty before the run has begun, or if it is damaged."""
@@ -96,7 +96,7 @@ class RunStore:
         self, output_dir: str, experiment: str, checkpoint_root: str = "", cache_dir: str = ""
     ) -> None:
         check_name("run.experiment", experiment)
-        self.place = join_place(output_dir, experiment)
+        self.place = join_path_or_url(output_dir, experiment)
         self.checkpoint_root = checkpoint_root
         if checkpoint_root:
             open_folder(checkpoint_root)
@@ -115,9 +115,9 @@ class RunStore:
         check_name("run.run_id", run_id)
         remote = ""
         if self._is_remote:
-            remote = str(join_place(self.place, run_id))
+            remote = str(join_path_or_url(self.place, run_id))
         elif self.checkpoint_root:
-            remote = str(join_place(self.checkpoint_root, self._local.name, run_id))
+            remote = str(join_path_or_url(self.checkpoint_root, self._local.name, run_id))
         return Run(self._local / run_id, remote, self.checkpoint_root)
 
     def choose(self, run_id: str, seed: int) -> Run:
@@ -128,7 +128,7 @@ class RunStore:
         """Return the most recently started run, or None; on a new machine from checkpoint_root."""
         runs = _read_runs(self.folder)
         if not runs and self.checkpoint_root:
-            folder = open_folder(join_place(self.checkpoint_root, self._local.name))
+            folder = open_folder(join_path_or_url(self.checkpoint_root, self._local.name))
             runs = _read_runs(folder)
             if not runs:
                 return next(map(self.get, reversed(folder.list_names())), None)

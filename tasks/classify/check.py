@@ -27,7 +27,7 @@ from tasks.classify.mutual import check_peer, create_peer
 from tasks.classify.rotations import check_rotations
 from tasks.classify.views import check_kept, check_strong_view, list_streams
 from tasks.evaluation.judge import check_sets
-from tasks.evaluation.sets import JudgedSet, ModelClasses
+from tasks.evaluation.sets import EvaluatedSet, ModelClasses
 from tasks.images.dry_run import (
     ImageShapes,
     check_images,
@@ -68,7 +68,7 @@ class ClassifyFacts(TaskFacts):
     num_classes: int
     image_shapes: ImageShapes
     feature_shapes: FeatureShapes | None
-    sets: tuple[JudgedSet, ...] = ()
+    sets: tuple[EvaluatedSet, ...] = ()
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
@@ -99,7 +99,7 @@ class ClassifyCheck(TaughtCheck):
         )
         self._shapes: ImageShapes = {}
         self._feature_shapes: FeatureShapes | None = None
-        self._sets: tuple[JudgedSet, ...] = ()
+        self._sets: tuple[EvaluatedSet, ...] = ()
 
     @property
     def stream(self) -> JsonObject:

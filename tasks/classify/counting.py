@@ -14,11 +14,11 @@ ECE_BINS = 15
 
 
 def count_batch(logits: Tensor, batch: Batch) -> Tensor:
-    """Return the sums of `count_marked` alone."""
-    return count_marked(logits, batch)[0]
+    """Return the sums of `count_with_correctness` alone."""
+    return count_with_correctness(logits, batch)[0]
 
 
-def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def count_with_correctness(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return sums over the valid examples of a batch, as one float32 vector, and which are correct.
 
     An example is correct at k if fewer than k other classes score at least as high: ties count as

@@ -198,7 +198,7 @@ class Multilabel(Classify):
         """Return [B, K], a 1 for each class of the example."""
         return batch.draws[RIGHT]
 
-    def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, None]:
+    def count_with_correctness(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, None]:
         """Return sums and scores of the outputs; no example is correct or wrong as a whole."""
         return self._table.count(self.predict(model, batch), batch), None
 
@@ -214,7 +214,7 @@ class Multilabel(Classify):
             f"{metrics['examples']:.0f} examples"
         )
 
-    def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
+    def create_supervised_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
         """Return the binary cross-entropy of images that are normalised already."""
         with torch.no_grad():
             inputs, targets = self.transform(to_pixels(batch.images)), batch.draws[RIGHT]

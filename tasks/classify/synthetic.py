@@ -22,7 +22,7 @@ from big_vision.tensorflow_setup import read_tfds_features
 from datasets import describe_dataset
 from models.factory import build_model
 from tasks.classify.check import ClassifyCheck
-from tasks.protocol import StreamOf, Twin
+from tasks.protocol import StreamOf, SyntheticRun
 from tasks.teachers.cache.manifest import read_manifest, read_shape, write_manifest
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, CacheShape, condense_answers, pack_rows
 from tasks.teachers.cache.writer import CacheWriter
@@ -41,7 +41,7 @@ _DEFAULT_TOP_K = 16
 _PHOTO_SHAPE = (400, 500, 3)
 
 
-class SyntheticClassify(Twin):
+class SyntheticClassify(SyntheticRun):
     """A classification of synthetic images of the same shape and classes."""
 
     usual = MappingProxyType({"num_classes": 1000})
@@ -74,7 +74,7 @@ class SyntheticClassify(Twin):
         create = partial(create_random_teacher, classes=self._classes, image=image)
         return replace_each(config, folder, create, only_missing=only_missing)
 
-    def replace_answers(
+    def replace_stored_outputs(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
     ) -> RunConfig:
         """Store random outputs, as many for each example as the run's own cache holds."""

@@ -26,7 +26,12 @@ from models.teachers.teacher import SeenByStudent, Teacher, create_teachers, get
 from models.transforms import to_pixels
 from tasks.classify.built_students import reuse_classifier
 from tasks.classify.check import ClassifyCheck, ClassifyFacts, check_micro_batch
-from tasks.classify.counting import compute_ece, count_agreement, count_batch, count_marked
+from tasks.classify.counting import (
+    compute_ece,
+    count_agreement,
+    count_batch,
+    count_with_correctness,
+)
 from tasks.classify.mutual import SELF, create_peer, learn_together
 from tasks.classify.rotations import TURNS, check_rotations, split_turned, turn_pixels
 from tasks.classify.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name
@@ -106,11 +111,11 @@ class Classify(ImageTask):
         return batch.labels
 
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
-        return self.count_marked(model, batch)[0]
+        return self.count_with_correctness(model, batch)[0]
 
-    def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+    def count_with_correctness(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         """Return the sums, and which examples the model classifies correctly."""
-        return count_marked(self.predict(model, batch), batch)
+        return count_with_correctness(self.predict(model, batch), batch)
 
     def summarise(self, sums: Tensor) -> Evaluation:
         """Return `top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples`."""
@@ -182,7 +187,7 @@ class Classify(ImageTask):
             models.append(Companion(teacher.model.float(), own))
         return models + [Companion(student, inputs) for student in self.create_selves()]
 
-    def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
+    def create_supervised_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
         """Return the cross-entropy of images that are normalised already."""
         with torch.no_grad():
             inputs, labels = self.transform(to_pixels(batch.images)), batch.labels.long()
@@ -204,7 +209,9 @@ class Classify(ImageTask):
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         return self._ask_live(pixels, batch)
 
-    def ask_to_store(self, batch: ImageBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(
+        self, batch: ImageBatch, columns: Sequence[Column]
+    ) -> tuple[Tensor, ...]:
         """Return the k best classes of each teacher."""
         answers = self.teaching.ask(self.augment(batch.images, batch.draws))
         pairs = zip(answers, columns, strict=True)

@@ -232,14 +232,16 @@ class Distil(ImageTask):
         pairs = zip(self.ask_all(pixels, batch), self.feature_shapes, strict=True)
         return torch.cat([seen.get(of).flatten(1) for seen, kinds in pairs for of in kinds], dim=1)
 
-    def ask_to_store(self, batch: ImageBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(
+        self, batch: ImageBatch, columns: Sequence[Column]
+    ) -> tuple[Tensor, ...]:
         """Return features as the teachers give them, whatever scale they are learnt at."""
         pixels = self.augment(batch.images, batch.draws)
         pairs = zip(self._hashes, self.teachers, strict=True)
         features = {name: Embeddings(*teacher(pixels)) for name, teacher in pairs}
         return tuple(features[column.teacher].get(column.part) for column in columns)
 
-    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+    def evaluate_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Return each teacher's `features`, and `spread` between images, as a share of their size.
 
         Raises:

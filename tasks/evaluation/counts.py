@@ -42,8 +42,8 @@ def count_set(logits: Tensor, batch: ImageBatch, *, pairs: bool = False) -> Tens
     """Return sums over the valid examples of a batch, as one float32 vector.
 
     Any of several correct labels is a correct output, and the loss is that of their summed
-    probability; with one label it is `tasks.classify.counting.count_marked`, ties and outputs that
-    are not finite included.
+    probability; with one label it is `tasks.classify.counting.count_with_correctness`, ties and
+    outputs that are not finite included.
 
     Args:
       logits: [B, K], restricted.
@@ -146,7 +146,7 @@ class CalibrationBin:
 
 
 @dataclass(frozen=True)
-class SetVerdict:
+class SetResult:
     """Results of a model on a set.
 
     Attributes:
@@ -163,7 +163,7 @@ class SetVerdict:
     confusion: np.ndarray | None = None
 
 
-def summarise_set(sums: Tensor, classes: int, *, several: bool) -> SetVerdict:
+def summarise_set(sums: Tensor, classes: int, *, several: bool) -> SetResult:
     """Compute the results from the sums of `count_set` over all batches and ranks, on the host."""
     values = sums.double().numpy()
     top1, top5, loss, examples = values[:NUM_TOTALS].tolist()
@@ -186,7 +186,7 @@ def summarise_set(sums: Tensor, classes: int, *, several: bool) -> SetVerdict:
     if len(values) == count_sums(classes, pairs=True) and not several:
         confusion = values[-classes * classes :].reshape(classes, classes).astype(np.int64)
     bins = values[NUM_TOTALS:first].reshape(3, ECE_BINS)
-    return SetVerdict(metrics, rows, _make_bins(bins), confusion)
+    return SetResult(metrics, rows, _make_bins(bins), confusion)
 
 
 def _make_rows(table: np.ndarray) -> tuple[ClassRow, ...]:

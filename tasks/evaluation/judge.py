@@ -14,14 +14,14 @@ from big_vision.input.batches import RIGHT
 from big_vision.pp.device_ops import require_range
 from datasets import Loader, create_loader
 from models.transforms import create_input_transform
-from tasks.evaluation.counts import ALLOWED, SetVerdict, count_set, restrict, summarise_set
+from tasks.evaluation.counts import ALLOWED, SetResult, count_set, restrict, summarise_set
 from tasks.evaluation.sets import (
-    JudgedSet,
+    EvaluatedSet,
     ModelClasses,
     SetSpec,
     compute_corruption_errors,
     compute_mce,
-    look_at_sets,
+    describe_sets,
     plan_sets,
 )
 from tasks.images.dry_run import explain_rejection
@@ -42,7 +42,7 @@ Predict = Callable[[nn.Module, "ImageBatch"], "Tensor"]
 class OpenSet:
     """A set that is read: batches whose labels are the model's classes."""
 
-    def __init__(self, runtime: Runtime, shown: JudgedSet, classes: int, seed: int) -> None:
+    def __init__(self, runtime: Runtime, shown: EvaluatedSet, classes: int, seed: int) -> None:
         self.shown, self._classes = shown, classes
         shard = (runtime.ranks.index, runtime.ranks.size)
         known = {"num_classes": len(shown.to_model)}  # of the set, if its metadata has none
@@ -96,7 +96,7 @@ class Judge:
     """The sets of a run or a tool; each is opened at its first evaluation, and stays open."""
 
     def __init__(
-        self, runtime: Runtime, sets: Sequence[JudgedSet], classes: int, seed: int = 0
+        self, runtime: Runtime, sets: Sequence[EvaluatedSet], classes: int, seed: int = 0
     ) -> None:
         self.sets, self._runtime, self._classes, self._seed = sets, runtime, classes, seed
         self._open: dict[str, OpenSet] = {}
@@ -122,7 +122,7 @@ class Judge:
         model.train(was_training)
         return name_metrics(due, verdicts)
 
-    def open(self, shown: JudgedSet) -> OpenSet:
+    def open(self, shown: EvaluatedSet) -> OpenSet:
         """Return the set, ready to be read."""
         name = shown.spec.name
         if name not in self._open:
@@ -137,10 +137,10 @@ class Judge:
 
 def check_sets(
     data: DataSection, classes: ModelClasses, student: nn.Module
-) -> tuple[JudgedSet, ...]:
+) -> tuple[EvaluatedSet, ...]:
     """Return the sets of data.evals by their metadata, each tried on a student on meta."""
     specs = plan_sets(data, data.evals, "data.evals")
-    sets = look_at_sets(specs, classes, data.eval_pp)
+    sets = describe_sets(specs, classes, data.eval_pp)
     for shown in sets:
         check_model_takes(shown.spec, shown.image_shape, student)
     return sets
@@ -160,7 +160,7 @@ def check_model_takes(spec: SetSpec, shape: tuple[int, int, int] | None, model: 
         )
 
 
-def name_metrics(sets: Sequence[JudgedSet], verdicts: dict[str, SetVerdict]) -> dict[str, float]:
+def name_metrics(sets: Sequence[EvaluatedSet], verdicts: dict[str, SetResult]) -> dict[str, float]:
     """Return `NAME/METRIC` of each set; of a group of corruptions their means and mCE alone."""
     metrics: dict[str, float] = {}
     for group in dict.fromkeys(shown.spec.group for shown in sets):

@@ -86,7 +86,7 @@ _TEMPERATURE = 0.07
 _QUERIES = 256
 
 
-def judge_neighbours(
+def evaluate_neighbours(
     runtime: Runtime,
     sum_over: SumBatches,
     train: Features,
@@ -184,7 +184,7 @@ def fit_regression(train: Features) -> Regression:
     return Regression(mean, std, left, eigenvalues, right)
 
 
-def judge_few_shots(
+def evaluate_few_shots(
     train: Features,
     test: Features,
     shots: Sequence[int] = SHOTS,
@@ -211,7 +211,7 @@ def judge_few_shots(
     return top1
 
 
-def judge_least_squares(train: Features, test: Features) -> float:
+def evaluate_least_squares(train: Features, test: Features) -> float:
     """Compute top-1 in percent of least squares on all examples of a split.
 
     The penalty is the best one of `PENALTIES` on a tenth of them, kept apart.

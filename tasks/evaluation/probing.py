@@ -14,10 +14,10 @@ from big_vision.input.source import require_facts
 from datasets import create_loader, create_source
 from tasks.evaluation.judge import check_model_takes
 from tasks.evaluation.probes import (
+    evaluate_few_shots,
+    evaluate_least_squares,
+    evaluate_neighbours,
     gather_features,
-    judge_few_shots,
-    judge_least_squares,
-    judge_neighbours,
 )
 from tasks.evaluation.sets import SetSpec, change_data, plan_sets
 from utils.errors import UserError
@@ -114,11 +114,11 @@ class Prober:
         if not (np.isfinite(train.values).all() and np.isfinite(test.values).all()):
             return dict.fromkeys(("knn", "linear"), math.nan)
         count = min(NEIGHBOURS, len(train.labels))
-        near = judge_neighbours(self._runtime, sum_over, train, test, (count,))
-        shots = judge_few_shots(train, test)
+        near = evaluate_neighbours(self._runtime, sum_over, train, test, (count,))
+        shots = evaluate_few_shots(train, test)
         return {
             "knn": near[count],
-            "linear": judge_least_squares(train, test),
+            "linear": evaluate_least_squares(train, test),
             **{f"fewshot_{each}": sum(seeds) / len(seeds) for each, seeds in shots.items()},
         }
 

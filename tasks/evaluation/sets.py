@@ -109,7 +109,7 @@ class SetSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedSet:
+class EvaluatedSet:
     """Metadata of a set, for one model.
 
     Attributes:
@@ -145,9 +145,9 @@ def change_data(data: DataSection, **values: object) -> DataSection:
     return DataSection.model_validate({**data.model_dump(), **values, "evals": ()})
 
 
-def look_at_sets(
+def describe_sets(
     specs: Sequence[SetSpec], model: ModelClasses, eval_pp: str
-) -> tuple[JudgedSet, ...]:
+) -> tuple[EvaluatedSet, ...]:
     """Describe each set; warn once for each group whose classes are matched by number alone."""
     sets = tuple(look_at(spec, model, eval_pp) for spec in specs)
     for shown in {shown.spec.group: shown for shown in sets}.values():
@@ -159,7 +159,7 @@ def look_at_sets(
     return sets
 
 
-def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
+def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> EvaluatedSet:
     """Describe a set by its metadata; only its pixels' final range must agree with `eval_pp`.
 
     Raises:
@@ -174,7 +174,7 @@ def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
     except UserError as error:
         raise UserError(f"{spec.key} {spec.name!r}: {error}") from error
     warn_of_left_out(f"{spec.key} {spec.name!r}", selection)
-    return JudgedSet(
+    return EvaluatedSet(
         spec=spec, num_examples=selection.num_examples, to_model=to_model,
         several=facts.several_labels, image_shape=facts.image_shape, class_names=facts.class_names,
     )  # fmt: skip

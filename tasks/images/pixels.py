@@ -62,8 +62,10 @@ class ImageTask(CachedTask):
     def get_modules(self) -> dict[str, nn.Module]:
         return {**super().get_modules(), "transform": self.transform}
 
-    def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
-        return self.resizing.list_later_forms(step, total_steps, batch)
+    def list_future_shapes(
+        self, step: int, total_steps: int, batch: ImageBatch
+    ) -> list[ImageBatch]:
+        return self.resizing.list_future_shapes(step, total_steps, batch)
 
     def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """Return pixels [B, C, H, W] of 0..255 of uint8 [B, H, W, C], erased and then mixed."""

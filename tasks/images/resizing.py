@@ -46,7 +46,9 @@ class Resizing:
         """Return the values that travel with the batch of a step."""
         return self._get_values_of(self.get_side(step))
 
-    def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
+    def list_future_shapes(
+        self, step: int, total_steps: int, batch: ImageBatch
+    ) -> list[ImageBatch]:
         """Return a step's batch for each other side that begins later, in that order, each once."""
         later = [side for first, side in self._sides.items() if step < first < total_steps]
         plain = {name: value for name, value in batch.values.items() if name != RESAMPLER}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from big_vision.input.source import require_facts
 from big_vision.input.text.windows import TokenFacts
 from datasets import describe_dataset
-from tasks.protocol import Twin
+from tasks.protocol import SyntheticRun
 from utils.config.load import change
 from utils.errors import UserError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 
-class LanguageTwin(Twin):
+class SyntheticLanguage(SyntheticRun):
     """Windows of `vocabulary` different random tokens."""
 
     usual = MappingProxyType({"vocab_size": 32_000})

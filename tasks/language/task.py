@@ -47,7 +47,7 @@ class Language(CachedTask):
     score_name = "-loss"
     hint = "its weights and its dtype"
     check = LanguageCheck
-    twin = "tasks.language.synthetic:LanguageTwin"
+    twin = "tasks.language.synthetic:SyntheticLanguage"
 
     def __init__(
         self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]
@@ -148,7 +148,9 @@ class Language(CachedTask):
             metrics["bits_per_byte"] = nats / size / math.log(2)
         return Evaluation(metrics, -loss)
 
-    def ask_to_store(self, batch: TokenBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(
+        self, batch: TokenBatch, columns: Sequence[Column]
+    ) -> tuple[Tensor, ...]:
         """Return [B, T, 2 k + 1] of each teacher, an output at each position, chunk by chunk."""
         limit, answers = self.config.train.logits_mib, count_answers(self.config)
         examples, (form,) = -(-len(batch) // self._devices), self.facts.answers

@@ -12,7 +12,7 @@ import numpy as np
 from big_vision.input.rows.arrays import VectorFacts
 from big_vision.input.source import require_facts
 from datasets import describe_dataset
-from tasks.protocol import Twin
+from tasks.protocol import SyntheticRun
 from tasks.teachers.synthetic import read_facts, replace_each, write_random
 from utils.config.load import change
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 
-class SyntheticRegress(Twin):
+class SyntheticRegress(SyntheticRun):
     """Rows of noise, as files that the source `arrays` reads."""
 
     usual = MappingProxyType({"in_features": 8, "out_features": 1})

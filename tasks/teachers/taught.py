@@ -105,7 +105,7 @@ class Taught(RunTask):
         """Rate a teacher by its metrics."""
         raise NotImplementedError
 
-    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+    def evaluate_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Evaluate the teachers on the evaluation split, before the run begins.
 
         Raises:

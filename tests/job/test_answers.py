@@ -88,7 +88,7 @@ def test_other_examples_have_another_hash():
 
 def test_a_task_without_right_and_wrong_keeps_nothing():
     class Unmarked(TinyTask):
-        def count_marked(self, model, batch):
+        def count_with_correctness(self, model, batch):
             return self.count(model, batch), None
 
     runtime = create_cpu_runtime()

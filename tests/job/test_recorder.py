@@ -14,7 +14,7 @@ import pytest
 import main
 from job.stream import iterate_batches
 from store.quality.validation import check_run
-from store.query.record import RunRecord, get_finite_or_told
+from store.query.record import RunRecord, get_finite_numbers
 from store.query.schemas import SketchesFile, SpanLine
 from store.record.history import read_metrics
 from store.record.sketches import QuantileSketch
@@ -97,7 +97,7 @@ def read_whole(folder: Path) -> dict:
 
 def sketch_lines(folder: Path) -> dict:
     """What one sketch says of the gradient's norms of the lines that stand."""
-    told = [get_finite_or_told(line) for line in read_metrics(folder)]
+    told = [get_finite_numbers(line) for line in read_metrics(folder)]
     found = QuantileSketch()
     found.add([line["grad_norm"] for line in told if "grad_norm" in line])
     return found.to_json()

@@ -15,7 +15,7 @@ from losses.base import LossInputs
 from losses.weighted import WeightedLoss
 from models.factory import create_model
 from optim_factory import create_optimizer, create_schedule, list_head
-from tasks.classify.counting import count_batch, count_marked
+from tasks.classify.counting import count_batch, count_with_correctness
 from tasks.classify.task import Classify
 from utils.clipping import Clipping
 from utils.config.execution import RuntimeSection
@@ -117,10 +117,10 @@ class TinyTask:
     def count(self, model: nn.Module, batch: ImageBatch) -> torch.Tensor:
         return count_batch(predict(model, batch), batch)
 
-    def count_marked(
+    def count_with_correctness(
         self, model: nn.Module, batch: ImageBatch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        return count_marked(predict(model, batch), batch)
+        return count_with_correctness(predict(model, batch), batch)
 
     def summarise(self, sums: torch.Tensor) -> Evaluation:
         return Classify.summarise(self, sums)

@@ -297,7 +297,7 @@ def test_a_teacher_that_tells_nothing_is_refused(feature_teachers, tmp_path):
 
     def judge() -> list[dict[str, float]]:
         batch = next(iter(parts.eval_loader.batches()))
-        return parts.task.judge_teachers(lambda count: count(batch))
+        return parts.task.evaluate_teachers(lambda count: count(batch))
 
     found = judge()[0]
     pooled = parts.task.teachers[0](to_pixels(next(iter(parts.eval_loader.batches())).images))[0]

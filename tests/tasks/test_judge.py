@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from big_vision.input.batches import RIGHT
-from tasks.classify.counting import count_marked
+from tasks.classify.counting import count_with_correctness
 from tasks.evaluation.counts import (
     ALLOWED,
     NUM_TOTALS,
@@ -51,7 +51,7 @@ def prepare(labels: list[list[int]] | None = None, allowed: torch.Tensor | None 
 
 def test_one_label_counts_as_in_a_runs_own_evaluation():
     batch = prepare()
-    own, _ = count_marked(create_answers(), batch)
+    own, _ = count_with_correctness(create_answers(), batch)
     found = count_set(restrict(create_answers(), batch), batch)
     assert torch.equal(found[: len(own)].nan_to_num(-7), own.nan_to_num(-7))
     assert len(found) == count_sums(CLASSES)

@@ -17,7 +17,7 @@ from models.trained import open_trained
 from models.transforms import to_pixels
 from store.record.history import read_metrics
 from store.record.runs import Run
-from tasks.evaluation.probes import Features, gather_features, judge_least_squares
+from tasks.evaluation.probes import Features, evaluate_least_squares, gather_features
 from tests.support.tiny_parts import create_cpu_runtime
 from tools.evaluate.probes.features import extract_features
 from utils.config.load import change, load_config
@@ -64,7 +64,7 @@ def test_a_run_judges_its_features_by_probes_and_keeps_the_best(digits_root, tea
     runtime = create_cpu_runtime()
     train = extract_features(runtime, trained, data, "train[:120]")
     test = extract_features(runtime, trained, data, "validation[:90]")
-    assert judge_least_squares(train, test) == pytest.approx(lines[-1]["few/linear"])
+    assert evaluate_least_squares(train, test) == pytest.approx(lines[-1]["few/linear"])
     assert set(load_file(folder / "student.safetensors")) == set(trained.model.state_dict())
 
 
@@ -95,9 +95,9 @@ def test_least_squares_with_a_chosen_penalty_reads_what_is_there():
     clear = np.eye(3)[labels] + rng.normal(0, 0.2, (400, 3))
     values = np.concatenate([clear, rng.normal(0, 1, (400, 20))], axis=1).astype(np.float32)
     train, test = (Features(values[s], labels[s], 3) for s in (slice(0, 300), slice(300, 400)))
-    assert judge_least_squares(train, test) > 90
+    assert evaluate_least_squares(train, test) > 90
     noise = Features(rng.permutation(train.values), train.labels, 3)
-    assert judge_least_squares(noise, test) < 60
+    assert evaluate_least_squares(noise, test) < 60
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from utils.errors import UserError
 from utils.storage.folder import COMMIT_FILE, Folder
 from utils.storage.local import LocalFolder, compute_crc32c
-from utils.storage.places import is_remote, join_place, open_folder
+from utils.storage.places import is_remote, join_path_or_url, open_folder
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -139,9 +139,9 @@ def test_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_places_are_joined_as_paths_or_urls():
-    assert join_place("gs://bucket/runs/", "a", "b") == "gs://bucket/runs/a/b"
-    assert join_place("/data/runs", "a") == Path("/data/runs/a")
-    assert join_place("file:///data", "a") == Path("/data/a")
+    assert join_path_or_url("gs://bucket/runs/", "a", "b") == "gs://bucket/runs/a/b"
+    assert join_path_or_url("/data/runs", "a") == Path("/data/runs/a")
+    assert join_path_or_url("file:///data", "a") == Path("/data/a")
     assert not is_remote("file:///data")
     assert is_remote("gs://bucket")
     assert isinstance(open_folder("file:///data/x"), LocalFolder)

@@ -98,7 +98,7 @@ def _compare(
     found: list[list[float]] = [[] for _ in cache.columns]
 
     def ask(batch: Batch) -> tuple[Tensor, ...]:
-        return parts.task.ask_to_store(batch, cache.columns)
+        return parts.task.compute_cached_outputs(batch, cache.columns)
 
     try:
         for step in steps:

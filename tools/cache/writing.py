@@ -192,7 +192,7 @@ def store(runtime: Runtime, job: Job, target: CacheTarget) -> None:
     shelf, shape = Shelf(target.place), target.shape
     folder = shelf.path
     parts = build_parts(runtime, job)
-    judged = parts.task.judge_teachers(sum_over(runtime, parts))
+    judged = parts.task.evaluate_teachers(sum_over(runtime, parts))
     if runtime.ranks.is_writer:
         stream = with_input_processes(job.stream, runtime.ranks.size)
         shelf.prepare((MANIFEST, JUDGED))
@@ -253,7 +253,7 @@ def store_epoch(
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
 
     def ask(batch: Batch) -> tuple[Tensor, ...]:
-        return parts.task.ask_to_store(batch, shape.columns)
+        return parts.task.compute_cached_outputs(batch, shape.columns)
 
     first = epoch * shape.steps_per_epoch + writer.steps_done
     asked = map_batches(ask, iterate_batches(parts, first), runtime)

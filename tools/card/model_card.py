@@ -14,7 +14,7 @@ from tools.weights.load_model import load_trained
 from utils.json_types import JsonObject, JsonValue
 from utils.programs import prepare_file
 from utils.storage.local import write_atomically
-from utils.storage.places import is_there, join_place
+from utils.storage.places import is_there, join_path_or_url
 from utils.weights.files import EXPORT_FILE
 from utils.weights.hub import is_shared
 from utils.weights.opening import open_weights
@@ -109,7 +109,7 @@ def _introduce(record: RunRecord, facts: JsonObject) -> str:
 def _doubt_results(record: RunRecord, location: str) -> list[str]:
     """A word where the weights are not those that the run has judged at its end."""
     place = str(record.folder)
-    if location == str(join_place(place, EXPORT_FILE)):
+    if location == str(join_path_or_url(place, EXPORT_FILE)):
         return []
     shown = location.removeprefix(place).strip("/")
     return [f"Of the run at its end; these weights, `{shown}`, were not judged by it.", ""]

@@ -16,7 +16,7 @@ from models.patches.choice import patch_for
 from models.trained import TrainedModel, open_trained
 from models.transforms import InputTransform, to_pixels
 from tasks.evaluation.counts import (
-    SetVerdict,
+    SetResult,
     count_set,
     count_shared,
     count_sums,
@@ -25,8 +25,8 @@ from tasks.evaluation.counts import (
     summarise_set,
 )
 from tasks.evaluation.judge import Judge
-from tasks.evaluation.probes import judge_few_shots, judge_neighbours
-from tasks.evaluation.sets import JudgedSet
+from tasks.evaluation.probes import evaluate_few_shots, evaluate_neighbours
+from tasks.evaluation.sets import EvaluatedSet
 from tools.evaluate.plan import TEACHER, JudgePlan, make_plan
 from tools.evaluate.probes.features import extract_features
 from tools.evaluate.probes.linear import judge_linear
@@ -124,7 +124,7 @@ def _place(
 
 
 def _judge_set(
-    runtime: Runtime, judged: Judge, shown: JudgedSet, subjects: list[Subject], classes: int
+    runtime: Runtime, judged: Judge, shown: EvaluatedSet, subjects: list[Subject], classes: int
 ) -> SetFinding:
     pairs = classes <= _MOST_PAIRS
 
@@ -137,7 +137,7 @@ def _judge_set(
 
     sums = sum_batches(count, judged.open(shown).batches(), runtime)
     size = count_sums(classes, pairs=pairs)
-    verdicts: list[SetVerdict] = [
+    verdicts: list[SetResult] = [
         summarise_set(sums[i * size : (i + 1) * size], classes, several=shown.several)
         for i in range(len(subjects))
     ]
@@ -180,9 +180,11 @@ def _probe(
         "features": train.values.shape[1],
     }  # fmt: skip
     if "knn" in options.probes:
-        found["knn"] = judge_neighbours(runtime, partial(sum_batches, runtime=runtime), train, test)
+        found["knn"] = evaluate_neighbours(
+            runtime, partial(sum_batches, runtime=runtime), train, test
+        )
     if "fewshot" in options.probes:
-        shots = judge_few_shots(train, test)
+        shots = evaluate_few_shots(train, test)
         found["fewshot"] = {
             count: {"mean": sum(seeds) / len(seeds), "seeds": seeds}
             for count, seeds in shots.items()

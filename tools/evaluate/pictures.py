@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from tasks.evaluation.counts import SetVerdict
+    from tasks.evaluation.counts import SetResult
 
 # Up to so many classes the picture names them, and up to so many it counts in each field.
 _NAMED, _COUNTED = 60, 20
 
 
-def draw_calibration(verdict: SetVerdict, title: str, path: Path) -> Path:
+def draw_calibration(verdict: SetResult, title: str, path: Path) -> Path:
     """Accuracy by confidence, with the diagonal of a model that knows what it knows."""
     pyplot = import_pyplot()
     bins = [one for one in verdict.bins if one.examples]

@@ -22,10 +22,10 @@ from store.record.ids import CONFIG_FILE
 from tasks.evaluation.judge import check_model_takes
 from tasks.evaluation.sets import (
     KNOWN_SETS,
-    JudgedSet,
+    EvaluatedSet,
     ModelClasses,
     SetSpec,
-    look_at_sets,
+    describe_sets,
     match_classes,
     plan_sets,
 )
@@ -56,7 +56,7 @@ class JudgePlan:
 
     config: RunConfig
     classes: ModelClasses
-    sets: tuple[JudgedSet, ...]
+    sets: tuple[EvaluatedSet, ...]
     teacher_classes: list[int] | None = None
 
 
@@ -82,7 +82,7 @@ def make_plan(options: argparse.Namespace) -> JudgePlan:
     config = change(config, data={"evals": sections})
     shadow = deepcopy(trained.model).to("meta")
     specs = plan_sets(config.data, config.data.evals, SETS)
-    sets = look_at_sets(specs, classes, trained.pp)
+    sets = describe_sets(specs, classes, trained.pp)
     for shown in sets:
         check_model_takes(shown.spec, shown.image_shape, shadow)
         if shown.several and config.train.task == "multilabel":
@@ -178,7 +178,7 @@ def _check_probes(config: RunConfig, shadow: nn.Module, probes: Sequence[str]) -
         check_model_takes(spec, facts.image_shape, shadow)
 
 
-def _match_teacher(path: str, classes: ModelClasses, sets: Sequence[JudgedSet]) -> list[int]:
+def _match_teacher(path: str, classes: ModelClasses, sets: Sequence[EvaluatedSet]) -> list[int]:
     """The teacher's class for each of the model's, once it takes the sets' images."""
     teacher = open_trained(path, TEACHER)
     theirs = ModelClasses(teacher.num_classes, get_label_names(teacher.class_names))

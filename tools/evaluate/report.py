@@ -20,8 +20,8 @@ from utils.json_types import JsonObject, make_finite
 
 if TYPE_CHECKING:
     from models.trained import TrainedModel
-    from tasks.evaluation.counts import SetVerdict
-    from tasks.evaluation.sets import JudgedSet
+    from tasks.evaluation.counts import SetResult
+    from tasks.evaluation.sets import EvaluatedSet
     from tools.evaluate.plan import JudgePlan
 
 REPORT = "report.json"
@@ -52,10 +52,10 @@ class SetFinding:
       worst: the surest wrong answers; None if they were not asked for.
     """
 
-    shown: JudgedSet
+    shown: EvaluatedSet
     competing: int
-    verdict: SetVerdict
-    teacher: SetVerdict | None = None
+    verdict: SetResult
+    teacher: SetResult | None = None
     shared: Shared | None = None
     worst: WorstImages | None = None
 
@@ -165,7 +165,7 @@ def describe_shift(findings: Sequence[SetFinding]) -> list[JsonObject]:
     return rows
 
 
-def list_confused(verdict: SetVerdict, names: Sequence[str]) -> list[JsonObject]:
+def list_confused(verdict: SetResult, names: Sequence[str]) -> list[JsonObject]:
     """The pairs of label and wrong answer that occur most often."""
     if verdict.confusion is None:
         return []

@@ -29,7 +29,7 @@ from utils.errors import EXIT_TERMINATED, UserError
 from utils.log import get_logger
 from utils.programs import CommandLine, create_program_parser
 from utils.storage.folder import Folder
-from utils.storage.places import is_remote, join_place, open_folder
+from utils.storage.places import is_remote, join_path_or_url, open_folder
 
 TARGETS = {"mlflow": "MlflowTarget", "wandb": "WandbTarget", "trackio": "TrackioTarget"}
 _LONGEST_S = 60.0
@@ -128,7 +128,7 @@ def _advance(feed: Feed) -> Standing:
 def _find_run(name: str, store: str) -> Folder:
     if is_remote(name) or open_folder(name).is_there():
         return RunRecord(name).folder
-    place = join_place(store, *name.split("/"))
+    place = join_path_or_url(store, *name.split("/"))
     if not open_folder(place).is_there():
         raise UserError(
             f"RUN {name!r} is neither a directory nor experiment/name below --store {store!r}; "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from store.query.record import Values, get_finite_or_told
+from store.query.record import Values, get_finite_numbers
 from store.record.history import Line
 from tools.mirror.cursor import HistoryEnd
 from utils.json_types import JsonValue
@@ -83,5 +83,5 @@ def make_point(line: Line, end: HistoryEnd, time: float) -> Point:
     Args:
       end: the place behind it.
     """
-    values = {f"{line['kind']}/{name}": v for name, v in get_finite_or_told(line).items()}
+    values = {f"{line['kind']}/{name}": v for name, v in get_finite_numbers(line).items()}
     return Point(end.digest, end.lines - 1, line["step"], time, values)

@@ -13,7 +13,7 @@ from store.record.spans import SPANS_FILE
 from store.terminal import print_json
 from tools.runs.places import find_places, open_index
 from utils.errors import UserError
-from utils.storage.places import join_place
+from utils.storage.places import join_path_or_url
 
 _EXPORTED = tuple(file for file in READ_FILES if file != SPANS_FILE)
 
@@ -63,7 +63,7 @@ def _find_whole(options: argparse.Namespace) -> tuple[list[RunRecord], dict[str,
         index = open_index(options)
         bad = {path: fault.partition(";")[0] for path, fault in index.read_faults().values()}
         paths = RunSelector(index).select_paths(options.filter)
-        places = [join_place(options.store, *path.split("/")) for path in paths]
+        places = [join_path_or_url(options.store, *path.split("/")) for path in paths]
     records = []
     for place in places:
         try:

@@ -21,7 +21,7 @@ from store.compare.rows import (
 from store.compare.sides import Side
 from store.formatting import TONES
 from store.quality.trends import NEWEST, TREND_COLUMNS, Trend, describe_trend, group_trends
-from store.query.record import get_finite_or_told
+from store.query.record import get_finite_numbers
 from store.record.catalogue import EVAL
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -146,7 +146,7 @@ def _read_curve(lines: Iterable[JsonObject], metric: str) -> dict[int, float]:
     name = metric.partition(".")[2]
     found = {}
     for line in lines:
-        value = get_finite_or_told(line).get(name) if line["kind"] == EVAL else None
+        value = get_finite_numbers(line).get(name) if line["kind"] == EVAL else None
         if value is not None and math.isfinite(value):
             found[line["step"]] = value
     return found

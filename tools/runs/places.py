@@ -16,7 +16,7 @@ from store.record.ids import RUN_FILE
 from store.record.lock import find_owner
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage.places import is_remote, join_place, open_folder
+from utils.storage.places import is_remote, join_path_or_url, open_folder
 
 # Of an export: it may be named where a run may be.
 MANIFEST_FILE = "manifest.json"
@@ -80,7 +80,7 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
         if selector is None:
             selector = RunSelector(open_index(options))
         (path,) = selector.find_paths([name])
-        found.append(join_place(options.store, *path.split("/")))
+        found.append(join_path_or_url(options.store, *path.split("/")))
     return found
 
 
@@ -117,7 +117,7 @@ def choose_places(options: argparse.Namespace, command: str, names: list[str]) -
     rows = index.read_runs(index.select(options.filter))
     if not rows:
         raise UserError(f"--filter {options.filter!r}: {explain_no_fit(index, options.filter)}")
-    return [join_place(options.store, *row["path"].split("/")) for row in rows]
+    return [join_path_or_url(options.store, *row["path"].split("/")) for row in rows]
 
 
 def choose_records(options: argparse.Namespace, command: str, names: list[str]) -> list[RunRecord]:
@@ -180,4 +180,4 @@ def select_whole(options: argparse.Namespace) -> list[str]:
 
 def open_run(options: argparse.Namespace, path: str) -> RunRecord:
     """A run of the store."""
-    return RunRecord(join_place(options.store, *path.split("/")))
+    return RunRecord(join_path_or_url(options.store, *path.split("/")))

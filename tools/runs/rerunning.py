@@ -28,7 +28,7 @@ from tools.runs.comparing import print_divergence
 from tools.runs.places import choose_records
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.storage.places import check_writable, join_place, open_folder
+from utils.storage.places import check_writable, join_path_or_url, open_folder
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def plan_repetition(record: RunRecord, out: str) -> Repetition:
     name = _choose_name(record.folder.name, out, record.folder.parent.name)
     section |= {"output_dir": out, "experiment": record.folder.parent.name, "run_id": name}
     section |= {"resume": "", "overwrite": False, "allow_changes": []}
-    place = str(join_place(out, section["experiment"], name))
+    place = str(join_path_or_url(out, section["experiment"], name))
     return Repetition(
         commit, record.patch, config, place, tuple(_find_changes(record.environment)),
         record.environment.get("variables", {}),
@@ -152,7 +152,7 @@ def _check_source(record: RunRecord) -> str:
 
 
 def _choose_name(name: str, out: str, experiment: str) -> str:
-    taken = set(open_folder(join_place(out, experiment)).list_names())
+    taken = set(open_folder(join_path_or_url(out, experiment)).list_names())
     found, count = f"{name}-rerun", 1
     while found in taken:
         count += 1

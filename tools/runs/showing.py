@@ -14,7 +14,7 @@ from store.formatting import draw_line, format_least, format_time, format_value
 from store.lineage.descendants import Kinship
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.quality.trends import read_verdicts
-from store.query.record import RunRecord, describe, get_finite_or_told
+from store.query.record import RunRecord, describe, get_finite_numbers
 from store.query.timeline import (
     RunTime,
     compute_time,
@@ -174,7 +174,7 @@ def _make_curves(record: RunRecord) -> Table:
     curves: dict[str, list[float]] = {}
     for line in record.lines:
         learnt = get_learnt(line).keys()
-        for name, value in get_finite_or_told(line).items():
+        for name, value in get_finite_numbers(line).items():
             if name in learnt and (line["kind"] == EVAL or name.startswith(LOSS)):
                 curves.setdefault(f"{line['kind']}.{name}", []).append(value)
     shown = {name: values for name, values in curves.items() if len(values) > 1}
@@ -197,7 +197,7 @@ def tell_quantiles(record: RunRecord) -> JsonObject:
         found = {}  # its beginning is not in them
     numbers: dict[str, list[float]] = {}
     for line in record.lines:
-        for name, value in get_finite_or_told(line).items() if line["kind"] == TRAIN else ():
+        for name, value in get_finite_numbers(line).items() if line["kind"] == TRAIN else ():
             if (name in _SPREAD or name.endswith("_per_s")) and name not in found:
                 numbers.setdefault(name, []).append(value)
     told: JsonObject = {name: _tell_sketch(one, "run") for name, one in found.items()}

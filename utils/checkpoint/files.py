@@ -20,7 +20,7 @@ from torch import Tensor
 from utils.checkpoint.fit import Entry, Table
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.folder import COMMIT_FILE, Folder
-from utils.storage.local import LocalFolder, give_usual_mode
+from utils.storage.local import LocalFolder, apply_umask
 from utils.storage.places import open_folder
 
 # Version 1 has no COMMITTED, configuration and data position; it can still be read.
@@ -48,7 +48,7 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None
         for part, tensors in parts.items():
             plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(plain, staged / _get_file(part))
-            give_usual_mode(staged / _get_file(part))
+            apply_umask(staged / _get_file(part))
         sizes = {_get_file(part): (staged / _get_file(part)).stat().st_size for part in parts}
         head = {"schema_version": _SCHEMA_VERSION, **facts, "parts": list(parts), "files": sizes}
         text = json.dumps({**head, "tensors": described}, indent=1)

@@ -195,7 +195,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise
 
 
-def give_usual_mode(path: Path) -> None:
+def apply_umask(path: Path) -> None:
     """Set a file's mode by the umask: safetensors makes files private to their owner."""
     probe = path.with_name(path.name + ".mode")
     probe.touch()

@@ -65,7 +65,7 @@ def to_path(place: str | Path, key: str = "") -> Path:
     return Path(os.path.expandvars(text)).expanduser()
 
 
-def join_place(place: str | Path, *names: str) -> str | Path:
+def join_path_or_url(place: str | Path, *names: str) -> str | Path:
     """Join names to a path or a URL."""
     if is_remote(place):
         return "/".join([str(place).rstrip("/"), *names])

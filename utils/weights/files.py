@@ -16,7 +16,7 @@ from utils.checkpoint.fit import Kind, get_kind
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import Folder
 from utils.storage.json_files import write_json
-from utils.storage.local import give_usual_mode
+from utils.storage.local import apply_umask
 
 EXPORT_FILE = "student.safetensors"
 _SCHEMA_VERSION = 2
@@ -154,7 +154,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping)
     metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
     _sort_metadata(path)
-    give_usual_mode(path)
+    apply_umask(path)
     write_json(path.with_suffix(".json"), facts)
 
 

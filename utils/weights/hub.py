@@ -113,7 +113,7 @@ def _describe_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
 
 
 @contextlib.contextmanager
-def ask_hub() -> Iterator[None]:
+def prefer_hub_cache() -> Iterator[None]:
     """Use only the hub's local cache in this context if the hub cannot be reached.
 
     The hub's client would retry for half a minute, file by file.
@@ -149,7 +149,7 @@ def _fetch(path: str, name: str, key: str) -> str:
     repository, _, revision = name.partition("@")
     more = {"revision": revision or None}
     try:
-        with ask_hub():
+        with prefer_hub_cache():
             config = hf_hub_download(repository, CONFIG, **more)
             for file in _FILES:
                 with contextlib.suppress(EntryNotFoundError):

@@ -6,7 +6,7 @@ from utils.checkpoint.find import has_checkpoints
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonObject
 from utils.storage.folder import Folder
-from utils.storage.places import join_place, open_folder
+from utils.storage.places import join_path_or_url, open_folder
 from utils.weights.archives import ArchiveWeights
 from utils.weights.files import EXPORT_FILE
 from utils.weights.hub import CONFIG, LOCAL, find_file, is_shared, open_shared, read_shared_facts
@@ -70,5 +70,6 @@ def _describe_near_places(folder: Folder, name: str) -> str:
         folder, name = folder.parent, folder.name
     near = get_near_names(name, folder.list_names())
     if near:
-        return f"did you mean {' or '.join(str(join_place(str(folder), item)) for item in near)}?"
+        paths = (str(join_path_or_url(str(folder), item)) for item in near)
+        return f"did you mean {' or '.join(paths)}?"
     return f"{folder} exists, but holds no name similar to {name!r}"

@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage.folder import Folder
-from utils.storage.places import join_place
+from utils.storage.places import join_path_or_url
 from utils.weights.adapters import drop_adapters, merge_adapters
 from utils.weights.files import (
     WeightsError,
@@ -92,7 +92,7 @@ class FileWeights(Weights):
         super().__init__(path, key)
         self._folder, self._name, self._given = folder, name, given
         self._beside = f"{name.rpartition('.')[0]}.json"
-        self.location = str(join_place(str(folder), name))
+        self.location = str(join_path_or_url(str(folder), name))
 
     @property
     def facts(self) -> JsonObject:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from store.query.record import RunRecord, get_finite_or_told, read_history
+from store.query.record import RunRecord, get_finite_numbers, read_history
 from store.record.catalogue import HEAD
 from store.record.history import METRICS_FILE, Line
 from utils.storage.local import LocalFolder, write_atomically
@@ -279,7 +279,7 @@ def gather_chunk(lines: Sequence[Line]) -> Chunk:
     chunk: Chunk = {}
     for kind in dict.fromkeys(line["kind"] for line in lines):
         mine = [line for line in lines if line["kind"] == kind]
-        rows = [get_finite_or_told(line) for line in mine]
+        rows = [get_finite_numbers(line) for line in mine]
         names = dict.fromkeys(name for row in rows for name in row)
         columns = {name: np.array([row.get(name, MISSING) for row in rows]) for name in names}
         chunk[kind] = {STEP: np.array([line["step"] for line in mine], np.int64), **columns}

@@ -8,8 +8,9 @@ last epoch may be stored in part.
 A task whose teachers' outputs can be stored
 
 - declares them in its facts: `TaskFacts.answers`, an `AnswerForm` for each kind of output;
-- returns them from `RunTask.ask_to_store`, a tensor on the device for each column of the shape, in
-  its order: `condense_answers(logits, column.top_k)`, or features [B, D] or [B, places, D];
+- returns them from `Caches.compute_cached_outputs`, a tensor on the device for each column of the
+  shape, in its order: `condense_answers(logits, column.top_k)`, or features [B, D] or
+  [B, places, D];
 - opens a run's cache by `open_cache` in `attach`, and checks it by the same in its check;
 - adds `TeacherCache.read(step, batch.indices)` to the batch's draws, and has `stream_epochs`;
 - calls in its loss `get_stored_answers(batch)`, a `SparseTeacher` for each column of classes, or

@@ -11,7 +11,12 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 from engine import sum_batches
-from tasks.evaluation.probes import Features, fit_regression, judge_few_shots, judge_neighbours
+from tasks.evaluation.probes import (
+    Features,
+    evaluate_few_shots,
+    evaluate_neighbours,
+    fit_regression,
+)
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from tools.evaluate.probes.features import merge
 from tools.evaluate.probes.linear import LinearHeads, LinearProbe, judge_linear
@@ -33,7 +38,7 @@ TRAIN, TEST = create_features(150, 0), create_features(101, 1)
 def test_neighbours_vote_as_scikit_learns():
     runtime = create_cpu_runtime()
     sum_over = partial(sum_batches, runtime=runtime)
-    found = judge_neighbours(runtime, sum_over, TRAIN, TEST, (1, 7, 200))
+    found = evaluate_neighbours(runtime, sum_over, TRAIN, TEST, (1, 7, 200))
     assert set(found) == {1, 7}  # there are but 150
 
     def unit(values: np.ndarray) -> np.ndarray:
@@ -66,10 +71,10 @@ def test_the_closed_form_is_ridge_regression(examples):
 
 
 def test_more_shots_tell_more_and_too_many_are_left_out():
-    found = judge_few_shots(TRAIN, TEST, shots=(1, 10, 1000))
+    found = evaluate_few_shots(TRAIN, TEST, shots=(1, 10, 1000))
     assert set(found) == {1, 10} and all(len(seeds) == 3 for seeds in found.values())
     assert np.mean(found[10]) > np.mean(found[1]) > 25.0
-    assert judge_few_shots(TRAIN, TEST, shots=(1, 10)) == found
+    assert evaluate_few_shots(TRAIN, TEST, shots=(1, 10)) == found
 
 
 def test_heads_beside_each_other_learn_as_if_alone():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from job.metric_writer import MetricWriter
-from store.query.record import RunRecord, get_finite_or_told
+from store.query.record import RunRecord, get_finite_numbers
 from store.record.history import read_metrics, write_lines
 from store.record.runs import RunStore
 from store.record.session import RunSession
@@ -84,7 +84,7 @@ def read_truth(folder: Path) -> list[tuple[int, dict[str, float]]]:
     """What a target should hold."""
     record = RunRecord(folder)
     rows = [(line["step"], {f"{line['kind']}/{name}": v
-                            for name, v in get_finite_or_told(line).items()})
+                            for name, v in get_finite_numbers(line).items()})
             for line in record.lines]  # fmt: skip
     return [*rows, (record.facts["final_up_to_step"], {"final/eval.top1": 50.0,
                                                        "final/test.top1": 49.5})]  # fmt: skip

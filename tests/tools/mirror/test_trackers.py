@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from store.query.record import RunRecord, get_final_values, get_finite_or_told
+from store.query.record import RunRecord, get_final_values, get_finite_numbers
 from store.record.history import keep_deterministic, read_metrics
 from tests.support.child_runs import ROOT, get_environment
 from tests.support.stored_runs import make_run
@@ -80,7 +80,7 @@ def read_truth(folder: Path) -> list[list]:
     found = [
         [f"{line['kind']}/{name}", line["step"], str(value)]
         for line in record.lines
-        for name, value in get_finite_or_told(line).items()
+        for name, value in get_finite_numbers(line).items()
     ]
     last = record.lines[-1]["step"]
     finals = get_final_values(record.facts)
