@@ -119,7 +119,7 @@ def find_in_checkout(root: Path) -> list[Wording]:
 def main(argv: list[str] | None = None) -> int:
     """Print the findings and the counts; 1 if a bound is exceeded."""
     options = _create_parser().parse_args(argv)
-    findings = find_in_checkout(Path(options.root))
+    findings = find_in_checkout(Path(options.checkout))
     for finding in findings:
         if any(finding.path.startswith(room) for room in options.room):
             print(f"{finding.path}:{finding.line}: {finding.kind}: {finding.excerpt}")
@@ -137,7 +137,9 @@ def _is_noun(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
 def _create_parser() -> argparse.ArgumentParser:
     parser = create_program_parser(__doc__)
-    parser.add_argument("root", nargs="?", default=str(ROOT), help="the checkout (default: this)")
+    parser.add_argument(
+        "checkout", nargs="?", default=str(ROOT), help="the checkout (default: this)"
+    )
     parser.add_argument(
         "--room", nargs="*", default=[], metavar="PATH", help="print findings below these paths"
     )

@@ -353,7 +353,10 @@ def test_other_threads_are_told_and_refused_where_bits_must_not_differ(tmp_path,
     assert "threads was 1, is 2" in done.stderr.splitlines()[-1]
     assert "train.deterministic: sums depend on the number of threads, here 2" in done.stderr
     assert run(tmp_path, *more) == 0
-    assert "bits may differ from an unbroken run's: threads was 1, is 2" in capsys.readouterr().err
+    assert (
+        "bits may differ from those of an unbroken run: threads was 1, is 2"
+        in capsys.readouterr().err
+    )
     torch.set_num_threads(1)
 
 

@@ -28,7 +28,7 @@ MOMENTS = {
     "evaluation": ("job.answers.evaluate", 1, 75, "preempted"),
     "last evaluation": ("job.answers.evaluate", 3, 0, "complete"),
     "last upload": ("job.saving.Saving.await_write", 5, 0, "complete"),
-    "export": ("job.replica._finish", 1, 130, "interrupted"),
+    "export": ("job.replica.export_model", 1, 130, "interrupted"),
 }
 
 

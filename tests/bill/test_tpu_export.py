@@ -33,7 +33,7 @@ def test_a_step_that_no_verdict_may_split_is_refused_in_the_runs_words(tmp_path)
     config = create_config(tmp_path, device="xla")
     model = {"name": "cifar_resnet8x4", "args": {"in_chans": 1}, "image_size": None}
     config = change(config, model=model)
-    words = r"train\.accumulate_steps \(auto\) would decide by cost over how many images BatchNorm"
+    words = r"train\.accumulate_steps \(auto\) is not supported with the BatchNorm of"
     with pytest.raises(UserError, match=words):
         trace_step(config, is_automatic=True)
 

@@ -5,6 +5,7 @@ A run's lines, renames, checkpoints, end and summary; the index, exports, tags.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
@@ -39,6 +40,7 @@ def kill_in(work: Callable[[], object], after_s: float) -> bool:
     """Do work in a child of this process until it is killed; gives whether it was."""
     child = os.fork()
     if child == 0:
+        gc.disable()  # what was inherited waits for threads that are not there
         work()
         os._exit(0)
     time.sleep(after_s)
@@ -162,6 +164,7 @@ def kill_after(
     source, target = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.disable()  # what was inherited waits for threads that are not there
         os.close(source)
         try:
             work(target)

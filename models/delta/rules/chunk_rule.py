@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -132,7 +131,12 @@ def create_chunk_rule(
     def is_fused(plan: ChunkPlan, starts: Tensor | None, parts: Sequence[Tensor]) -> bool:
         return has_kernels and starts is None and fits_fused(plan.options, parts)
 
-    advance, retreat = partial(_advance, rule), partial(_retreat, rule)
+    # Functions, as torch.compile cannot trace a partial here.
+    def advance(*inputs: Any) -> tuple[Tensor, ...]:
+        return _advance(rule, *inputs)
+
+    def retreat(*inputs: Any) -> tuple[Tensor, ...]:
+        return _retreat(rule, *inputs)
 
     class ChunkRule(torch.autograd.Function):
         """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the last state."""
