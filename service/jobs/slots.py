@@ -9,7 +9,6 @@ from utils.config.devices import DEVICES
 from utils.errors import UserError
 
 ANY = "slot"
-_SLOT = re.compile(r"(cpu|tpu|cuda)(?::(\d{1,3}))?")
 # A TPU VM of Google Cloud, which `train.tpu_vm` reaches.
 TPU_VM = "tpu_vm"
 _TPU_VM = re.compile(rf"{TPU_VM}:[a-z][a-z0-9-]{{0,60}}@[a-z0-9-]{{1,40}}")
@@ -19,6 +18,9 @@ _SETS = {
     "tpu": {"PJRT_DEVICE": "TPU"},
     "cuda": {"CUDA_VISIBLE_DEVICES": "{}"},
 }
+_SLOT = re.compile(rf"({'|'.join(_SETS)})(?::(\d{{1,3}}))?")
+# Kinds of slots that only some devices run on; any job runs on the others.
+_KINDS = {kind for row in DEVICES.values() for kind in row.slots}
 # Environment variables that a job's programs get: credentials for other services are left out.
 _KEPT = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_\w+|LD_LIBRARY_PATH|VIRTUAL_ENV|"
@@ -70,10 +72,11 @@ def choose_slots(
     """
     busy = set(taken)
     kinds: dict[str, list[str]] = {}
-    known_kinds = {kind for row in DEVICES.values() for kind in row.slots}
+    # A job of another version may name a device that this one does not have.
+    suitable = _KINDS if device == "auto" else DEVICES[device].slots if device in DEVICES else ()
     for name in slots:
         slot = name.partition(":")[0]
-        if device == "auto" or slot not in known_kinds or slot in DEVICES[device].slots:
+        if slot in suitable or slot not in _KINDS:
             kinds.setdefault(slot.rstrip("0123456789"), []).append(name)
     enough = [names for names in kinds.values() if len(names) >= count]
     if not enough:

@@ -249,6 +249,10 @@ def test_slots_are_read_and_chosen() -> None:
     assert choose_slots("cuda", 3, names, []) == []
     assert choose_slots("cpu", 1, names, ["cpu:0"]) == ["cpu:1"]
     assert choose_slots("xla", 1, ["slot0", "slot1"], ["slot0"]) == ["slot1"]
+    assert choose_slots("auto", 1, ["tpu_vm:a@b"], []) == ["tpu_vm:a@b"]
+    # A device of another version, as a job's file may name it.
+    assert choose_slots("tpu9", 1, names, []) == []
+    assert choose_slots("tpu9", 1, ["slot0"], []) == ["slot0"]
     for bad in ("0", "gpu:1", "cuda:1,cuda:1", "", "-1", "2,3"):
         with pytest.raises(UserError, match="--slots"):
             parse_slots(bad)
