@@ -129,6 +129,16 @@ def check_positive(name: str, **values: float) -> None:
             raise UserError(f"distill.losses: {name}.{key} is {value!r}; give a number above 0")
 
 
+def check_steps(name: str, purpose: str, **values: int) -> None:
+    """Raise a UserError for arguments that are not whole numbers of steps; `purpose` ends it."""
+    for key, value in values.items():
+        if not is_count(value):
+            raise UserError(
+                f"distill.losses: {name}.{key} is {value!r}; give a whole number of 0 or more, "
+                f"the steps that {purpose}"
+            )
+
+
 def check_choice(name: str, key: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise a UserError for a word that is not among the choices."""
     if value not in choices:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
-from losses.factory import check_positive, is_count, is_number
+from losses.factory import check_positive, check_steps, is_number
 from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss, ProjectedLoss, get_key, match_sizes
 from losses.noise import draw_for
@@ -195,11 +195,7 @@ class FactorTransfer(FeatureLoss):
         super().__init__(layers)
         require_one_pair("ft", self)
         check_positive("ft", rate=rate)
-        if not is_count(paraphrase_steps):
-            raise UserError(
-                f"distill.losses: ft.paraphrase_steps is {paraphrase_steps!r}; give a whole number "
-                "of 0 or more, the steps that train only its paraphraser"
-            )
+        check_steps("ft", "train only its paraphraser", paraphrase_steps=paraphrase_steps)
         self.paraphrase_steps, self.rate = paraphrase_steps, rate
         self.register_buffer("calls", torch.zeros(1))
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from losses.base import LossInputs, Shapes, Turned, get_feature, get_teacher_logits
-from losses.factory import check_positive, is_count, is_number
+from losses.factory import check_positive, check_steps, is_number
 from losses.features.gaussians import get_vector, get_width
 from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss
@@ -118,11 +118,8 @@ class SelfSupervisedKD(FeatureLoss):
         super().__init__(layers)
         require_one_pair("sskd", self)
         check_positive("sskd", temperature=temperature)
-        if not is_count(head_steps):
-            raise UserError(
-                f"distill.losses: sskd.head_steps is {head_steps!r}; give a whole number of 0 or "
-                "more, the steps that train the teacher's head before the student learns from it"
-            )
+        purpose = "train the teacher's head before the student learns from it"
+        check_steps("sskd", purpose, head_steps=head_steps)
         self.weights = _check_numbers("weights", weights, 3, "numbers of 0 or more")
         self.keep = _check_numbers("keep", keep, 2, "shares from 0 to 1", most=1.0)
         self.head_steps, self.temperature = head_steps, temperature
