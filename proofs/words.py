@@ -103,12 +103,10 @@ def find_in_source(source: str, path: str) -> Iterator[Wording]:
 
 def find_in_checkout(root: Path) -> list[Wording]:
     """Find the wordings of a checkout's sources (tests left out) and documents."""
-    listed = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.yaml", "*.html", "*.sh"],
-        cwd=root, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
+    patterns = ("*.py", "*.md", "*.yaml", "*.html", "*.sh")
+    listed = subprocess.check_output(["git", "ls-files", *patterns], cwd=root, text=True)
     findings: list[Wording] = []
-    for path in listed:
+    for path in listed.split():
         if path.startswith("tests/") or path == "proofs/words.py":
             continue
         text = (root / path).read_text(encoding="utf-8")
