@@ -1,54 +1,13 @@
-"""Proves that several input processes share a dataset: every id once, and steady throughput.
-
-    python tools/test_tfds_loader_multihost.py --data-dir data --world-size 4
-    # one process per host, reports in a directory that all hosts see, then the verdict:
-    python tools/test_tfds_loader_multihost.py ... --world-size 4 --rank $RANK --reports DIR
-    python tools/test_tfds_loader_multihost.py ... --world-size 4 --reports DIR --check
-
-An ordered pass must show every id once. A training epoch must show no id twice and as many as its
-batches hold. Exits with 1 if the verdict is FAIL, with 2 if it cannot run.
-"""
+"""Another name of `python -m proofs.multihost_loader`, which also runs by its path."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # It also runs by its path; then this folder, whose names hide the library's, must make way.
+    # Run by its path, this folder must make way: its names hide the library's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from utils.registry import load_object
 
-from tools.loader.arguments import add_loader_arguments
-from utils.programs import CommandLine, create_program_parser
-
-
-def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = create_program_parser(__doc__)
-    add_loader_arguments(parser)
-    add = parser.add_argument
-    add("--world-size", type=int, default=2, help="input processes (default 2)")
-    add("--rank", type=int, help="run this rank alone and write its report")
-    add("--reports", default="", metavar="DIR", help="directory of the ranks' reports")
-    add("--check", action="store_true", help="only judge the reports that are there")
-    add(
-        "--min-throughput-ratio",
-        type=float,
-        default=0.0,
-        help="slowest part of a rank's pass over its median part, at least (default: no gate)",
-    )
-    add(
-        "--min-samples-per-sec",
-        type=float,
-        default=0.0,
-        help="images per second of all ranks together, at least (default: no gate)",
-    )
-    add("--parts", type=int, default=8, help="parts of a pass that are timed (default 8)")
-    return parser
-
-
-main = CommandLine(create_parser, "tools.loader.rank_reports:run")
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(load_object("proofs.multihost_loader.__main__:main")())

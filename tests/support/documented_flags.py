@@ -105,7 +105,7 @@ NOT_RUN = {
     r"python -m tools\.cache (info|verify|subset|write .*runs/views) ": "a cache: "
     "tests/tools/test_cache.py",
     r"python -m tools\.cache import ": "published files: tests/tools/test_cache_import.py",
-    r"python -m tools\.parity ": "a device beside the CPU: tests/tools/test_parity_tool.py",
+    r"python -m proofs\.parity ": "a device beside the CPU: tests/proofs/test_layer_parity.py",
     r"(python -m tools\.|bash run_commands\.sh )export ": "minutes: tests/tools/test_export.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
 }

@@ -1,7 +1,7 @@
 """The same model on two backends, layer by layer: which layer is the first to differ?
 
-    python -m tools.parity runs/digits_student/RUN --a cpu --b xla
-    python -m tools.parity vit_small_patch16_224.augreg_in1k --a cpu --b cuda:bf16 --images photos
+    python -m proofs.parity runs/digits_student/RUN --a cpu --b xla
+    python -m proofs.parity vit_small_patch16_224.augreg_in1k --a cpu --b cuda:bf16 --images photos
 
 Both sides see the same images. `drift` is how far a layer's output has come apart since the
 images, `own` what the layer alone adds: side B's layer is given the inputs of side A's. Both are
@@ -21,7 +21,7 @@ from utils.programs import CommandLine, create_program_parser
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m tools.parity")
+    parser = create_program_parser(__doc__, prog="python -m proofs.parity")
     add_weights_flags(parser)
     add = parser.add_argument
     side = "cpu, cuda, xla, each perhaps with :bf16"
@@ -35,7 +35,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-main = CommandLine(create_parser, "tools.parity.layer_parity:compare", logs=True)
+main = CommandLine(create_parser, "proofs.parity.layer_parity:compare", logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

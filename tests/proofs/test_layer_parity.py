@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from models.trained import open_trained
-from tools.parity.__main__ import main
-from tools.parity.layer_parity import (
+from proofs.parity.__main__ import main
+from proofs.parity.layer_parity import (
     WatchedModel,
     create_side_runtime,
     find_differences,

@@ -1,4 +1,4 @@
-"""Reads a dataset on several ranks and judges what they saw together."""
+"""Reads a dataset on several ranks and checks what they read together."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from pathlib import Path
 from tools.loader.open_loader import open_loader
 from utils.errors import UserError
 
-_PROGRAM = Path(__file__).resolve().parents[1] / "test_tfds_loader_multihost.py"
+# By its path, as it runs in any directory.
+_PROGRAM = Path(__file__).resolve().parents[2] / "tools" / "test_tfds_loader_multihost.py"
 _SHOWN = 3
 _SHORTEST_PART_S = 0.25
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank saw in one pass.
+    """Examples and speed of one rank in one pass.
 
     Attributes:
       ids: of all examples, in order.
@@ -44,9 +45,9 @@ class RankReport:
 class PartTimer:
     """Images per second of the parts of a pass.
 
-    A split's last batch is short or, on the last ranks, empty, which says nothing of the pipeline's
-    speed: it is left out after whole ones. Nor does a part that is over in a moment: its time is
-    that of the batches that lay ready. Parts grow until they last.
+    After whole batches, a split's last batch is left out: it is short or, on the last ranks, empty.
+    A part grows until it lasts a quarter of a second: a shorter one would time the batches that
+    were prepared ahead.
     """
 
     def __init__(self, batches: int, batch_examples: int) -> None:
@@ -55,7 +56,7 @@ class PartTimer:
         self._open(time.perf_counter())
 
     def add(self, examples: int) -> None:
-        """One more batch has been read."""
+        """Count a batch that has been read."""
         if examples < self._batch_examples and (self.speeds or self._examples):
             return
         self._examples += examples
@@ -65,7 +66,7 @@ class PartTimer:
             self._close()
 
     def finish(self) -> list[float]:
-        """The speeds of all parts; one at least where there was an example."""
+        """Return the speeds of all parts; at least one if there was an example."""
         if self._examples and not self.speeds:
             self._close()
         return self.speeds
@@ -80,7 +81,7 @@ class PartTimer:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """One rank's report, the judgement of reports, or both with all ranks; the exit code.
+    """Write one rank's report, check reports, or do both for all ranks; return the exit code.
 
     Raises:
       UserError: the loader cannot be opened, or reports are missing.
@@ -89,11 +90,11 @@ def run(arguments: argparse.Namespace) -> int:
         write_report(arguments, Path(_require_reports(arguments)))
         return 0
     if arguments.check:
-        return judge(load_reports(arguments, Path(_require_reports(arguments))), arguments)
+        return check_reports(load_reports(arguments, Path(_require_reports(arguments))), arguments)
     with tempfile.TemporaryDirectory(prefix="loader_reports_") as directory:
         reports = Path(arguments.reports or directory)
         run_ranks(arguments, arguments.words, reports)
-        return judge(load_reports(arguments, reports), arguments)
+        return check_reports(load_reports(arguments, reports), arguments)
 
 
 def run_ranks(arguments: argparse.Namespace, argv: Sequence[str], reports: Path) -> None:
@@ -114,7 +115,7 @@ def run_ranks(arguments: argparse.Namespace, argv: Sequence[str], reports: Path)
 
 
 def write_report(arguments: argparse.Namespace, reports: Path) -> None:
-    """Read one pass as this rank and write down what was seen."""
+    """Read one pass as this rank and write the report."""
     loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
     batches = iter(loader.batches())
     timer = PartTimer(max(1, loader.batches_per_epoch // arguments.parts), loader.rank_batch_size)
@@ -140,18 +141,18 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
 
 
 def load_reports(arguments: argparse.Namespace, reports: Path) -> list[RankReport]:
-    """The reports of all ranks."""
-    found = []
+    """Read the reports of all ranks."""
+    loaded = []
     for rank in range(arguments.world_size):
         path = reports / f"rank_{rank:05d}.json"
         if not path.exists():
             raise UserError(f"--reports ({reports}) has no report of rank {rank}; run that rank")
-        found.append(RankReport(**json.loads(path.read_text())))
-    return found
+        loaded.append(RankReport(**json.loads(path.read_text())))
+    return loaded
 
 
-def judge(reports: Sequence[RankReport], arguments: argparse.Namespace) -> int:
-    """Print the findings and the verdict; 0 for PASS, 1 for FAIL."""
+def check_reports(reports: Sequence[RankReport], arguments: argparse.Namespace) -> int:
+    """Print the findings and the verdict; return 0 for PASS, 1 for FAIL."""
     problems = find_problems(reports)
     total = 0.0
     for report in reports:
@@ -181,7 +182,7 @@ def judge(reports: Sequence[RankReport], arguments: argparse.Namespace) -> int:
 
 
 def find_problems(reports: Sequence[RankReport]) -> list[str]:
-    """What is wrong with the examples that the ranks saw together."""
+    """Return what is wrong with the examples that the ranks read together."""
     first = reports[0]
     problems = []
     shapes = {(r.world_size, r.role, r.num_examples, r.batches) for r in reports}

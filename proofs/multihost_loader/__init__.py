@@ -1,0 +1,1 @@
+"""Reads a dataset on several ranks and checks what they read together."""
