@@ -43,7 +43,7 @@ from proofs.kd_table.report import (
 )
 from proofs.kd_table.results import choose_weight, compare_rows, find_further, make_row, read_score
 from proofs.kd_table.sets import SETS, TableSet
-from proofs.tables.table_runs import require_distinct
+from proofs.study.frame import require_distinct
 from service.jobs.slots import parse_slots
 from service.jobs.starters import create_starter
 from service.sweeps.report import TrialState

@@ -1,4 +1,4 @@
-"""Train one model with all patches for XLA, without any, and without each one; write the table.
+"""Trains one model with all patches for XLA, without any, and without each one; writes the table.
 
     python -m proofs.tables.patches_table --config configs/digits_student.yaml
 
@@ -13,120 +13,84 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from job.check import check
-from lab.marked_tables import write_between
 from models.factory import create_model
 from models.patches.table import PATCHES, apply_patches
-from proofs.tables.table_runs import check_table, create_table_parser, is_finished, start
-from store.record.runs import Run
-from utils.config.load import RunConfig, change, dump_config, load_config
+from proofs.study import frame as study
+from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError
-from utils.programs import run_program
-from utils.storage.places import to_path
+from utils.programs import get_run_flags
 
 ALL, NONE = "all", "none"
 _KERNEL = "attention_kernel"
 _METRIC = "test_top1"
+_TITLES = {ALL: "all", NONE: "none", _KERNEL: f"all, with `{_KERNEL}`"}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run what is missing, print the table and write it; gives the exit code."""
-    return run_program(make_table, *parse_arguments(argv))
+class PatchesTable(study.StudyTable):
+    """Top-1 of the test split in percent, with and without patches."""
 
+    config_help = "YAML of a run with a data.test_split; run.experiment names the marks"
 
-def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The program's own flags, and the rest, which are keys of every run."""
-    parser = create_table_parser(
-        __doc__,
-        "patches_table",
-        "YAML of a run with a data.test_split; run.experiment names the marks",
-    )
-    return parser.parse_known_args(argv)
+    def __init__(self, options: argparse.Namespace) -> None:
+        super().__init__(options)
+        self.base = load_config(get_run_flags(options))
+        self.name = self.base.run.experiment
+        if self.base.runtime.device != "xla" or not self.base.data.test_split:
+            raise UserError(
+                f"--config ({options.config!r}) must be a run of runtime.device=xla, where models "
+                "are patched, with a data.test_split; use another, or set both"
+            )
 
+    def list_rows(self) -> list[str]:
+        """List all patches, none, and each one that changes a module of the model."""
+        facts = check(self.base).facts
 
-def make_table(options: argparse.Namespace, rest: list[str]) -> None:
-    """All runs, seed by seed; the table is printed, and put into the document."""
-    base = load_config(["--config", options.config, *rest])
-    if base.runtime.device != "xla" or not base.data.test_split:
-        raise UserError(
-            f"--config ({options.config!r}) must be a run of runtime.device=xla, where models are "
-            "patched, with a data.test_split; choose another, or set both"
+        def describe(skip: tuple[str, ...]) -> list[str]:
+            model = create_model(self.base.model, **facts.model_arguments)
+            parameters = apply_patches(model, skip=skip).parameters()
+            # A weight that a patch transposes keeps its name; its shape differs.
+            shapes = [str(tuple(parameter.shape)) for parameter in parameters]
+            # Groups that are convolved side by side change no class.
+            joined = [str(getattr(module, "joined_groups", 0)) for module in model.modules()]
+            return shapes + joined + [str(type(module).__mro__) for module in model.modules()]
+
+        patched = describe(())
+        changing = [patch for patch in PATCHES if describe((patch,)) != patched]
+        if importlib.util.find_spec("jax") is None and _KERNEL in changing:
+            changing.remove(_KERNEL)
+        return [ALL, NONE, *changing]
+
+    def create_config(self, row: str, seed: int) -> RunConfig:
+        skip = [] if row in (ALL, NONE, _KERNEL) else [row]
+        kernel = "on" if row == _KERNEL else self.base.model.attention_kernel
+        return change(
+            self.base,
+            model={"xla_patches": row != NONE, "skip_patches": skip, "attention_kernel": kernel},
+            train={"seed": seed},
+            run={"run_id": f"{row}-seed{seed}", "overwrite": True},
         )
-    check_table(options, base.run.experiment)
-    rows = list_rows(base)
-    scores: dict[str, list[float]] = {row: [] for row in rows}
-    for seed in options.seeds:
-        for row in rows:
-            scores[row].append(train(create_config(base, row, seed)))
-    table = format_table(scores, options.seeds)
-    print(table)
-    if options.docs:
-        write_between(options.docs, base.run.experiment, table)
+
+    @staticmethod
+    def format(outcomes: Sequence[study.StudyOutcome]) -> str:
+        """Format a row for each set of patches: its top-1, and how far the row of all differs."""
+        heads = ["patches", *study.format_seeds(outcomes), "mean"]
+        groups, rows = study.group_rows(outcomes), []
+        for row, runs in groups.items():
+            scores = [run.scores[_METRIC] for run in runs]
+            pairs = zip(groups[ALL], scores, strict=True)
+            gains = [best.scores[_METRIC] - score for best, score in pairs if row != ALL]
+            title = _TITLES.get(row, f"all but `{row}`")
+            differences = ", ".join(f"{gain:+.2f}" for gain in gains)
+            mean = study.format_mean(gains, 2, "+")
+            rows.append([title, *study.format_scores(scores, 2)[:-1], differences, mean])
+        return study.format_markdown([*heads, "all patches minus this, a seed", "mean"], rows)
 
 
-def list_rows(base: RunConfig) -> list[str]:
-    """All patches, none, and each one that changes a module of the model."""
-    facts = check(base).facts
-
-    def get_classes(skip: tuple[str, ...]) -> list[str]:
-        model = create_model(base.model, **facts.model_arguments)
-        # Of a weight that lies otherwise the module has the same name.
-        shapes = [str(tuple(one.shape)) for one in apply_patches(model, skip=skip).parameters()]
-        # Groups that are convolved side by side change no class.
-        joined = [str(getattr(one, "joined_groups", 0)) for one in model.modules()]
-        return shapes + joined + [str(type(one).__mro__) for one in model.modules()]
-
-    patched = get_classes(())
-    changing = [one for one in PATCHES if get_classes((one,)) != patched]
-    if importlib.util.find_spec("jax") is None and _KERNEL in changing:
-        changing.remove(_KERNEL)
-    return [ALL, NONE, *changing]
-
-
-def create_config(base: RunConfig, row: str, seed: int) -> RunConfig:
-    """The configuration of a run of the table."""
-    skip = [] if row in (ALL, NONE, _KERNEL) else [row]
-    kernel = "on" if row == _KERNEL else base.model.attention_kernel
-    return change(
-        base,
-        model={"xla_patches": row != NONE, "skip_patches": skip, "attention_kernel": kernel},
-        train={"seed": seed},
-        run={"run_id": f"{row}-seed{seed}", "overwrite": True},
-    )
-
-
-def train(config: RunConfig) -> float:
-    """Top-1 of a run of the table, in per cent, or of what it left when it was finished earlier."""
-    folder = to_path(config.run.output_dir, "run.output_dir") / config.run.experiment
-    run = Run(folder / config.run.run_id)
-    if not is_finished(run, dump_config(config)):
-        start(config)
-    return run.read()["final"][_METRIC]
-
-
-def format_table(scores: Mapping[str, list[float]], seeds: list[int]) -> str:
-    """Markdown: a row for each set of patches, its top-1, and how far the row of all differs."""
-    columns = " | ".join(f"seed {seed}" for seed in seeds)
-    lines = [
-        f"| patches | {columns} | mean | all patches minus this, a seed | mean |",
-        f"|---|{'---:|' * (len(seeds) + 3)}",
-    ]
-    titles = {ALL: "all", NONE: "none", _KERNEL: f"all, with `{_KERNEL}`"}
-    for row, own in scores.items():
-        gains = [with_all - one for with_all, one in zip(scores[ALL], own, strict=True)]
-        differences = "" if row == ALL else ", ".join(f"{one:+.2f}" for one in gains)
-        cells = [
-            titles.get(row, f"all but `{row}`"), *(f"{one:.2f}" for one in own),
-            f"{statistics.fmean(own):.2f}", differences,
-            "" if row == ALL else f"{statistics.fmean(gains):+.2f}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
+main = study.create_table_program(PatchesTable, __doc__)
 
 if __name__ == "__main__":
     sys.exit(main())

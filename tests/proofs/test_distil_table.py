@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.marked_tables import get_marks
+from proofs.study.frame import StudyOutcome
 from proofs.tables import distil_table
-from proofs.tables.distil_table import TextOutcome, format_table
+from proofs.tables.distil_table import DistilTable
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -42,10 +43,15 @@ def test_students_alone_and_taught_stand_side_by_side_in_the_document(tmp_path, 
 
 def test_a_gain_is_counted_seed_by_seed():
     outcomes = [
-        TextOutcome("alone", 0, 3.0, 2.0, 5.0), TextOutcome("kd", 0, 2.5, 1.7, 9.0),
-        TextOutcome("alone", 1, 3.2, 2.2, 5.0), TextOutcome("kd", 1, 3.3, 2.3, 9.0),
-    ]  # fmt: skip
-    *_, alone, taught = format_table(outcomes, [0, 1]).splitlines()
+        StudyOutcome(row, seed, {"test_bits_per_byte": score, "test_loss": loss}, seconds)
+        for row, seed, score, loss, seconds in (
+            ("alone", 0, 3.0, 2.0, 5.0),
+            ("kd", 0, 2.5, 1.7, 9.0),
+            ("alone", 1, 3.2, 2.2, 5.0),
+            ("kd", 1, 3.3, 2.3, 9.0),
+        )
+    ]
+    *_, alone, taught = DistilTable.format(outcomes).splitlines()
     assert alone == "| `alone` | 3.0000 | 3.2000 | 3.1000 | 0.1414 |  |  | 2.1000 | 5 |"
     assert taught == "| `kd` | 2.5000 | 3.3000 | 2.9000 | 0.5657 | +0.2000 | 1 of 2 | 2.0000 | 9 |"
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 import main
 from lab.marked_tables import get_marks
 from models.factory import build_model, export_model
+from proofs.study.frame import StudyOutcome
 from proofs.tables import labelfree_table
-from proofs.tables.labelfree_table import ProbedRun, count_epochs, format_table
+from proofs.tables.labelfree_table import LabelfreeTable, count_epochs
 from store.record.history import read_metrics
 
 # Random weights of the true shapes, but for the images' size and channels.
@@ -27,12 +28,12 @@ TEACHERS = (
 
 def test_a_gain_is_counted_seed_by_seed():
     readings = [
-        ProbedRun("supervised", 0, {"linear": 80.0}, 1.0),
-        ProbedRun("cosine", 0, {"linear": 84.0}, 3.0),
-        ProbedRun("supervised", 1, {"linear": 82.0}, 1.0),
-        ProbedRun("cosine", 1, {"linear": 81.0}, 4.0),
+        StudyOutcome("supervised", 0, {"linear": 80.0}, 1.0),
+        StudyOutcome("cosine", 0, {"linear": 84.0}, 3.0),
+        StudyOutcome("supervised", 1, {"linear": 82.0}, 1.0),
+        StudyOutcome("cosine", 1, {"linear": 81.0}, 4.0),
     ]
-    *_, base, taught = format_table(readings, [0, 1]).splitlines()
+    *_, base, taught = LabelfreeTable.format(readings).splitlines()
     assert base.endswith("| linear | 80.00 | 82.00 | 81.00 | 1.41 |  |  | 1 |")
     assert taught.endswith("| linear | 84.00 | 81.00 | 82.50 | 2.12 | +1.50 | 1 of 2 | 4 |")
 

@@ -24,7 +24,7 @@ def test_all_models_see_the_rows_of_the_seed():
 
 
 def test_least_squares_of_scikit_learn_is_judged_on_the_test_rows():
-    found = regression_table.fit_theirs("LinearRegression", "diabetes_linear", 0)
+    found = regression_table.fit_sklearn("LinearRegression", "diabetes_linear", 0)
     config = load_config(regression_table.get_flags("diabetes_linear", 0))
     (xs, ys), (seen, wanted) = (regression_table.read_rows(config, role) for role in
                                 ("train", "test"))  # fmt: skip

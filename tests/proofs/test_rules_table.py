@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 
 from lab.marked_tables import get_marks
+from proofs.study.frame import StudyOutcome
 from proofs.tables import rules_table
 from proofs.tables.rules_table import (
     ATTENTION,
     ROWS,
-    RuleOutcome,
+    RulesTable,
     count_parameters,
-    create_config,
-    format_table,
-    read_base,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,12 +27,12 @@ FLAGS = (
 
 
 def test_all_rows_have_as_many_parameters():
-    base = read_base(RECALL, [])
-    wanted = count_parameters(base)
+    table = RulesTable(rules_table.main.parse(["--config", RECALL]))
+    wanted = count_parameters(table.base)
     for row in ROWS:
-        config = create_config(base, row, 0)
+        config = table.create_config(row, 0)
         assert count_parameters(config) == pytest.approx(wanted, rel=0.01), row
-        own = {**base.model_dump(), "model": {}, "train": {}, "run": {}}
+        own = {**table.base.model_dump(), "model": {}, "train": {}, "run": {}}
         assert own == {**config.model_dump(), "model": {}, "train": {}, "run": {}}
 
 
@@ -62,12 +60,15 @@ def test_rows_are_trained_once_and_stand_in_the_document(tmp_path, capsys):
 
 def test_text_is_compared_in_bits_a_byte():
     outcomes = [
-        RuleOutcome(ATTENTION, 0, 1000, {"bits_per_byte": 2.5, "accuracy": 50, "loss": 1.7}, 9.0),
-        RuleOutcome(ATTENTION, 1, 1000, {"bits_per_byte": 2.7, "accuracy": 51, "loss": 1.9}, 9.0),
-        RuleOutcome(
-            "gated_delta_net", 0, 1001, {"bits_per_byte": 2.6, "accuracy": 51, "loss": 1.8}, 11.0
-        ),
+        StudyOutcome(
+            row, seed, {"parameters": size, "test_bits_per_byte": bits, "test_loss": loss}, s
+        )
+        for row, seed, size, bits, loss, s in (
+            (ATTENTION, 0, 1000, 2.5, 1.7, 9.0),
+            (ATTENTION, 1, 1000, 2.7, 1.9, 9.0),
+            ("gated_delta_net", 0, 1001, 2.6, 1.8, 11.0),
+        )
     ]
-    *_, full, hybrid = format_table(outcomes, [0, 1]).splitlines()
+    *_, full, hybrid = RulesTable.format(outcomes).splitlines()
     assert full == "| `attention` | 1,000 | 2.5000 | 2.7000 | 2.6000 | 0.1414 | 1.8000 | 9 |"
     assert hybrid == "| `gated_delta_net` | 1,001 | 2.6000 | 2.6000 |  | 1.8000 | 11 |"

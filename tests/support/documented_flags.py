@@ -66,9 +66,7 @@ NOT_RUN = {
     r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
     r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
     "tests/tools/test_prepare_mnist.py",
-    r"python -m proofs\.tables\.distil_table ": "minutes: tests/proofs/test_distil_table.py",
-    r"python -m proofs\.tables\.rules_table ": "minutes: tests/proofs/test_rules_table.py",
-    r".*python -m proofs\.tables\.patches_table ": "tests/proofs/test_patches_table.py",
+    r".*python -m proofs\.study ": "minutes: tests/proofs/test_study.py",
     r"python main\.py --config configs/delta_(distil|convert)\.yaml ": "minutes: "
     "tests/test_configs.py",
     r"python main\.py --config configs/delta_text\.yaml .*--train\.steps=1600": "the same, longer",
@@ -78,7 +76,6 @@ NOT_RUN = {
     r"python main\.py --config configs/qwen3_5_sequences\.yaml": "minutes: "
     "tests/models/delta/test_qwen.py",
     r"python -m tools\.export runs/qwen3_5_sequences/": "tests/models/delta/test_hub_folders.py",
-    r"python -m proofs\.tables\.labelfree_table ": "minutes: tests/proofs/test_labelfree_table.py",
     r"python -m proofs\.jax_vision ": "TPU compiler: tests/proofs/test_jax_vision.py",
     r"python -m lab\.": "a measurement: tests/lab/test_delta_lab.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/bill/test_compile_for_tpu.py",

@@ -1,0 +1,1 @@
+"""A study: rows that are trained over several seeds, and their table."""
