@@ -36,7 +36,7 @@ _ROLES = (
 
 
 def read_instructions(compiled: Compiled) -> list[Instruction]:
-    """The instructions of a compiled program in their order, loops unrolled by their counts."""
+    """List the instructions of a compiled program in order, loops unrolled by their counts."""
     return list_instructions(read_module(compiled.hlo))
 
 
@@ -67,7 +67,7 @@ def get_memory(
 
 
 def _list_buffers(export: StepExport, instructions: list[Instruction]) -> list[Buffer]:
-    found, makers = [], {instruction.name: instruction for instruction in instructions}
+    buffers, makers = [], {instruction.name: instruction for instruction in instructions}
     for instruction in instructions:
         arrays = instruction.arrays
         if instruction.opcode == "copy-start":
@@ -85,12 +85,12 @@ def _list_buffers(export: StepExport, instructions: list[Instruction]) -> list[B
         else:
             name = describe_owner(instruction)
         kind = "argument" if instruction.opcode == "parameter" else "temporary"
-        found += [
+        buffers += [
             Buffer(name=name, kind=kind, dtype=a.dtype, shape=list(a.sizes), bytes=a.bytes)
             for a in arrays
             if a.in_hbm and a.bytes >= _LARGE
         ]
-    return sorted(found, key=lambda one: -one.bytes)[:_BUFFERS]
+    return sorted(buffers, key=lambda one: -one.bytes)[:_BUFFERS]
 
 
 def describe_owner(instruction: Instruction) -> str:
@@ -106,12 +106,12 @@ def get_bounds(
     """Step time in ms, units per second and share of the peak, of one device.
 
     Args:
-      mcycles: by bundles with waits for DMA (none: not counted), and by the estimate.
+      mcycles: by bundles with waits for DMA (None if not counted), and by the estimate.
       units: images or tokens of a step.
     """
     device = target.generation
     lower = max(flops / (device.peak_tflops * 1e12), hbm_bytes / (device.hbm_gb_per_s * 1e9))
-    bundles, estimate = (one and one / (device.clock_ghz * 1e3) for one in mcycles)
+    bundles, estimate = (count and count / (device.clock_ghz * 1e3) for count in mcycles)
     least = flops / (device.peak_tflops * 1e12)
 
     def convert(change: Callable[[float], float]) -> Interval:
@@ -129,13 +129,13 @@ def get_bounds(
 
 
 def list_top(instructions: list[Instruction]) -> list[Cost]:
-    """The most expensive instructions."""
-    found = []
+    """List the most expensive instructions."""
+    entries = []
     for instruction in sorted(instructions, key=lambda one: -one.total_cycles)[:_TOP]:
         origin = read_origin(instruction.op_name)
         largest = max(instruction.arrays, key=lambda a: a.bytes, default=None)
         shape = f"{largest.dtype}{list(largest.sizes)}" if largest else ""
-        found.append(
+        entries.append(
             Cost(
                 module=origin.path,
                 owner=origin.role,
@@ -146,7 +146,7 @@ def list_top(instructions: list[Instruction]) -> list[Cost]:
                 result=shape,
             )
         )
-    return found
+    return entries
 
 
 def list_groups(instructions: list[Instruction]) -> list[Group]:
@@ -163,7 +163,7 @@ def list_groups(instructions: list[Instruction]) -> list[Group]:
 
 
 def get_role(instruction: Instruction) -> str:
-    """What an instruction is for."""
+    """Classify an instruction by its purpose."""
     if instruction.opcode in _COPIES:
         return "layout copies"
     origin = read_origin(instruction.op_name)
@@ -203,7 +203,7 @@ def list_uncosted(
     Args:
       counted: names of those whose bundles are known.
     """
-    found: dict[str, list[Instruction]] = {}
+    by_opcode: dict[str, list[Instruction]] = {}
     scalars = 0
     for instruction in instructions:
         renames = any(word in instruction.text for word in _RENAMING)
@@ -218,7 +218,7 @@ def list_uncosted(
         if instruction.arrays and all(a.elements <= 1 for a in instruction.arrays):
             scalars += 1
             continue
-        found.setdefault(instruction.opcode, []).append(instruction)
+        by_opcode.setdefault(instruction.opcode, []).append(instruction)
     places = [
         instruction
         for instruction in instructions
@@ -231,7 +231,7 @@ def list_uncosted(
             bytes=_measure(group, places),
             first=describe_owner(group[0]),
         )
-        for opcode, group in sorted(found.items(), key=lambda pair: -len(pair[1]))
+        for opcode, group in sorted(by_opcode.items(), key=lambda pair: -len(pair[1]))
     ], scalars
 
 
@@ -249,7 +249,7 @@ def find_faults(
     is_bf16: bool,
 ) -> list[Fault]:
     """Known faults of training steps on TPUs, each with its size."""
-    found = [*_find_copies(instructions), *_find_wide(instructions, batch, is_bf16=is_bf16)]
+    faults = [*_find_copies(instructions), *_find_wide(instructions, batch, is_bf16=is_bf16)]
     large = export.undonated
     for kind, names, text in (
         ("undonated state", large, "tensors are replaced without giving their memory back"),
@@ -257,12 +257,14 @@ def find_faults(
         ("host fallback", export.host_ops, "operators run on the host"),
     ):
         if names:
-            found.append(Fault(kind=kind, count=len(names), text=f"{text}: {', '.join(names[:4])}"))
+            faults.append(
+                Fault(kind=kind, count=len(names), text=f"{text}: {', '.join(names[:4])}")
+            )
     dynamic = len(re.findall(r"\[<=\d", compiled.hlo))
     if dynamic:
         text = "arrays have a size that depends on data"
-        found.append(Fault(kind="dynamic shapes", count=dynamic, text=text))
-    return found
+        faults.append(Fault(kind="dynamic shapes", count=dynamic, text=text))
+    return faults
 
 
 def _find_copies(instructions: list[Instruction]) -> list[Fault]:
@@ -280,7 +282,7 @@ def _find_copies(instructions: list[Instruction]) -> list[Fault]:
             kind=kind,
             count=len(group),
             text=f"first at {describe_owner(group[0])}",
-            mcycles=round(sum(one.total_cycles for one in group) / 1e6, 4),
+            mcycles=round(sum(copy.total_cycles for copy in group) / 1e6, 4),
         )
         for kind, group in groups.items()
         if group
@@ -288,7 +290,7 @@ def _find_copies(instructions: list[Instruction]) -> list[Fault]:
 
 
 def _is_packed(instruction: Instruction) -> bool:
-    """Whether an array holds q, k and v as one axis of three, moved about."""
+    """Return whether an array holds q, k and v as one axis of three that is transposed."""
     shapes = [a.sizes for a in instruction.arrays if len(a.sizes) == 5 and a.bytes >= _LARGE]
     moved = re.search(r"permute|generic_slice|unbind|stack|select", instruction.op_name)
     return bool(moved) and any(3 in sizes or sizes[0] == 1 for sizes in shapes)
@@ -308,14 +310,14 @@ def _find_wide(instructions: list[Instruction], batch: int, *, is_bf16: bool) ->
     ]
     if not wide:
         return []
-    cycles = round(sum(one.total_cycles for one in wide) / 1e6, 4)
+    cycles = round(sum(instruction.total_cycles for instruction in wide) / 1e6, 4)
     text = f"results of activation size, first at {describe_owner(wide[0])}"
     return [Fault(kind="float32 activations", count=len(wide), text=text, mcycles=cycles)]
 
 
 def _get_operation(instruction: Instruction) -> str:
-    found = re.findall(r"(aten__\w+|xla__\w+)", instruction.op_name)
-    return found[-1].replace("aten__", "").replace("xla__", "") if found else instruction.opcode
+    names = re.findall(r"(aten__\w+|xla__\w+)", instruction.op_name)
+    return names[-1].replace("aten__", "").replace("xla__", "") if names else instruction.opcode
 
 
 def get_flops(compiled: Compiled) -> float:

@@ -30,9 +30,11 @@ def count_step(
 
 
 def create_bundle_report(program: ProgramCost, generation: Generation) -> BundleReport:
-    """All that is told of a program's bundles."""
+    """Create the report of a program's bundles."""
     operations = program.operations
-    lonely = [one for one in operations if one.estimate is None and one.cost]
+    lonely = [
+        operation for operation in operations if operation.estimate is None and operation.cost
+    ]
     return BundleReport(
         issued_mcycles=_to_mcycles(program.issued),
         empty_mcycles=_to_mcycles(program.sum_of("empty")),
@@ -40,15 +42,17 @@ def create_bundle_report(program: ProgramCost, generation: Generation) -> Bundle
         waited_mcycles=_to_mcycles(program.sum_of("waited")),
         with_dma_mcycles=_to_mcycles(program.with_dma),
         guessed_mcycles=_to_mcycles(program.guessed),
-        unestimated_mcycles=_to_mcycles(sum(one.trips * one.cost.with_dma for one in lonely)),
+        unestimated_mcycles=_to_mcycles(
+            sum(operation.trips * operation.cost.with_dma for operation in lonely)
+        ),
         dma_bytes=round(program.sum_of("hbm_bytes")),
         async_bytes=program.async_bytes,
-        sources=dict(Counter(one.source for one in operations)),
+        sources=dict(Counter(operation.source for operation in operations)),
         unknown=round(program.sum_of("unknown")),
         model=describe_model(generation),
-        roles=_group(operations, lambda one: get_role(one.instruction)),
+        roles=_group(operations, lambda operation: get_role(operation.instruction)),
         modules=_group(operations, _name_module),
-        operations=_group(operations, lambda one: one.instruction.name),
+        operations=_group(operations, lambda operation: operation.instruction.name),
     )
 
 
@@ -64,24 +68,24 @@ def _group(
 ) -> list[BundleRow]:
     """Sums by a name, the dearest first."""
     groups: dict[str, list[OperationCost]] = {}
-    for one in operations:
-        groups.setdefault(name(one), []).append(one)
+    for operation in operations:
+        groups.setdefault(name(operation), []).append(operation)
     rows = [_sum_up(label, group) for label, group in groups.items()]
     return sorted(rows, key=lambda row: -(row.issued_mcycles + row.waited_mcycles))
 
 
 def _sum_up(label: str, group: list[OperationCost]) -> BundleRow:
     sums = Counter[str]()
-    for one in group:
-        if one.cost is None:
-            sums["issued"] += one.trips * (one.estimate or 0)
+    for operation in group:
+        if operation.cost is None:
+            sums["issued"] += operation.trips * (operation.estimate or 0)
             continue
         for part in (*_PARTS, "hbm_bytes"):
-            sums[part] += one.trips * getattr(one.cost, part)
-    estimate = sum(one.trips * (one.estimate or 0) for one in group)
+            sums[part] += operation.trips * getattr(operation.cost, part)
+    estimate = sum(operation.trips * (operation.estimate or 0) for operation in group)
     return BundleRow(
         name=label,
-        runs=sum(one.trips for one in group),
+        runs=sum(operation.trips for operation in group),
         estimated_mcycles=_to_mcycles(estimate),
         dma_bytes=round(sums["hbm_bytes"]),
         source=group[0].source if len(group) == 1 else "",

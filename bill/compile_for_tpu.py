@@ -20,7 +20,7 @@ from utils.programs import CommandLine, DefaultsHelp, ProgramParser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's own flags; all others are keys of the run's configuration."""
+    """Create the command line; all other flags are keys of the run's configuration."""
     parser = ProgramParser(
         prog="python -m tools.compile_for_tpu",
         description=" ".join(__doc__.split()),
@@ -33,7 +33,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--config", type=Path, required=True, help="the run's YAML")
     add("--target", default="v5e:2x2", help="generation and slice, such as v5e:2x2 or v5p:2x2x1")
     add("--chips", type=int, default=1, help="devices to partition over (SPMD); 1: one device")
-    add("--batch", type=int, help="examples on each device; none: global batch / devices")
+    add("--batch", type=int, help="examples on each device (default: global batch / devices)")
     add("--num-classes", type=int, help="classes, for a dataset that is not here")
     add("--assume", metavar="NAME=NUMBER", action="append", default=[], help="another size of a "
         "dataset that is not here, such as vocab_size=32000 (default: none)")  # fmt: skip
@@ -46,7 +46,11 @@ def create_parser() -> argparse.ArgumentParser:
     add_report_flags(parser)
     add("--limit", type=float, metavar="MCYC", help="fail above this many Mcycles plus 5 %%")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
-    add("--cache-dir", type=Path, help="store of results; none: below the user's cache directory")
+    add(
+        "--cache-dir",
+        type=Path,
+        help="store of results (default: below the user's cache directory)",
+    )
     return parser
 
 

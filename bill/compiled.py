@@ -22,7 +22,7 @@ class Compiled:
       hlo: the scheduled module; empty where the program does not fit.
       facts: `memory` and `cost` as the compiler gives them, `compile_s`, `device_kind`.
       needed_bytes: HBM that a program needs which does not fit.
-      costs: of the bundles of each operation that has a listing; none: nobody asked.
+      costs: of the bundles of each operation that has a listing; None if not requested.
     """
 
     hlo: str
@@ -34,7 +34,7 @@ class Compiled:
 
 
 def read_stored(folder: Path, *, with_bundles: bool) -> Compiled | None:
-    """A result of the store; none: it is not there, or lacks the bundles that are asked for."""
+    """Read a result of the store, or None if it is missing, or lacks the bundles asked for."""
     try:
         facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
         with gzip.open(folder / "program.hlo.gz", "rt", encoding="utf-8") as file:
@@ -54,7 +54,7 @@ def write_stored(folder: Path, compiled: Compiled) -> None:
     with gzip.open(folder / "program.hlo.gz", "wt", encoding="utf-8") as file:
         file.write(compiled.hlo)
     if compiled.costs is not None:
-        costs = {name: one and asdict(one) for name, one in compiled.costs.items()}
+        costs = {name: cost and asdict(cost) for name, cost in compiled.costs.items()}
         _replace(folder / "bundles.json", {"reader": compute_reader_digest(), "costs": costs})
     _replace(folder / "facts.json", {**compiled.facts, "needed_bytes": compiled.needed_bytes})
 
@@ -69,12 +69,12 @@ def compute_reader_digest() -> str:
 
 def _read_costs(path: Path) -> ListingCosts | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if found["reader"] != compute_reader_digest():
+    if record["reader"] != compute_reader_digest():
         return None
-    return {name: one and BundleCost(**one) for name, one in found["costs"].items()}
+    return {name: cost and BundleCost(**cost) for name, cost in record["costs"].items()}
 
 
 def _replace(path: Path, content: JsonObject) -> None:

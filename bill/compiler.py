@@ -47,7 +47,7 @@ def require_compiler() -> dict[str, str]:
 
 
 def get_default_store() -> Path:
-    """Where results are kept: they depend on the program alone."""
+    """Return the directory of results, which depend on the program alone."""
     return get_user_cache("tpu_compiler")
 
 
@@ -71,10 +71,10 @@ def compile_step(
     """
     versions = require_compiler()
     key = _compute_key(export, target, devices, versions)
-    found = read_stored(store / key, with_bundles=with_bundles)
-    if found is not None:
-        found.key = key
-        return found
+    stored = read_stored(store / key, with_bundles=with_bundles)
+    if stored is not None:
+        stored.key = key
+        return stored
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         request: JsonObject = {
@@ -144,7 +144,7 @@ def _run_request(
     *,
     time_limit_s: float,
 ) -> Compiled:
-    """The child's answer of an artifact."""
+    """Compile an artifact in a child process, and return its result."""
     path = folder / "step.bin"
     path.write_bytes(artifact)
     request = {**request, "artifact": str(path)}
@@ -171,7 +171,7 @@ def _start(
 
 
 def _explain_failure(code: int, log: str, target: Target) -> Compiled:
-    """A program that needs too much memory is a result; anything else an error.
+    """Return the result of a program that needs too much memory; raise any other failure.
 
     Raises:
       UserError: what the compiler said last.

@@ -55,7 +55,7 @@ class Instruction:
     """One line of a computation.
 
     Args:
-      cycles: the compiler's estimate for one execution; none: it carries none.
+      cycles: the compiler's estimate for one execution, or None.
       trips: how often it runs in a step.
     """
 
@@ -81,9 +81,9 @@ def read_module(text: str) -> dict[str, list[Instruction]]:
     current: list[Instruction] | None = None
     for line in text.splitlines():
         if current is None:
-            found = re.match(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
-            if found and not line.startswith("HloModule"):
-                current = computations.setdefault("ENTRY" if found[1] else found[2], [])
+            match = re.match(r"^(ENTRY )?%?([\w.\-]+) .*\{\s*$", line)
+            if match and not line.startswith("HloModule"):
+                current = computations.setdefault("ENTRY" if match[1] else match[2], [])
         elif line.startswith("}"):
             current = None
         else:
@@ -94,7 +94,7 @@ def read_module(text: str) -> dict[str, list[Instruction]]:
 
 
 def list_instructions(computations: dict[str, list[Instruction]]) -> list[Instruction]:
-    """The instructions that the chip runs one after the other, bodies of loops included.
+    """List the instructions that the chip runs one after the other, bodies of loops included.
 
     A loop's instructions carry its trip count; those of a fusion are part of the fusion.
     """
@@ -121,18 +121,18 @@ def _count_trips(computations: dict[str, list[Instruction]], loop: Instruction) 
         return int(known[1])
     condition = re.search(r"condition=%?([\w.\-]+)", loop.text)
     body = computations.get(condition[1], []) if condition else []
-    limits = [int(m[1]) for one in body if (m := _CONDITION_LIMIT.search(one.text))]
+    limits = [int(m[1]) for instruction in body if (m := _CONDITION_LIMIT.search(instruction.text))]
     return max(limits, default=1)
 
 
 def read_arrays(text: str) -> tuple[Array, ...]:
-    """The arrays of a result type such as `(f32[8]{0:T(128)S(1)}, u8[])`."""
-    found = []
+    """Parse the arrays of a result type such as `(f32[8]{0:T(128)S(1)}, u8[])`."""
+    arrays = []
     for dtype, sizes, layout in _SHAPE.findall(text):
         space = _SPACE.search(layout)
         numbers = tuple(int(size) for size in sizes.split(",") if size)
-        found.append(Array(dtype, numbers, space is None or space[1] == "0"))
-    return tuple(found)
+        arrays.append(Array(dtype, numbers, space is None or space[1] == "0"))
+    return tuple(arrays)
 
 
 def _read_instruction(line: str) -> Instruction | None:
@@ -180,13 +180,13 @@ def count_dot_flops(text: str) -> float:
     """2 * outputs * contracted length, over all matrix products of a module's text."""
     total = 0.0
     for body in read_module(text).values():
-        arrays = {one.name: one.arrays for one in body}
-        for one in body:
-            if one.opcode == "dot":
-                left = arrays[one.operands[0]][0]
-                axes = _CONTRACTED.search(one.text)[1].split(",")
+        arrays = {instruction.name: instruction.arrays for instruction in body}
+        for instruction in body:
+            if instruction.opcode == "dot":
+                left = arrays[instruction.operands[0]][0]
+                axes = _CONTRACTED.search(instruction.text)[1].split(",")
                 length = math.prod(left.sizes[int(axis)] for axis in axes if axis)
-                total += 2.0 * one.arrays[0].elements * length
+                total += 2.0 * instruction.arrays[0].elements * length
     return total
 
 
@@ -195,23 +195,23 @@ def get_hbm_bytes(instructions: list[Instruction]) -> int:
 
     Operands and results that lie in HBM, and the far side of asynchronous copies.
     """
-    places = {one.name: one.arrays for one in instructions}
+    places = {instruction.name: instruction.arrays for instruction in instructions}
     total = 0
-    for one in instructions:
-        if one.opcode in FREE:
+    for instruction in instructions:
+        if instruction.opcode in FREE:
             continue
-        if one.opcode.endswith("-start"):
-            total += one.trips * _get_moved_bytes(one, places)
+        if instruction.opcode.endswith("-start"):
+            total += instruction.trips * _get_moved_bytes(instruction, places)
             continue
-        arrays = list(one.arrays)
-        for operand in dict.fromkeys(one.operands):
+        arrays = list(instruction.arrays)
+        for operand in dict.fromkeys(instruction.operands):
             arrays += places.get(operand, ())
-        total += one.trips * sum(array.bytes for array in arrays if array.in_hbm)
+        total += instruction.trips * sum(array.bytes for array in arrays if array.in_hbm)
     return total
 
 
 def _get_moved_bytes(start: Instruction, places: dict[str, tuple[Array, ...]]) -> int:
-    """What an asynchronous copy or slice moves: the smaller side, if one side is HBM."""
+    """Count the bytes of an asynchronous copy or slice: the smaller side, if one side is HBM."""
     arrays = [array for array in start.arrays if array.elements > 1]
     if len({array.in_hbm for array in arrays}) < 2:
         return 2 * min((a.bytes for a in arrays if a.in_hbm), default=0)

@@ -81,14 +81,15 @@ def _print_cost(report: Report) -> None:
         print(f"  step {order(step, '.1f', 'ms')}")
         print(f"  {report.unit}/s a device: {order(rate, '.0f', '')}")
         print(f"  share of the peak: {order(mfu, '.0%', '')}")
-    for one in report.collectives:
+    for group in report.collectives:
         print(
-            f"  {one.kind} of {one.dtype}: {one.bytes / 1e6:.2f} MB in {one.count} operands, no "
-            "estimate"
+            f"  {group.kind} of {group.dtype}: {group.bytes / 1e6:.2f} MB in {group.count} "
+            "operands, no estimate"
         )
     if report.uncosted or report.scalar_kernels:
         kinds = ", ".join(
-            f"{one.count} {one.opcode} ({one.bytes / 1e6:.0f} MB)" for one in report.uncosted
+            f"{group.count} {group.opcode} ({group.bytes / 1e6:.0f} MB)"
+            for group in report.uncosted
         )
         lack = "neither estimate nor bundles" if report.bundles else "without an estimate"
         print(f"  {lack}: {kinds or 'none'}; {report.scalar_kernels} on single numbers")

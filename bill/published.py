@@ -95,7 +95,7 @@ class PublishedProduct:
       size: of both square matrices.
       blocks: of a Pallas kernel, rows, inner and columns; empty: XLA's own.
       step_ms: published time.
-      estimate: Mcycles; none: the compiler estimates no kernel.
+      estimate: Mcycles; None, because the compiler estimates no kernel.
       bundles: Mcycles, waits for DMA included.
     """
 
@@ -109,7 +109,7 @@ class PublishedProduct:
     source: str = _GUIDE
 
     def describe(self) -> JsonObject:
-        """The program, as the laboratory's child in JAX takes it."""
+        """Describe the program for `lab/jax_child.py`."""
         form = "kernel_product" if self.blocks else "product"
         return {"form": form, "sizes": [self.size] * 3, "blocks": list(self.blocks)}
 
@@ -132,17 +132,17 @@ PRODUCTS = (
 def find_range(
     kind: str, rows: Iterable[PublishedStep | PublishedProduct] = PUBLISHED
 ) -> tuple[float, float]:
-    """The least and the largest ratio of published time and cycles.
+    """Find the least and the largest ratio of published time and cycles.
 
     Args:
       kind: `estimate` or `bundles`.
     """
-    ratios = [ratio for one in rows for ratio in one.get_ratios(getattr(one, kind))]
+    ratios = [ratio for row in rows for ratio in row.get_ratios(getattr(row, kind))]
     return min(ratios), max(ratios)
 
 
 def describe_calibration() -> str:
-    """What the table says, in a sentence."""
+    """Summarise the table in a sentence."""
     texts = (
         "{:.2f} to {:.2f}".format(*find_range(kind, rows))
         for rows in (PUBLISHED, PRODUCTS)

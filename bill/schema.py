@@ -48,7 +48,7 @@ class Interval(Part):
 
     lower: float = Field(description="by FLOPs and HBM bytes at the device's public limits")
     bundles: float | None = Field(
-        None, description="by bundles and waits for DMA over the derived clock; none: not counted"
+        None, description="by bundles and waits for DMA over the derived clock; None if not counted"
     )
     estimate: float = Field(
         description="by estimated cycles over the derived clock; what carries no estimate by its "
@@ -149,7 +149,7 @@ class MicroBatches(Part):
     parts: int
     examples: int = Field(description="of one micro-batch on a device")
     estimated_mcycles: float | None = Field(
-        description="of the whole step, by bundles what has no estimate; none: does not fit"
+        description="of the whole step, by bundles what has no estimate; None if it does not fit"
     )
     bundles_mcycles: float | None
     unestimated_mcycles: float = Field(description="of the estimate, by bundles: what has none")
@@ -182,7 +182,7 @@ class Report(Part):
     memory: Memory
     estimated_mcycles: float | None = Field(None, description="one device, loops times their trips")
     bundles_mcycles: float | None = Field(
-        None, description="bundles and waits for DMA, one device; none: not counted"
+        None, description="bundles and waits for DMA, one device; None if not counted"
     )
     flops: float | None = Field(None, description="one device")
     hbm_bytes: int | None = Field(None, description="one device, by the memory space of each array")
@@ -201,7 +201,7 @@ class Report(Part):
     faults: list[Fault] = Field(default_factory=list)
     max_batch_per_chip: int | None = Field(None, description="largest that fits, where searched")
     too_large_batch_per_chip: int | None = Field(
-        None, description="the next one tried, which does not fit; none: none was found"
+        None, description="the next one tried, which does not fit; None without one"
     )
     micro_batches: list[MicroBatches] = Field(
         default_factory=list, description="with --micro-batches; the other figures are the chosen's"

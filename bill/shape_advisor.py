@@ -39,7 +39,7 @@ class Product:
     Args:
       paths: modules that make it.
       fill: useful share of the multiplications that the padded sizes make.
-      kcycles: the compiler's estimate, in thousands; none: not compiled.
+      kcycles: the compiler's estimate, in thousands; None if not compiled.
       cheaper: sizes of K or N nearby that cost less for each unit of work: (axis, size, kcycles).
     """
 
@@ -64,7 +64,7 @@ class Product:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the command line."""
     parser = ProgramParser(
         prog="python -m tools.shape_advisor",
         description=" ".join(__doc__.split()),
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     for product in products:
         product.fill = get_fill(product.sizes, width, law)
     versions = compiler.require_compiler()
-    shown = sorted(products, key=lambda one: -one.work)[:_SHOWN]
+    shown = sorted(products, key=lambda product: -product.work)[:_SHOWN]
     plan = plan_neighbours(shown, width)
     sizes = [list(key) for key in plan]
     sys.stderr.write(f"compiling {len(sizes)} products for {target.name}\n")
@@ -110,14 +110,14 @@ def run(options: argparse.Namespace) -> int:
     print_table(options, target, shown, law)
     if options.json:
         content = {"target": target.name, "versions": versions, "products": [
-            {**asdict(one), "work": one.work} for one in shown
+            {**asdict(product), "work": product.work} for product in shown
         ]}  # fmt: skip
         write_json(options.json, content)
     return 0
 
 
 def read_arguments(text: str) -> JsonObject:
-    """The arguments of a model.
+    """Read the arguments of a model.
 
     Raises:
       UserError: they are no object of JSON, or hold what a flag of its own says.
@@ -135,10 +135,10 @@ def read_arguments(text: str) -> JsonObject:
 
 
 def create_model(name: str, arguments: JsonObject) -> nn.Module:
-    """A model on meta.
+    """Create a model on meta.
 
     Raises:
-      UserError: there is none of that name, or with these arguments.
+      UserError: there is no model of that name, or with these arguments.
     """
     from models.factory import build_model
 
@@ -153,15 +153,15 @@ def create_model(name: str, arguments: JsonObject) -> nn.Module:
 
 
 def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
-    """The matrix products of a forward pass, equal ones together; the model is on meta."""
+    """List the matrix products of a forward pass, equal ones together; the model is on meta."""
     import torch
     from timm.layers import Attention
     from torch import nn
 
-    found: dict[tuple[int, int, int, int], Product] = {}
+    products: dict[tuple[int, int, int, int], Product] = {}
 
     def add(path: str, *sizes: int) -> None:
-        found.setdefault(sizes, Product(*sizes)).paths.append(path)
+        products.setdefault(sizes, Product(*sizes)).paths.append(path)
 
     def watch(path: str, module: nn.Module) -> None:
         def see(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -189,7 +189,7 @@ def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
         raise UserError(
             f"--image-size ({side}) does not suit the model: {error}; give the size it is built for"
         ) from error
-    return list(found.values())
+    return list(products.values())
 
 
 def get_fill(sizes: Sequence[int], width: int, law: dict[str, int] | None = None) -> float:
@@ -201,14 +201,14 @@ def get_fill(sizes: Sequence[int], width: int, law: dict[str, int] | None = None
 
 
 def read_law(path: Path) -> dict[str, int]:
-    """What M, K and N are padded to, from a report of `lab.matmul`.
+    """Read to what M, K and N are padded, from a report of `lab.matmul`.
 
     Raises:
-      UserError: it is none.
+      UserError: it is not such a report.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["law"]
-        law = {axis: int(found[axis]) for axis in ("M", "K", "N")}
+        record = json.loads(path.read_text(encoding="utf-8"))["law"]
+        law = {axis: int(record[axis]) for axis in ("M", "K", "N")}
         if min(law.values()) < 1:
             raise ValueError("a size is padded to 1 or more")
     except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
@@ -224,7 +224,7 @@ def _round(size: int, unit: int) -> int:
 
 
 def plan_neighbours(products: Sequence[Product], width: int) -> list[tuple[int, int, int, int]]:
-    """What to compile: each product, and it with K or N a full number of widths, up and down."""
+    """List what to compile: each product, and with K or N a full number of widths, up and down."""
     plan: dict[tuple[int, int, int, int], None] = {}
     for product in products:
         plan[product.sizes] = None
@@ -234,16 +234,16 @@ def plan_neighbours(products: Sequence[Product], width: int) -> list[tuple[int, 
 
 
 def list_neighbours(product: Product, width: int) -> list[tuple[str, tuple[int, int, int, int]]]:
-    """Sizes that fill the unit, with the axis that was changed; none where it is full already."""
+    """Sizes that fill the unit, with the axis that was changed; empty if it is full already."""
     batch, rows, inner, columns = product.sizes
-    found = []
+    neighbours = []
     for axis, size in (("K", inner), ("N", columns)):
         up = _round(size, width)
         for other in (up - width, up):
             if other > 0 and other != size and size % width:
                 changed = (other, columns) if axis == "K" else (inner, other)
-                found.append((axis, (batch, rows, *changed)))
-    return found
+                neighbours.append((axis, (batch, rows, *changed)))
+    return neighbours
 
 
 def fill_in(
@@ -267,7 +267,7 @@ def describe_neighbour(product: Product, axis: str, size: int, kcycles: float) -
 
 
 def name_axis(product: Product, axis: str, num_classes: int) -> str:
-    """What of the model a product's K or N is."""
+    """Name the part of the model that a product's K or N is."""
     kind = product.paths[0].rpartition(" ")[2]
     if kind in _HEAD_AXES:
         return "head width" if axis == _HEAD_AXES[kind] else "tokens"
@@ -275,7 +275,7 @@ def name_axis(product: Product, axis: str, num_classes: int) -> str:
 
 
 def describe_padding(options: argparse.Namespace, width: int, law: dict[str, int] | None) -> str:
-    """What the filled share follows from."""
+    """Describe what the filled share follows from."""
     if law is None:
         return f"K and N are padded to {width}, M to {_ROWS}"
     steps = ", ".join(f"{axis} to {step}" for axis, step in law.items())

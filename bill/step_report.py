@@ -123,7 +123,7 @@ def create_report(compilation: Compilation, options: argparse.Namespace) -> Repo
 def trace_and_compile(
     compilation: Compilation, options: argparse.Namespace
 ) -> tuple[StepExport, Compiled]:
-    """The traced step and what the compiler says of it."""
+    """Trace and compile the step, and report it."""
     name, batch = compilation.config.model.name, compilation.batch
     _log(f"tracing the step of {name}, {batch} examples a device")
     given, chips = _read_sizes(options), compilation.chips
@@ -147,7 +147,7 @@ def trace_and_compile(
 def describe(
     compilation: Compilation, export: StepExport, compiled: Compiled, name: str, flags: list[str]
 ) -> Report:
-    """All figures of a compiled step."""
+    """Compute all figures of a compiled step."""
     instructions = analysis.read_instructions(compiled)
     memory = analysis.get_memory(compiled, export, compilation.target, instructions)
     report = Report(
@@ -186,7 +186,7 @@ def describe(
         compilation.batch * export.unit[1],
     )  # fmt: skip
     report.collectives = analysis.list_collectives(instructions)
-    report.collective_bytes = sum(one.bytes for one in report.collectives)
+    report.collective_bytes = sum(group.bytes for group in report.collectives)
     report.uncosted, report.scalar_kernels = analysis.list_uncosted(instructions, counted)
     report.groups, report.top = analysis.list_groups(instructions), analysis.list_top(instructions)
     is_bf16 = compilation.config.runtime.precision == "bf16"
@@ -207,12 +207,12 @@ def _add_bundles(
     program = count_step(instructions, compiled.costs, generation)
     report.bundles = create_bundle_report(program, generation)
     report.bundles_mcycles = report.bundles.with_dma_mcycles
-    told = {one.instruction.name for one in program.operations if one.cost}
-    return told | {one.name for one in instructions if is_copy_beside(one)}
+    counted = {item.instruction.name for item in program.operations if item.cost}
+    return counted | {item.name for item in instructions if is_copy_beside(item)}
 
 
 def settle_parts(compilation: Compilation) -> Compilation:
-    """The program of a run whose micro-batches a verdict decides.
+    """Return the compilation of a run whose micro-batches are searched.
 
     Raises:
       UserError: there is no verdict on it.
@@ -226,14 +226,14 @@ def settle_parts(compilation: Compilation) -> Compilation:
 
 
 def split(compilation: Compilation, parts: int) -> Compilation:
-    """The same step in so many micro-batches."""
+    """Return the same step in so many micro-batches."""
     return replace(
         compilation, config=change(compilation.config, train={"accumulate_steps": parts})
     )
 
 
 def find_micro_batches(compilation: Compilation, options: argparse.Namespace) -> Report:
-    """The report of the cheapest split of a step, compiled as a whole; prints all tried ones.
+    """Report the cheapest split of a step, compiled as a whole; print all that were tried.
 
     Raises:
       UserError: none fits.
@@ -244,7 +244,7 @@ def find_micro_batches(compilation: Compilation, options: argparse.Namespace) ->
         chosen = options if is_whole else _without_files(options)
         return create_report(replace(split(compilation, 1), batch=examples), chosen)
 
-    found, place = splitting.search_micro_batches(
+    splits, place = splitting.search_micro_batches(
         compilation.batch,
         probe,
         lambda parts: create_report(split(compilation, parts), options),
@@ -252,14 +252,14 @@ def find_micro_batches(compilation: Compilation, options: argparse.Namespace) ->
     if place is None:
         raise UserError(
             f"--batch ({compilation.batch}) does not fit {compilation.target.name} in up to "
-            f"{found[-1].parts} micro-batches; lower it, or shard the state"
+            f"{splits[-1].parts} micro-batches; lower it, or shard the state"
         )
-    report = found[place].report
-    report.micro_batches = splitting.describe_splits(found, compilation.batch, place)
+    report = splits[place].report
+    report.micro_batches = splitting.describe_splits(splits, compilation.batch, place)
     splitting.print_splits(report.micro_batches, report.unit)
     name = ":".join(str(part) for part in _name_step(compilation))
     step = compute_step_hash(compilation.config)
-    entry = f"{{parts: {found[place].parts}, step: {step}, graph: {report.graph}}}"
+    entry = f"{{parts: {splits[place].parts}, step: {step}, graph: {report.graph}}}"
     print(f"verdict for train.accumulate_steps=auto: train.verdicts {{{name}: {entry}}}")
     if options.write:
         splitting.write_verdict(options.config, name, entry)
@@ -282,7 +282,7 @@ def _check_search(options: argparse.Namespace, compilation: Compilation) -> None
     if not options.write:
         return
     if generation not in LAUNCHED:
-        names = ", ".join(one.name for one in LAUNCHED)
+        names = ", ".join(model.name for model in LAUNCHED)
         raise UserError(
             f"--write is for chips that tell their name to a run ({names}), not for "
             f"{generation.name}; give train.accumulate_steps a number"
@@ -335,17 +335,17 @@ def _choose_batch(options: argparse.Namespace, config: RunConfig, target: Target
 
 def _read_sizes(options: argparse.Namespace) -> dict[str, int]:
     """Sizes that stand in for a dataset that is not here."""
-    found = {} if options.num_classes is None else {"num_classes": options.num_classes}
+    sizes = {} if options.num_classes is None else {"num_classes": options.num_classes}
     for text in options.assume:
         name, _, number = text.partition("=")
         if not number.isdecimal() or not int(number):
             raise UserError(f"--assume ({text!r}) must be NAME=NUMBER, such as vocab_size=32000")
-        found[name] = int(number)
-    return found
+        sizes[name] = int(number)
+    return sizes
 
 
 def describe_step(compilation: Compilation) -> JsonObject:
-    """What of a verdict is known before anything is compiled."""
+    """Check what is known of a verdict before anything is compiled."""
     return {
         "schema_version": SCHEMA_VERSION, "estimated_mcycles": None,
         "target": compilation.target.name, "chips": compilation.chips,
@@ -360,11 +360,12 @@ def _check_limit(report: Report, limit: float | None) -> int:
     cost = report.estimated_mcycles
     bad = ["the program does not fit, so it has no cost"] if cost is None else []
     gate = Gate("estimated_mcycles", max_pct=DEFAULT_PCT, direction="lower")
-    found = check_samples(gate, {"limit": limit}, {} if cost is None else {"now": cost}, bad)
+    checks = check_samples(gate, {"limit": limit}, {} if cost is None else {"now": cost}, bad)
     print(
-        f"--limit: {cost or math.nan:.2f} Mcyc against {limit:.2f}: {found.outcome}, {found.reason}"
+        f"--limit: {cost or math.nan:.2f} Mcyc against {limit:.2f}: {checks.outcome}, "
+        f"{checks.reason}"
     )
-    return get_code([found])
+    return get_code([checks])
 
 
 def _write(report: Report, path: Path | None) -> None:

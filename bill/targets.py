@@ -48,20 +48,20 @@ class Target:
 
 
 def parse_target(text: str, chips: int = 1, flag: str = "--target") -> Target:
-    """`v5e:2x2`, or `v5e` for the smallest slice that holds the chips.
+    """Parse `v5e:2x2`, or `v5e` for the smallest slice that holds the chips.
 
     Raises:
       UserError: not a target, of no slice that there is, or too small.
     """
-    found = _TARGET.match(text)
-    generation = GENERATIONS.get(found[1]) if found else None
+    match = _TARGET.match(text)
+    generation = GENERATIONS.get(match[1]) if match else None
     if generation is None:
         raise UserError(
-            f"{flag} {text!r} is none of {list_targets()}; "
+            f"unknown {flag} {text!r}; use {list_targets()}; "
             f"{get_hint(text.partition(':')[0], list(GENERATIONS))}"
         )
-    if found[2]:
-        sides = tuple(int(side) for side in found[2].split("x"))
+    if match[2]:
+        sides = tuple(int(side) for side in match[2].split("x"))
     else:
         sides = _choose_sides(generation, chips)
     if len(sides) > generation.dimensions and sides[generation.dimensions] != 1:
@@ -78,7 +78,7 @@ def parse_target(text: str, chips: int = 1, flag: str = "--target") -> Target:
 
 
 def list_targets() -> str:
-    """The accepted targets, for a message."""
+    """List the accepted targets, for a message."""
     shapes = {2: "AxB", 3: "AxBxC"}
     return ", ".join(f"{g.name}:{shapes[g.dimensions]}" for g in GENERATIONS.values())
 

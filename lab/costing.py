@@ -45,7 +45,7 @@ class CompiledCost:
 
 
 def choose_target(on: str) -> Target | None:
-    """The TPU that `--on` names; none where times are taken here.
+    """Return the TPU that `--on` names, or None if times are taken here.
 
     Raises:
       UserError: it names neither.
@@ -55,7 +55,7 @@ def choose_target(on: str) -> Target | None:
     name = on.partition(":")[0]
     if name not in GENERATIONS:
         raise UserError(
-            f"--on ({on!r}) is none of {', '.join(HERE)}, {list_targets()}; "
+            f"unknown --on {on!r}; use {', '.join(HERE)}, {list_targets()}; "
             f"{get_hint(name, [*HERE, *GENERATIONS])}"
         )
     return parse_target(on, flag="--on")
@@ -69,18 +69,18 @@ def compile_program(artifact: bytes, target: Target, *, time_limit_s: float) -> 
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        found = compiler.compile_artifact(artifact, target, folder, time_limit_s=time_limit_s)
-        instructions = list_instructions(read_module(found.hlo))
+        compiled = compiler.compile_artifact(artifact, target, folder, time_limit_s=time_limit_s)
+        instructions = list_instructions(read_module(compiled.hlo))
         model = get_chip_model(target.generation)
         program = count_program(instructions, count_listings(folder / "bundles", model), model)
-    memory = found.facts["memory"]
+    memory = compiled.facts["memory"]
     kinds = ("argument", "output", "temp")
     return CompiledCost(
         program=program,
         bytes_by_space=get_hbm_bytes(instructions),
         peak_bytes=sum(int(memory[f"{kind}_size_in_bytes"]) for kind in kinds),
-        compile_s=float(found.facts["compile_s"]),
-        hlo_lines=found.hlo.count("\n"),
+        compile_s=float(compiled.facts["compile_s"]),
+        hlo_lines=compiled.hlo.count("\n"),
     )
 
 
@@ -95,7 +95,8 @@ def export_in_jax(
     with tempfile.TemporaryDirectory() as name:
         places = [Path(name, f"{number}.bin") for number in range(len(programs))]
         named = [
-            {**one, "artifact": str(place)} for one, place in zip(programs, places, strict=True)
+            {**program, "artifact": str(place)}
+            for program, place in zip(programs, places, strict=True)
         ]
         compiler.run_script(_CHILD, {"programs": named}, target, time_limit_s)
         return [place.read_bytes() for place in places]

@@ -9,11 +9,11 @@ These are yardsticks: what one would write in plain JAX.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+from bill.children.jax_step import run_child
 
 # An entry of `programs`; a function of JAX with the shapes of its arguments.
 Program = dict[str, Any]
@@ -23,22 +23,22 @@ _OUT_OF_REACH = -1e30
 
 def main(argv: list[str]) -> int:
     """Export every program that the request names."""
-    path = Path(argv[0])
-    request = json.loads(path.read_text(encoding="utf-8"))
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.pop("PJRT_DEVICE", None)
+    return run_child(argv, run)
+
+
+def run(request: Program) -> Program:
+    """Export or run the programs of a request."""
     for program in request["programs"]:
         function, arguments = FORMS[program["form"]](program)
         if "given" in program:
             run_program(function, program)
         else:
             Path(program["artifact"]).write_bytes(export_program(function, arguments))
-    (path.parent / "facts.json").write_text("{}", encoding="utf-8")
-    return 0
+    return {}
 
 
 def export_program(function: Any, arguments: Any) -> bytes:
-    """A portable artifact of a function of arrays of such shapes."""
+    """Export a portable artifact of a function of arrays of such shapes."""
     import jax
     from jax import export
     from jax._src import tpu_custom_call
@@ -50,17 +50,17 @@ def export_program(function: Any, arguments: Any) -> bytes:
 
 
 def run_program(function: Any, program: Program) -> None:
-    """What a function gives of stored arrays."""
+    """Run a function on stored arrays and store its results."""
     import jax
     import numpy as np
 
     with np.load(program["given"]) as file:
-        found = jax.jit(function)(*[file[name] for name in file.files])
-    np.savez(program["found"], *jax.tree.leaves(found))
+        outputs = jax.jit(function)(*[file[name] for name in file.files])
+    np.savez(program["found"], *jax.tree.leaves(outputs))
 
 
 def describe(*sizes: int, dtype: str = "bfloat16") -> Any:
-    """An argument's shape."""
+    """Describe an argument's shape."""
     import jax
     import jax.numpy as jnp
 
@@ -76,7 +76,7 @@ def make_product(program: Program) -> Example:
 
 
 def make_kernel_product(program: Program) -> Example:
-    """The same as a Pallas kernel that sums over K in its memory, `blocks` [M, K, N] at a time."""
+    """Create a Pallas kernel of a product that sums over K in VMEM, by `blocks` [M, K, N]."""
     import jax.numpy as jnp
     from jax import ShapeDtypeStruct
     from jax.experimental import pallas as pl
@@ -197,7 +197,7 @@ def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) ->
 
 
 def make_residual_step(program: Program) -> Example:
-    """A training step of a residual network of `batch` float32 images, as big_vision trains BiT.
+    """Create a training step of a residual network on `batch` images, as big_vision trains BiT.
 
     Bottlenecks of `blocks` a stage, standardised kernels, GroupNorm of 32 groups, cross-entropy,
     gradients clipped to length 1, momentum kept in bfloat16.
@@ -206,8 +206,8 @@ def make_residual_step(program: Program) -> Example:
     import jax.numpy as jnp
 
     shapes = list_residual_shapes(program["blocks"], program["classes"])
-    weights = [describe(*one, dtype="float32") for one in shapes]
-    moments = [describe(*one) for one in shapes]
+    weights = [describe(*shape, dtype="float32") for shape in shapes]
+    moments = [describe(*shape) for shape in shapes]
     images = describe(program["batch"], 224, 224, 3, dtype="float32")
     labels = describe(program["batch"], dtype="int32")
 
@@ -217,14 +217,14 @@ def make_residual_step(program: Program) -> Example:
 
     def step(weights: Any, moments: Any, images: Any, labels: Any, lr: Any) -> Any:
         loss, grads = jax.value_and_grad(find_loss)(weights, images, labels)
-        length = jnp.sqrt(sum(jnp.sum(one * one) for one in grads))
-        grads = [one / jnp.maximum(1.0, length) for one in grads]
+        length = jnp.sqrt(sum(jnp.sum(grad * grad) for grad in grads))
+        grads = [grad / jnp.maximum(1.0, length) for grad in grads]
         moments = [0.9 * old.astype(jnp.float32) + new
                    for old, new in zip(moments, grads, strict=True)]  # fmt: skip
-        decays = [1.6e-3 if one.ndim > 1 else 0.0 for one in weights]
-        weights = [one - lr * (moved + decay * one)
-                   for one, moved, decay in zip(weights, moments, decays, strict=True)]  # fmt: skip
-        return weights, [one.astype(jnp.bfloat16) for one in moments], loss
+        decays = [1.6e-3 if weight.ndim > 1 else 0.0 for weight in weights]
+        rows = zip(weights, moments, decays, strict=True)
+        weights = [weight - lr * (moment + decay * weight) for weight, moment, decay in rows]
+        return weights, [moment.astype(jnp.bfloat16) for moment in moments], loss
 
     return step, (weights, moments, images, labels, describe(dtype="float32"))
 
@@ -238,8 +238,8 @@ def list_residual_shapes(blocks: list[int], classes: int) -> list[tuple[int, ...
             kernels += [(1, 1, before, 4 * middle)] if number == 0 else []
             kernels += [(1, 1, before, middle), (3, 3, middle, middle), (1, 1, middle, 4 * middle)]
             before = 4 * middle
-    found = [shape for one in kernels for shape in (one, one[-1:], one[-1:])]
-    return [*found, (before, classes), (classes,)]
+    shapes = [shape for kernel in kernels for shape in (kernel, kernel[-1:], kernel[-1:])]
+    return [*shapes, (before, classes), (classes,)]
 
 
 def answer_residual(weights: Any, images: Any, blocks: list[int]) -> Any:

@@ -8,12 +8,12 @@ from utils.errors import UserError
 
 
 def get_marks(name: str) -> tuple[str, str]:
-    """The lines of a Markdown file between which a table stands."""
+    """Return the lines of a Markdown file between which a table stands."""
     return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
 def check_document(path: Path | None, *names: str) -> None:
-    """Refuse a document that tables cannot be put into, before they are made; none: no document.
+    """Refuse a document that tables cannot be put into, before they are made; None: no document.
 
     Raises:
       UserError: it cannot be read or written, or the marks are not there.
@@ -43,7 +43,7 @@ def write_between(path: Path, name: str, table: str) -> None:
 
 
 def _split(path: Path, name: str) -> tuple[str, str]:
-    """What stands before the first mark and behind the second."""
+    """Split a file into what stands before the first mark and behind the second."""
     begin, end = get_marks(name)
     head, first, rest = _read(path).partition(begin)
     _, second, tail = rest.partition(end)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the command line."""
     parser = ProgramParser(
         prog="python -m lab.matmul", description=" ".join(__doc__.split()),
         allow_abbrev=False, formatter_class=DefaultsHelp,
@@ -71,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
     prepare_file(options.json, "--json")
     prepare_picture(options.picture, "--picture")
     plan = [(axis, added) for axis in options.axes for added in sorted(set(options.added))]
-    sizes = [_create_sizes(options.base, *one) for one in plan]
+    sizes = [_create_sizes(options.base, *sizes_of_product) for sizes_of_product in plan]
     costs = _time(sizes, options) if target is None else _count(sizes, target, options.time_limit)
     rows = [
-        {"axis": axis, "size": options.base + added, "sizes": list(one), **cost}
-        for (axis, added), one, cost in zip(plan, sizes, costs, strict=True)
+        {"axis": axis, "size": options.base + added, "sizes": list(sizes_of_product), **cost}
+        for (axis, added), sizes_of_product, cost in zip(plan, sizes, costs, strict=True)
     ]
     report: JsonObject = {"on": options.on, "base": options.base, "rows": rows,
                           "law": find_law(rows, options.base)}  # fmt: skip
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def find_law(rows: Sequence[JsonObject], base: int) -> dict[str, int]:
-    """What each axis is padded to: the size that `base` + 8 costs, less the base.
+    """Find what each axis is padded to: the size that `base` + 8 costs, less the base.
 
     By the matrix unit's busy cycles where there are some, else by time, to the nearest eight.
     """
@@ -138,10 +138,10 @@ def draw(report: JsonObject, path: Path) -> None:
     for axis in report["law"]:
         rows = [row for row in report["rows"] if row["axis"] == axis]
         costs = [row.get("kcycles_matrix", row["cost"]) for row in rows]
-        axes.plot([row["size"] for row in rows], [one / costs[0] for one in costs], marker="o",
+        axes.plot([row["size"] for row in rows], [size / costs[0] for size in costs], marker="o",
                   label=f"{axis}: padded to {report['law'][axis]}")  # fmt: skip
     sizes = sorted({row["size"] for row in report["rows"]})
-    axes.plot(sizes, [one / report["base"] for one in sizes], "k--", label="in proportion")
+    axes.plot(sizes, [size / report["base"] for size in sizes], "k--", label="in proportion")
     what = "matrix unit's cycles" if "kcycles_matrix" in report["rows"][0] else "time"
     axes.set(xlabel="size of the axis", ylabel=f"{what}, of {report['base']}", title=report["on"])
     axes.legend()
@@ -163,7 +163,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _create_sizes(base: int, axis: str, added: int) -> tuple[int, int, int]:
-    rows, inner, columns = (base + (added if one == axis else 0) for one in AXES)
+    rows, inner, columns = (base + (added if name == axis else 0) for name in AXES)
     return rows, inner, columns
 
 
@@ -172,17 +172,17 @@ def _count(
 ) -> list[JsonObject]:
     """Bundles of each product."""
     require_compiler()
-    programs = [{"form": "product", "sizes": list(one)} for one in sizes]
-    found = []
+    programs = [{"form": "product", "sizes": list(shape)} for shape in sizes]
+    costs = []
     for artifact in export_in_jax(programs, target, time_limit_s=time_limit_s):
         program = compile_program(artifact, target, time_limit_s=time_limit_s).program
-        found.append({
+        costs.append({
             "cost": program.with_dma / 1e3, "kcycles_bundles": program.issued / 1e3,
             "kcycles_matrix": program.sum_of("matrix") / 1e3,
             "kcycles_estimate": program.estimate / 1e3, "hbm_bytes": program.hbm_bytes,
         })  # fmt: skip
-        sys.stderr.write(f"compiled {len(found)} of {len(sizes)}\n")
-    return found
+        sys.stderr.write(f"compiled {len(costs)} of {len(sizes)}\n")
+    return costs
 
 
 def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) -> list[JsonObject]:
@@ -192,7 +192,7 @@ def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) ->
     os.environ.setdefault("PJRT_DEVICE", "CPU")
     device = open_device(options.on)
     fence = create_fence(device)
-    found = []
+    times = []
     for rows, inner, columns in sizes:
         right = torch.randn(inner, columns, dtype=torch.bfloat16).to(device)
         lefts = [torch.randn(rows, inner, dtype=torch.bfloat16).to(device)
@@ -208,9 +208,9 @@ def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) ->
         slopes = sorted(slope for slope, _ in lines)
         launches = sorted(launch for _, launch in lines)
         middle = len(slopes) // 2
-        found.append({"cost": slopes[middle], "low": slopes[0], "high": slopes[-1],
+        times.append({"cost": slopes[middle], "low": slopes[0], "high": slopes[-1],
                       "launch": launches[middle]})  # fmt: skip
-    return found
+    return times
 
 
 def _measure(lefts: list[Tensor], right: Tensor, fence: Callable[[], None]) -> float:

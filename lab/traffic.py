@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m lab.traffic")
     add = parser.add_argument
     add("--model", default="resnet50", help="timm's name (default %(default)s)")
@@ -88,22 +88,22 @@ def count_traffic(model: str, batch: int) -> dict[str, Counter[str]]:
 
 
 def list_bytes(inputs: int, outputs: int, images: int = 0) -> dict[str, int]:
-    """What one convolution and the norm behind it move.
+    """Count the bytes that one convolution and the norm behind it move.
 
     Args:
       inputs: bytes of its input, which has a gradient; 0: it has none.
       images: bytes of an input without gradient.
     """
-    found = {
+    sizes = {
         "forward": inputs + images + outputs,
         "sums": outputs,
         "weight_gradient": inputs + images + 2 * outputs,
         "input_gradient": inputs + 2 * outputs if inputs else 0,
     }
-    total = sum(found.values())
+    total = sum(sizes.values())
     # Both gradients read the outputs and what came back to them.
     shared = 2 * outputs if inputs else 0
-    return {**found, "total": total, "both_at_once": total - shared, "convolutions": 1}
+    return {**sizes, "total": total, "both_at_once": total - shared, "convolutions": 1}
 
 
 if __name__ == "__main__":

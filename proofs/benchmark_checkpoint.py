@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's flags, and those for main.py."""
+    """Parse the tool's flags, and those for main.py."""
     parser = create_program_parser(
         __doc__, prog="python -m proofs.benchmark_checkpoint", allow_abbrev=False
     )

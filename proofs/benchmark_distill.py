@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def measure(options: argparse.Namespace) -> JsonObject:
-    """All figures of one run."""
+    """Measure all figures of one run."""
     with tempfile.TemporaryDirectory() as folder:
         plain = create_config(options, folder, "plain")
         runtime = create_runtime(plain.runtime)
@@ -107,12 +107,12 @@ def measure(options: argparse.Namespace) -> JsonObject:
 
 
 def _list_kinds(options: argparse.Namespace) -> tuple[str, ...]:
-    """The kinds of step, the one without a teacher first."""
+    """List the kinds of step, the one without a teacher first."""
     return ("plain", "stored") if options.no_live else ("plain", "stored", "live")
 
 
 def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunConfig:
-    """The run of one kind; the three differ in their teacher alone."""
+    """Create the run of one kind; the three differ in their teacher alone."""
     size = options.image_size
     examples = options.batch * _STEPS_PER_EPOCH
     name = name_examples(size, _CHANNELS, options.classes, examples)
@@ -202,7 +202,7 @@ def describe_storage(options: argparse.Namespace) -> dict[str, float]:
 
 
 def print_report(report: JsonObject) -> None:
-    """The figures as a table."""
+    """Print the figures as a table."""
     print(f"{'step':<16}{'ms':>10}{'GFLOP':>10}{'time ratio':>12}{'FLOP ratio':>12}")
     for kind, facts in report["kinds"].items():
         ratio = report["ratios"].get(kind, {"time": 1.0, "flops": 1.0})

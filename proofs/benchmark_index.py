@@ -1,11 +1,10 @@
 """How fast the run index is: `python -m proofs.benchmark_index --runs 10000 [--out FILE]`.
 
-Makes a store of runs in a directory that goes again: 120 keys of configuration, 18 numbers at the
-end, a history of 20 lines, weights left behind, each with another seed and learning rate, and a
-teacher with 400 students. Times a rebuild, an idle
-refresh, one after a change, a query, and commands of `python -m tools.runs` as whole processes.
-Where other work shares the cores the clock says little, so processor time is told beside it, the
-least of five tries, and decides the exit code. Exit code 1: a limit is exceeded.
+Writes a store of runs into a temporary directory: 120 keys of configuration, 18 numbers at the end,
+a history of 20 lines, weights left behind, each with another seed and learning rate, and a teacher
+with 400 students. Times a rebuild, an idle refresh, one after a change, a query, and commands of
+`python -m tools.runs` as whole processes. On a shared machine wall time says little, so processor
+time, the least of five tries, is printed beside it. Exit code 1: processor time exceeds a limit.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The tool's flags."""
+    """Parse the tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_index")
     parser.add_argument("--runs", type=int, default=10_000, help="runs in the store")
     parser.add_argument("--url", default="", help="of another database, as for --index")
@@ -85,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
         mark = "  EXCEEDED" if name in faults else ""
         print(f"{name:<16}{clock:10.3f}{processor:12.3f}{limit}{mark}")
     if options.out:
-        told = {"runs": options.runs, **facts, "environment": read_environment()}
-        write_json(options.out, told)
+        record = {"runs": options.runs, **facts, "environment": read_environment()}
+        write_json(options.out, record)
     return int(bool(faults))
 
 
@@ -166,18 +165,18 @@ def _call(command: list[str]) -> None:
 
 
 def _time(function: Callable[[], object], tries: int = 5) -> tuple[float, float]:
-    found = []
+    times = []
     for _ in range(tries):
         clock, processor = time.perf_counter(), _read_processor()
         function()
-        found.append((time.perf_counter() - clock, _read_processor() - processor))
-    return min(clock for clock, _ in found), min(processor for _, processor in found)
+        times.append((time.perf_counter() - clock, _read_processor() - processor))
+    return min(clock for clock, _ in times), min(processor for _, processor in times)
 
 
 def _read_processor() -> float:
     """Seconds of this process and of those that it has waited for."""
-    told = os.times()
-    return told.user + told.system + told.children_user + told.children_system
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m tools.benchmark_input")
     parser.add_argument("--images", default="", help="folder of JPEGs, searched deeply")
     parser.add_argument("--num-images", type=int, default=1024, help="images to use (default 1024)")
@@ -174,7 +174,7 @@ def summarise(cpu_ms: Sequence[float]) -> dict[str, float]:
 
 
 def print_result(result: JsonObject) -> None:
-    """The table for people."""
+    """Print the result as a table."""
     machine, images = result["machine"], result["images"]
     print(
         f"{machine['cpu']}, one core; {images['count']} JPEGs of {images['mean_kb']} kB, "
@@ -204,7 +204,7 @@ def _show_ratio(result: JsonObject, key: str) -> str:
 
 
 def create_jpeg(number: int) -> bytes:
-    """A photograph-like JPEG, 500x375, about 110 kB: detail at all scales, and grain."""
+    """Create a photograph-like JPEG, 500x375, about 110 kB: detail at all scales, and grain."""
     import io
 
     from PIL import Image
@@ -228,29 +228,29 @@ def _collect_jpegs(arguments: argparse.Namespace, folder: Path) -> float:
     """Fill the folder with JPEGs; their mean size in bytes."""
     from tqdm import tqdm
 
-    found: list[Path] = []
+    paths: list[Path] = []
     if arguments.images:
         files = sorted(Path(arguments.images).rglob("*"))
-        found = [p for p in files if p.suffix.lower() in {".jpg", ".jpeg"}]
-        if not found:
+        paths = [p for p in files if p.suffix.lower() in {".jpg", ".jpeg"}]
+        if not paths:
             raise UserError(f"--images ({arguments.images}) holds no .jpg or .jpeg; name a folder")
     total = 0
     for number in tqdm(range(arguments.num_images), desc="JPEGs", disable=None):
-        data = found[number % len(found)].read_bytes() if found else create_jpeg(number)
+        data = paths[number % len(paths)].read_bytes() if paths else create_jpeg(number)
         (folder / f"{number:06d}.jpg").write_bytes(data)
         total += len(data)
     return total / arguments.num_images
 
 
 def _prepare(work: Path, folder: Path) -> None:
-    """The same files as a TFDS dataset, in a process of its own."""
+    """Write the same files as a TFDS dataset, in a process of its own."""
     source = str(folder.parents[1])
     flags = ("--out", str(work / "tfds"), "--name", "jpegs")
     _run_child("tools.prepare_dataset", "folder", source, *flags)
 
 
 def _prepare_stores(work: Path) -> None:
-    """The dataset at 256 pixels, as JPEGs and as uint8 pixels."""
+    """Write the dataset at 256 pixels, as JPEGs and as uint8 pixels."""
     for form in ("jpeg", "uint8"):
         flags = ("--root", str(work / "tfds"), "--short-side", "256", "--format", form)
         _run_child("tools.prepare_dataset", "resize", "jpegs", *flags)
@@ -265,7 +265,7 @@ def _run_child(*words: str, **variables: str) -> str:
 
 
 def _measure_in_turns(arguments: argparse.Namespace, work: Path) -> dict[str, list[float]]:
-    """One process for each mode; each runs its round while the others wait."""
+    """Start a process for each mode; each runs its round while the others wait."""
     modes = MODES + (STORES if arguments.stores else ())
     children = {mode: _start_child(arguments, work, mode) for mode in modes}
     try:
@@ -303,7 +303,7 @@ def _start_child(arguments: argparse.Namespace, work: Path, mode: str) -> subpro
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    """One mode's process: a measured round for every line that comes in."""
+    """Serve one mode: measure a round for every line that comes in."""
     if arguments.child.startswith("startup"):
         print(json.dumps(_STARTUP[arguments.child](arguments)))
         return 0
@@ -436,8 +436,8 @@ def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) ->
         words = ["tools.benchmark_input", "--child", name, "--work", str(work)]
         words += ["--size", str(arguments.size), "--batch", str(arguments.batch)]
         words += ["--startup-records", str(arguments.startup_records)]
-        told = _run_child(*words, XDG_CACHE_HOME=str(work / "cache"))
-        results[name.removeprefix("startup_")] = json.loads(told.splitlines()[-1])
+        output = _run_child(*words, XDG_CACHE_HOME=str(work / "cache"))
+        results[name.removeprefix("startup_")] = json.loads(output.splitlines()[-1])
     return results
 
 

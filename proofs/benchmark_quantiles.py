@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The tool's flags."""
+    """Parse the tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_quantiles")
     parser.add_argument("--seeds", type=int, default=20, help="of each stream and epsilon")
     parser.add_argument("--points", type=int, default=10_000_000, help="values of the timed stream")
@@ -68,9 +68,9 @@ def run(options: argparse.Namespace) -> int:
     facts: JsonObject = {"worst": {}, "violations": 0}
     for name in STREAMS:
         for epsilon in EPSILONS:
-            found = [compute_worst(name, epsilon, seed) for seed in range(options.seeds)]
-            facts["worst"][f"{name} {epsilon}"] = max(found)
-            facts["violations"] += sum(one > epsilon for one in found)
+            errors = [compute_worst(name, epsilon, seed) for seed in range(options.seeds)]
+            facts["worst"][f"{name} {epsilon}"] = max(errors)
+            facts["violations"] += sum(error > epsilon for error in errors)
         shares = (facts["worst"][f"{name} {epsilon}"] for epsilon in EPSILONS)
         print(f"{name:<16}" + "".join(f"{share:>12.3e}" for share in shares))
     facts["other_bits"] = count_other_merges()
@@ -81,14 +81,14 @@ def run(options: argparse.Namespace) -> int:
         f"{facts['mib']:.1f} MiB, {facts['bins']} bins, {facts['loop_us']:.2f} us a step in a loop"
     )
     if options.out:
-        told = {**facts, "environment": read_environment()}
-        write_json(options.out, told)
+        record = {**facts, "environment": read_environment()}
+        write_json(options.out, record)
     is_bad = facts["violations"] or facts["other_bits"] or facts["mpoints_per_s"] < 20
     return int(bool(is_bad or facts["mib"] > 60 or facts["loop_us"] > 100))
 
 
 def compute_worst(name: str, epsilon: float, seed: int) -> float:
-    """The largest relative error of any quantile of a stream."""
+    """Compute the largest relative error of any quantile of a stream."""
     values = STREAMS[name](np.random.default_rng([seed, len(name)]), _COUNT)
     sketch = QuantileSketch(epsilon)
     sketch.add(values)
@@ -96,8 +96,8 @@ def compute_worst(name: str, epsilon: float, seed: int) -> float:
     worst = 0.0
     for q in QUANTILES:
         true = float(exact[int(q * (exact.size - 1))])
-        found = sketch.get_quantile(q)
-        worst = max(worst, abs(found - true) / abs(true) if true else abs(found))
+        quantile = sketch.get_quantile(q)
+        worst = max(worst, abs(quantile - true) / abs(true) if true else abs(quantile))
     return worst
 
 

@@ -3,9 +3,9 @@
     python -m proofs.benchmark_startup --against ../before -- --config configs/smoke.yaml
 
 Everything behind `--` goes to main.py as it is. Each measurement is a process of its own that ends
-as soon as its first step was made; it tells CPU time (user and system, all threads) and time by the
-clock since the process began, at four points: flags read, checks made, parts built, first step. A
-round measures both trees; medians and the ratio of CPU times are told. Runs are written to a
+as soon as its first step was made; it prints CPU time (user and system, all threads) and wall time
+since the process began, at four points: flags read, checks made, parts built, first step. A
+round measures both trees; medians and the ratio of CPU times are printed. Runs are written to a
 directory that is removed.
 """
 
@@ -76,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_startup")
     parser.add_argument(
-        "--against", type=Path, metavar="TREE", help="another checkout; none: this one alone"
+        "--against", type=Path, metavar="TREE", help="another checkout (default: this one alone)"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds after one to warm up (3)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
@@ -99,21 +99,21 @@ def run(arguments: argparse.Namespace) -> None:
             {name: _measure(tree, arguments.flags, folder) for name, tree in trees.items()}
             for _ in range(arguments.rounds + 1)
         ][1:]
-    found = {
+    medians = {
         name: {
             point: [statistics.median(r[name][point][i] for r in rounds) for i in range(3)]
             for point in _POINTS
         }
         for name in trees
     }
-    for name, points in found.items():
+    for name, points in medians.items():
         for point, (cpu_s, wall_s, modules) in points.items():
             print(f"{name:7s} {point:7s} {cpu_s:7.2f} CPU s {wall_s:8.2f} s {modules:6.0f} modules")
     if arguments.against:
         ratios = [r["this"]["step"][0] / r["before"]["step"][0] for r in rounds]
         print(f"CPU time to the first step, this over before: {statistics.median(ratios):.3f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"rounds": rounds, "medians": found}) + "\n")
+        arguments.json.write_text(json.dumps({"rounds": rounds, "medians": medians}) + "\n")
 
 
 def _find_tree(path: Path) -> Path:
@@ -126,7 +126,7 @@ def _find_tree(path: Path) -> Path:
 
 
 def _measure(tree: Path, flags: Sequence[str], folder: str) -> dict[str, list[float]]:
-    """One start in a tree: (CPU s, s, modules) at each point.
+    """Measure one start in a tree: (CPU s, s, modules) at each point.
 
     Raises:
       UserError: it did not get as far as its first step.
@@ -144,7 +144,7 @@ def _measure(tree: Path, flags: Sequence[str], folder: str) -> dict[str, list[fl
 
 
 def _describe_end(tree: Path, code: int, log: str) -> str:
-    """One line on a run that made no step; where it is the flags' fault, it says the way out."""
+    """Describe a run that made no step in a line; if the flags were refused, by their message."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     refusals = [line for line in lines if line.startswith(_REFUSAL)]
     if code == EXIT_USER_ERROR and refusals:

@@ -6,7 +6,7 @@ Times windows of real training steps with log points, in turn with and without t
 spans and quantiles, in one run. Beside it counts the recorder's own processor time a step, without
 any training, and what writing `sketches.json` of a million values takes. Exit code 1: the median
 of the paired ratios of processor time is above 1.01, or both together take more than 1 % of a step
-of 10 ms. Ratios of the clock are told, too; they need a machine that does nothing else. Further
+of 10 ms. Ratios of the clock are printed, too; they need a machine that does nothing else. Further
 flags go to main.py's configuration. Nothing is kept.
 """
 
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's flags, and those for main.py."""
+    """Parse the tool's flags, and those for main.py."""
     parser = create_program_parser(
         __doc__, prog="python -m proofs.benchmark_store", allow_abbrev=False
     )
@@ -152,7 +152,7 @@ def _time_pairs(
 
 
 def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
-    """What a step costs where nothing is trained, and what a file of many values costs."""
+    """Measure a step's cost without training, and the cost of a file of many values."""
     import numpy as np
 
     with_s, without_s = (_time_dry_steps(callbacks, is_on=is_on) for is_on in (True, False))

@@ -55,18 +55,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """All figures; exit code 1 where quiet reports raise too many alarms."""
+    """Measure all figures; return 1 if quiet reports raise too many alarms."""
     if options.tries < 1:
         raise UserError(f"--tries ({options.tries}) must be at least 1; raise it")
     prepare_file(options.json, "--json")
     rows = {}
     print(f"{'noise':<24}{'found within 3':>16}{'quiet reports with alarm':>26}")
-    for kind, one in KINDS.items():
+    for kind, noise in KINDS.items():
         draw = random.Random(options.seed)
-        found = count_found(draw, one, options.tries) / options.tries
-        alarms = count_alarms(draw, one, options.tries) / options.tries
-        rows[kind] = {"found": found, "alarms": alarms}
-        print(f"{kind:<24}{found:>16.1%}{alarms:>26.1%}", flush=True)
+        share = count_found(draw, noise, options.tries) / options.tries
+        alarms = count_alarms(draw, noise, options.tries) / options.tries
+        rows[kind] = {"found": share, "alarms": alarms}
+        print(f"{kind:<24}{share:>16.1%}{alarms:>26.1%}", flush=True)
     bound = count_bound(random.Random(options.seed), 50 * options.tries) / (50 * options.tries)
     print(f"{'normal, spread known':<24}{bound:>16.1%}{'5.0%':>26}")
     seconds = time_store(options.seed)
@@ -103,12 +103,12 @@ def count_alarms(draw: random.Random, noise: Draw, tries: int) -> int:
 
 
 def is_alarm(values: list[float]) -> bool:
-    """Whether the newest report raises one."""
+    """Return whether the newest report raises an alarm."""
     return judge(_FIGURE, values)[3] in ("worse", "much worse")
 
 
 def count_bound(draw: random.Random, tries: int) -> int:
-    """What the same question finds that is told the spread: an end to what can be hoped for.
+    """Count slow-downs that a test with the known spread finds: an upper bound.
 
     Weights and thresholds are the best of a search over both at 5 % of quiet reports.
     """
@@ -137,7 +137,7 @@ def time_store(seed: int) -> float:
 
 
 def make_report(number: int, step_s: float) -> JsonObject:
-    """A report of `tools.benchmark` as it stands in a store."""
+    """Create a report of `tools.benchmark` as a store holds it."""
     result = {
         "processes": 1, "hardware": "CPU", "devices": 1, "global_batch_size": 8, "unit": "img",
         "step_p50_s": step_s, "img_per_s": 8 / step_s, "img_per_s_repeats": [8 / step_s] * 5,

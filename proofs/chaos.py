@@ -114,14 +114,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace, flags: list[str]) -> int:
-    """The proof in --out, or in a folder that goes afterwards; gives the exit code."""
+    """Run the proof in --out, or in a temporary directory; return the exit code."""
     with contextlib.ExitStack() as stack:
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
         return Chaos(options, flags, to_path(out, "--out")).prove()
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's flags, and those for main.py."""
+    """Parse the tool's flags, and those for main.py."""
     parser = create_program_parser(__doc__, prog="python -m proofs.chaos", allow_abbrev=False)
     parser.add_argument("--config", required=True, help="YAML file of the run; keep it short")
     parser.add_argument("--runtime", choices=tuple(RUNTIMES), default="cpu")
@@ -173,8 +173,8 @@ class Chaos:
                 number += 1
                 name = f"killed{number}"
                 self._run_under_kills(name)
-                found = compare_runs(self._folder("reference"), self._folder(name))
-                differences += [f"{name}: {line}" for line in found]
+                lines = compare_runs(self._folder("reference"), self._folder(name))
+                differences += [f"{name}: {line}" for line in lines]
                 findings += self._check_gates(name)
         except HangError as error:
             differences.append(str(error))
@@ -221,7 +221,7 @@ class Chaos:
             if code == 0:
                 self.tally.survived = self._killed()
                 return
-            raise HangError(f"{name} ended with code {code} though nobody killed it")
+            raise HangError(f"{name} ended with code {code} though it was not killed")
 
     def _strike(self, process: subprocess.Popen, name: str) -> bool:
         """Kill a run once; False if it was complete before."""
@@ -286,9 +286,9 @@ class Chaos:
             if kind == "rank" and children:
                 self.random.choice(children).kill()
                 return
-            for one in (psutil.Process(process.pid), *children):
+            for victim in (psutil.Process(process.pid), *children):
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
+                    victim.kill()
 
     def _start(self, name: str) -> subprocess.Popen:
         command = [sys.executable, "main.py", *self.flags, f"--run.run_id={name}"]
@@ -300,7 +300,7 @@ class Chaos:
             )
 
     def _await_end(self, process: subprocess.Popen, name: str) -> int:
-        """The exit code, once no process of the run is left."""
+        """Return the exit code, once no process of the run is left."""
         family = []
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
@@ -329,10 +329,10 @@ class Chaos:
     def _check_gates(self, name: str) -> list[GateFinding]:
         if not self.gates:
             return []
-        base, new = (self._read_side(one) for one in ("reference", name))
-        found = [check_sides(gate, base, new) for gate in self.gates]
-        print_findings(found, ("reference", name), get_code(found, self.undecided))
-        return found
+        base, new = (self._read_side(side) for side in ("reference", name))
+        checks = [check_sides(gate, base, new) for gate in self.gates]
+        print_findings(checks, ("reference", name), get_code(checks, self.undecided))
+        return checks
 
     def _report(self, differences: list[str], findings: list[GateFinding], rounds: int) -> int:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.tally.kills.items()))
@@ -365,27 +365,27 @@ class Chaos:
 
 
 def compare_runs(reference: Path, other: Path) -> list[str]:
-    """What differs between two complete runs: where they part, tensors, export, quantiles."""
-    found = []
-    parted = find_divergence(*(read_lines(RunRecord(one)) for one in (reference, other)))
+    """List what differs between two complete runs: where they part, tensors, export, quantiles."""
+    differences = []
+    parted = find_divergence(*(read_lines(RunRecord(run)) for run in (reference, other)))
     if parted is not None:
         values = f"{parted.metric} {parted.base!r} against {parted.new!r}{format_ulps(parted)}"
         words = values if parted.metric else "a line that one of them lacks"
-        found.append(f"step {parted.step}: {words}")
-    wrong = find_tensors(*(find_checkpoint(one / "checkpoints") for one in (reference, other)))
+        differences.append(f"step {parted.step}: {words}")
+    wrong = find_tensors(*(find_checkpoint(run / "checkpoints") for run in (reference, other)))
     if wrong:
-        found.append(f"{len(wrong)} final tensors, first {wrong[0]}")
-    exports = [(one / "student.safetensors").read_bytes() for one in (reference, other)]
+        differences.append(f"{len(wrong)} final tensors, first {wrong[0]}")
+    exports = [(run / "student.safetensors").read_bytes() for run in (reference, other)]
     if exports[0] != exports[1]:
-        found.append("the exported weights")
-    norms = [_read_norms(RunRecord(one)) for one in (reference, other)]
+        differences.append("the exported weights")
+    norms = [_read_norms(RunRecord(run)) for run in (reference, other)]
     if norms[0] != norms[1]:
-        found.append("the quantiles of the gradient's norm")
-    return found
+        differences.append("the quantiles of the gradient's norm")
+    return differences
 
 
 def _read_norms(record: RunRecord) -> str:
-    """What `sketches.json` says of the gradient's norm: counts, alike to the bit."""
+    """Read the gradient norm's counts from `sketches.json`, which are equal to the bit."""
     kept = record.sketches
     norms = None if kept is None else kept.merge().get(GRAD_NORM)
     return "" if norms is None else f"from step {kept.from_step} on: {norms}"
@@ -407,12 +407,12 @@ def _wait(
 
 def _get_ranks(process: psutil.Process) -> list[psutil.Process]:
     """Child processes that are ranks, not helpers of multiprocessing."""
-    found = []
+    ranks = []
     for child in process.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             if "spawn_main" in " ".join(child.cmdline()):
-                found.append(child)
-    return found
+                ranks.append(child)
+    return ranks
 
 
 def _count_lines(path: Path) -> int:

@@ -61,8 +61,8 @@ class HostFeed:
     Attributes:
       images_per_s: of the whole host.
       per_chip: images/s for each of its chips.
-      chips_fed: chips that could be kept busy; none: what a chip takes was not said.
-      enough_ms: CPU ms an image at which all its chips are fed; none as above.
+      chips_fed: chips that could be kept busy; None if the rate of a chip is not given.
+      enough_ms: CPU ms an image at which all its chips are fed; None as above.
     """
 
     host: str
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m tools.host_feed")
     cost = parser.add_mutually_exclusive_group(required=True)
     cost.add_argument("--input", type=Path, metavar="FILE", help="JSON of tools.benchmark_input")
@@ -121,7 +121,7 @@ def _check(options: argparse.Namespace) -> None:
         raise UserError(f"--share ({options.share:g}) must be above 0 and at most 1; change it")
     for name in options.hosts or ():
         if name not in HOSTS:
-            raise UserError(f"--hosts {name!r} is none of {', '.join(HOSTS)}; give one of them")
+            raise UserError(f"unknown --hosts {name!r}; use {', '.join(HOSTS)}")
 
 
 def read_costs(path: Path) -> dict[str, float]:
@@ -151,14 +151,14 @@ def read_costs(path: Path) -> dict[str, float]:
 
 
 def _read_median(mode: JsonValue) -> float:
-    """What a form of input says; NaN: nothing."""
+    """Read the median of a form of input; NaN if it is missing."""
     median = mode.get("median") if isinstance(mode, dict) else None
     is_number = isinstance(median, int | float) and not isinstance(median, bool)
     return median if is_number else float("nan")
 
 
 def get_feed(name: str, images: str, cpu_ms: float, chip_rate: float | None) -> HostFeed:
-    """What the host `name` does at `cpu_ms` of a vCPU an image.
+    """Compute what the host `name` prepares at `cpu_ms` of a vCPU an image.
 
     Args:
       chip_rate: images/s that a chip takes, if that is known.
@@ -178,7 +178,7 @@ def get_feed(name: str, images: str, cpu_ms: float, chip_rate: float | None) -> 
 def format_table(
     rows: Sequence[HostFeed], costs: Mapping[str, float], chip_rate: float | None
 ) -> list[str]:
-    """The lines for people."""
+    """Format the rows as lines."""
     taken = f"; a chip takes {chip_rate:,.0f} a second" if chip_rate else ""
     lines = ["images a second, by vCPUs and CPU time alone" + taken]
     header = f"{'host':6s} {'chips':>5s} {'vCPUs':>5s} {'host/s':>8s} {'a chip/s':>8s}"

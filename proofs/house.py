@@ -99,7 +99,7 @@ class House:
     def _draw(self, targets: dict[str, frozenset[str]]) -> nx.DiGraph:
         graph = nx.DiGraph()
         graph.add_nodes_from(targets)
-        graph.add_edges_from((a, b) for a, found in targets.items() for b in found if a != b)
+        graph.add_edges_from((a, b) for a, imports in targets.items() for b in imports if a != b)
         return graph
 
     @functools.cached_property
@@ -113,12 +113,12 @@ class House:
         return graph
 
     def get_reach(self, module: str) -> set[str]:
-        """All modules with code that importing one loads, itself included."""
-        found = {module, *nx.descendants(self._loading, module)}
-        return {name for name in found if not self.files[name].is_bare_face}
+        """Return all modules with code that importing one loads, itself included."""
+        modules = {module, *nx.descendants(self._loading, module)}
+        return {name for name in modules if not self.files[name].is_bare_face}
 
     def measure(self) -> dict[str, float]:
-        """The figures of `BOUNDS`, for those that this checkout has."""
+        """Measure the figures of `BOUNDS` that this checkout has."""
         rooms = count_lines(self)
         circles = [c for c in nx.strongly_connected_components(self.whole_graph) if len(c) > 1]
         folders = Counter(Path(file.name).parent for file in self.files.values())
@@ -186,7 +186,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def find_exceeded(figures: dict[str, float]) -> list[str]:
-    """The figures above their bounds, a line each."""
+    """List the figures above their bounds, a line each."""
     return [
         f"{name}: {value:,} > {BOUNDS[name]:,}"
         for name, value in figures.items()
@@ -203,7 +203,7 @@ def count_lines(house: House) -> Counter[str]:
 
 
 def list_programs(root: Path) -> list[str]:
-    """Names below tools/ that `python -m tools.NAME` runs as programs of their own."""
+    """List the programs below tools/ that `python -m tools.NAME` runs."""
     folder = root / "tools"
     files = [p.stem for p in folder.glob("*.py") if _RUNS.search(p.read_text(encoding="utf-8"))]
     return sorted([*files, *(path.parent.name for path in folder.glob("*/__main__.py"))])

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and those of main.py that change the run."""
+    """Parse the tool's own flags, and those of main.py that change the run."""
     parser = create_program_parser(__doc__, prog="python -m proofs.jax_decoder", allow_abbrev=False)
     add = parser.add_argument
     add("--config", type=Path, required=True, help="the run's YAML")
@@ -92,10 +92,10 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
 def describe_decoder(
     config: RunConfig, options: argparse.Namespace, given: dict[str, int]
 ) -> JsonObject:
-    """The sizes of the run's step, as the child takes them.
+    """Describe the sizes of the run's step, as the child takes them.
 
     Raises:
-      UserError: the run is none that the JAX program knows.
+      UserError: the JAX program does not support the run.
     """
     shape = TransformerShape(**config.model.args)
     known = {
@@ -134,16 +134,16 @@ def measure(export: StepExport, compiled: Compiled, compilation: Compilation) ->
         )
     instructions = analysis.read_instructions(compiled)
     memory = analysis.get_memory(compiled, export, compilation.target, instructions)
-    found = {
+    facts = {
         "mcycles": analysis.sum_mcycles(instructions),
         "peak_gib": memory.peak_bytes / 2**30,
         "tflop": analysis.get_flops(compiled) / 1e12,
         "hbm_gb": get_hbm_bytes(instructions) / 1e9,
     }
     if compilation.chips > 1:
-        moved = sum(one.bytes for one in analysis.list_collectives(instructions))
-        found["collectives_mb"] = moved / 1e6
-    return found
+        moved = sum(collective.bytes for collective in analysis.list_collectives(instructions))
+        facts["collectives_mb"] = moved / 1e6
+    return facts
 
 
 if __name__ == "__main__":

@@ -49,14 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and those of main.py that change the run."""
+    """Parse the tool's own flags, and those of main.py that change the run."""
     parser = create_program_parser(__doc__, prog="python -m proofs.jax_vision", allow_abbrev=False)
     add = parser.add_argument
     add("--config", type=Path, required=True, help="the run's YAML")
     add("--target", default="v5e:1x1", help="generation and slice (default %(default)s)")
     add("--batch", type=int, required=True, help="images on the device")
     add("--num-classes", type=int, default=1000, help="classes (default %(default)s)")
-    add("--split", type=int, help="micro-batches of ours; none: those that cost least")
+    add("--split", type=int, help="micro-batches of ours (default: those that cost least)")
     add("--estimate-only", action="store_true",
         help="with --jax-only: count no bundles, which is quicker")  # fmt: skip
     add("--jax-only", action="store_true", help="compile JAX's step alone")
@@ -82,24 +82,24 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     figures = {"jax": measure_jax(request, compilation, options)}
     if not options.jax_only:
         figures["ours"] = measure_ours(compilation, options, flags)
-    told = [name for name in _FIGURES if name in figures["jax"]]
-    for name in told:
+    names = [name for name in _FIGURES if name in figures["jax"]]
+    for name in names:
         print(f"{name:<18}", *(f"{kind} {row[name]:10.3f}  " for kind, row in figures.items()))
     if options.json:
         content = {**figures, "request": request}
         write_json(options.json, content)
     if options.jax_only:
         return 0
-    ratios = {name: figures["ours"][name] / figures["jax"][name] for name in told}
+    ratios = {name: figures["ours"][name] / figures["jax"][name] for name in names}
     print(f"{'ratio':<18}", *(f"{name} {ratio:.3f}x" for name, ratio in ratios.items()))
     return int(any(ratios.get(name, 0.0) > 1.0 for name in _FIGURES[:2]))
 
 
 def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObject:
-    """The sizes of the run's step, as the child takes them.
+    """Describe the sizes of the run's step, as the child takes them.
 
     Raises:
-      UserError: the run is none that the JAX program knows.
+      UserError: the JAX program does not support the run.
     """
     classes = options.num_classes
     student = create_model(config.model, device="meta", num_classes=classes)
@@ -140,15 +140,15 @@ def _describe_model(model: nn.Module, name: str, key: str) -> JsonObject:
     if kind is None:
         raise UserError(f"{key} ({name}) is not in the JAX program; it has ViTs and Mixers")
     first, patches = model.blocks[0], model.stem if kind == "mixer" else model.patch_embed
-    found = {
+    facts = {
         "kind": kind, "image": patches.img_size[0], "patch": patches.patch_size[0],
         "depth": len(model.blocks), "width": patches.proj.out_channels,
         "prefix": getattr(model, "num_prefix_tokens", 0), "mixing": 0, "heads": 0,
     }  # fmt: skip
     if kind == "mixer":
         mixing, hidden = first.mlp_tokens.fc1.out_features, first.mlp_channels.fc1.out_features
-        return {**found, "hidden": hidden, "mixing": mixing}
-    return {**found, "hidden": first.mlp.fc1.out_features, "heads": first.attn.num_heads}
+        return {**facts, "hidden": hidden, "mixing": mixing}
+    return {**facts, "hidden": first.mlp.fc1.out_features, "heads": first.attn.num_heads}
 
 
 def measure_jax(
@@ -159,11 +159,11 @@ def measure_jax(
     Raises:
       UserError: it does not fit, so it has no cost.
     """
-    found = compile_jax(
+    compiled = compile_jax(
         _CHILD, request, compilation, time_limit_s=options.time_limit,
         with_bundles=not options.estimate_only,
     )  # fmt: skip
-    return _read(step_report.describe(compilation, *found, "JAX", []), compilation)
+    return _read(step_report.describe(compilation, *compiled, "JAX", []), compilation)
 
 
 def measure_ours(
@@ -175,8 +175,8 @@ def measure_ours(
     if options.split is None:
         report = step_report.find_micro_batches(compilation, options)
     else:
-        one = step_report.split(compilation, options.split)
-        report = step_report.create_report(one, options)
+        split = step_report.split(compilation, options.split)
+        report = step_report.create_report(split, options)
     return _read(report, compilation)
 
 
@@ -186,15 +186,15 @@ def _read(report: Report, compilation: Compilation) -> dict[str, float]:
             f"--batch ({compilation.batch}) does not fit {compilation.target.name}; lower it"
         )
     lonely = report.bundles.unestimated_mcycles if report.bundles else 0.0
-    found = {
+    figures = {
         "estimated_mcycles": report.estimated_mcycles + lonely, "tflop": report.flops / 1e12,
         "peak_gib": report.memory.peak_bytes / 2**30, "compile_s": report.compile_s,
     }  # fmt: skip
     if report.bundles:
-        found["bundles_mcycles"] = report.bundles_mcycles
-        found["matrix_mcycles"] = report.bundles.matrix_mcycles
-        found["dma_gb"] = (report.bundles.dma_bytes + report.bundles.async_bytes) / 1e9
-    return found
+        figures["bundles_mcycles"] = report.bundles_mcycles
+        figures["matrix_mcycles"] = report.bundles.matrix_mcycles
+        figures["dma_gb"] = (report.bundles.dma_bytes + report.bundles.async_bytes) / 1e9
+    return figures
 
 
 if __name__ == "__main__":

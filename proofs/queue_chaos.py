@@ -48,13 +48,13 @@ _PATIENCE_S = 1800.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line's way in; gives the exit code."""
+    """Run the command line; return the exit code."""
     options = create_parser().parse_args(argv)
     return run_program(_prove, options)
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.queue_chaos")
     proofs = parser.add_subparsers(required=True, metavar="PROOF")
     jobs = proofs.add_parser("jobs", help="kill a dispatcher")
@@ -85,11 +85,11 @@ def prove_jobs(options: argparse.Namespace, folder: Path) -> JsonObject:
 
 
 def prove_sweep(options: argparse.Namespace, folder: Path) -> JsonObject:
-    """The same sweep twice, the second time under kills."""
+    """Run the same sweep twice, the second time under kills."""
     spec = folder / "harassed.yaml"
     rates = [round(0.01 + 0.001 * number, 4) for number in range(options.trials)]
-    told = {"config": CONFIG, "set": _RUN, "axes": {"optim.lr": rates}, "metric": "eval.mse"}
-    spec.write_text(yaml.safe_dump(told), encoding="utf-8")
+    sweep = {"config": CONFIG, "set": _RUN, "axes": {"optim.lr": rates}, "metric": "eval.mse"}
+    spec.write_text(yaml.safe_dump(sweep), encoding="utf-8")
     calm, harassed = (open_queue(str(folder / name)) for name in ("calm", "harassed"))
     _start(_list_words(spec, calm, options)).wait()
     trial_kills: list[str] = []
@@ -109,13 +109,13 @@ def prove_sweep(options: argparse.Namespace, folder: Path) -> JsonObject:
 
 def _prove(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as scratch:
-        found = options.proof(options, options.out or Path(scratch))
+        faults = options.proof(options, options.out or Path(scratch))
     is_good = (
-        found["complete"] == found["wanted"] == found["jobs"]
-        and not found["overlaps"] and not found["more_attempts_than_starts"]
-        and found.get("equal_weights", True)
+        faults["complete"] == faults["wanted"] == faults["jobs"]
+        and not faults["overlaps"] and not faults["more_attempts_than_starts"]
+        and faults.get("equal_weights", True)
     )  # fmt: skip
-    sys.stdout.write(json.dumps({"passed": is_good, **found}, indent=1) + "\n")
+    sys.stdout.write(json.dumps({"passed": is_good, **faults}, indent=1) + "\n")
     return 0 if is_good else EXIT_FAILED
 
 
@@ -194,9 +194,9 @@ def _judge(queue: JobQueue) -> JsonObject:
 
 
 def _read_weights(queue: JobQueue) -> dict[str, bytes]:
-    """The exported weights of each run."""
-    found = Path(queue.store).glob("*/*/student.safetensors")
-    return {path.parent.name: path.read_bytes() for path in found}
+    """Read the exported weights of each run."""
+    paths = Path(queue.store).glob("*/*/student.safetensors")
+    return {path.parent.name: path.read_bytes() for path in paths}
 
 
 if __name__ == "__main__":

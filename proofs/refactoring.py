@@ -103,7 +103,7 @@ class Case:
 
 
 def _put_on_devices(name: str, flags: tuple[str, ...]) -> dict[str, Case]:
-    """One configuration on PyTorch, on XLA and on a mesh of four devices."""
+    """List the cases of one configuration: PyTorch, XLA and a mesh of four devices."""
     return {
         name: Case((*flags, *_CPU)),
         f"{name}_xla": Case((*flags, *_XLA)),
@@ -112,7 +112,7 @@ def _put_on_devices(name: str, flags: tuple[str, ...]) -> dict[str, Case]:
 
 
 def _interrupt(flags: tuple[str, ...]) -> Case:
-    """A run that ends in the middle of its second epoch, and goes on."""
+    """List the cases of a run that ends in the middle of its second epoch, and goes on."""
     first = ("main", *flags, *_HALVED, "--train.steps=23", "--train.checkpoint_every_steps=23")
     return Case((*flags, *_HALVED, "--run.resume=auto"), before=first)
 
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     mode.add_argument("--record", type=Path, metavar="FOLDER", help="keep the tree's runs here")
     mode.add_argument("--against", type=Path, metavar="FOLDER", help="compare with a record")
     parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout than this one")
-    parser.add_argument("--cases", nargs="+", choices=CASES, help="some of the runs; none: all")
+    parser.add_argument("--cases", nargs="+", choices=CASES, help="some of the runs (default: all)")
     parser.add_argument("--keep", type=Path, help="directory in which the runs stay")
     # Asked to end, it takes its checkout away all the same.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -187,28 +187,28 @@ def record(names: list[str], tree: Path, folder: Path) -> int:
     if (folder / RECORD_FILE).exists():
         raise UserError(f"--record ({str(folder)!r}) holds a record; name a new folder")
     write_data(folder / "data")
-    found = {}
+    cases = {}
     for name in names:
         began = time.perf_counter()
-        found[name] = run_case(name, tree, folder / "before", folder / "data")
-        print_case(name, found[name], "recorded", began)
-    (folder / RECORD_FILE).write_text(json.dumps(found), encoding="utf-8")
+        cases[name] = run_case(name, tree, folder / "before", folder / "data")
+        print_case(name, cases[name], "recorded", began)
+    (folder / RECORD_FILE).write_text(json.dumps(cases), encoding="utf-8")
     return 0
 
 
 def read_record(folder: Path, names: list[str]) -> JsonObject:
-    """What a record says of cases, by their names.
+    """Read the cases of a record, by their names.
 
     Raises:
-      UserError: it is none, or lacks one.
+      UserError: it is not a record, or lacks a case.
     """
     try:
-        found = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+        record = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
     except OSError as fault:
         raise UserError(f"--against ({str(folder)!r}): no record: {fault.strerror}") from fault
-    if missing := sorted({*names} - {*found}):
+    if missing := sorted({*names} - {*record}):
         raise UserError(f"--against ({str(folder)!r}) lacks {missing}; name others by --cases")
-    return found
+    return record
 
 
 def write_data(folder: Path) -> None:
@@ -227,7 +227,7 @@ def print_case(name: str, found: JsonObject, verdict: str, began: float) -> None
 
 @contextlib.contextmanager
 def checked_out(revision: str) -> Iterator[Path]:
-    """A checkout of a revision in a directory that goes again."""
+    """Check a revision out into a temporary directory."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         command = ["git", "-C", str(ROOT), "worktree", "add", "--detach", str(tree), revision]
@@ -254,7 +254,7 @@ def run_case(name: str, tree: Path, out: Path, data: Path) -> JsonObject:
     if case.before:
         starts.insert(0, case.before)
     for program, *flags in starts:
-        config, *rest = (one.replace("{out}", str(out)) for one in flags)
+        config, *rest = (flag.replace("{out}", str(out)) for flag in flags)
         own = places if program == "main" else places[:1]
         words = [*_PROGRAMS[program], "--config", config, *rest, *own]
         call(tree, words, dict(case.environment))
@@ -277,7 +277,7 @@ def call(tree: Path, words: list[str], environment: dict[str, str] | None = None
 
 
 def normalise(line: JsonObject) -> JsonObject:
-    """What equal runs share at a line, in today's form, and its graphs.
+    """Return what equal runs share at a line, in today's form, and its graphs.
 
     Graphs are compared here because both trees make their runs in the same way.
     """
@@ -293,16 +293,16 @@ def hash_tensors(run: Path) -> dict[str, str]:
     """SHA-256 of every tensor of a run's checkpoints and of its export."""
     from safetensors.numpy import load_file
 
-    found = {}
+    hashes = {}
     for path in sorted(run.rglob("*.safetensors")):
         for name, value in load_file(path).items():
             key = f"{path.relative_to(run)}:{name}"
-            found[key] = hashlib.sha256(value.tobytes()).hexdigest()
-    return found
+            hashes[key] = hashlib.sha256(value.tobytes()).hexdigest()
+    return hashes
 
 
 def compare(before: JsonObject, now: JsonObject) -> list[str]:
-    """What differs, one line each."""
+    """List what differs, one line each."""
     faults = []
     if len(before["lines"]) != len(now["lines"]):
         faults.append(f"{len(before['lines'])} lines before, {len(now['lines'])} now")

@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.text_baselines")
     parser.add_argument("data", metavar="DATA", help="directory of tokens.json")
     parser.add_argument("--split", choices=_PREFIX, default="test", help="held out (default test)")
@@ -58,15 +58,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
         for split in ("train", arguments.split)
     )
     text = held_out[held_out != index.end].astype(np.uint8).tobytes()
-    found = {
+    rows = {
         "unigram": measure_unigram(train, held_out, index.vocab_size) / len(text),
         "bigram": measure_bigram(train, held_out, index.vocab_size) / len(text),
         "gzip -9": 8 * len(gzip.compress(text, 9, mtime=0)) / len(text),
         "xz -9": 8 * len(lzma.compress(text, preset=9)) / len(text),
     }
     for run in arguments.run:
-        found[run] = read_run(run, f"{_PREFIX[arguments.split]}bits_per_byte")
-    return found
+        rows[run] = read_run(run, f"{_PREFIX[arguments.split]}bits_per_byte")
+    return rows
 
 
 def measure_unigram(train: np.ndarray, held_out: np.ndarray, size: int) -> float:
@@ -84,7 +84,7 @@ def measure_bigram(train: np.ndarray, held_out: np.ndarray, size: int) -> float:
 
 
 def read_run(path: str, name: str) -> float:
-    """A number that a finished run has written at its end."""
+    """Read a number that a finished run has written at its end."""
     value = Run(to_path(path, "--run")).read().get("final", {}).get(name, math.nan)
     if not math.isfinite(value):
         raise UserError(f"--run ({path}) has no {name}; finish it with data.test_split=test")
@@ -92,7 +92,7 @@ def read_run(path: str, name: str) -> float:
 
 
 def format_table(found: dict[str, float]) -> str:
-    """A table in Markdown, the worst first."""
+    """Format a Markdown table, the worst first."""
     rows = sorted(found.items(), key=lambda row: -row[1])
     lines = [f"| {name} | {value:.3f} |" for name, value in rows]
     return "\n".join(["| model | bits a byte |", "|---|---:|", *lines])

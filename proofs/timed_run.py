@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def open_run(config: RunConfig) -> Iterator[RunCallbacks]:
-    """A new run in its directory, before its first step; nothing of it is open afterwards."""
+    """Open a new run in its directory, before its first step; close it afterwards."""
     runtime = create_runtime(config.runtime)
     job = check(config)
     session = RunSession(job.run)

@@ -44,7 +44,7 @@ class ChipModel:
 
 
 def get_chip_model(generation: Generation) -> ChipModel:
-    """The model of a generation's core."""
+    """Return the model of a generation's core."""
     delay, granule, units, cores = _FACTS[generation.name]
     flops = generation.peak_tflops * 1e3 / generation.clock_ghz
     of_row = 2 * cores * units * generation.unit_width**2
@@ -59,7 +59,7 @@ def get_chip_model(generation: Generation) -> ChipModel:
 
 
 def describe_model(generation: Generation) -> str:
-    """The model in a sentence."""
+    """Describe the model in a sentence."""
     return (
         f"a DMA's first byte comes after {_LATENCY_NS:.0f} ns, then those under way share "
         f"{_SHARE:.0%} of the public {generation.hbm_gb_per_s:.0f} GB/s evenly; copies beside "
@@ -74,7 +74,7 @@ class Transfer:
     Attributes:
       begins: cycle of its first byte.
       left: bytes still to move.
-      done: cycle of its end; none: not known yet.
+      done: cycle of its end; None if not known yet.
     """
 
     begins: float
@@ -100,7 +100,7 @@ class HbmTraffic:
         return transfer
 
     def finish(self, transfer: Transfer) -> float:
-        """The cycle at which a transfer ends if no other is issued before."""
+        """Return the cycle at which a transfer ends if no other is issued before."""
         while transfer.done is None:
             self._step(math.inf)
         return transfer.done
@@ -115,17 +115,19 @@ class HbmTraffic:
     def _step(self, limit: float) -> None:
         """Up to the next beginning or end of a transfer, or to the limit."""
         now, until = self.now, limit
-        active = [one for one in self.live if one.begins <= now]
+        active = [transfer for transfer in self.live if transfer.begins <= now]
         share = self.model.bytes_per_cycle / max(1, len(active))
-        ends = [now + one.left / share for one in active]
+        ends = [now + transfer.left / share for transfer in active]
         for later in ends:
             until = min(until, later)
         if len(active) < len(self.live):
-            until = min([until, *(one.begins for one in self.live if one.begins > now)])
-        for one, end in zip(active, ends, strict=True):
-            one.left -= (until - now) * share
+            until = min(
+                [until, *(transfer.begins for transfer in self.live if transfer.begins > now)]
+            )
+        for transfer, end in zip(active, ends, strict=True):
+            transfer.left -= (until - now) * share
             # By the time as well: behind 1e8 cycles a time's last digit is more bytes than that.
-            if one.left <= 1e-6 or end <= until:
-                one.done = until
+            if transfer.left <= 1e-6 or end <= until:
+                transfer.done = until
         self.now = until
-        self.live = [one for one in self.live if one.done is None]
+        self.live = [transfer for transfer in self.live if transfer.done is None]

@@ -57,7 +57,7 @@ class OperationCost:
       trips: how often it runs.
       estimate: the compiler's own, of one execution.
       source: `own` listing, that of a `twin` (libtpu writes equal code once), or `estimate`.
-      cost: of one execution; none: there is no listing.
+      cost: of one execution; None without a listing.
     """
 
     instruction: Instruction
@@ -85,13 +85,15 @@ class ProgramCost:
     def sum_of(self, name: str) -> float:
         """Of a field of `BundleCost` over the whole program."""
         return sum(
-            one.trips * float(getattr(one.cost, name)) for one in self.operations if one.cost
+            operation.trips * float(getattr(operation.cost, name))
+            for operation in self.operations
+            if operation.cost
         )
 
     @property
     def estimate(self) -> int:
         """The compiler's estimate of all that has one."""
-        return sum(one.trips * (one.estimate or 0) for one in self.operations)
+        return sum(operation.trips * (operation.estimate or 0) for operation in self.operations)
 
     @property
     def issued(self) -> float:
@@ -101,7 +103,11 @@ class ProgramCost:
     @property
     def guessed(self) -> int:
         """Estimates that stand in for listings that are not there."""
-        return sum(one.trips * (one.estimate or 0) for one in self.operations if not one.cost)
+        return sum(
+            operation.trips * (operation.estimate or 0)
+            for operation in self.operations
+            if not operation.cost
+        )
 
     @property
     def hbm_bytes(self) -> float:
@@ -117,8 +123,8 @@ class ProgramCost:
 
 def count_bundles(bundles: Sequence[Bundle], model: ChipModel) -> BundleCost:
     """Cycles of one execution of a listing."""
-    found = ScalarCore(bundles, model).run()
-    pairs = list(zip(found.counts, bundles, strict=True))
+    execution = ScalarCore(bundles, model).run()
+    pairs = list(zip(execution.counts, bundles, strict=True))
     busy = [0.0] * model.units
     for count, bundle in pairs:
         for kind, times in bundle.kinds.items():
@@ -126,17 +132,17 @@ def count_bundles(bundles: Sequence[Bundle], model: ChipModel) -> BundleCost:
             if unit:
                 busy[int(unit[1])] += count * times * _count_rows(kind) / model.rows_per_cycle
     return BundleCost(
-        issued=sum(found.counts),
+        issued=sum(execution.counts),
         empty=sum(count for count, bundle in pairs if not bundle.kinds),
         matrix=max(busy),
-        waited=found.waited,
-        hbm_bytes=found.hbm_bytes,
-        unknown=found.unknown,
+        waited=execution.waited,
+        hbm_bytes=execution.hbm_bytes,
+        unknown=execution.unknown,
     )
 
 
 def count_listings(folder: Path, model: ChipModel) -> ListingCosts:
-    """Cost of each listing of a folder by its operation's name; none: it does not end."""
+    """Cost of each listing of a folder by its operation's name; None if it does not end."""
     costs: ListingCosts = {}
     for name, path in list_listings(folder).items():
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -157,25 +163,29 @@ def count_program(
       costs: of the listings that were written while it was compiled.
     """
     twins: dict[tuple[object, ...], str] = {}
-    for one in instructions:
-        if one.name in costs:
-            twins.setdefault(_describe(one), one.name)
+    for instruction in instructions:
+        if instruction.name in costs:
+            twins.setdefault(_describe(instruction), instruction.name)
     program = ProgramCost(model)
-    for one in instructions:
-        name = one.name if one.name in costs else twins.get(_describe(one), "")
+    for instruction in instructions:
+        name = (
+            instruction.name if instruction.name in costs else twins.get(_describe(instruction), "")
+        )
         cost = costs.get(name)
-        source = "estimate" if cost is None else "own" if name == one.name else "twin"
-        if cost or one.cycles is not None:
-            program.operations.append(OperationCost(one, one.trips, one.cycles, source, cost))
-        elif is_copy_beside(one):
-            program.async_bytes += one.trips * _count_async_bytes(one)
-        elif _does_something(one):
-            program.unseen.append(one.opcode)
+        source = "estimate" if cost is None else "own" if name == instruction.name else "twin"
+        if cost or instruction.cycles is not None:
+            program.operations.append(
+                OperationCost(instruction, instruction.trips, instruction.cycles, source, cost)
+            )
+        elif is_copy_beside(instruction):
+            program.async_bytes += instruction.trips * _count_async_bytes(instruction)
+        elif _does_something(instruction):
+            program.unseen.append(instruction.opcode)
     return program
 
 
 def is_copy_beside(one: Instruction) -> bool:
-    """Whether an operation begins a copy that goes on beside others, of which bytes alone count."""
+    """Return whether an operation begins an asynchronous copy, of which bytes alone count."""
     kind = one.opcode.removesuffix("-start")
     return kind != one.opcode and kind not in COLLECTIVES
 
@@ -194,7 +204,7 @@ def _count_rows(kind: str) -> int:
 
 
 def _count_async_bytes(start: Instruction) -> int:
-    """What an asynchronous copy moves: its smaller array of those with more than a number."""
+    """Count the bytes of an asynchronous copy: the smaller array, scalars left out."""
     arrays = [array for array in start.arrays if array.elements > 1]
     if not any(array.in_hbm for array in arrays):
         return 0

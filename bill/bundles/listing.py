@@ -70,39 +70,39 @@ class Bundle:
 
 def list_listings(folder: Path) -> dict[str, Path]:
     """Listings of a folder by the operation's name; the last one of a name counts."""
-    found = {}
+    listings = {}
     for path in sorted(folder.iterdir()):
         name = _NAME.match(path.name)
         if name and name[1] != _TOP:
-            found[name[1]] = path
-    return found
+            listings[name[1]] = path
+    return listings
 
 
 def read_listing(text: str) -> list[Bundle]:
-    """The bundles of a listing, by their numbers."""
+    """Read the bundles of a listing, by their numbers."""
     # Names of operands stand in comments, and comments quote such operands.
     plain = _COMMENT.sub("", _NAMED.sub(r"\1=", _IDENTITY.sub(", identity=0", text)))
     bundles: list[Bundle] = []
     for line in plain.splitlines():
-        found = _LINE.match(line)
-        if found is None:
+        match = _LINE.match(line)
+        if match is None:
             continue
-        place = int(found[1], 16)
+        place = int(match[1], 16)
         while len(bundles) <= place:
             bundles.append(Bundle())
-        bundles[place] = _read_bundle(found[2])
+        bundles[place] = _read_bundle(match[2])
     return bundles
 
 
 def _read_bundle(text: str) -> Bundle:
     steps, kinds = [], Counter[str]()
     for part in text.rstrip().removesuffix("}").split(";;"):
-        found = _WORDS.match(part.strip())
-        if found is None or found[2].startswith("compiler"):
+        match = _WORDS.match(part.strip())
+        if match is None or match[2].startswith("compiler"):
             continue
-        kinds[found[2]] += 1
-        if _SCALAR.match(found[2].partition(".")[0]):
-            steps.append(_read_step(found[1] or "", found[2], found[3]))
+        kinds[match[2]] += 1
+        if _SCALAR.match(match[2].partition(".")[0]):
+            steps.append(_read_step(match[1] or "", match[2], match[3]))
     return Bundle(tuple(steps), kinds)
 
 
@@ -127,12 +127,12 @@ def _read_step(result: str, opcode: str, rest: str) -> ScalarStep:
 
 def _split(text: str) -> list[str]:
     """At commas outside brackets."""
-    found, depth, current = [], 0, ""
+    parts, depth, current = [], 0, ""
     for letter in text:
         depth += {"[": 1, "(": 1, "]": -1, ")": -1}.get(letter, 0)
         if letter == "," and not depth:
-            found.append(current.strip())
+            parts.append(current.strip())
             current = ""
         else:
             current += letter
-    return [*found, current.strip()] if current.strip() else found
+    return [*parts, current.strip()] if current.strip() else parts

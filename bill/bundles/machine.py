@@ -55,7 +55,7 @@ class ScalarCore:
         self.bundles = bundles
         self.model = model
         self.memory = HbmTraffic(model)
-        self.found = Execution()
+        self.execution = Execution()
         self.state = ScalarState()
         self.flags: defaultdict[int | None, deque[Transfer]] = defaultdict(deque)
 
@@ -65,7 +65,7 @@ class ScalarCore:
         Raises:
           EndlessProgramError: it has none.
         """
-        end, found = len(self.bundles), self.found
+        end, execution = len(self.bundles), self.execution
         following = self._find_following()
         issues: list[Callable[[], int] | None] = [None] * end
         # Where counts of bundles grow and fall: each straight run is noted by its two ends.
@@ -85,13 +85,13 @@ class ScalarCore:
             stop = following[place]
             if stop != place:
                 stop = min(stop, jump)
-                found.cycles += stop - place
+                execution.cycles += stop - place
                 place = stop
                 continue
             issue = issues[place]
             if issue is None:
                 issue = issues[place] = self._create_issue(self.bundles[place])
-            found.cycles += 1
+            execution.cycles += 1
             chosen = issue()
             place += 1
             if chosen >= 0 and jump > end:
@@ -99,11 +99,11 @@ class ScalarCore:
         if begun < end:
             changes[begun] += 1
             changes[place] -= 1
-        found.counts = list(accumulate(changes[:end]))
-        return found
+        execution.counts = list(accumulate(changes[:end]))
+        return execution
 
     def _find_following(self) -> list[int]:
-        """The next bundle from each on that has something to do here."""
+        """Return, for each bundle, the first one from there on that changes the scalar state."""
         end = len(self.bundles)
         following = [end] * (end + 1)
         for place in range(end - 1, -1, -1):
@@ -111,7 +111,7 @@ class ScalarCore:
         return following
 
     def _create_issue(self, bundle: Bundle) -> Callable[[], int]:
-        """What carries out a bundle and gives the place that it branches to, or -1.
+        """Create the function that executes a bundle; it returns the branch target, or -1.
 
         All is read before anything is written.
         """
@@ -132,28 +132,32 @@ class ScalarCore:
         return _join(steps, written, branches, self.state.registers)
 
     def _create_branch(self, step: ScalarStep) -> Read:
-        """Gives where it goes to, or -1."""
-        guard, found = read_value(step.guard or "1", self.state), self.found
+        """Create a branch, which returns its target, or -1."""
+        guard, execution = read_value(step.guard or "1", self.state), self.execution
 
         def branch() -> int:
             decided = guard()
-            found.unknown += decided is None
+            execution.unknown += decided is None
             return step.target if decided else -1
 
         return branch
 
     def _create_move(self, step: ScalarStep) -> Read:
         """Issues a transfer, or waits for some; it gives nothing."""
-        guard, found, state = read_value(step.guard or "1", self.state), self.found, self.state
+        guard, execution, state = (
+            read_value(step.guard or "1", self.state),
+            self.execution,
+            self.state,
+        )
         if step.opcode.startswith("dma.done"):
-            flag, granules = (read_value(one, state) for one in step.operands[:2])
+            flag, granules = (read_value(operand, state) for operand in step.operands[:2])
             act: Callable[[], None] = lambda: self._wait(flag(), granules())  # noqa: E731
         else:
             act = self._create_transfer(step)
 
         def move() -> None:
             decided = guard()
-            found.unknown += decided is None
+            execution.unknown += decided is None
             if decided:
                 act()
 
@@ -171,14 +175,14 @@ class ScalarCore:
     def _transfer(self, size: int | None, flag: int | None, is_of_hbm: bool) -> None:
         """Granules that signal a flag when they have come, and whether HBM is a side of it."""
         if size is None:
-            self.found.unknown += 1
+            self.execution.unknown += 1
         elif is_of_hbm:
-            self.found.hbm_bytes += size * self.model.granule_bytes
-            self.found.transfers += 1
-            self.flags[flag].append(self.memory.issue(self.found.cycles, size))
+            self.execution.hbm_bytes += size * self.model.granule_bytes
+            self.execution.transfers += 1
+            self.flags[flag].append(self.memory.issue(self.execution.cycles, size))
 
     def _read_descriptor(self, text: str) -> tuple[int | None, int | None, bool]:
-        """The same of eight words in scalar memory, as v2 and v3 describe what has strides."""
+        """Read a transfer from eight words of scalar memory, as v2 and v3 describe strided ones."""
         table = text.strip("[]")
         words = [self.state.stored.get(f"[[{table} + $0x{place}]]") for place in range(1, 8)]
         spaces, size, flag = (words[0], words[3]), words[5], words[6]
@@ -189,7 +193,7 @@ class ScalarCore:
         )
 
     def _is_of_hbm(self, step: ScalarStep) -> bool:
-        """Whether one side is HBM; a general transfer tells by what its pointers are."""
+        """Return whether one side is HBM; of a general transfer the pointers decide."""
         if step.opcode != "dma.general":
             return "hbm" in step.opcode
         sides = [step.named.get(name, "") for name in ("src", "dst")]
@@ -202,10 +206,10 @@ class ScalarCore:
         while waiting and (granules is None or come < granules):
             transfer = waiting.popleft()
             come += transfer.granules
-            late = self.memory.finish(transfer) - self.found.cycles
+            late = self.memory.finish(transfer) - self.execution.cycles
             if late > 0:
-                self.found.waited += late
-                self.found.cycles += late
+                self.execution.waited += late
+                self.execution.cycles += late
 
 
 def _join(
@@ -214,7 +218,7 @@ def _join(
     branches: list[int],
     registers: dict[str, int | None],
 ) -> Callable[[], int]:
-    """One function of a bundle's: results are written when all steps have read."""
+    """Join a bundle's steps into one function: results are written when all steps have read."""
     names = [name for name, _ in written]
     if 0 < len(names) == len(steps) <= 2:
         return _join_writes(steps, names, registers)
@@ -234,7 +238,7 @@ def _join(
 def _join_writes(
     steps: list[Read], names: list[str], registers: dict[str, int | None]
 ) -> Callable[[], int]:
-    """The same of one or two steps that write registers, which most bundles have."""
+    """Join one or two steps that write registers, as most bundles have."""
     (first, *rest), (name, *other_names) = steps, names
 
     def issue_alone() -> int:

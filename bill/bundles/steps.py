@@ -30,7 +30,7 @@ class ScalarState:
         their own text behind a `=`.
       spaces: what the pointers of registers point into.
       stored: words of scalar memory by their address.
-      symbols: made-up addresses.
+      symbols: synthetic addresses.
     """
 
     registers: dict[str, int | None] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def read_value(text: str, state: ScalarState) -> Read:
 
 
 def read_result(step: ScalarStep, state: ScalarState) -> Read:
-    """What a step writes: what is computed, or what stands there without the guard."""
+    """Create the function of a step: the computed value, or the old one if the guard is 0."""
     compute = _read_computed(step, state)
     if step.guard:
         compute = _choose(step, state, compute)
@@ -80,7 +80,7 @@ def _choose(step: ScalarStep, state: ScalarState, compute: Read) -> Read:
 
 
 def read_store(step: ScalarStep, state: ScalarState) -> Read:
-    """A step that writes into scalar memory; it gives nothing."""
+    """Create a step that writes into scalar memory and returns nothing."""
     text = " ".join(step.operands)
     value = _STORED.search(text)
     if value is None:
@@ -98,7 +98,7 @@ def read_store(step: ScalarStep, state: ScalarState) -> Read:
 
 @functools.cache
 def get_register(name: str) -> str:
-    """The register of `s68965_s11`, which is `s11`: what the allocator has made of a value."""
+    """Return the register of a value: `s11` of `s68965_s11`, as the allocator chose it."""
     return name.rpartition("_")[2]
 
 
@@ -113,7 +113,7 @@ def _read_constant(text: str, state: ScalarState) -> int | None:
 
 
 def _name(symbol: str, state: ScalarState) -> int:
-    """The made-up address of a symbol."""
+    """Return the synthetic address of a symbol."""
     return state.symbols.setdefault(symbol, (len(state.symbols) + 1) * _SPACING)
 
 
@@ -137,7 +137,7 @@ def _read_computed(step: ScalarStep, state: ScalarState) -> Read:
     if root == "inlined_call_operand":
         address = _name(step.result, state)
         return lambda: address
-    reads = [read_value(one, state) for one in step.operands]
+    reads = [read_value(operand, state) for operand in step.operands]
     if root in _LOGIC:
         decide = _LOGIC[root]
         return lambda: decide([read() for read in reads])
@@ -167,9 +167,9 @@ def _read_load(step: ScalarStep, state: ScalarState) -> Read:
 
 
 def _read_address(text: str, state: ScalarState) -> Callable[[], str]:
-    """A place of scalar memory as one word, registers by their values."""
+    """Read an address of scalar memory as one word, registers by their values."""
     text = text.replace("smem:", "")
-    reads = [read_value(one, state) for one in _REGISTER.findall(text)]
+    reads = [read_value(register, state) for register in _REGISTER.findall(text)]
     first, *rest = _REGISTER.split(text)
     if not reads:
         return lambda: text
@@ -181,7 +181,7 @@ def _read_address(text: str, state: ScalarState) -> Callable[[], str]:
 
 
 def _read_known(compute: Callable[..., int], reads: Sequence[Read]) -> Read:
-    """Of values that are all known; none: one is not."""
+    """Apply a function to values, or return None if one of them is unknown."""
     if len(reads) == 1:
         (alone,) = reads
         return lambda: None if (value := alone()) is None else compute(value)

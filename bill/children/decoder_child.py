@@ -8,26 +8,18 @@ beside it.
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
-_BETAS, _EPS, _DECAY, _NORM_EPS = (0.9, 0.999), 1e-8, 0.1, 1e-6
+from bill.children.jax_step import apply_adamw, describe_shapes, export_step, run_child
+
+_DECAY, _NORM_EPS = 0.1, 1e-6
 _ROPE_BASE, _MAX_NORM = 10_000.0, 1.0
 
 
 def main(argv: list[str]) -> int:
     """Export the step that the request describes."""
-    path = Path(argv[0])
-    request = json.loads(path.read_text(encoding="utf-8"))
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={request['devices']}"
-    os.environ.pop("PJRT_DEVICE", None)
-    facts = export_decoder(request)
-    (path.parent / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-    return 0
+    return run_child(argv, export_decoder)
 
 
 def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
@@ -44,7 +36,6 @@ def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np
-    from jax import export
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
     jax.config.update("jax_use_shardy_partitioner", False)
@@ -54,20 +45,16 @@ def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
     def describe(shape: tuple[int, ...], dtype: Any = jnp.float32, sharding: Any = whole) -> Any:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    weights = jax.tree.map(describe, list_shapes(request), is_leaf=lambda x: isinstance(x, tuple))
+    weights = describe_shapes(list_shapes(request), describe)
     examples = request["batch"] * request["devices"]
     tokens = describe((examples, request["length"] + 1), jnp.int32, split)
     number = describe(())
-    step = jax.jit(create_step(request))
-    exported = export.export(step, platforms=["tpu"])(
-        weights, weights, weights, tokens, number, number
-    )
-    Path(request["artifact"]).write_bytes(exported.mlir_module_serialized)
-    return {"state": 3 * len(jax.tree.leaves(weights))}
+    arguments = (weights, weights, weights, tokens, number, number)
+    return {"state": export_step(create_step(request), arguments, request["artifact"])}
 
 
 def list_shapes(request: dict[str, Any]) -> dict[str, Any]:
-    """Shapes of all weights."""
+    """List the shapes of all weights."""
     width, heads, kv = request["width"], request["heads"], request["kv_heads"]
     size, hidden = width // heads, request["hidden"]
     block = {
@@ -88,23 +75,11 @@ def create_step(request: dict[str, Any]) -> Any:
 
     def step(weights: Any, firsts: Any, seconds: Any, tokens: Any, lr: Any, number: Any) -> Any:
         value, gradients = jax.value_and_grad(loss)(weights, tokens)
-        norm = jnp.sqrt(sum(jnp.sum(one * one) for one in jax.tree.leaves(gradients)))
+        norm = jnp.sqrt(sum(jnp.sum(part * part) for part in jax.tree.leaves(gradients)))
         scale = jnp.minimum(1.0, _MAX_NORM / (norm + 1e-6))
-        corrections = [1.0 - beta**number for beta in _BETAS]
-
-        def update(weight: Any, first: Any, second: Any, gradient: Any) -> Any:
-            gradient = gradient * scale
-            first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
-            second = _BETAS[1] * second + (1 - _BETAS[1]) * gradient * gradient
-            ratio = (first / corrections[0]) / (jnp.sqrt(second / corrections[1]) + _EPS)
-            decay = _DECAY if weight.ndim > 1 else 0.0
-            return weight - lr * (ratio + decay * weight), first, second
-
-        leaves, form = jax.tree.flatten(weights)
-        rest = (jax.tree.leaves(tree) for tree in (firsts, seconds, gradients))
-        updated = [update(*one) for one in zip(leaves, *rest, strict=True)]
-        trees = [jax.tree.unflatten(form, column) for column in zip(*updated, strict=True)]
-        return *trees, value, norm
+        gradients = jax.tree.map(lambda gradient: gradient * scale, gradients)
+        state = apply_adamw((weights, firsts, seconds), gradients, lr, number, _DECAY)
+        return *state, value, norm
 
     return step
 
@@ -197,11 +172,11 @@ def create_chunked_score(chunk: int) -> Any:
         cast, total, d_hidden, d_head = head.astype(hidden.dtype), 0.0, [], 0.0
         for start in range(0, hidden.shape[1], chunk):
             part = slice(start, start + chunk)
-            value, (one, other) = jax.value_and_grad(score, argnums=(0, 1))(
+            value, (for_hidden, for_head) = jax.value_and_grad(score, argnums=(0, 1))(
                 hidden[:, part], cast, targets[:, part]
             )
-            total, d_head = total + value, d_head + other.astype(jnp.float32)
-            d_hidden.append(one)
+            total, d_head = total + value, d_head + for_head.astype(jnp.float32)
+            d_hidden.append(for_hidden)
         return total, (jnp.concatenate(d_hidden, axis=1), d_head)
 
     def backward(kept: Any, gradient: Any) -> Any:

@@ -37,7 +37,7 @@ def compile_products(name: str, products: list[list[int]]) -> list[int]:
 
     topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
     device = topology.devices[0]
-    found: list[int] = []
+    cycles: list[int] = []
     for sizes in products:
         with mlir.make_ir_context():
             bytecode = mlir.module_to_bytecode(ir.Module.parse(write_product(*sizes)))
@@ -45,8 +45,8 @@ def compile_products(name: str, products: list[list[int]]) -> list[int]:
             bytecode, _jax.DeviceList((device,)), create_options([device.id])
         )
         text = executable.hlo_modules()[0].to_string()
-        found.append(sum(int(n) for n in _CYCLES.findall(text[text.index("\nENTRY ") :])))
-    return found
+        cycles.append(sum(int(n) for n in _CYCLES.findall(text[text.index("\nENTRY ") :])))
+    return cycles
 
 
 def write_product(batch: int, rows: int, inner: int, columns: int) -> str:

@@ -31,7 +31,7 @@ def run_child(
 
     Args:
       request: its argument.
-      output: where it writes to; none: where this process does.
+      output: where it writes to; None: where this process does.
       environment: what it has beside this process's.
 
     Raises:

@@ -1,7 +1,7 @@
 """Runs a program that dies with the process that started it: `start_child.py PARENT FILE REQUEST`.
 
-A program of its own and no hook between fork and exec, because a parent may have threads. Needs no
-other file of this project.
+A program of its own and no hook between fork and exec, because a parent may have threads. Imports
+no other file of this project; the program may.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ def main(argv: list[str]) -> None:
         sys.exit("the process that started this one is gone")
     sys.argv = argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
     runpy.run_path(script, run_name="__main__")
 
 

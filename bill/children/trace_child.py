@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
 
 
 def trace(request: TraceRequest) -> StepExport:
-    """The step of the run's twin.
+    """Trace the step of the synthetic run.
 
     Raises:
       UserError: it cannot be traced.

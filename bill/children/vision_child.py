@@ -8,28 +8,20 @@ not share one. Writes the artifact that the request names and `facts.json` besid
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-from pathlib import Path
 from typing import Any
 
-# What a request holds; and JAX's arrays and trees of them, whose types only functions import.
-Request = dict[str, Any]
-Values = Any
+from bill.children import jax_step
+from bill.children.jax_step import Values
 
-_BETAS, _EPS, _DECAY, _NORM_EPS = (0.9, 0.999), 1e-8, 0.05, 1e-6
+Request = dict[str, Any]
+
+_DECAY, _NORM_EPS = 0.05, 1e-6
 
 
 def main(argv: list[str]) -> int:
     """Export the step that the request describes."""
-    path = Path(argv[0])
-    request = json.loads(path.read_text(encoding="utf-8"))
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ.pop("PJRT_DEVICE", None)
-    facts = export_step(request)
-    (path.parent / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-    return 0
+    return jax_step.run_child(argv, export_step)
 
 
 def export_step(request: Request) -> Request:
@@ -38,7 +30,7 @@ def export_step(request: Request) -> Request:
     Args:
       request: `artifact` (a file to write), `batch`, `classes`, `parts` (micro-batches),
         `attention_block` (images whose attention is computed at once; 0: all), `student`, `teacher`
-        (none: labels alone), `alpha` (share of the teacher's term) and `temperature`. A model is
+        (None: labels alone), `alpha` (share of the teacher's term) and `temperature`. A model is
         `kind` (vit, mixer), `image`, `patch`, `depth`, `width`, `heads`, `hidden`, `mixing` (hidden
         width between tokens) and `prefix` (class tokens; 0: the mean of all).
 
@@ -47,7 +39,6 @@ def export_step(request: Request) -> Request:
     """
     import jax
     import jax.numpy as jnp
-    from jax import export
 
     def describe(shape: tuple[int, ...], dtype: Values = jnp.float32) -> Values:
         return jax.ShapeDtypeStruct(shape, dtype)
@@ -56,29 +47,25 @@ def export_step(request: Request) -> Request:
         return describe(shape, jnp.bfloat16 if len(shape) > 1 else jnp.float32)
 
     def describe_model(of: Values, leaf: Values) -> Values:
-        shapes = list_shapes(of, request["classes"])
-        return jax.tree.map(leaf, shapes, is_leaf=lambda x: isinstance(x, tuple))
+        return jax_step.describe_shapes(list_shapes(of, request["classes"]), leaf)
 
     weights = describe_model(request["student"], describe)
     teacher = request["teacher"] and describe_model(request["teacher"], describe_frozen)
     batch, size = request["batch"], request["student"]["image"]
     images, labels = describe((batch, size, size, 3), jnp.bfloat16), describe((batch,), jnp.int32)
     number = describe(())
-    exported = export.export(jax.jit(create_step(request)), platforms=["tpu"])(
-        weights, weights, weights, teacher, images, labels, number, number
-    )
-    Path(request["artifact"]).write_bytes(exported.mlir_module_serialized)
-    return {"state": 3 * len(jax.tree.leaves(weights))}
+    arguments = (weights, weights, weights, teacher, images, labels, number, number)
+    return {"state": jax_step.export_step(create_step(request), arguments, request["artifact"])}
 
 
 def list_shapes(of: Request, classes: int) -> Request:
-    """Shapes of all weights of a model."""
+    """List the shapes of all weights of a model."""
     width, hidden, prefix, patch = of["width"], of["hidden"], of["prefix"], of["patch"]
     tokens = (of["image"] // patch) ** 2
     norm = {"scale": (width,), "bias": (width,)}
     block = {"norm1": norm, "norm2": norm, "up": _linear(width, hidden),
              "down": _linear(hidden, width)}  # fmt: skip
-    found = {
+    shapes = {
         "patches": {"kernel": (patch, patch, 3, width), "bias": (width,)},
         "norm": norm, "heads": [_linear(width, classes) for _ in range(max(1, prefix))],
     }  # fmt: skip
@@ -89,9 +76,9 @@ def list_shapes(of: Request, classes: int) -> Request:
         into = {"kernel": (width, heads, size), "bias": (heads, size)}
         block |= {"query": into, "key": into, "value": into}
         block["out"] = {"kernel": (heads, size, width), "bias": (width,)}
-        found["positions"] = (1, tokens + prefix, width)
-        found |= {"prefix": (1, prefix, width)} if prefix else {}
-    return {**found, "blocks": [block] * of["depth"]}
+        shapes["positions"] = (1, tokens + prefix, width)
+        shapes |= {"prefix": (1, prefix, width)} if prefix else {}
+    return {**shapes, "blocks": [block] * of["depth"]}
 
 
 def _linear(into: int, out: int) -> Request:
@@ -111,23 +98,12 @@ def create_step(request: Request) -> Values:
         images, labels, lr, number = rest
         value, gradients = 0.0, jax.tree.map(jnp.zeros_like, weights) if parts > 1 else None
         for some in zip(jnp.split(images, parts), jnp.split(labels, parts), strict=True):
-            one, found = jax.value_and_grad(loss)(weights, teacher, *some)
-            value += one / parts
+            nats, new = jax.value_and_grad(loss)(weights, teacher, *some)
+            value += nats / parts
             add = (lambda old, new: old + new / parts) if parts > 1 else None
-            gradients = jax.tree.map(add, gradients, found) if add else found
-        corrections = [1.0 - beta**number for beta in _BETAS]
-
-        def update(weight: Values, first: Values, second: Values, gradient: Values) -> Values:
-            first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
-            second = _BETAS[1] * second + (1 - _BETAS[1]) * gradient * gradient
-            ratio = (first / corrections[0]) / (jnp.sqrt(second / corrections[1]) + _EPS)
-            decay = _DECAY if weight.ndim > 1 else 0.0
-            return weight - lr * (ratio + decay * weight), first, second
-
-        leaves, form = jax.tree.flatten(weights)
-        others = (jax.tree.leaves(tree) for tree in (firsts, seconds, gradients))
-        updated = [update(*one) for one in zip(leaves, *others, strict=True)]
-        return *(jax.tree.unflatten(form, row) for row in zip(*updated, strict=True)), value
+            gradients = jax.tree.map(add, gradients, new) if add else new
+        state = jax_step.apply_adamw((weights, firsts, seconds), gradients, lr, number, _DECAY)
+        return *state, value
 
     return step
 
@@ -171,16 +147,16 @@ def answer(weights: Values, images: Values, of: Request, block: int) -> Values:
         stream = jnp.concatenate([tokens, stream], axis=1)
     if of["kind"] == "vit":
         stream = stream + weights["positions"].astype(stream.dtype)
-    for one in weights["blocks"]:
-        rows = normalise(stream, one["norm1"])
+    for layer in weights["blocks"]:
+        rows = normalise(stream, layer["norm1"])
         mix = mix_tokens if of["kind"] == "mixer" else attend
-        stream = stream + mix(rows, one, block)
-        rows = normalise(stream, one["norm2"])
-        stream = stream + multiply(jax.nn.gelu(multiply(rows, one["up"])), one["down"])
+        stream = stream + mix(rows, layer, block)
+        rows = normalise(stream, layer["norm2"])
+        stream = stream + multiply(jax.nn.gelu(multiply(rows, layer["up"])), layer["down"])
     stream = normalise(stream, weights["norm"])
     pooled = [stream[:, place] for place in range(prefix)] or [jnp.mean(stream, axis=1)]
     logits = [multiply(x, head) for x, head in zip(pooled, weights["heads"], strict=True)]
-    return sum(one.astype(jnp.float32) for one in logits) / len(logits)
+    return sum(output.astype(jnp.float32) for output in logits) / len(logits)
 
 
 def normalise(stream: Values, norm: Values) -> Values:
@@ -196,12 +172,12 @@ def normalise(stream: Values, norm: Values) -> Values:
 
 
 def multiply(rows: Values, linear: Values) -> Values:
-    """A linear layer in the type of its input."""
+    """Apply a linear layer in the type of its input."""
     return rows @ linear["kernel"].astype(rows.dtype) + linear["bias"].astype(rows.dtype)
 
 
 def mix_tokens(rows: Values, one: Values, block: int) -> Values:
-    """A Mixer's layer between tokens."""
+    """Apply a Mixer's layer between tokens."""
     import jax
 
     columns = rows.swapaxes(1, 2)

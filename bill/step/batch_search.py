@@ -51,7 +51,7 @@ class BatchSearch:
             self.points[size] = measure(size)
 
     def choose_next(self) -> int | None:
-        """The size to compile next; none: it is found, or nothing fits."""
+        """Return the size to compile next, or None if it is found or nothing fits."""
         low, high = self.largest_fitting, self.smallest_failing
         if low is None:
             return self._round(high // 2) if high > self.unit else None
@@ -66,7 +66,7 @@ class BatchSearch:
         return min(max(self._round(guess), low + self.unit), self._round(high - 1))
 
     def _predict(self) -> int:
-        """Where the line through the outermost points meets the limit."""
+        """Compute where the line through the outermost points meets the limit."""
         low, high = min(self.points), max(self.points)
         rise = self.points[high] - self.points[low]
         if rise <= 0:

@@ -1,7 +1,7 @@
 """Turns a run's configuration into one that can be traced on any host, with the same step.
 
-The dataset becomes a made-up one of the same shape, weights become random, stored answers are made
-up: none of that changes the step's graph.
+The dataset becomes a synthetic one of the same shape, weights and stored outputs become random: the
+step's graph stays the same.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def derive_config(
     devices: int,
     given: Mapping[str, int] | None = None,
 ) -> RunConfig:
-    """The configuration to trace.
+    """Create the configuration to trace.
 
     Args:
-      folder: an empty directory for made-up data, weights and answers.
+      folder: an empty directory for synthetic data, weights and outputs.
       batch: examples of a step on each device.
       devices: that the step is partitioned over; 1: not at all.
       given: sizes of a dataset that is not here, such as `num_classes`.
@@ -72,6 +72,6 @@ def derive_config(
 def describe_stream_of_one(
     config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping
 ) -> JsonObject:
-    """The stream of a run with one input process, which stored answers belong to."""
+    """Describe the stream of a run with one input process, to which stored outputs belong."""
     processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
     return with_input_processes(describe_stream(config, dataset, of_task, processes), 1)

@@ -66,18 +66,18 @@ def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False)
       UserError: the run would be refused, for one because no verdict may tell it that.
     """
     runtime = _create_tracing_runtime(config)
-    told = change(config, train={"accumulate_steps": "auto"}) if is_automatic else config
-    job = replace(check(told), config=config)
+    changed = change(config, train={"accumulate_steps": "auto"}) if is_automatic else config
+    job = replace(check(changed), config=config)
     with call_kernels(chip), contextlib.closing(build_parts(runtime, job)) as parts:
         runtime.updates.prepare(parts.state.optimizer)
         return _run_step(runtime, job, parts)
 
 
 def _create_tracing_runtime(config: RunConfig) -> Any:
-    """A runtime of the configuration's own kind, whose step is recorded and never dispatched."""
+    """Create a runtime of the configuration's device whose step is recorded, never dispatched."""
 
     class TracingRuntime(find_runtime_class(config.runtime)):
-        """Labels the phases of the step, and tells of its end instead of dispatching it."""
+        """Labels the phases of the step, and reports its end instead of dispatching it."""
 
         on_dispatch: Callable[[], None] | None = None
         label: Callable[[str], None] | None = None
@@ -168,7 +168,7 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
 def _take_graph(
     parts: Parts, ids: dict[str, int], vector: Tensor, numbers: dict[int, str]
 ) -> StepExport:
-    """The pending graph: results are the state that the step replaces, and the log vector.
+    """Export the pending graph; its results are the state that the step replaces, and the log.
 
     Args:
       ids: identity of the memory of each named tensor before the step.
@@ -214,14 +214,14 @@ def compute_digest(hlo: str) -> str:
 
 def _number_state(runtime: Runtime, parts: Parts) -> dict[int, str]:
     """Fill every state tensor with a number of its own: sharded memory has no lasting identity."""
-    found = {}
+    numbers = {}
     with torch.no_grad():
         for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=_FIRST_NUMBER):
             if tensor.dtype in (torch.float32, torch.int64, torch.int32):
                 tensor.copy_(torch.full(tensor.shape, number, dtype=tensor.dtype))
-                found[number] = name
+                numbers[number] = name
     runtime.finish_step()
-    return found
+    return numbers
 
 
 def _name_by_numbers(
@@ -240,7 +240,7 @@ def _name_by_numbers(
 
 
 def _name_batch(batch: Batch) -> dict[str, Tensor]:
-    """The tensors of a batch on the device, as arguments of the step."""
+    """Name the tensors of a batch on the device, as arguments of the step."""
     travelling = {**batch.get_tensors(), **batch.draws, **batch.values}
     return {f"batch/{name}": value for name, value in travelling.items()}
 
@@ -253,34 +253,34 @@ def _name_host_ops() -> list[str]:
 
 
 def _collect_state(parts: Parts) -> dict[str, Tensor]:
-    """The device tensors that a step reads and replaces, by name."""
+    """Collect the device tensors that a step reads and replaces, by name."""
     state = parts.state
-    found = dict(state.model.named_parameters(prefix="model"))
-    found |= dict(state.model.named_buffers(prefix="model"))
-    found |= dict(state.loss_modules.named_parameters(prefix="extra"))
-    found |= dict(state.loss_modules.named_buffers(prefix="extra"))
+    tensors = dict(state.model.named_parameters(prefix="model"))
+    tensors |= dict(state.model.named_buffers(prefix="model"))
+    tensors |= dict(state.loss_modules.named_parameters(prefix="extra"))
+    tensors |= dict(state.loss_modules.named_buffers(prefix="extra"))
     for name, average in state.averages.items():
-        found |= dict(average.named_parameters(prefix=name))
-        found |= dict(average.named_buffers(prefix=name))
-    names = {id(tensor): name for name, tensor in found.items()}
+        tensors |= dict(average.named_parameters(prefix=name))
+        tensors |= dict(average.named_buffers(prefix=name))
+    names = {id(tensor): name for name, tensor in tensors.items()}
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():
             if hasattr(value, "device") and value.device.type == "xla":
-                found[f"optimizer/{names[id(parameter)]}|{key}"] = value
+                tensors[f"optimizer/{names[id(parameter)]}|{key}"] = value
     modules = parts.task.get_modules() if isinstance(parts.task, Traceable) else {}
     for name, module in modules.items():
-        found |= dict(module.named_parameters(prefix=name))
-        found |= dict(module.named_buffers(prefix=name))
-    return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}
+        tensors |= dict(module.named_parameters(prefix=name))
+        tensors |= dict(module.named_buffers(prefix=name))
+    return {n: t for n, t in tensors.items() if t is not None and t.device.type == "xla"}
 
 
 def _get_data_ids(tensors: dict[str, Tensor]) -> dict[str, int]:
     """Identity of the memory behind each tensor; of those that hold data."""
     import torch_xla
 
-    found = {}
+    numbers = {}
     for name, tensor in tensors.items():
         ids, _ = torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])
         if len(ids) == 1:
-            found[name] = ids[0]
-    return found
+            numbers[name] = ids[0]
+    return numbers

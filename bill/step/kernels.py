@@ -1,4 +1,4 @@
-"""Lets Pallas kernels be a TPU's custom calls in a program that is traced where there is none."""
+"""Lets Pallas kernels be a TPU's custom calls in a program that is traced without a TPU."""
 
 from __future__ import annotations
 
@@ -26,23 +26,27 @@ def call_kernels(chip: str = "") -> Iterator[None]:
     from torch_xla.experimental import custom_kernel
 
     users = (blocks, kernels, kernels_bridge, fused_attention)
-    held = [one.has_custom_calls for one in users], custom_kernel.trace_pallas, kernels.name_tpu
-    for one in users:
-        one.has_custom_calls = lambda: True
+    held = (
+        [module.has_custom_calls for module in users],
+        custom_kernel.trace_pallas,
+        kernels.name_tpu,
+    )
+    for module in users:
+        module.has_custom_calls = lambda: True
     kernels.name_tpu = lambda: chip
     custom_kernel.trace_pallas = _lower_kernel
     try:
         yield
     finally:
-        for one, before in zip(users, held[0], strict=True):
-            one.has_custom_calls = before
+        for module, before in zip(users, held[0], strict=True):
+            module.has_custom_calls = before
         custom_kernel.trace_pallas, kernels.name_tpu = held[1:]
 
 
 def _lower_kernel(
     kernel: Callable[..., object], *tensors: Tensor, **_: object
 ) -> tuple[str, list[Tensor]]:
-    """What PyTorch/XLA's own does where a TPU is jax's device: a custom call's text, its inputs."""
+    """Trace a kernel as PyTorch/XLA does on a TPU; return the custom call's text and inputs."""
     import jax
     from jax._src import tpu_custom_call
     from torch_xla.experimental import custom_kernel

@@ -61,7 +61,7 @@ class Split:
 def search_micro_batches(
     batch: int, probe: Callable[[int], Report], measure: Callable[[int], Report]
 ) -> tuple[list[Split], int | None]:
-    """All splits of a step that were tried, and the place of the one of the least cost.
+    """Try splits of a step; return them, and the index of the one of the least cost.
 
     Micro-batches are compiled as steps of their own; of the splits themselves those alone that
     these would choose, until the cheapest is one that was compiled as a whole.
@@ -74,17 +74,17 @@ def search_micro_batches(
     Raises:
       UserError: as `probe_splits`, or the chosen split is refused.
     """
-    found = probe_splits(batch, probe)
+    splits = probe_splits(batch, probe)
     while True:
-        place = choose_cheapest(found)
-        if place is None or not found[place].is_probe:
-            return found, place
-        parts = found[place].parts
-        found[place] = Split(parts, measure(parts), is_probe=False)
+        place = choose_cheapest(splits)
+        if place is None or not splits[place].is_probe:
+            return splits, place
+        parts = splits[place].parts
+        splits[place] = Split(parts, measure(parts), is_probe=False)
 
 
 def probe_splits(batch: int, probe: Callable[[int], Report]) -> list[Split]:
-    """A step in 1, 2, 4, ... micro-batches, as long as one of both figures falls.
+    """Probe a step in 1, 2, 4, ... micro-batches, as long as one of both figures falls.
 
     Args:
       batch: examples of a step on a device.
@@ -92,32 +92,32 @@ def probe_splits(batch: int, probe: Callable[[int], Report]) -> list[Split]:
 
     Raises:
       UserError: the step as one batch is refused, or one took too long to compile; a smaller one
-        that is refused ends the search, and is told.
+        that is refused ends the search, and is reported.
     """
-    found: list[Split] = []
+    splits: list[Split] = []
     parts = 1
     while not batch % parts and (parts == 1 or batch // parts >= _LEAST_EXAMPLES):
         try:
-            found.append(Split(parts, probe(batch // parts), is_probe=parts > 1))
+            splits.append(Split(parts, probe(batch // parts), is_probe=parts > 1))
         except UserError as error:
             # What was not compiled in time may be the cheapest: no verdict without it.
-            if not found or isinstance(error, TimeLimitError):
+            if not splits or isinstance(error, TimeLimitError):
                 raise
             sys.stderr.write(f"{parts} micro-batches: {error}\n")
             break
-        if len(found) > 1 and found[-2].fits and not _falls(found[-2], found[-1]):
+        if len(splits) > 1 and splits[-2].fits and not _falls(splits[-2], splits[-1]):
             break
         parts *= 2
-    return found
+    return splits
 
 
 def _falls(before: Split, now: Split) -> bool:
-    """Whether a finer split is cheaper by the estimate or by bundles."""
+    """Return whether a finer split is cheaper by the estimate or by bundles."""
     return now.fits and any(new < old for old, new in zip(before.cost, now.cost, strict=True))
 
 
 def choose_cheapest(found: Sequence[Split]) -> int | None:
-    """The place of the split of the least cost; none: none fits.
+    """Return the index of the split of the least cost, or None if no split fits.
 
     A finer one is taken where it is cheaper by both figures, and by more than the compiler's noise
     by one of them: what only one of the two believes in is no gain. Between one that computes by
@@ -138,7 +138,7 @@ def _is_cheaper(split: Split, best: Split) -> bool:
 
 
 def describe_splits(found: Sequence[Split], batch: int, chosen: int) -> list[MicroBatches]:
-    """What the verdict keeps of each split."""
+    """Describe each split for the report."""
     return [
         MicroBatches(
             parts=split.parts,
@@ -157,22 +157,24 @@ def describe_splits(found: Sequence[Split], batch: int, chosen: int) -> list[Mic
 
 
 def print_splits(splits: Sequence[MicroBatches], unit: str) -> None:
-    """A line for each split, the chosen one marked."""
+    """Print a line for each split, the chosen one marked."""
     print(f"\n{'parts':>5} {'at once':>8} {'estimate':>10} {'of kernels':>10} {'bundles':>10} "
           f"{'kcyc each by estimate':>22} {'by bundles':>11} {'peak GiB':>9}")  # fmt: skip
-    for one in splits:
-        peak = f"{one.peak_bytes / 2**30:9.2f}"
-        mark = "  <- least" if one.chosen else "  of one part" if one.probed else ""
-        if not one.fits:
-            print(f"{one.parts:5} {one.examples:8} {'does not fit':>67} {peak}{mark}")
+    for split in splits:
+        peak = f"{split.peak_bytes / 2**30:9.2f}"
+        mark = "  <- least" if split.chosen else "  of one part" if split.probed else ""
+        if not split.fits:
+            print(f"{split.parts:5} {split.examples:8} {'does not fit':>67} {peak}{mark}")
             continue
-        costs = (one.estimated_mcycles, one.bundles_mcycles)
-        each = [1e3 * cost / (one.parts * one.examples) for cost in costs]
-        print(f"{one.parts:5} {one.examples:8} {costs[0]:10.2f} {one.unestimated_mcycles:10.2f} "
-              f"{costs[1]:10.2f} {each[0]:22.1f} {each[1]:11.1f} {peak}{mark}")  # fmt: skip
+        costs = (split.estimated_mcycles, split.bundles_mcycles)
+        each = [1e3 * cost / (split.parts * split.examples) for cost in costs]
+        print(
+            f"{split.parts:5} {split.examples:8} {costs[0]:10.2f} {split.unestimated_mcycles:10.2f}"
+            f" {costs[1]:10.2f} {each[0]:22.1f} {each[1]:11.1f} {peak}{mark}"
+        )
     print(f"Mcyc of a step, kcyc of one of its examples ({unit}); with DMA waits by the model")
     print("of kernels: in the estimate, but by bundles, because what they are of has none")
-    if any(one.probed for one in splits):
+    if any(split.probed for split in splits):
         print(
             "of one part: that of a step of one micro-batch, times the parts; its memory as it is"
         )

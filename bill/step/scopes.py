@@ -44,11 +44,11 @@ _BRANCHES = {"drop_path1": "attn", "drop_path2": "mlp", "ls1": "attn", "ls2": "m
 
 
 def read_origin(op_name: str) -> Origin:
-    """The innermost scope of an operation's name."""
-    found = _SCOPE.findall(op_name)
-    if not found:
+    """Read the innermost scope of an operation's name."""
+    scopes = _SCOPE.findall(op_name)
+    if not scopes:
         return Origin("", "", "")
-    role, phase, path = found[-1]
+    role, phase, path = scopes[-1]
     block, _, last = path.rpartition(".")
     if phase == "backward" and last in _BRANCHES:
         path = f"{block}.{_BRANCHES[last]}" if block else _BRANCHES[last]

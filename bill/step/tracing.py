@@ -83,7 +83,7 @@ def trace_alone(
     chip: str = "",
     is_automatic: bool = False,
 ) -> StepExport:
-    """The step of a run as a process traces it that has traced nothing else.
+    """Trace the step of a run in a process that has traced nothing else.
 
     Args:
       batch: examples of a step on each device.
@@ -101,7 +101,7 @@ def trace_alone(
         code = run_child(CHILD, path, environment=_SETTINGS)
         if code:
             raise RuntimeError(f"the process that traces the step ended with code {code}")
-        found = pickle.loads(answer.read_bytes())
-    if isinstance(found, str):
-        raise UserError(found)
-    return found
+        result = pickle.loads(answer.read_bytes())
+    if isinstance(result, str):
+        raise UserError(result)
+    return result

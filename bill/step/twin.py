@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def create_twin(config: RunConfig, given: Mapping[str, int]) -> SyntheticRun:
-    """The twin that the run's task makes of it.
+    """Create the synthetic run of a run's task.
 
     Args:
       given: sizes of a dataset that is not here, by name.
 
     Raises:
-      UserError: the task has no twins, a name is none of its sizes, or a size is not known.
+      UserError: the task has no synthetic run, a name is not one of its sizes, or one is unknown.
     """
     task, kind = config.train.task, _find_kind(config)
     if kind is None:
@@ -32,14 +32,14 @@ def create_twin(config: RunConfig, given: Mapping[str, int]) -> SyntheticRun:
         )
     for name in given.keys() - kind.usual.keys():
         raise UserError(
-            f"--assume {name} means nothing to train.task={task}; its sizes are: "
+            f"--assume {name} is not a size of train.task={task}; its sizes are: "
             f"{', '.join(sorted(kind.usual)) or 'none'}"
         )
     return kind(config, given)
 
 
 def get_usual_sizes(config: RunConfig) -> Mapping[str, int]:
-    """What may be assumed of a dataset that nobody knows here, by name."""
+    """Return the sizes that may be assumed of a dataset without known metadata, by name."""
     kind = _find_kind(config)
     return {} if kind is None else kind.usual
 

@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the command line."""
     parser = ProgramParser(
         prog="python -m lab.delta", description=" ".join(__doc__.split()),
         allow_abbrev=False, formatter_class=DefaultsHelp,
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options, target)
     cases, gaps = leave_out(list(list_cases(options)))
     rows = read_rows(options.earlier)
-    planned = [describe_case(*one) for one in cases]
+    planned = [describe_case(*planned_case) for planned_case in cases]
     if options.picture and not any(map(is_drawn, [*planned, *rows])):
         raise UserError(
             f"--picture ({str(options.picture)!r}) shows single sequences, and none is asked for; "
@@ -141,10 +141,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def list_cases(options: argparse.Namespace) -> Iterator[tuple[LabCase, str]]:
-    """Every case of the grid and its form."""
+    """List every case of the grid and its form."""
     for heads, variant, mode in itertools.product(options.heads, options.variants, options.modes):
         keys, values = _read_pair(heads, "/", "--heads")
-        sizes = [_read_pair(one, "x", "--sizes") for one in options.sizes]
+        sizes = [_read_pair(text, "x", "--sizes") for text in options.sizes]
         if mode == "decode":
             sizes = [(batch, _SEEN) for batch in options.decode_batches]
         for batch, tokens in sizes:
@@ -199,8 +199,8 @@ def _measure(
         device = open_device(options.on)
         errors = check_program(shrink(case), core, device)
         timing = time_program(case, core, device, repeats=options.repeats)
-        found = describe_timing(case, timing, device.type)
-        return found | describe_errors(errors, device.type)
+        figures = describe_timing(case, timing, device.type)
+        return figures | describe_errors(errors, device.type)
     limit = options.time_limit
     if form == "jax_reference":
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
@@ -215,8 +215,8 @@ def _measure(
             case, core, target, precision=options.precision, types=options.types,
             time_limit_s=limit,
         )  # fmt: skip
-    found = describe_cost(case, cost, target.generation, fallbacks)
-    return found | describe_errors(errors, "cpu")
+    figures = describe_cost(case, cost, target.generation, fallbacks)
+    return figures | describe_errors(errors, "cpu")
 
 
 def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
@@ -244,7 +244,7 @@ def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
 
 
 def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonObject:
-    settings = {**vars(options), "earlier": [str(one) for one in options.earlier]}
+    settings = {**vars(options), "earlier": [str(path) for path in options.earlier]}
     settings = {name: str(value) if isinstance(value, Path) else value
                 for name, value in settings.items()}  # fmt: skip
     return {

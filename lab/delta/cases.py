@@ -98,7 +98,7 @@ class LabCase:
         return self.batch * tokens * of_token
 
     def count_bytes(self) -> float:
-        """What must be read and written once: bfloat16 inputs and outputs, float32 gates, states.
+        """Count bytes, read and written once: bfloat16 inputs and outputs, float32 gates, states.
 
         With the backward pass inputs are read twice, the output's gradient and the output once,
         and a gradient of each input is written.
@@ -144,7 +144,7 @@ def create_inputs(case: LabCase, dtype: torch.dtype, *, seed: int = 0) -> list[T
         # A step reads what a cache keeps of each head.
         keys = (case.key_heads, tokens) if is_step else (tokens, case.key_heads)
         sides = [(1 if is_step else tokens, heads), keys, keys]
-        return [normal(*one, width).to(dtype) for one in sides]
+        return [normal(*side, width).to(dtype) for side in sides]
     if case.variant == RWKV:
         key = normalize(normal(tokens, heads, width), dim=-1)
         rate, decay = (torch.sigmoid(normal(tokens, heads, width)) for _ in range(2))
@@ -158,22 +158,22 @@ def create_inputs(case: LabCase, dtype: torch.dtype, *, seed: int = 0) -> list[T
     g = -softplus(normal(tokens, heads, width) if rule.gates else normal(tokens, heads))
     g = g * (0.0 if case.variant == "deltanet" else 1.0)
     erase = torch.sigmoid(normal(count, heads, width) if rule.erase else normal(count, heads))
-    found = [q.to(dtype), k.to(dtype), normal(count, heads, width).to(dtype), g, erase]
-    return [*found, torch.sigmoid(normal(count, heads, width))] if rule.write else found
+    inputs = [q.to(dtype), k.to(dtype), normal(count, heads, width).to(dtype), g, erase]
+    return [*inputs, torch.sigmoid(normal(count, heads, width))] if rule.write else inputs
 
 
 def create_typed(case: LabCase, types: str) -> list[Tensor]:
-    """The same of the types that a name in `TYPES` stands for."""
+    """Create inputs of the types that a name in `TYPES` stands for."""
     import torch
 
-    of_keys, of_values = (getattr(torch, one) for one in TYPES[types])
-    found = create_inputs(case, of_values)
+    of_keys, of_values = (getattr(torch, name) for name in TYPES[types])
+    inputs = create_inputs(case, of_values)
     count = 0 if case.variant in (ATTENTION, RWKV) else 2
-    return [*(x.to(of_keys) for x in found[:count]), *found[count:]]
+    return [*(x.to(of_keys) for x in inputs[:count]), *inputs[count:]]
 
 
 def bind(case: LabCase, tensors: list[Tensor]) -> DeltaInputs | DplrInputs:
-    """The rule's inputs of such tensors; where nothing else is given, write is erase."""
+    """Group tensors as the rule's inputs; without another one, write is erase."""
     if case.variant == RWKV:
         return DplrInputs(*tensors)
     q, k, v, g, erase, *write = tensors

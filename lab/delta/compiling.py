@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def resolve_loop(case: LabCase, options: CoreOptions) -> CoreOptions:
-    """What `loop: auto` is on a TPU, so that the same is held against the recurrence here."""
+    """Return what `loop: auto` is on a TPU, so that the same form is compared here."""
     rule = RULES.get(case.variant)
     is_theirs = rule is not None and not rule.gates and options.kernels != "pallas"
     return replace(options, loop="blocks") if is_theirs and options.loop == "auto" else options
@@ -32,7 +32,7 @@ def resolve_loop(case: LabCase, options: CoreOptions) -> CoreOptions:
 def export_in_torch(
     case: LabCase, options: CoreOptions, precision: str, types: str = "bfloat16"
 ) -> tuple[bytes, list[str]]:
-    """The program's artifact, and the operators that would run on the host.
+    """Export the program; also return the operators that would run on the host.
 
     Args:
       precision: of float32 products on the matrix unit: default (one pass of bfloat16), high
@@ -53,7 +53,7 @@ def export_in_torch(
     with calls, torch.set_grad_enabled(case.mode == "both"):
         outputs = create_program(case, options)(given)
     artifact = torch_xla._XLAC._get_stablehlo(outputs, str(torch_xla.device()), [], True)
-    fallbacks = [one for one in metrics.counter_names() if one.startswith("aten::")]
+    fallbacks = [name for name in metrics.counter_names() if name.startswith("aten::")]
     return artifact, fallbacks
 
 
@@ -66,19 +66,19 @@ def compile_in_torch(
     types: str,
     time_limit_s: float,
 ) -> tuple[CompiledCost, list[str]]:
-    """What the project's own form costs."""
+    """Compile the project's own form and return its cost."""
     artifact, fallbacks = export_in_torch(case, options, precision, types)
     return compile_program(artifact, target, time_limit_s=time_limit_s), fallbacks
 
 
 def compile_in_jax(case: LabCase, target: Target, *, time_limit_s: float) -> CompiledCost:
-    """What the same rule costs as one writes it in JAX."""
+    """Compile the same rule as written in JAX and return its cost."""
     (artifact,) = export_in_jax([describe_in_jax(case)], target, time_limit_s=time_limit_s)
     return compile_program(artifact, target, time_limit_s=time_limit_s)
 
 
 def describe_in_jax(case: LabCase) -> JsonObject:
-    """The request of `jax_child.py`, of a case that the form in JAX has."""
+    """Create the request of `jax_child.py` for a case that the form in JAX has."""
     sizes = [case.batch, case.tokens, case.key_heads, case.value_heads, case.width, case.chunk]
     return {"form": "delta_rule", "sizes": sizes, "backward": case.mode == "both"}
 
@@ -104,8 +104,8 @@ def check_in_jax(small: LabCase, target: Target, *, time_limit_s: float) -> Erro
         np.savez(places[0], *[x.numpy() for x in given])
         run_in_jax(request, places, target, time_limit_s=time_limit_s)
         with np.load(places[1]) as file:
-            found = [torch.from_numpy(file[key]) for key in file.files]
-    errors = [find_error(a, b.detach()) for a, b in zip(found, wanted, strict=True)]
+            outputs = [torch.from_numpy(file[key]) for key in file.files]
+    errors = [find_error(a, b.detach()) for a, b in zip(outputs, wanted, strict=True)]
     output, gradients = errors[0], max(errors[1:], default=0.0)
     if not (output < 1e-5 and gradients < 1e-4):
         raise UserError(f"the form in JAX is wrong by {output:.1e}, its gradients {gradients:.1e}")

@@ -38,7 +38,7 @@ def create_program(case: LabCase, options: CoreOptions) -> Program:
 
 
 def add_extra(case: LabCase, tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors with the weighting or the state that the mode takes behind them."""
+    """Append the weighting or the state that the mode takes to the tensors."""
     import torch
 
     draw = torch.Generator().manual_seed(1)
@@ -53,7 +53,7 @@ def add_extra(case: LabCase, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def describe_inputs(case: LabCase, types: str = "bfloat16") -> list[Tensor]:
-    """All tensors that a program takes, with shapes and types and without numbers."""
+    """Create all tensors that a program takes, with shapes and types and without numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -61,7 +61,7 @@ def describe_inputs(case: LabCase, types: str = "bfloat16") -> list[Tensor]:
 
 
 def recur(case: LabCase, tensors: list[Tensor]) -> Tensor:
-    """The output token by token, which the program is held against."""
+    """Compute the output token by token, with which the program is compared."""
     if case.variant == ATTENTION:
         return _attend(tensors, whole=True)
     rule = recur_dplr if case.variant == RWKV else recur_delta_rule
@@ -87,7 +87,7 @@ def _add_backward(forward: Callable[[list[Tensor]], Tensor]) -> Program:
         leaves = [x.detach().requires_grad_() for x in inputs]
         output = forward(leaves)
         grads = torch.autograd.grad(output, leaves, weighting, allow_unused=True)
-        return [output.detach(), *(one for one in grads if one is not None)]
+        return [output.detach(), *(grad for grad in grads if grad is not None)]
 
     return both
 
@@ -113,8 +113,8 @@ def _attend(tensors: list[Tensor], *, whole: bool = False) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in tensors[:3])
     k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
     if whole or q.device.type == "cuda":
-        found = scaled_dot_product_attention(q, k, v, is_causal=True)
-        return found.transpose(1, 2)
+        output = scaled_dot_product_attention(q, k, v, is_causal=True)
+        return output.transpose(1, 2)
     rows = []
     for start in range(0, q.shape[2], _BLOCK):
         end = min(start + _BLOCK, q.shape[2])

@@ -21,10 +21,10 @@ _IN_PACKAGES = {"deltanet": "gdn", "gdn": "gdn", "kda": "kda", "rwkv7": "rwkv7"}
 
 
 def leave_out(grid: Sequence[tuple[LabCase, str]]) -> tuple[list[tuple[LabCase, str]], str]:
-    """The cases that their form has, and a line about the others; empty: there are none.
+    """Return the cases that their form has, and a line about the others (empty if all are kept).
 
     Raises:
-      UserError: a form has none of its cases.
+      UserError: a form has not one of its cases.
     """
     gaps = [find_gap(case, form) for case, form in grid]
     for form in dict.fromkeys(form for _, form in grid):
@@ -34,7 +34,7 @@ def leave_out(grid: Sequence[tuple[LabCase, str]]) -> tuple[list[tuple[LabCase, 
                 f"--form {form} has none of the cases asked for: {own[0]}; change --variants or "
                 "--modes, or leave the form out"
             )
-    kept = [one for one, gap in zip(grid, gaps, strict=True) if not gap]
+    kept = [case for case, gap in zip(grid, gaps, strict=True) if not gap]
     reasons = dict.fromkeys(f"{form}: {gap}" for gap, (_, form) in zip(gaps, grid, strict=True)
                             if gap)  # fmt: skip
     count = len(grid) - len(kept)
@@ -65,7 +65,7 @@ def _find_gap_of_package(case: LabCase, form: str) -> str:
     if case.mode == "decode":
         return "it has no kernel for a step of decoding here"
     if _IN_PACKAGES.get(case.variant) not in BACKENDS[form].rules:
-        known = [one for one, name in _IN_PACKAGES.items() if name in BACKENDS[form].rules]
+        known = [package for package, name in _IN_PACKAGES.items() if name in BACKENDS[form].rules]
         return f"it has kernels of {', '.join(known)} here"
     if form == "flashinfer" and case.mode == "both":
         return "it has no gradients"

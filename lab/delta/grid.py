@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m lab.delta.grid")
     parser.add_argument(
         "reports", nargs="+", type=Path, metavar="REPORT", help="what the laboratory's --json wrote"
@@ -65,35 +65,37 @@ def run(options: argparse.Namespace) -> None:
 
 def make_tables(rows: Iterable[JsonObject]) -> dict[str, str]:
     """Markdown tables of rows that did not fail, by name."""
-    found: dict[tuple[str, str], dict[tuple[int, ...], dict[str, JsonObject]]] = {}
+    tables: dict[tuple[str, str], dict[tuple[int, ...], dict[str, JsonObject]]] = {}
     for row in rows:
         if "failure" in row:
             continue
         tokens = () if row["mode"] == "decode" else (row["tokens"],)
         line = (row["key_heads"], row["value_heads"], row["batch"], *tokens)
-        lines = found.setdefault((row["device"], row["mode"]), {})
+        lines = tables.setdefault((row["device"], row["mode"]), {})
         lines.setdefault(line, {})[row["variant"]] = row
-    order = sorted(found, key=lambda one: (one[0], MODES.index(one[1])))
-    return {f"{NAME} {' '.join(one)}": _make_table(found[one]) for one in order}
+    order = sorted(tables, key=lambda key: (key[0], MODES.index(key[1])))
+    return {f"{NAME} {' '.join(key)}": _make_table(tables[key]) for key in order}
 
 
 def _make_table(lines: dict[tuple[int, ...], dict[str, JsonObject]]) -> str:
-    shown = [one for one in VARIANTS if any(one in cells for cells in lines.values())]
+    shown = [variant for variant in VARIANTS if any(variant in cells for cells in lines.values())]
     is_step = all(len(line) == 3 for line in lines)
     titles = ["heads", "sequences" if is_step else "sequences x tokens"]
-    titles += [TITLES[one] for one in shown]
+    titles += [TITLES[variant] for variant in shown]
     compares = {_BESIDE, ATTENTION} <= set(shown)
     titles += [f"{TITLES[ATTENTION]}, of {TITLES[_BESIDE]}"] if compares else []
     table = [titles, ["---", *["---:"] * (len(titles) - 1)]]
     for line, cells in sorted(lines.items()):
-        size = " x ".join(f"{one:,}" for one in line[2:])
-        texts = [_show(cells[one]) if one in cells else "" for one in shown]
-        found = [f"{line[0]}/{line[1]}", size, *texts]
+        sizes = " x ".join(f"{size:,}" for size in line[2:])
+        texts = [_show(cells[variant]) if variant in cells else "" for variant in shown]
+        cells_of_line = [f"{line[0]}/{line[1]}", sizes, *texts]
         if compares:
-            pair = [cells.get(one) for one in (ATTENTION, _BESIDE)]
-            found.append(f"{pair[0]['ms'] / pair[1]['ms']:.2f}" if pair[0] and pair[1] else "")
-        table.append(found)
-    return "\n".join(f"| {' | '.join(one)} |" for one in table)
+            pair = [cells.get(variant) for variant in (ATTENTION, _BESIDE)]
+            cells_of_line.append(
+                f"{pair[0]['ms'] / pair[1]['ms']:.2f}" if pair[0] and pair[1] else ""
+            )
+        table.append(cells_of_line)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 
 
 def _show(row: JsonObject) -> str:

@@ -39,7 +39,7 @@ class Errors:
 
 
 def shrink(case: LabCase) -> LabCase:
-    """The same rule at a size whose recurrence takes no minutes."""
+    """Return the same rule at a size whose recurrence does not take minutes."""
     share = min(case.value_heads // case.key_heads, _HEADS)
     is_step = case.mode == "decode" and case.variant != ATTENTION
     tokens = 1 if is_step else min(case.tokens, _TOKENS)
@@ -58,17 +58,17 @@ def check_program(small: LabCase, options: CoreOptions, device: torch.device) ->
     """
     import torch
 
-    found = {
+    errors = {
         dtype: _compare(small, options, device, dtype) for dtype in (torch.float32, torch.bfloat16)
     }
-    output, gradients = found[torch.float32]
+    output, gradients = errors[torch.float32]
     most = _ROUNDED.get(options.products, _TOLERANCES)
     if not (output <= most[0] and (gradients or 0.0) <= most[1]):
         raise UserError(
             f"{small.variant} {small.mode} is wrong on {device}: its output differs from the "
             f"recurrence by {output:.1e}, its gradients by {gradients or 0.0:.1e}; no time is taken"
         )
-    return Errors(output, gradients, found[torch.bfloat16][0])
+    return Errors(output, gradients, errors[torch.bfloat16][0])
 
 
 def _compare(
@@ -78,8 +78,8 @@ def _compare(
     tensors = add_extra(case, create_inputs(case, dtype))
     wanted = _find_reference(case, [x.double() for x in tensors])
     program = create_program(case, options)
-    found = [x.cpu() for x in program([x.to(device) for x in tensors])]
-    errors = [find_error(a, b) for a, b in zip(found, wanted, strict=True)]
+    outputs = [x.cpu() for x in program([x.to(device) for x in tensors])]
+    errors = [find_error(a, b) for a, b in zip(outputs, wanted, strict=True)]
     return errors[0], max(errors[1:]) if case.mode == "both" else None
 
 
@@ -94,7 +94,7 @@ def _find_reference(case: LabCase, tensors: list[Tensor]) -> list[Tensor]:
     leaves = [x.requires_grad_() for x in inputs]
     output = recur(case, leaves)
     grads = torch.autograd.grad(output, leaves, weighting, allow_unused=True)
-    return [output.detach(), *(one for one in grads if one is not None)]
+    return [output.detach(), *(grad for grad in grads if grad is not None)]
 
 
 def _create_usual() -> CoreOptions:
@@ -102,7 +102,7 @@ def _create_usual() -> CoreOptions:
 
 
 def find_error(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference, relative to the largest number; infinite where one is no number."""
+    """Compute the largest difference, relative to the largest number; infinite if one is NaN."""
     import torch
 
     largest = float(wanted.double().abs().max())

@@ -37,7 +37,7 @@ _Curve = tuple[str, str, str, str]
 
 
 def describe_case(case: LabCase, form: str) -> JsonObject:
-    """What every row has: the case, its work, its traffic, both conventions."""
+    """Describe what every row has: the case, its work, its traffic, both conventions."""
     tokens = case.batch * (1 if case.mode == "decode" else case.tokens)
     return {
         **asdict(case), "form": form, "tokens_of_step": tokens, "flops": case.count_flops(),
@@ -46,7 +46,7 @@ def describe_case(case: LabCase, form: str) -> JsonObject:
 
 
 def describe_timing(case: LabCase, timing: Timing, device: str) -> JsonObject:
-    """A row of what ran, but for the case itself."""
+    """Describe what ran, but for the case itself."""
     rates = _rate(case, timing.median / 1e3, _find_limits(device))
     return {
         "kind": "measured", "device": device, "ms": timing.median, "ms_low": timing.low,
@@ -58,7 +58,7 @@ def describe_timing(case: LabCase, timing: Timing, device: str) -> JsonObject:
 def describe_cost(
     case: LabCase, cost: CompiledCost, generation: Generation, fallbacks: Sequence[str]
 ) -> JsonObject:
-    """A row of what was compiled; milliseconds are bundles with DMA over a derived clock."""
+    """Describe what was compiled; milliseconds are bundles with DMA over a derived clock."""
     program = cost.program
     milliseconds = program.with_dma / generation.clock_ghz / 1e6
     limits = generation.peak_tflops, generation.hbm_gb_per_s
@@ -76,22 +76,22 @@ def describe_cost(
 
 
 def describe_errors(errors: Errors, place: str) -> JsonObject:
-    """How far from float64, and where that was found."""
-    found = {f"error_{name}": value for name, value in asdict(errors).items()}
-    return {**{k: v for k, v in found.items() if v == v}, "error_of": place}
+    """Describe how far from float64, and on which device."""
+    row = {f"error_{name}": value for name, value in asdict(errors).items()}
+    return {**{k: v for k, v in row.items() if v == v}, "error_of": place}
 
 
 def _rate(case: LabCase, seconds: float, limits: tuple[float, float] | None) -> JsonObject:
     tokens = case.batch * (1 if case.mode == "decode" else case.tokens)
-    found: JsonObject = {
+    row: JsonObject = {
         "tokens_per_s": tokens / seconds, "tflops": case.count_flops() / seconds / 1e12,
         "tflops_reported": case.count_reported_flops() / seconds / 1e12,
         "gb_per_s": case.count_bytes() / seconds / 1e9,
     }  # fmt: skip
     if limits:
         floor = max(case.count_flops() / limits[0] / 1e12, case.count_bytes() / limits[1] / 1e9)
-        found |= {"floor_ms": 1e3 * floor, "roofline_share": floor / seconds}
-    return found
+        row |= {"floor_ms": 1e3 * floor, "roofline_share": floor / seconds}
+    return row
 
 
 def _find_limits(device: str) -> tuple[float, float] | None:
@@ -104,7 +104,7 @@ def _find_limits(device: str) -> tuple[float, float] | None:
 
 
 def print_rows(rows: Sequence[JsonObject]) -> None:
-    """A line for each case."""
+    """Format a line for each case."""
     print(
         f"{'rule':<14}{'form':<14}{'mode':<9}{'heads':>7}{'B x T':>10}{'on':>6}{'ms':>11}"
         f"{'range':>16}{'Mcyc DMA':>10}{'GB':>7}{'tokens/s':>12}{'TFLOP/s':>9}{'reported':>9}"
@@ -142,21 +142,21 @@ def _show(value: float | None, form: str) -> str:
 
 
 def find_crossings(rows: Sequence[JsonObject]) -> dict[str, float | None]:
-    """Tokens from which a rule takes less time than attention, by `rule mode heads`; none: nowhere.
+    """Tokens from which a rule takes less time than attention, by `rule mode heads`, or None.
 
     Between measured lengths both are taken as straight lines on logarithmic axes.
     """
     curves = _collect(rows)
-    found: dict[str, float | None] = {}
+    crossings: dict[str, float | None] = {}
     for (variant, form, *rest), curve in curves.items():
         other = curves.get((ATTENTION, form, *rest)) or curves.get((ATTENTION, "xla", *rest))
         if variant != ATTENTION and other and len(curve) > 1:
-            found[" ".join((variant, form, *rest))] = _cross(curve, other)
-    return found
+            crossings[" ".join((variant, form, *rest))] = _cross(curve, other)
+    return crossings
 
 
 def is_drawn(row: JsonObject) -> bool:
-    """Whether a picture shows a row: one sequence, which has a length."""
+    """Return whether a picture shows a row: one sequence, which has a length."""
     return "failure" not in row and row["batch"] == 1 and row["mode"] != "decode"
 
 
@@ -193,11 +193,11 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     if crossings and not any(crossings.values()):
         note = "nothing crosses: no rule is below attention at the lengths measured"
         axes.set_title(note, loc="left", fontsize=8)
-    for tokens in sorted({one for one in crossings.values() if one}):
+    for tokens in sorted({crossing for crossing in crossings.values() if crossing}):
         axes.axvline(tokens, color="grey", linewidth=0.5)
         # Curves that cross at one place have a line of the text each.
         text = "\n".join(f" {name}: below attention from {tokens:,.0f}"
-                         for name, one in crossings.items() if one == tokens)  # fmt: skip
+                         for name, crossing in crossings.items() if crossing == tokens)  # fmt: skip
         axes.text(tokens, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90,
                   fontsize=7, va="top", ha="right")  # fmt: skip
     device = next((row["device"] for row in rows if "device" in row), "")
@@ -221,20 +221,20 @@ def _draw_curves(axes: Axes, curves: Mapping[_Curve, Mapping[int, float]]) -> No
     for (variant, form, mode, heads), curve in sorted(curves.items()):
         places = sorted(curve)
         axes.plot(
-            places, [curve[one] for one in places], color=_COLORS.get(variant, "grey"),
+            places, [curve[length] for length in places], color=_COLORS.get(variant, "grey"),
             linestyle=_LINES.get(mode, ":"), label=f"{variant} {form} {mode} {heads}",
             marker=_MARKERS[kinds.index((form, heads)) % len(_MARKERS)],
         )  # fmt: skip
 
 
 def read_rows(paths: Sequence[Path], flag: str = "--earlier") -> list[JsonObject]:
-    """The rows of reports of this lab, in order.
+    """Read the rows of reports of this lab, in order.
 
     Args:
       flag: that named them, for messages.
 
     Raises:
-      UserError: a file is none.
+      UserError: a file is not a report.
     """
     rows: list[JsonObject] = []
     for path in paths:
@@ -253,7 +253,7 @@ def read_rows(paths: Sequence[Path], flag: str = "--earlier") -> list[JsonObject
 
 
 def _has_rows(report: JsonObject) -> bool:
-    """Whether all that is printed and drawn is there."""
+    """Return whether a row has all that is printed and drawn."""
     rows = report.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False

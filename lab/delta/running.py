@@ -44,7 +44,7 @@ class Timing:
 
 
 def open_device(name: str) -> torch.device:
-    """The device of `--on`.
+    """Return the device of `--on`.
 
     Raises:
       UserError: it is not here.
@@ -82,11 +82,11 @@ def time_program(
     with torch.set_grad_enabled(case.mode == "both"):
         for _ in range(_WARM_UP + repeats):
             began = time.perf_counter()
-            found = program(given)
+            outputs = program(given)
             fence()
             times.append(time.perf_counter() - began)
-            del found
-    kept = [1e3 * one for one in times[_WARM_UP:]]
+            del outputs
+    kept = [1e3 * seconds for seconds in times[_WARM_UP:]]
     fallbacks = _read_fallbacks(device)
     return Timing(
         statistics.median(kept), min(kept), max(kept), repeats, times[0], lines, fallbacks
@@ -94,7 +94,7 @@ def time_program(
 
 
 def _require_memory(case: LabCase) -> None:
-    """That inputs fit, each beside the float32 that it is drawn as.
+    """Check that inputs fit, each beside the float32 that it is drawn as.
 
     Raises:
       UserError: they do not.
@@ -111,7 +111,7 @@ def _require_memory(case: LabCase) -> None:
 
 
 def create_fence(device: torch.device) -> Callable[[], None]:
-    """What waits until a device has done all that it was given."""
+    """Return a function that waits until a device has finished its work."""
     if device.type == "xla":
         import torch_xla
         import torch_xla.core.xla_model as xm

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and the rest, which are flags of main.py.
+    """Parse the tool's own flags, and the rest, which are flags of main.py.
 
     Raises:
       UserError: a value that nothing can be measured with.
@@ -91,7 +91,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add = parser.add_argument
     add("--config", help="YAML of the run, as for main.py")
     add("--input", choices=("real", "synthetic"), help="real: the run's own (default); synthetic: "
-        "made-up batches of its shape, ready in memory (default with --bare)")  # fmt: skip
+        "random batches of its shape, ready in memory (default with --bare)")  # fmt: skip
     add("--steps", type=int, default=20, help="steps of a block (default %(default)s)")
     add("--repeats", type=int, default=5, help="blocks; medians count (default %(default)s)")
     add("--warmup-steps", type=int, default=5, help="at least so many; more until nothing compiles")
@@ -149,8 +149,8 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     config = load_config(flags)
     if base is not None:
-        told = config.model_dump(mode="json")
-        check_settings(base, told, options.input, options.processes or ())
+        settings = config.model_dump(mode="json")
+        check_settings(base, settings, options.input, options.processes or ())
     if options.processes:
         code, report = measure_scaling(options, config, flags)
     else:
@@ -196,14 +196,14 @@ def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, J
             return EXIT_FAILED, None
         if code or not path.is_file():
             return code, None
-        found = json.loads(path.read_text(encoding="utf-8"))
-    return 0, create_report(options, config, [found["result"]], found["environment"])
+        record = json.loads(path.read_text(encoding="utf-8"))
+    return 0, create_report(options, config, [record["result"]], record["environment"])
 
 
 def measure_scaling(
     options: argparse.Namespace, config: RunConfig, flags: Sequence[str]
 ) -> tuple[int, JsonObject | None]:
-    """One measurement for each number of processes, each in a fresh process of its own.
+    """Measure each number of processes, each in a fresh process of its own.
 
     On the host's cores every process gets the same share, whatever their number, so that two
     processes have twice the cores of one.

@@ -1,4 +1,4 @@
-"""The loop that anybody would write by hand, as a measure for the engine's own."""
+"""The loop as it is written by hand, as a measure for the engine's own."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class BareLoop:
 
 
 def _plan_loss(task: RunTask, batch: Batch) -> Callable[[nn.Module], Tensor]:
-    """The loss that one would write by hand, of a model."""
+    """Return the loss of a model as written by hand."""
     if isinstance(task, HasPlainLoss):
         return task.create_supervised_loss(batch)
     return lambda model: task.loss(model, batch).total

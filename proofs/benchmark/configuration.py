@@ -22,10 +22,10 @@ _SYNTHETIC_EXAMPLES = 50_000
 def create_measured_config(
     config: RunConfig, scratch: Path, *, synthetic: bool, random_teachers: bool
 ) -> RunConfig:
-    """The run's configuration as a new run that writes nothing, on the input that is asked for.
+    """Change the run's configuration to a new run that writes nothing, on the chosen input.
 
     Args:
-      scratch: where made-up data and random teachers are written.
+      scratch: where synthetic data and random teachers are written.
 
     Raises:
       UserError: keys that this measurement cannot honour.
@@ -55,7 +55,7 @@ def create_measured_config(
 
 
 def _create_twin(config: RunConfig) -> SyntheticRun:
-    """The run's twin; of a dataset that nobody knows here the usual sizes are assumed."""
+    """Create the synthetic run; a dataset without known metadata gets the default sizes."""
     try:
         return create_twin(config, {})
     except UserError as error:

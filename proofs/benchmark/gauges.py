@@ -78,7 +78,7 @@ class Gauge:
         return counters["stats"]["unique_graphs"], 0.0
 
     def get_peak_gib(self) -> float | None:
-        """Most memory that the device has held at a time; none where the host's is the device's."""
+        """Return the peak of device memory; None if the host's memory is the device's."""
         return self._runtime.instruments.get_peak_gib()
 
 
@@ -95,14 +95,14 @@ class _XlaGauge(Gauge):
     def count_compiles(self) -> tuple[int, float]:
         import torch_xla.debug.metrics as metrics
 
-        found = metrics.metric_data("CompileTime")  # count, nanoseconds, samples
-        return self._runtime.counters()["graphs"], found[1] / 1e9 if found else 0.0
+        metric = metrics.metric_data("CompileTime")  # count, nanoseconds, samples
+        return self._runtime.counters()["graphs"], metric[1] / 1e9 if metric else 0.0
 
 
 _GAUGES: dict[type[Runtime], type[Gauge]] = {CudaRuntime: _CudaGauge, XlaRuntime: _XlaGauge}
 
 
 def create_gauge(runtime: Runtime) -> Gauge:
-    """The gauge of a runtime's class, or of the nearest one that it descends from."""
-    found = (_GAUGES[kind] for kind in type(runtime).__mro__ if kind in _GAUGES)
-    return next(found, Gauge)(runtime)
+    """Create the gauge of a runtime's class, or of its nearest base class that has one."""
+    gauges = (_GAUGES[kind] for kind in type(runtime).__mro__ if kind in _GAUGES)
+    return next(gauges, Gauge)(runtime)

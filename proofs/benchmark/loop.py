@@ -129,7 +129,7 @@ def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
 def run_engine(
     runtime: Runtime, parts: Parts, recorder: Recorder, batches: Callable[[int], Iterable[Batch]]
 ) -> None:
-    """The engine's steps and log points, without evaluations and checkpoints."""
+    """Run the engine's steps and log points, without evaluations and checkpoints."""
     state, plan = parts.state, parts.plan
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     steps = run_steps(state, batches(state.step), task, runtime, plan)
@@ -149,7 +149,7 @@ def run_engine(
 
 
 class Recorder:
-    """Told of each step: waits for stable graphs, then times blocks of steps.
+    """Called after each step: waits for stable graphs, then times blocks of steps.
 
     Attributes:
       foreign_graphs: that the bare loop has compiled, and the run's budget does not count.
@@ -179,11 +179,11 @@ class Recorder:
             self.foreign_graphs = graphs
 
     def begin(self, step: int) -> None:
-        """The first step is about to begin."""
+        """Begin: the first step comes next."""
         self._warm_up(step)
 
     def end_step(self, result: StepResult) -> bool:
-        """A step was dispatched, and the next one may begin; whether all is measured."""
+        """Note a dispatched step; return whether all is measured."""
         self._last_result = result
         if not self._is_measuring:
             self._warm_up(result.step)
@@ -258,7 +258,7 @@ class Recorder:
         record.device_gib = self._gauge.get_peak_gib()
 
     def _wait_for_device(self) -> None:
-        """A number that the last step has made: reading it waits for that step."""
+        """Return a number of the last step: reading it waits for that step."""
         if self._last_result is not None:
             self._runtime.fetch(self._last_result.values)
 
@@ -268,7 +268,7 @@ def _repeat(batches: list[Batch], first_step: int) -> Iterator[Batch]:
 
 
 def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batch]) -> BareLoop:
-    """The bare loop with its graphs made; `compiled` says how many, in how many seconds."""
+    """Create the bare loop with its graphs compiled; `compiled` has their number and seconds."""
     gauge = create_gauge(runtime)
     before = gauge.count_compiles()
     bare = BareLoop(runtime, job, parts, batches)
@@ -279,7 +279,7 @@ def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batc
 
 
 def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject:
-    """What was measured, and what its arithmetic weighs."""
+    """Describe what was measured, and count its FLOPs."""
     hardware = name_hardware(runtime.describe().get("hardware", ""))
     return {
         "processes": runtime.ranks.size,
@@ -298,13 +298,13 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject
 
 
 def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
-    """The figures of a measurement from the records of all ranks.
+    """Compute the figures of a measurement from the records of all ranks.
 
     A block is as long as on its slowest rank; waiting is a mean over ranks, memory the largest
     rank's, graphs and reads the most of a rank.
     """
     first = records[0]
-    per_rank = [[block.wall_s for block in one.blocks] for one in records]
+    per_rank = [[block.wall_s for block in record.blocks] for record in records]
     walls = [max(times) for times in zip(*per_rank, strict=True)]
     examples = facts["global_batch_size"] * facts["steps"]
     rates = [examples * facts["units_per_example"] / wall for wall in walls]
@@ -318,7 +318,7 @@ def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
         flops_per_unit = flops["total"] / facts["units_per_example"]
         mfu = rate * flops_per_unit / (peak * 1e12 * facts["devices"])
     name = get_rate_name(facts)
-    found = {
+    figures = {
         name: rate,
         f"{name}_repeats": rates,
         "step_p50_s": float(np.percentile(steps_s, 50)),
@@ -333,7 +333,7 @@ def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
         "peak_device_gib": max(device_gib, default=None),
         "mfu": mfu,
     }
-    return {**found, **_compare_with_bare(first.blocks)}
+    return {**figures, **_compare_with_bare(first.blocks)}
 
 
 def _compare_with_bare(blocks: list[Block]) -> JsonObject:

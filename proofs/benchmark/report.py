@@ -14,12 +14,12 @@ _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "dev
 
 
 def get_rate_name(result: JsonObject) -> str:
-    """The name of a result's throughput: `img_per_s`, `tokens_per_s`."""
+    """Return the name of a result's throughput: `img_per_s`, `tokens_per_s`."""
     return f"{result.get('unit', 'img')}_per_s"
 
 
 def write_csv(report: JsonObject, path: Path) -> None:
-    """A line for each measurement; environment and configuration in every one."""
+    """Write a line for each measurement, with environment and configuration in every one."""
     rows = [create_row(report, result) for result in report["results"]]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -29,7 +29,7 @@ def write_csv(report: JsonObject, path: Path) -> None:
 
 
 def create_row(report: JsonObject, result: JsonObject) -> JsonObject:
-    """One measurement without nesting."""
+    """Flatten one measurement."""
     environment = report["environment"]
     row: JsonObject = {"created": report["created"]}
     row |= {name: environment.get(name, "") for name in _ENVIRONMENT_COLUMNS}
@@ -43,7 +43,7 @@ def create_row(report: JsonObject, result: JsonObject) -> JsonObject:
 
 
 def print_report(report: JsonObject) -> None:
-    """The figures as a table, one column for each measurement."""
+    """Print the figures as a table, one column for each measurement."""
     results = report["results"]
     print(f"{'processes':<24}" + "".join(f"{r['processes']:>14}" for r in results))
     for label, get in {**_list_rates(results[0]), **_ROWS}.items():
@@ -56,7 +56,7 @@ def print_report(report: JsonObject) -> None:
 
 
 def _format(name: str, pattern: str, factor: float = 1) -> Callable[[JsonObject], str]:
-    """A cell's text for one figure; empty where it is absent."""
+    """Create the formatter of one figure's cells; empty if it is absent."""
 
     def get(result: JsonObject) -> str:
         value = result.get(name)

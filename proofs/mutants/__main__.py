@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.mutants")
     names = ", ".join(room.name for room in ROOMS)
     add = parser.add_argument
@@ -88,10 +88,10 @@ def run(options: argparse.Namespace) -> int:
     cache = options.cache or get_user_cache("mutants")
     cache.mkdir(parents=True, exist_ok=True)
     with Bench(ROOT, cache, mark=MARK, frameworks=FRAMEWORKS) as bench:
-        found = judge_all(bench, rooms, options)
-    print_table(found)
+        rows = judge_all(bench, rooms, options)
+    print_table(rows)
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
@@ -109,7 +109,7 @@ def find_rooms(names: Sequence[str] | None) -> list[Room]:
 
 
 def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """A sample that stays the same for all faults whose line does not change."""
+    """Draw a sample that stays the same for all faults whose line does not change."""
 
     def draw(mutant: Mutant) -> str:
         return hashlib.sha256(f"{seed}|{mutant.name}".encode()).hexdigest()
@@ -119,9 +119,11 @@ def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def judge_all(bench: Bench, rooms: Sequence[Room], options: argparse.Namespace) -> list[JsonObject]:
-    """A sample's faults with their verdicts, room by room."""
+    """Run a sample's faults, room by room; return them with their verdicts."""
     by_room = {room: bench.list_mutants(room) for room in rooms}
-    sample = choose([m for found in by_room.values() for m in found], options.sample, options.seed)
+    sample = choose(
+        [m for candidates in by_room.values() for m in candidates], options.sample, options.seed
+    )
     rows: list[JsonObject] = []
     for room, mutants in by_room.items():
         own = [mutant for mutant in mutants if mutant in sample]
@@ -157,7 +159,7 @@ def judge_room(
 
 
 def print_table(rows: Sequence[JsonObject]) -> None:
-    """The share that was caught by room and kind, and each fault that was not."""
+    """Print the share that was caught by room and kind, and each fault that was not."""
     for field in ("room", "kind"):
         print(f"{field:<18} {'caught':>6} {'of':>5} {'share':>7}")
         order = [room.name for room in ROOMS] if field == "room" else list(KINDS)

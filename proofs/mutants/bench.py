@@ -39,11 +39,11 @@ class Room:
     tests: tuple[str, ...]
 
     def list_code(self, root: Path) -> list[str]:
-        """Its files of code, from the root."""
+        """List its files of code, relative to the root."""
         return _expand(root, self.code)
 
     def list_tests(self, root: Path) -> list[str]:
-        """Its files of tests, from the root."""
+        """List its files of tests, relative to the root."""
         return _expand(root, self.tests)
 
 
@@ -64,7 +64,7 @@ class Coverage:
     failed: list[str] = field(default_factory=list)
 
     def add(self, other: Coverage) -> None:
-        """What was seen of further tests."""
+        """Add what was measured of further tests."""
         for file, by_context in other.lines.items():
             own = self.lines.setdefault(file, {})
             for context, lines in by_context.items():
@@ -136,14 +136,14 @@ class Bench:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def list_mutants(self, room: Room) -> list[Mutant]:
-        """All faults of a room."""
-        found = []
+        """List all faults of a room."""
+        mutants = []
         for name in room.list_code(self.tree):
-            found += list_mutants((self.tree / name).read_text(encoding="utf-8"), name)
-        return found
+            mutants += list_mutants((self.tree / name).read_text(encoding="utf-8"), name)
+        return mutants
 
     def measure(self, room: Room) -> Coverage:
-        """Which lines a room's tests run, each file's measured now or before.
+        """Measure which lines a room's tests run; files measured before are read from the cache.
 
         Raises:
           UserError: the tests do not run.
@@ -199,7 +199,7 @@ class Bench:
         }
 
     def run_tests(self, chosen: Sequence[str], limit_s: float) -> JsonObject:
-        """The server's answer."""
+        """Run the chosen tests on the server; return its response."""
         files = sorted({_get_file(test) for test in chosen})
         return self._ask({"tests": files, "chosen": list(chosen), "limit_s": limit_s})
 
@@ -216,7 +216,7 @@ class Bench:
         return self._keys[asked]
 
     def get_proof(self, room: Room, row: JsonObject) -> str:
-        """What a verdict rests on: the file of the test that found the fault, or all tests."""
+        """Return the key of what a verdict rests on: the file of the test `by`, or all tests."""
         files = room.list_tests(self.tree)
         finder = _get_file(row["by"])
         return self.get_key(room, [finder] if finder in files else files)
@@ -244,8 +244,10 @@ class Bench:
 
 
 def _expand(root: Path, patterns: Sequence[str]) -> list[str]:
-    found = {path.relative_to(root).as_posix() for one in patterns for path in root.glob(one)}
-    return sorted(found)
+    names = {
+        path.relative_to(root).as_posix() for pattern in patterns for path in root.glob(pattern)
+    }
+    return sorted(names)
 
 
 def _get_file(test: str) -> str:

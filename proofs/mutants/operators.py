@@ -39,7 +39,7 @@ class Mutant:
 
     Args:
       line: where it is, from 1.
-      lines: first and last line of its statement, of the function for its defaults; none: it
+      lines: first and last line of its statement, of the function for its defaults; None if it
         runs when the file is imported.
       name: the same for the same fault whatever else changes in the file.
     """
@@ -55,21 +55,25 @@ class Mutant:
     name: str = ""
 
     def apply(self, source: str) -> str:
-        """The source with the fault in it."""
+        """Return the source with the fault in it."""
         data = source.encode()
         return (data[: self.start] + self.after.encode() + data[self.end :]).decode()
 
 
 def list_mutants(source: str, file: str) -> list[Mutant]:
-    """All faults of a file, in its order."""
+    """List all faults of a file, in its order."""
     planter = _Planter(source.encode(), file)
-    found = sorted(planter.walk(ast.parse(source)), key=lambda one: (one.start, one.kind, one.end))
+    mutants = sorted(
+        planter.walk(ast.parse(source)), key=lambda mutant: (mutant.start, mutant.kind, mutant.end)
+    )
     texts, counts = source.splitlines(), Counter()
-    for index, one in enumerate(found):
-        name = "|".join((file, texts[one.line - 1].strip(), one.kind, one.before, one.after))
+    for index, mutant in enumerate(mutants):
+        name = "|".join(
+            (file, texts[mutant.line - 1].strip(), mutant.kind, mutant.before, mutant.after)
+        )
         counts[name] += 1
-        found[index] = replace(one, name=f"{name}|{counts[name]}")
-    return found
+        mutants[index] = replace(mutant, name=f"{name}|{counts[name]}")
+    return mutants
 
 
 class _Planter:
@@ -82,7 +86,7 @@ class _Planter:
     def walk(
         self, node: ast.AST, lines: tuple[int, int] | None = None, names: _Names | None = None
     ) -> Iterator[Mutant]:
-        """All faults of a node and of what is in it; `names` of the function around it."""
+        """Yield all faults of a node and of what is in it; `names` of the function around it."""
         if _is_skipped(node):
             return
         if isinstance(node, ast.FunctionDef):  # a default matters where the function runs
@@ -102,7 +106,7 @@ class _Planter:
                     yield from self.walk(child, lines, own)
 
     def _plant(self, node: ast.AST, names: _Names | None) -> Iterator[_Fault]:
-        """The faults of one node: kind, start, end and new text."""
+        """Yield the faults of one node: kind, start, end and new text."""
         if names is not None and isinstance(node, ast.stmt) and names.may_delete(node):
             yield ("deleted line", *self._at(node), "pass")
         start, end = self._at(node) if hasattr(node, "lineno") else (0, 0)
@@ -136,10 +140,14 @@ class _Planter:
         """Neighbouring arguments exchanged, keyword arguments left out."""
         for first, second in pairwise(node.args):
             (start, middle), (other, end) = self._at(first), self._at(second)
-            one, gap, two = self.data[start:middle], self.data[middle:other], self.data[other:end]
+            left, gap, right = (
+                self.data[start:middle],
+                self.data[middle:other],
+                self.data[other:end],
+            )
             is_starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
-            if one != two and not is_starred and not _calls(node, _SYMMETRIC):
-                yield "swapped argument", start, end, (two + gap + one).decode()
+            if left != right and not is_starred and not _calls(node, _SYMMETRIC):
+                yield "swapped argument", start, end, (right + gap + left).decode()
         for keyword in node.keywords:
             if keyword.arg is not None and keyword.arg not in _HARMLESS:
                 start, end = self._at(keyword)
@@ -148,13 +156,13 @@ class _Planter:
 
     def _swap_sign(self, kind: str, first: ast.AST, second: ast.AST) -> Iterator[_Fault]:
         start = self._at(first)[1]
-        found = _SIGN.match(self.data[start : self._at(second)[0]].decode())
-        if found and found[2] in _SIGNS[kind]:
-            start += found.start(2)
-            yield kind, start, start + len(found[2]), _SIGNS[kind][found[2]]
+        match = _SIGN.match(self.data[start : self._at(second)[0]].decode())
+        if match and match[2] in _SIGNS[kind]:
+            start += match.start(2)
+            yield kind, start, start + len(match[2]), _SIGNS[kind][match[2]]
 
     def _negate(self, test: ast.expr) -> Iterator[_Fault]:
-        """The opposite of a condition, where no other kind of fault gives the same."""
+        """Yield the opposite of a condition, unless another kind of fault gives the same."""
         is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         if not is_not and not (isinstance(test, ast.Compare) and type(test.ops[0]) in _EQUALITIES):
             start, end = self._at(test)
@@ -170,13 +178,15 @@ class _Names:
 
     def __init__(self, function: ast.AST) -> None:
         self.own = {id(statement) for statement in function.body}
-        self.first = {one.arg: 0 for one in ast.walk(function.args) if isinstance(one, ast.arg)}
+        self.first = {
+            argument.arg: 0 for argument in ast.walk(function.args) if isinstance(argument, ast.arg)
+        }
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 self.first[node.id] = min(node.lineno, self.first.get(node.id, node.lineno))
 
     def may_delete(self, node: ast.stmt) -> bool:
-        """Whether the rest could still run: no first value, no last result."""
+        """Return whether the rest could still run: no first value, no last result."""
         if isinstance(node, ast.Assign | ast.AnnAssign):
             names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
             stored = [self.first[n.id] for n in names if isinstance(n.ctx, ast.Store)]
@@ -187,13 +197,13 @@ class _Names:
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
-    """Whether a node calls a function or method of one of these names."""
+    """Return whether a node calls a function or method of one of these names."""
     called = node.func if isinstance(node, ast.Call) else None
     return getattr(called, "attr", getattr(called, "id", None)) in names
 
 
 def _is_skipped(node: ast.AST) -> bool:
-    """What changes nothing, or words only."""
+    """Return whether a change here could change nothing, or only words."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) or _calls(node.value, _NOTED)
     if isinstance(node, ast.If | ast.Assign):

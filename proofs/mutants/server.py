@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _run_apart(request: dict[str, Any]) -> dict[str, Any]:
-    """The answer of a forked process; ends it and all that it started where it takes too long."""
+    """Return the result of a forked process; kill it and its children if it takes too long."""
     mine, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -106,7 +106,7 @@ def _keep_lines_of_graphs() -> None:
 
 
 def _find_without_shrinking() -> None:
-    """That an example fails is enough; which one is the smallest takes time."""
+    """Stop at the first failing example: finding the smallest takes time."""
     from hypothesis import Phase, settings
 
     phases = (Phase.explicit, Phase.generate)
@@ -127,14 +127,18 @@ class _Observer:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the chosen ones, in their order."""
         if self.chosen is not None:
-            found = {item.nodeid: item for item in items}
-            items[:] = [found[name] for name in self.chosen if name in found]
+            by_name = {item.nodeid: item for item in items}
+            items[:] = [by_name[name] for name in self.chosen if name in by_name]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note which shared fixtures a test uses."""
         for item in session.items:
             known = item._fixtureinfo.name2fixturedefs.values()
-            shared = [_name_fixture(found[-1]) for found in known if _is_shared(found[-1])]
+            shared = [
+                _name_fixture(definitions[-1])
+                for definitions in known
+                if _is_shared(definitions[-1])
+            ]
             self.uses[item.nodeid] = shared
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -149,7 +153,7 @@ class _Observer:
             self.failed.append(report.nodeid)
 
     def pytest_collectreport(self, report: Any) -> None:
-        """A file that cannot be read fails as a whole."""
+        """Count a file that cannot be read as failed."""
         if report.failed:
             self.failed.append(report.nodeid)
 
@@ -199,7 +203,7 @@ class _Lines:
 
     def read(self) -> dict[str, dict[str, list[int]]]:
         """File -> test or fixture -> lines."""
-        found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        lines_by_file: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         for path in self.folder.glob(f"{_DATA}.*"):
             data = coverage.CoverageData(str(path))
             try:
@@ -210,8 +214,8 @@ class _Lines:
                 by_line = data.contexts_by_lineno(file).items()
                 name = Path(file).relative_to(Path.cwd()).as_posix()
                 for line, context in ((n, c) for n, contexts in by_line for c in contexts):
-                    found[name][context].add(line)
-        return {f: {c: sorted(n) for c, n in by.items()} for f, by in found.items()}
+                    lines_by_file[name][context].add(line)
+        return {f: {c: sorted(n) for c, n in by.items()} for f, by in lines_by_file.items()}
 
 
 def _is_shared(definition: Any) -> bool:

@@ -20,7 +20,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.parity")
     add_weights_flags(parser)
     add = parser.add_argument
@@ -28,7 +28,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--a", default="cpu", metavar="BACKEND", help=f"what is held to be right: {side} (cpu)")
     add("--b", required=True, metavar="BACKEND", help="what is looked at: the same words")
     add("--tolerance", type=float, default=1e-4, help="largest own difference, relative (1e-4)")
-    add("--images", default="", metavar="FOLDER", help="to look at; none: two photographs")
+    add("--images", default="", metavar="FOLDER", help="to look at (default: two photographs)")
     add("--count", type=int, default=4, metavar="N", help="images (4)")
     add("--no-patches", action="store_true", help="leave the model on XLA as timm wrote it")
     add("--all", action="store_true", help="show every layer, not those beyond the tolerance")

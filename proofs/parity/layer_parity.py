@@ -60,7 +60,7 @@ class LayerDifference:
     own: float
 
     def show(self) -> str:
-        """A line of a table."""
+        """Format a line of a table."""
         drift = "in part" if self.drift is None else f"{self.drift:.1e}"
         return f"{self.name:<44} {self.kind:<24} {drift:>9} {self.own:>9.1e}"
 
@@ -92,11 +92,13 @@ class WatchedModel:
         def note(call: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if wanted is None or call in wanted:
                 # What comes later may work in place on either of them.
-                kept = tuple(one.clone() for one in inputs)
+                kept = tuple(tensor.clone() for tensor in inputs)
                 seen.append((call, module, kept, output.clone()))
 
         self._follow(images, note)
-        tensors = {f"{n}.in{i}": one for n, s in enumerate(seen) for i, one in enumerate(s[2])}
+        tensors = {
+            f"{n}.in{i}": tensor for n, s in enumerate(seen) for i, tensor in enumerate(s[2])
+        }
         tensors |= {f"{n}.out": s[3] for n, s in enumerate(seen)}
         host = self.runtime.fetch_all(tensors)
         calls = []
@@ -110,7 +112,9 @@ class WatchedModel:
         sizes: dict[str, int] = {}
 
         def note(call: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            sizes[call] = sum(one.numel() * one.element_size() for one in (*inputs, output))
+            sizes[call] = sum(
+                tensor.numel() * tensor.element_size() for tensor in (*inputs, output)
+            )
 
         self._follow(images, note)
         return sizes
@@ -135,18 +139,18 @@ class WatchedModel:
 
     def repeat(self, calls: Sequence[LayerCall]) -> dict[str, Tensor]:
         """Outputs of these modules, each by itself, given the inputs of other calls."""
-        found = {}
+        results = {}
         for call in calls:
             name = call.name.partition("#")[0]
             module = self.model if name == WHOLE else self.model.get_submodule(name)
-            found[call.name] = self._call(module, call.inputs)
-        return self.runtime.fetch_all(found)
+            results[call.name] = self._call(module, call.inputs)
+        return self.runtime.fetch_all(results)
 
     def _call(self, module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         if self.runtime.section.precision == "fp32":  # of a side that computes in half of it
-            inputs = [one.float() for one in inputs]
+            inputs = [tensor.float() for tensor in inputs]
         with torch.no_grad(), self.runtime.autocast():
-            return module(*(self.runtime.tensor_to_device(one) for one in inputs))
+            return module(*(self.runtime.tensor_to_device(tensor) for tensor in inputs))
 
 
 def find_differences(
@@ -159,12 +163,12 @@ def find_differences(
     Args:
       kept_bytes: of tensors of one side that are held at a time.
     """
-    found = []
+    differences = []
     for part in split_calls(a.measure_calls(images), kept_bytes):
-        calls, others = a.watch(images, part), {one.name: one for one in b.watch(images, part)}
+        calls, others = a.watch(images, part), {call.name: call for call in b.watch(images, part)}
         shared = [call for call in calls if call.name in others]
         alone = b.repeat(shared)
-        found += [
+        differences += [
             LayerDifference(
                 call.name,
                 others[call.name].kind,
@@ -173,7 +177,7 @@ def find_differences(
             )
             for call in shared
         ]
-    return found
+    return differences
 
 
 def split_calls(sizes: Mapping[str, int], kept_bytes: int) -> list[set[str]]:
@@ -190,8 +194,8 @@ def split_calls(sizes: Mapping[str, int], kept_bytes: int) -> list[set[str]]:
 
 
 def is_plain(values: Sequence[object]) -> bool:
-    """Whether all of them are tensors of floats."""
-    return all(isinstance(one, Tensor) and one.is_floating_point() for one in values)
+    """Return whether all values are tensors of floats."""
+    return all(isinstance(value, Tensor) and value.is_floating_point() for value in values)
 
 
 def measure(wanted: Tensor, found: Tensor) -> float:
@@ -214,40 +218,44 @@ def compare(options: argparse.Namespace) -> int:
         WatchedModel(runtimes[name], trained.model, patched=not options.no_patches)
         for name in ("a", "b")
     )
-    found = find_differences(a, b, images)
-    for line in tell(found, options.tolerance, everything=options.all):
+    differences = find_differences(a, b, images)
+    for line in tell(differences, options.tolerance, everything=options.all):
         print(line)
-    return EXIT_DIFFERENT if find_first(found, options.tolerance) else 0
+    return EXIT_DIFFERENT if find_first(differences, options.tolerance) else 0
 
 
-def find_first(found: Sequence[LayerDifference], tolerance: float) -> LayerDifference | None:
-    """The first call whose module differs by itself."""
-    return next((one for one in found if not one.own <= tolerance), None)
+def find_first(differences: Sequence[LayerDifference], tolerance: float) -> LayerDifference | None:
+    """Return the first call whose module differs by itself."""
+    return next((difference for difference in differences if not difference.own <= tolerance), None)
 
 
-def tell(found: Sequence[LayerDifference], tolerance: float, *, everything: bool) -> list[str]:
-    """The layers as a table, and the verdict."""
-    shown = [one for one in found if everything or not one.own <= tolerance]
+def tell(
+    differences: Sequence[LayerDifference], tolerance: float, *, everything: bool
+) -> list[str]:
+    """Format the layers as a table, and the verdict."""
+    shown = [
+        difference for difference in differences if everything or not difference.own <= tolerance
+    ]
     lines = [f"{'layer':<44} {'class':<24} {'drift':>9} {'own':>9}"] if shown else []
-    lines += [one.show() for one in shown]
-    first = find_first(found, tolerance)
+    lines += [difference.show() for difference in shown]
+    first = find_first(differences, tolerance)
     if first is not None:
-        beyond = sum(not one.own <= tolerance for one in found)
+        beyond = sum(not difference.own <= tolerance for difference in differences)
         return [
             *lines,
             f"first deviation: {first.name} ({first.kind}), own {first.own:.1e} above "
-            f"{tolerance:g}; {beyond} of {len(found)} layers",
+            f"{tolerance:g}; {beyond} of {len(differences)} layers",
         ]
-    drift = max(one.drift for one in found if one.drift is not None)
+    drift = max(difference.drift for difference in differences if difference.drift is not None)
     lines.append(
-        f"no layer deviates by more than {tolerance:g}: {len(found)} layers, the largest drift "
-        f"{drift:.1e}"
+        f"no layer deviates by more than {tolerance:g}: {len(differences)} layers, the "
+        f"largest drift {drift:.1e}"
     )
     return lines
 
 
 def create_side_runtime(text: str, flag: str) -> Runtime:
-    """The runtime that `xla` or `cpu:bf16` means.
+    """Create the runtime of `xla` or `cpu:bf16`.
 
     Raises:
       UserError: no such backend or precision.
@@ -255,8 +263,7 @@ def create_side_runtime(text: str, flag: str) -> Runtime:
     name, _, precision = text.partition(":")
     if name not in _BACKENDS or precision not in ("", *_PRECISIONS):
         raise UserError(
-            f"--{flag} ({text!r}) is none of {', '.join(_BACKENDS)}, nor one of them with "
-            ":bf16; choose one"
+            f"unknown --{flag} {text!r}; use {', '.join(_BACKENDS)}, or one of them with :bf16"
         )
     return create_runtime(RuntimeSection(device=name, precision=precision or "fp32"))
 

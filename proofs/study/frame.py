@@ -127,7 +127,7 @@ def require_distinct(options: argparse.Namespace, *flags: str) -> None:
 
 
 def train(config: RunConfig) -> Run:
-    """Return the finished run of this very configuration, trained here if there is none."""
+    """Return the finished run of this very configuration, trained here if it is missing."""
     folder = to_path(config.run.output_dir, "run.output_dir") / config.run.experiment
     run = Run(folder / config.run.run_id)
     is_complete = run.read().get("status") == "complete"

@@ -60,9 +60,9 @@ def write_page() -> None:
 
 
 def list_recipes() -> list[Path]:
-    """The files that carry a source, in the page's order."""
-    found = [path for folder in FOLDERS for path in sorted((CONFIGS / folder).glob("*.yaml"))]
-    return [*found, *(CONFIGS / name for name in SINGLE)]
+    """List the files that have a source, in the page's order."""
+    paths = [path for folder in FOLDERS for path in sorted((CONFIGS / folder).glob("*.yaml"))]
+    return [*paths, *(CONFIGS / name for name in SINGLE)]
 
 
 def read_source(path: Path) -> SourceSection:
@@ -99,7 +99,7 @@ def _format_table(sources: dict[str, SourceSection], title: str) -> Iterator[str
 
 
 def _format_source(source: SourceSection) -> str:
-    """The publication, and a link to the repository at its commit with the names of its files."""
+    """Format the publication, and a link to the repository at its commit with its files."""
     if not source.code:
         return source.paper
     repository, _, files = source.code.partition(": ")

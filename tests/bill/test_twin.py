@@ -18,7 +18,7 @@ def test_sizes_of_a_dataset_that_is_not_here_are_given_by_name(tmp_path):
     config = create_config(tmp_path, "--data.source=folder", f"--data.root={tmp_path}", pp)
     made = create_twin(config, {"num_classes": 7}).replace_data(9, tmp_path)
     assert "num_classes=7" in made.data.name
-    with pytest.raises(UserError, match=r"--assume vocab_size means nothing .*: num_classes"):
+    with pytest.raises(UserError, match=r"--assume vocab_size is not a size .*: num_classes"):
         create_twin(config, {"vocab_size": 7})
 
 

@@ -252,7 +252,7 @@ def test_a_report_without_rows_or_what_they_say_is_refused(report, tmp_path):
     ("flags", "word"),
     [(["--heads", "16"], "--heads ('16') must be two numbers"),
      (["--heads", "3/4"], "--heads (3/4)"), (["--sizes", "1x"], "--sizes ('1x')"),
-     (["--on", "v9"], "--on ('v9')"),
+     (["--on", "v9"], "--on 'v9'"),
      (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"), (["--chunk", "48"], "--chunk (48)"),
      (["--solver", "lu"], "--solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
      (["--form", "jax_reference"], "compiled for TPUs alone"),

@@ -40,7 +40,7 @@ def test_a_table_of_each_form_marks_hosts_whose_chips_would_wait(tmp_path, capsy
         (["--cpu-ms", "0"], "--cpu-ms (0) must be above 0"),
         (["--cpu-ms", "nan"], "--cpu-ms (nan)"),
         (["--cpu-ms", "1", "--share", "1.5"], "--share (1.5)"),
-        (["--cpu-ms", "1", "--hosts", "v9-1"], "'v9-1' is none of v3-8"),
+        (["--cpu-ms", "1", "--hosts", "v9-1"], "'v9-1'; use v3-8"),
         (["--cpu-ms", "1", "--chip-images-per-s", "-3"], "--chip-images-per-s (-3)"),
         (["--input", "no.json"], "tools.benchmark_input: No such file or directory; write"),
     ],

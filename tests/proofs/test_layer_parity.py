@@ -117,8 +117,8 @@ def test_a_module_that_is_called_twice_is_two_calls(weights):
 
 
 BAD = [
-    (["--b", "tpu"], "--b ('tpu') is none of cpu, cuda, xla"),
-    (["--b", "cpu:fp8"], "--b ('cpu:fp8') is none of"),
+    (["--b", "tpu"], "unknown --b 'tpu'; use cpu, cuda, xla"),
+    (["--b", "cpu:fp8"], "unknown --b 'cpu:fp8'"),
     (["--b", "cpu"], "--a and --b are both cpu"),
     (["--b", "xla", "--count", "0"], "--count (0) must be at least 1"),
     (["--b", "xla", "--tolerance", "-1"], "--tolerance (-1) must be at least 0"),

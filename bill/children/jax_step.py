@@ -1,0 +1,80 @@
+"""What the yardsticks in JAX share: a child's request and facts, shapes of weights, AdamW.
+
+Imports of JAX stand in functions, because the platform is chosen first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Arrays of JAX and trees of them, whose types only functions import.
+Values = Any
+
+_BETAS, _EPS = (0.9, 0.999), 1e-8
+
+
+def run_child(argv: list[str], run: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+    """Run a child on the request in a file, and write its facts beside it; return the exit code."""
+    path = Path(argv[0])
+    request = json.loads(path.read_text(encoding="utf-8"))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={request.get('devices', 1)}"
+    os.environ.pop("PJRT_DEVICE", None)
+    facts = run(request)
+    (path.parent / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    return 0
+
+
+def describe_shapes(shapes: Values, leaf: Callable[[tuple[int, ...]], Values]) -> Values:
+    """Describe the arrays of a tree whose leaves are shapes."""
+    import jax
+
+    return jax.tree.map(leaf, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def export_step(step: Callable[..., Values], arguments: tuple[Values, ...], path: str) -> int:
+    """Write a step as StableHLO for TPUs; return how many arguments its first results replace.
+
+    Args:
+      arguments: weights, their two moments, and the rest.
+    """
+    import jax
+    from jax import export
+
+    exported = export.export(jax.jit(step), platforms=["tpu"])(*arguments)
+    Path(path).write_bytes(exported.mlir_module_serialized)
+    return 3 * len(jax.tree.leaves(arguments[0]))
+
+
+def apply_adamw(
+    state: tuple[Values, Values, Values],
+    gradients: Values,
+    lr: Values,
+    number: Values,
+    decay: float,
+) -> tuple[Values, ...]:
+    """Return weights and both moments after a step of AdamW; vectors do not decay.
+
+    Args:
+      number: of the step, from 1.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    corrections = [1.0 - beta**number for beta in _BETAS]
+
+    def update(weight: Values, first: Values, second: Values, gradient: Values) -> Values:
+        first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
+        second = _BETAS[1] * second + (1 - _BETAS[1]) * gradient * gradient
+        ratio = (first / corrections[0]) / (jnp.sqrt(second / corrections[1]) + _EPS)
+        own_decay = decay if weight.ndim > 1 else 0.0
+        return weight - lr * (ratio + own_decay * weight), first, second
+
+    leaves, form = jax.tree.flatten(state[0])
+    others = (jax.tree.leaves(tree) for tree in (*state[1:], gradients))
+    updated = [update(*row) for row in zip(leaves, *others, strict=True)]
+    return tuple(jax.tree.unflatten(form, column) for column in zip(*updated, strict=True))
