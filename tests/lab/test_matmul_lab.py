@@ -55,7 +55,7 @@ def test_the_filled_share_follows_the_law(tmp_path):
     ("flags", "word"),
     [(["--time-limit", "-1"], "--time-limit (-1)"), (["--time-limit", "nan"], "--time-limit (nan)"),
      (["--added", "0"], "--added must hold 0 and 8"), (["--base", "100"], "--base (100)"),
-     (["--repeats", "0"], "--repeats (0)"), (["--on", "v9"], "--on ('v9')"),
+     (["--repeats", "0"], "--repeats (0)"), (["--on", "v9"], "--on 'v9'"),
      (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"),
      (["--added", "0", "8", "-1024"], "--added (-1024) leaves nothing of --base"),
      (["--picture", "law.txt"], "--picture ('law.txt') must end with one of .png"),
