@@ -1,4 +1,4 @@
-"""BatchNorm as plain operations: float32 statistics, over all ranks where a sum is given."""
+"""BatchNorm as plain operations with float32 statistics, of one rank or of all."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def compute_batch_norm(
 
     Args:
       inputs: [B, C, ...] of any float type; statistics are float32.
-      module: a BatchNorm; its momentum, weight, bias and buffers are used.
-      sum_over_ranks: sum over ranks with a gradient; none: the statistics of these inputs alone.
+      sum_over_ranks: sum over ranks with a gradient; None for statistics of these inputs alone.
 
     Returns:
       [B, C, ...] in the type of `inputs`.
@@ -51,15 +50,10 @@ def compute_batch_norm(
 
 
 def synchronise_batch_norm(model: nn.Module, sum_over_ranks: Callable[[Tensor], Tensor]) -> int:
-    """Let every BatchNorm of a model train on statistics of all ranks; names and buffers stay.
-
-    timm's BatchNorm with activation keeps its activation.
+    """Replace the forward of every BatchNorm by one over all ranks; return how many there are.
 
     Args:
       sum_over_ranks: sum over ranks with a gradient (`Ranks.sum_with_gradient`).
-
-    Returns:
-      How many modules were changed.
     """
 
     def forward(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -71,23 +65,19 @@ def synchronise_batch_norm(model: nn.Module, sum_over_ranks: Callable[[Tensor], 
                 result = getattr(module, name)(result)
         return result
 
-    found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    for module in found:
-        module.forward = MethodType(forward, module)
-    return len(found)
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for norm in norms:
+        norm.forward = MethodType(forward, norm)
+    return len(norms)
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether what a model computes depends on the other examples of a batch."""
+    """Return whether the outputs of a model depend on the other examples of a batch."""
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def refuse_single_values(inputs: Tensor) -> None:
-    """Refuse a training batch of one value per channel, which has no variance, as PyTorch does.
-
-    Raises:
-      UserError: with the way to more values.
-    """
+    """Raise a UserError if a training batch has one value per channel, as PyTorch does."""
     if inputs.numel() == inputs.shape[1]:
         raise UserError(
             f"a BatchNorm sees one value per channel in training (inputs {tuple(inputs.shape)}), "
@@ -98,15 +88,13 @@ def refuse_single_values(inputs: Tensor) -> None:
 
 @torch.no_grad()
 def update_running(module: nn.Module, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Running averages as PyTorch keeps them: of the mean and of the unbiased variance."""
+    """Update the running averages of the mean and of the unbiased variance, as PyTorch does."""
     if not module.track_running_stats or module.running_mean is None:
         return
     module.num_batches_tracked.add_(1)
     unbiased = variance * (count / (count - 1).clamp(min=1.0))
-    if module.momentum is None:
-        share = 1.0 / module.num_batches_tracked.float()
-        module.running_mean.add_((mean - module.running_mean) * share)
-        module.running_var.add_((unbiased - module.running_var) * share)
-        return
-    module.running_mean.mul_(1 - module.momentum).add_(mean, alpha=module.momentum)
-    module.running_var.mul_(1 - module.momentum).add_(unbiased, alpha=module.momentum)
+    for running, value in ((module.running_mean, mean), (module.running_var, unbiased)):
+        if module.momentum is None:
+            running.add_((value - running) * (1.0 / module.num_batches_tracked.float()))
+        else:
+            running.mul_(1 - module.momentum).add_(value, alpha=module.momentum)

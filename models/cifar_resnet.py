@@ -1,4 +1,4 @@
-"""ResNets for 32 x 32 images, as CIFAR's distillation tables use them: resnet8x4, resnet32x4."""
+"""ResNets for 32 x 32 images of the usual distillation tables: resnet8x4, resnet32x4."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ class BasicBlock(nn.Module):
 
 
 class CifarResNet(nn.Module):
-    """Three stages of basic blocks at full, half and quarter resolution.
-
-    Feature losses find the stages as `layer1` to `layer3` and the pooled vector as `pool`.
+    """Three stages (`layer1` to `layer3`) of basic blocks at full, half and quarter resolution.
 
     Args:
       blocks: blocks of each stage; a depth of 6 n + 2 layers has n.
@@ -53,12 +51,12 @@ class CifarResNet(nn.Module):
         self.fc = nn.Linear(WIDTHS[2], num_classes) if num_classes else nn.Identity()
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """The last maps, [B, 256, H / 4, W / 4]."""
+        """[B, 256, H / 4, W / 4], the last maps."""
         features = functional.relu(self.bn1(self.conv1(images)))
         return self.layer3(self.layer2(self.layer1(features)))
 
     def forward_head(self, maps: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits of the last maps, or the vectors before them."""
+        """Logits, or the vectors before the classifier, of the last maps."""
         vectors = self.pool(maps)
         return vectors if pre_logits else self.fc(vectors)
 
@@ -68,17 +66,17 @@ class CifarResNet(nn.Module):
 
 
 def create_resnet8x4(num_classes: int = 100, in_chans: int = 3) -> CifarResNet:
-    """1.23 million parameters at 100 classes: the usual student."""
+    """Create the usual student: 1.23 million parameters at 100 classes."""
     return CifarResNet(1, num_classes, in_chans)
 
 
 def create_resnet32x4(num_classes: int = 100, in_chans: int = 3) -> CifarResNet:
-    """7.43 million parameters at 100 classes: the usual teacher."""
+    """Create the usual teacher: 7.43 million parameters at 100 classes."""
     return CifarResNet(5, num_classes, in_chans)
 
 
 def _create_conv(in_channels: int, channels: int, kernel: int, stride: int) -> nn.Conv2d:
-    """Without bias, padded to keep the size, He's initial values."""
+    """Create a convolution without bias that keeps the size, with He's initial values."""
     conv = nn.Conv2d(in_channels, channels, kernel, stride, padding=kernel // 2, bias=False)
     if not conv.weight.is_meta:
         nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")

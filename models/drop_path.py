@@ -1,4 +1,4 @@
-"""Stochastic depth block by block, where a recipe has other rates than timm gives its model."""
+"""Rates of stochastic depth by block."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def set_drop_path(model: nn.Module, section: ModelSection) -> None:
     if not blocks and (law != "model" or not section.drop_path_rescale):
         key = "drop_path_law" if law != "model" else "drop_path_rescale"
         raise UserError(
-            f"model.{key} needs blocks with stochastic depth, which {section.name} does not have; "
-            "leave it out"
+            f"model.{key} needs blocks with stochastic depth, and {section.name} has none; "
+            "remove it"
         )
     last = max(len(blocks) - 1, 1)
     for number, block in enumerate(blocks):
+        rate = section.drop_path_rate * (number / last if law == "linear" else 1.0)
         for name in _list_names(block):
-            rate = section.drop_path_rate * (number / last if law == "linear" else 1.0)
             if law == "model":
                 rate = getattr(getattr(block, name), "drop_prob", 0.0)
             if rate:

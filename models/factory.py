@@ -1,4 +1,4 @@
-"""`create_model`: timm names and the house's own, with near names where one is wrong."""
+"""Creates models by name, timm's and own, and suggests near names for unknown ones."""
 
 from __future__ import annotations
 
@@ -31,24 +31,20 @@ from utils.weights.opening import open_weights
 if TYPE_CHECKING:
     from utils.config.sections import ModelSection
 
-# What a task gives a model, and sections of the configuration under names of their own.
+# Arguments that a task sets, and arguments that have configuration keys of their own.
 _OF_TASK = ("num_classes", "vocab_size", "sequence_length", "num_inputs", "statistics")
 _KEYS = {"img_size": "image_size", "drop_path_rate": "drop_path_rate", "drop_rate": "drop_rate"}
 _UNKNOWN = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
 def find_model_name(name: str, key: str = "model.name") -> str:
-    """The name itself if there is such a model; costs no device and no memory.
-
-    Raises:
-      UserError: unknown, with near names.
-    """
+    """Return the name if there is such a model, else raise a UserError; builds nothing."""
     base, _, tag = name.partition(".")
     if name in MODELS or (timm.is_model(base) and not tag):
         return name
     if timm.is_model(base):
         # timm's own look-up drops the tag, and so takes any.
-        known = [found.partition(".")[2] for found in timm.list_pretrained(f"{base}.*")]
+        known = [weights.partition(".")[2] for weights in timm.list_pretrained(f"{base}.*")]
         if tag in known:
             return name
         raise UserError(f"{key} {name!r}: {base} has no weights tagged {tag!r}; known: {known}")
@@ -58,10 +54,10 @@ def find_model_name(name: str, key: str = "model.name") -> str:
 
 
 def settle_model(section: ModelSection) -> JsonObject:
-    """Values of other keys that a shared model's name stands for; none where it is a plain name.
+    """Return values of other keys that a shared model's name sets; empty for a plain name.
 
     Raises:
-      UserError: there is no such model, or its weights are asked for twice.
+      UserError: there is no such model, or its weights are set twice.
     """
     if not is_shared(section.name):
         return {}
@@ -69,7 +65,7 @@ def settle_model(section: ModelSection) -> JsonObject:
     if section.pretrained and section.weights:
         raise UserError(
             f"model.weights ({section.weights!r}) and model.pretrained both give weights to "
-            f"{section.name!r}; leave one out"
+            f"{section.name!r}; remove one"
         )
     weights = section.name if section.pretrained else section.weights
     args = {**facts["args"], **section.args}
@@ -83,25 +79,20 @@ def create_model(
     class_names: tuple[str, ...] | None = None,
     **of_task: Any,
 ) -> nn.Module:
-    """The student of a run, float32.
+    """Create the student of a run, float32.
 
     Initial values come from PyTorch's generator: seed it first.
 
     Args:
       class_names: of its classes, which weights must have too; None if unknown.
-      of_task: what the task makes it answer: `num_classes` gives logits [B, num_classes].
+      of_task: arguments that the task sets: `num_classes` gives logits [B, num_classes].
       device: "cpu", or "meta" to check names, arguments and weights at no cost.
 
     Raises:
       UserError: unknown model, arguments it does not take, weights that do not fit.
     """
-    arguments = dict(section.args)
-    if section.image_size is not None:
-        arguments["img_size"] = section.image_size
-    if section.drop_path_rate:
-        arguments["drop_path_rate"] = section.drop_path_rate
-    if section.drop_rate:
-        arguments["drop_rate"] = section.drop_rate
+    keys = {argument: getattr(section, key) for argument, key in _KEYS.items()}
+    arguments = {**section.args, **{name: value for name, value in keys.items() if value}}
     model = build_model(
         section.name,
         {**arguments, **of_task},
@@ -122,7 +113,7 @@ def create_model(
 
 
 def scale_head(model: nn.Module, section: ModelSection) -> None:
-    """Scale the classifier's first weights and set its first bias; weights that are loaded win.
+    """Scale the initial weights of the classifier and set its initial bias.
 
     Raises:
       UserError: the model has no linear classifier, or it has no bias.
@@ -131,14 +122,13 @@ def scale_head(model: nn.Module, section: ModelSection) -> None:
     if scale is None and bias is None:
         return
     key = "head_init_scale" if bias is None else "head_init_bias"
-    found = model.get_classifier() if hasattr(model, "get_classifier") else None
-    heads = found if isinstance(found, tuple) else (found,)
-    for head in heads:
+    heads = model.get_classifier() if hasattr(model, "get_classifier") else None
+    for head in heads if isinstance(heads, tuple) else (heads,):
         weight, offset = getattr(head, "weight", None), getattr(head, "bias", None)
         if weight is None or (bias is not None and offset is None):
             raise UserError(
                 f"model.{key} ({getattr(section, key):g}) needs a classifier with weights and a "
-                f"bias, which {section.name} does not have; leave it out"
+                f"bias, which {section.name} does not have; remove it"
             )
         with torch.no_grad():
             for parameter in (weight, offset):
@@ -156,13 +146,15 @@ def build_model(
     key: str = "model",
     device: str = "cpu",
 ) -> nn.Module:
-    """A module by name on a device; errors name the configuration key that gave the name."""
+    """Create a module by name on a device; errors name the key that gave the name."""
     find_model_name(name, f"{key}.name" if key == "model" else key)
     try:
         with torch.device(device):
             arguments = _resolve_layers(arguments)
             if name in MODELS:
-                return _create_own(name, arguments)
+                model = MODELS.get(name)(**arguments)
+                model.meanings = find_meanings(ARGUMENTS, name, arguments)
+                return model
             with prefer_hub_cache() if pretrained else nullcontext():
                 return timm.create_model(name, pretrained=pretrained, **arguments)
     except (TypeError, AssertionError) as error:
@@ -185,17 +177,14 @@ def build_model(
 
 
 def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path) -> Path:
-    """Write weights that load into a plain `timm.create_model`, and the facts to create it by.
-
-    Adapters are merged.
-    """
+    """Write weights, adapters merged, for a plain `timm.create_model`, and its arguments."""
     path = folder / EXPORT_FILE
     write_weights(path, merge_adapters(tensors), facts)
     return path
 
 
 def _resolve_layers(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with the class of an activation that is named, which some models of timm need."""
+    """Replace the name of an activation by its class, which some models of timm need."""
     name = arguments.get("act_layer")
     if not isinstance(name, str):
         return arguments
@@ -208,35 +197,28 @@ def _resolve_layers(arguments: dict[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def _create_own(name: str, arguments: dict[str, Any]) -> nn.Module:
-    """A model of the house, with what its tensors mean, for whoever brings weights into it."""
-    model = MODELS.get(name)(**arguments)
-    model.meanings = find_meanings(ARGUMENTS, name, arguments)
-    return model
-
-
 def _refuse_unknown(error: Exception, name: str, arguments: dict[str, Any], key: str) -> None:
-    """Name the key of an argument that the model's code does not know, and those that it does."""
-    found = _UNKNOWN.match(str(error))
-    if found is None or found[2] not in arguments or found[2] in _OF_TASK:
+    """Raise a UserError that names the key of an unknown argument, and the known arguments."""
+    match = _UNKNOWN.match(str(error))
+    if match is None or match[2] not in arguments or match[2] in _OF_TASK:
         return
-    wrong, own = found[2], _KEYS.get(found[2], f"args.{found[2]}")
-    known = [] if wrong in _KEYS else _list_arguments(error.__traceback__, found[1])
-    place = f"model.{own}" if key == "model" else f"{key}: its argument {wrong}"
+    wrong, own = match[2], _KEYS.get(match[2], f"args.{match[2]}")
+    known = [] if wrong in _KEYS else _list_arguments(error.__traceback__, match[1])
+    source = f"model.{own}" if key == "model" else f"{key}: its argument {wrong}"
     hint = f"; {get_hint(wrong, known)}" if known else "; leave it out"
-    raise UserError(f"{place} ({arguments[wrong]!r}) is no argument of {name!r}{hint}") from error
+    raise UserError(f"{source} ({arguments[wrong]!r}) is no argument of {name!r}{hint}") from error
 
 
 def _list_arguments(trace: TracebackType | None, refused: str) -> list[str]:
-    """What the class or function that refused takes, by the names where it was called."""
+    """List the arguments of the class or function that refused, found where it was called."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
         return []
-    names = {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}
     refused = refused.removesuffix(".__init__")
-    called = [one for one in names.values()
-              if isinstance(one, type | FunctionType) and one.__qualname__ == refused]  # fmt: skip
-    takes = inspect.signature(called[0]).parameters.values() if called else ()
-    return [one.name for one in takes if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
-            and one.name not in _OF_TASK]  # fmt: skip
+    for value in (trace.tb_frame.f_globals | trace.tb_frame.f_locals).values():
+        if isinstance(value, type | FunctionType) and value.__qualname__ == refused:
+            takes = inspect.signature(value).parameters.values()
+            variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+            return [p.name for p in takes if p.kind not in variadic and p.name not in _OF_TASK]
+    return []

@@ -1,4 +1,4 @@
-"""Activations by module path: what feature losses look at."""
+"""Activations by module path, for feature losses."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from utils.errors import UserError, get_hint
 
 
 class FeatureTap:
-    """Keeps the outputs of named submodules of a model from its last forward.
+    """Outputs of named submodules of a model from its last forward.
 
     Args:
-      paths: module paths such as `blocks.3`, or of parameters such as `fc.weight`, which are kept
-        as they are.
+      paths: of modules such as `blocks.3`, or of parameters such as `fc.weight`.
       side: `student` or `teacher`, for messages.
 
     Raises:
@@ -33,13 +32,14 @@ class FeatureTap:
                 continue
             if path not in modules or not path:
                 known = [name for name in (*modules, *parameters) if name]
-                raise UserError(
-                    f"distill.losses: the {side} has no layer {path!r}; {_get_near(path, known)}"
-                )
+                hint = get_hint(path, known)
+                if not hint.startswith("did you mean"):
+                    hint = f"its layers are {', '.join(known[:8])}, ..."
+                raise UserError(f"distill.losses: the {side} has no layer {path!r}; {hint}")
             modules[path].register_forward_hook(self._create_hook(path))
 
     def take(self) -> dict[str, Tensor]:
-        """Outputs by path since the last call, which are forgotten here, and parameters."""
+        """Return the outputs by path since the last call, once, and parameters."""
         kept, self._kept = self._kept, {}
         # Looked up anew: a move to another device may have replaced them.
         return kept | {path: self._model.get_parameter(path) for path in self._parameters}
@@ -59,7 +59,7 @@ def get_feature_shapes(
     side: str,
     dtype: torch.dtype = torch.float32,
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of activations for a batch of two, by a forward on the meta device.
+    """Return the shapes of activations for a batch of two, by a forward on the meta device.
 
     Args:
       model: on the meta device.
@@ -72,11 +72,3 @@ def get_feature_shapes(
     model.eval()
     model(torch.empty((2, *input_shape), dtype=dtype, device="meta"))
     return {path: tuple(value.shape) for path, value in tap.take().items()}
-
-
-def _get_near(path: str, known: list[str]) -> str:
-    """Near paths, or the first ones if nothing is near."""
-    hint = get_hint(path, known)
-    if hint.startswith("did you mean"):
-        return hint
-    return f"its layers are {', '.join(known[:8])}, ..."

@@ -1,4 +1,4 @@
-"""Takes parts of a model out of training by patterns over the names of their parameters."""
+"""Freezes parameters by patterns over their names."""
 
 from __future__ import annotations
 
@@ -12,34 +12,31 @@ from utils.patterns import check_patterns, matches
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Let parameters get no gradient, no optimizer state and no weight decay.
+    """Exclude parameters from gradients, optimizer state and weight decay; count their numbers.
 
     A BatchNorm whose parameters are all frozen keeps its statistics and normalises by them. Dropout
     and stochastic depth of frozen parts stay as they are.
 
     Args:
-      patterns: of whole names, such as `blocks.*`; none freezes nothing.
-
-    Returns:
-      How many numbers are frozen.
+      patterns: of whole names, such as `blocks.*`.
 
     Raises:
       UserError: a pattern matches nothing, or nothing is left to train.
     """
     named = dict(model.named_parameters())
     check_patterns("optim.freeze", patterns, named)
-    found = [value for name, value in named.items() if matches(name, patterns)]
-    if found and len(found) == len(named):
+    frozen = [value for name, value in named.items() if matches(name, patterns)]
+    if frozen and len(frozen) == len(named):
         raise UserError(
             f"optim.freeze ({list(patterns)}) leaves nothing to train; leave the head out of it"
         )
-    for value in found:
+    for value in frozen:
         value.requires_grad_(False)
     for module in model.modules():
         own = list(module.parameters(recurse=False)) if isinstance(module, _BatchNorm) else []
         if own and not any(value.requires_grad for value in own):
             module.register_forward_pre_hook(_stay_in_evaluation)
-    return sum(value.numel() for value in found)
+    return sum(value.numel() for value in frozen)
 
 
 def _stay_in_evaluation(module: nn.Module, inputs: object) -> None:

@@ -1,4 +1,4 @@
-"""Low-rank adapters: a linear layer's weights stay, a product of two thin matrices is learnt."""
+"""Low-rank adapters of linear layers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from utils.weights.fitting import list_head_names
 class LowRankLinear(nn.Linear):
     """A linear layer whose weights are `weight + lora_scale * lora_up @ lora_down`.
 
-    `weight` reads as the sum, for whoever looks at it instead of calling the layer; names and
-    shapes in the state stay. `adapt` makes it of a linear layer.
+    `weight` reads as the sum; names and shapes in the state stay.
 
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
     """
@@ -33,23 +32,23 @@ class LowRankLinear(nn.Linear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """As `inputs @ weight.T + bias`, without a product of the size of `weight`."""
-        found = functional.linear(inputs, self._parameters["weight"], self.bias)
+        outputs = functional.linear(inputs, self._parameters["weight"], self.bias)
         low = functional.linear(inputs, self.lora_down)
-        return found + self.lora_scale * functional.linear(low, self.lora_up)
+        return outputs + self.lora_scale * functional.linear(low, self.lora_up)
 
     def extra_repr(self) -> str:
-        """The sides of the layer, and the rank."""
+        """Format the sides of the layer, and the rank."""
         return f"{super().extra_repr()}, rank={len(self.lora_down)}"
 
     def forget_adapter(self) -> None:
-        """Become the plain layer again, without what was learnt."""
+        """Turn this into the plain layer again, without the learnt part."""
         for name in (DOWN, UP, SCALE):
             delattr(self, name)
         self.__class__ = nn.Linear
 
 
 def adapt(model: nn.Module, patterns: Sequence[str], rank: int, alpha: float) -> None:
-    """Give linear layers adapters that change nothing yet, and freeze all else but the head.
+    """Add adapters to linear layers, and freeze all else but the head.
 
     Initial values come from PyTorch's generator: `lora_down` is drawn as a linear layer's weights
     are, `lora_up` is zero.
@@ -57,13 +56,13 @@ def adapt(model: nn.Module, patterns: Sequence[str], rank: int, alpha: float) ->
     Args:
       patterns: of whole names of layers, such as `blocks.*.attn.qkv`.
       rank: columns of `lora_up`.
-      alpha: what is learnt is scaled by alpha / rank.
+      alpha: the product is scaled by alpha / rank.
 
     Raises:
       UserError: a pattern matches no linear layer, or the head, which is trained whole, or the
         rank is no less than a side of a layer.
     """
-    linear = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
+    linear = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     heads = set(list_head_names(model))
     if not any(f"{name}.weight" not in heads for name in linear):
         raise UserError(
@@ -88,10 +87,8 @@ def adapt(model: nn.Module, patterns: Sequence[str], rank: int, alpha: float) ->
         _attach(linear[name], rank, alpha)
     own = [name for name, _ in model.named_parameters()]
     frozen = freeze(model, [name for name in own if name not in heads and not is_adapter(name)])
-    get_logger().info(
-        "model.lora: %d layers have adapters of rank %d; %d numbers are frozen",
-        len(names), rank, frozen,
-    )  # fmt: skip
+    text = "model.lora: %d layers have adapters of rank %d; %d numbers are frozen"
+    get_logger().info(text, len(names), rank, frozen)
 
 
 def _attach(layer: nn.Linear, rank: int, alpha: float) -> None:

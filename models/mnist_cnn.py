@@ -1,4 +1,4 @@
-"""A small convolutional network for small grey images: the first thing that people train."""
+"""A small convolutional network for small grey images."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from utils.errors import UserError
 
 
 class MnistCnn(nn.Module):
-    """Two 5 x 5 convolutions, each with a ReLU and halved by a maximum, then two linear layers.
+    """Two 5 x 5 convolutions, each with ReLU and max pooling, then two linear layers.
 
-    Feature losses find the halves as `conv1` and `conv2`, before their ReLU, and the hidden vector
-    as `fc1`. With the default widths and ten classes there are 215,370 parameters.
+    With the default widths and ten classes there are 215,370 parameters.
 
     Args:
-      img_size: side of the images, a multiple of 4: the first linear layer is made for it.
+      img_size: side of the images, a multiple of 4.
       widths: channels of the two convolutions, and the hidden vector's length.
       drop_rate: of the hidden vector.
 
@@ -33,8 +32,8 @@ class MnistCnn(nn.Module):
         super().__init__()
         if img_size % 4 or img_size < 4:
             raise UserError(
-                f"model.image_size ({img_size}) is no multiple of 4, which mnist_cnn halves twice; "
-                "resize the images in data.train_pp and data.eval_pp"
+                f"model.image_size ({img_size}) must be a multiple of 4 for mnist_cnn; resize the "
+                "images in data.train_pp and data.eval_pp"
             )
         first, second, hidden = widths
         self.num_classes = num_classes

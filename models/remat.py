@@ -1,4 +1,4 @@
-"""The repeated blocks of a model: computed again in the backward pass, or compiled as one loop."""
+"""Repeated blocks of a model: recomputed in the backward pass, or compiled as one loop."""
 
 from __future__ import annotations
 
@@ -17,27 +17,23 @@ Recompute = Callable[..., Any]
 
 
 def find_blocks(model: nn.Module) -> list[nn.Sequential | nn.ModuleList]:
-    """The outermost containers that hold two or more blocks of one class with weights."""
+    """List the outermost containers of two or more blocks of one class with weights."""
     return list(_iterate_blocks(model))
 
 
 def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
-    """Store only the inputs of each block; what happens inside is computed again.
+    """Store only the inputs of each block and recompute the rest; return the number of blocks.
 
     Args:
       recompute: function, *args -> its result (`Runtime.checkpoint_block`).
-
-    Returns:
-      How many blocks.
 
     Raises:
       UserError: the model has no repeated blocks.
     """
     blocks = [block for container in find_blocks(model) for block in container]
     if not blocks:
-        raise UserError(
-            f"train.remat finds no repeated blocks in {type(model).__name__}; leave it out"
-        )
+        name = type(model).__name__
+        raise UserError(f"train.remat finds no repeated blocks in {name}; leave it out")
 
     def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         plain = MethodType(type(block).forward, block)
@@ -51,22 +47,19 @@ def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
 
 
 def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], Tensor]) -> int:
-    """Run each chain of equal blocks through `scan`.
+    """Run each chain of equal blocks through `scan`; return the number of blocks.
 
-    A model whose blocks differ, but repeat in groups, offers the chain of them by `group_blocks`.
+    A model whose blocks differ, but repeat in groups, gives the chain of these by `group_blocks`.
 
     Args:
       scan: blocks, input of the first -> output of the last (`Runtime.scan_blocks`).
-
-    Returns:
-      How many blocks.
 
     Raises:
       UserError: the model has no chain of blocks that are equal in shape, or they draw dropout.
     """
     own = getattr(model, "group_blocks", None)
     chains = [own()] if own is not None else find_blocks(model)
-    chains = [one for one in chains if isinstance(one, nn.Sequential) and _equal(one)]
+    chains = [chain for chain in chains if isinstance(chain, nn.Sequential) and _equal(chain)]
     if not chains:
         raise UserError(
             f"train.scan_layers needs a chain of equal blocks, which {type(model).__name__} does "
@@ -79,7 +72,7 @@ def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], 
 
 
 def _update_once(block: nn.Module, forward: Recompute) -> Recompute:
-    """The forward of one step, whose second call, in the backward pass, leaves buffers alone."""
+    """Wrap the forward of one step: its second call, in the backward pass, updates no buffers."""
     was_called = False
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -95,19 +88,19 @@ def _update_once(block: nn.Module, forward: Recompute) -> Recompute:
 
 @contextlib.contextmanager
 def _keep_statistics(block: nn.Module) -> Iterator[None]:
-    """Let BatchNorms update copies of their running statistics, which are then forgotten.
+    """Discard the next updates of running statistics.
 
     The buffers themselves must not be written to: the backward pass has saved them.
     """
     norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
-    held = [dict(norm._buffers) for norm in norms]
-    for norm, buffers in zip(norms, held, strict=True):
-        copies = {n: None if value is None else value.clone() for n, value in buffers.items()}
-        norm._buffers.update(copies)
+    kept = [dict(norm._buffers) for norm in norms]
+    for norm, buffers in zip(norms, kept, strict=True):
+        for name, value in buffers.items():
+            norm._buffers[name] = None if value is None else value.clone()
     try:
         yield
     finally:
-        for norm, buffers in zip(norms, held, strict=True):
+        for norm, buffers in zip(norms, kept, strict=True):
             norm._buffers.update(buffers)
 
 
@@ -120,19 +113,15 @@ def _iterate_blocks(module: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList
 
 
 def _repeats(container: nn.Sequential | nn.ModuleList) -> bool:
-    kinds = {type(block) for block in container}
     has_parts = all(next(block.children(), None) is not None for block in container)
+    is_uniform = len(container) > 1 and len({type(block) for block in container}) == 1
     # Stages repeat as well, but their own blocks are what is worth storing less of.
-    return len(container) > 1 and len(kinds) == 1 and has_parts and not _holds_blocks(container)
-
-
-def _holds_blocks(container: nn.Module) -> bool:
-    return any(next(_iterate_blocks(block), None) is not None for block in container)
+    return is_uniform and has_parts and not any(any(_iterate_blocks(b)) for b in container)
 
 
 def _equal(chain: nn.Sequential) -> bool:
     shapes = [{name: v.shape for name, v in block.state_dict().items()} for block in chain]
-    return all(one == shapes[0] for one in shapes)
+    return all(shape == shapes[0] for shape in shapes)
 
 
 def _check_dropout(chain: nn.Sequential) -> None:

@@ -1,4 +1,4 @@
-"""SimKD's student: a backbone, a projector, and a teacher's classifier that stays as it is."""
+"""SimKD's student: a backbone, a projector, and the frozen classifier of a teacher."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from models.table import MODELS
 from utils.errors import UserError
 
 SIMKD = "simkd"
-PROJECTED = "projector"  # the layer whose output is to be the teacher's
+PROJECTED = "projector"  # the layer whose output is compared with the teacher's maps
 
 
 class ReusedClassifier(nn.Module):
-    """A student that answers by the classifier of its teacher.
+    """A student with the classifier of its teacher.
 
     The backbone's last maps go through a projector (1x1 convolution to `width` / `factor` channels,
-    3x3, 1x1 to `width`, each with BatchNorm and ReLU), are averaged over positions and meet the
-    head, which no step changes. It is random until `adopt` or weights fill it.
+    3x3, 1x1 to `width`, each with BatchNorm and ReLU), are averaged over positions and go into the
+    frozen head, which is random until `adopt` or weights fill it.
 
     Args:
-      student: name of the backbone, of timm or the house, that gives maps [B, C, H, W].
-      width: channels of the teacher's last maps: what its classifier takes.
-      side: of the teacher's maps in positions, which must divide the backbone's where these are
-        larger: they are averaged to it first. None: the backbone's are no larger.
+      student: name of the backbone, of timm or models/, that gives maps [B, C, H, W].
+      width: channels of the teacher's last maps.
+      side: of the teacher's maps in positions; larger maps of the backbone are averaged to it,
+        which must divide theirs. None if the backbone's are no larger.
       factor: the projector's inner width is `width` / `factor`.
       of_student: further arguments of the backbone.
 
@@ -44,15 +44,12 @@ class ReusedClassifier(nn.Module):
     ) -> None:
         super().__init__()
         if num_classes < 1:
-            raise UserError(
-                "model.name 'simkd' answers by a teacher's classifier, and this task has no "
-                "classes; name the backbone itself"
-            )
+            raise UserError("model.name 'simkd' needs a task with classes; use the backbone's name")
         if not isinstance(factor, int) or not isinstance(width, int) or not 0 < factor <= width:
             raise UserError(
-                f"model.args of simkd: width ({width!r}) and factor ({factor!r}) are no whole "
-                "numbers above 0 with factor the smaller; set width to what the teacher's "
-                "classifier takes"
+                f"model.args of simkd: width ({width!r}) and factor ({factor!r}) must be whole "
+                "numbers above 0, factor at most width; set width to what the teacher's classifier "
+                "takes"
             )
         self.backbone = create_backbone(student, of_student)
         self.num_classes, self.num_features, self.side = num_classes, width, side
@@ -65,27 +62,27 @@ class ReusedClassifier(nn.Module):
         self.head = nn.Linear(width, num_classes).requires_grad_(False)
 
     def adopt(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Take the weights of a classifier, [num_classes, width] and [num_classes]."""
+        """Copy the weights of a classifier, [num_classes, width] and [num_classes]."""
         with torch.no_grad():
             self.head.weight.copy_(weight)
             self.head.bias.copy_(torch.zeros_like(self.head.bias) if bias is None else bias)
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """[B, width, H, W], what the teacher's maps are compared with."""
+        """[B, width, H, W], to be compared with the teacher's maps."""
         maps = self.backbone.forward_features(images)
         if maps.ndim != 4:
             raise UserError(
                 f"model.name 'simkd' projects maps, and its backbone gives {tuple(maps.shape)}; "
                 "name a convolutional one in model.args.student"
             )
-        found = maps.shape[-1]
-        if self.side is not None and found > self.side:
-            if found % self.side or maps.shape[-2] % self.side:
+        (height, width), side = maps.shape[-2:], self.side
+        if side is not None and width > side:
+            if width % side or height % side:
                 raise UserError(
-                    f"model.args.side ({self.side}) does not divide the backbone's maps of "
-                    f"{maps.shape[-2]} x {found}; choose a divisor, or another side of images"
+                    f"model.args.side ({side}) does not divide the backbone's maps of "
+                    f"{height} x {width}; choose a divisor, or another side of images"
                 )
-            maps = functional.avg_pool2d(maps, (maps.shape[-2] // self.side, found // self.side))
+            maps = functional.avg_pool2d(maps, (height // side, width // side))
         return self.projector(maps)
 
     def forward_head(self, maps: Tensor, pre_logits: bool = False) -> Tensor:
@@ -98,16 +95,12 @@ class ReusedClassifier(nn.Module):
         return self.forward_head(self.forward_features(images))
 
     def get_classifier(self) -> nn.Module:
-        """The teacher's classifier."""
+        """Return the teacher's classifier."""
         return self.head
 
 
 def create_backbone(name: str, arguments: dict[str, object]) -> nn.Module:
-    """A model by name without its classifier, which gives `forward_features`.
-
-    Raises:
-      UserError: no such model, or one that does not give its maps.
-    """
+    """Create a model without its classifier; UserError if it is unknown or has no maps."""
     if name in MODELS:
         backbone = MODELS.get(name)(num_classes=0, **arguments)
     elif timm.is_model(name):
@@ -118,7 +111,7 @@ def create_backbone(name: str, arguments: dict[str, object]) -> nn.Module:
         )
     if not hasattr(backbone, "forward_features") or not hasattr(backbone, "num_features"):
         raise UserError(
-            f"model.args.student {name!r} does not give its maps apart from its answers; name a "
+            f"model.args.student {name!r} does not give its maps apart from its logits; use a "
             "convolutional model of timm, or cifar_resnet8x4"
         )
     return backbone

@@ -1,4 +1,4 @@
-"""The run that weights belong to: its directory lies above them, with the configuration."""
+"""The directory of the run that weights lie in, and its configuration."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from utils.json_types import JsonObject
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
-# Folders that are looked at for it: of a run, its checkpoints, one of them, a file in that.
+# A run's folder, its checkpoints, one of them, a file in that.
 _NEAR = 4
 
 
-def find_run_folder(place: str) -> Folder | None:
-    """The directory of the run that a file or checkpoint lies in; none: it lies in no run."""
-    folder = open_folder(place)
+def find_run_folder(path: str) -> Folder | None:
+    """Return the directory of the run that a file or checkpoint lies in, or None."""
+    folder = open_folder(path)
     for _ in range(_NEAR):
         if folder.read_texts([CONFIG_FILE]):
             return folder
@@ -23,13 +23,6 @@ def find_run_folder(place: str) -> Folder | None:
 
 
 def read_run_config(folder: Folder, key: str) -> JsonObject:
-    """The sections of a run's configuration as they were written at its start.
-
-    Args:
-      key: what asks for it, for errors.
-
-    Raises:
-      UserError: it cannot be read.
-    """
+    """Read a run's configuration; `key` stands in the UserError if that fails."""
     with folder.open_local(CONFIG_FILE) as path:
         return read_yaml(str(path), key)

@@ -15,12 +15,12 @@ from utils.weights.meaning import Meaning, ModelArguments
 
 
 class SincosViT(VisionTransformer):
-    """A ViT whose positions are no parameters, with a tanh layer before its classifier.
+    """A ViT with fixed positions and a tanh layer before its classifier.
 
     Initial values are those of the JAX original, with a head of zeros.
 
     Args:
-      rep_layer: whether features go through that layer; a transferred model has none.
+      rep_layer: whether there is the tanh layer; a transferred model has none.
       arguments: of timm's VisionTransformer.
 
     Source: Beyer et al. 2022, arXiv:2205.01580, section 2.
@@ -40,14 +40,14 @@ class SincosViT(VisionTransformer):
         self.register_buffer("pos_embed", positions, persistent=False)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Logits [B, K] of tokens [B, N, D]; with `pre_logits` what the classifier sees."""
+        """Logits [B, K] of tokens [B, N, D]; with `pre_logits` the classifier's input."""
         x = self.head_drop(self.pool(x))
         if isinstance(self.pre_logits, nn.Linear):
             x = torch.tanh(self.pre_logits(x))
         return x if pre_logits else self.head(x)
 
     def _init_as_in_jax(self, width: int) -> None:
-        """Queries, keys and values are three maps there, and the new layer is drawn otherwise."""
+        """Draw qkv as three maps, as JAX does, and the tanh layer."""
         bound = math.sqrt(6 / (2 * width))
         for block in self.blocks:
             nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
@@ -67,25 +67,22 @@ def compute_positions(height: int, width: int, channels: int) -> Tensor:
     if channels % 4 or quarter < 2:
         raise AssertionError(f"embed_dim ({channels}) must be a multiple of 4, 8 or more")
     scales = 10_000.0 ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
-    rows, columns = torch.meshgrid(
-        torch.arange(height, dtype=torch.float64),
-        torch.arange(width, dtype=torch.float64),
-        indexing="ij",
-    )
-    angles = [place.reshape(-1, 1) * scales for place in (columns, rows)]
+    axes = [torch.arange(side, dtype=torch.float64) for side in (height, width)]
+    rows, columns = torch.meshgrid(*axes, indexing="ij")
+    angles = [axis.reshape(-1, 1) * scales for axis in (columns, rows)]
     waves = [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)]
     return torch.cat(waves, dim=1).float().unsqueeze(0)
 
 
 @dataclass(frozen=True)
 class SincosArguments(ModelArguments):
-    """Those of timm's that no tensor tells."""
+    """Arguments of timm's that no tensor shows."""
 
     num_heads: int = 6
     act_layer: str = "gelu_tanh"  # JAX's gelu is the approximation by tanh
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Both of them."""
+        """Return both of them."""
         return {
             "num_heads": Meaning(self.num_heads, ("blocks.*.attn.*",)),
             "act_layer": Meaning(self.act_layer, ("blocks.*.mlp.*",)),
@@ -93,7 +90,6 @@ class SincosArguments(ModelArguments):
 
 
 def create_vit_s16(num_classes: int = 1000, **arguments: Any) -> SincosViT:
-    """22.1 million parameters at 1,000 classes: ViT-S/16 of big_vision's baseline."""
-    shape = {"patch_size": 16, "embed_dim": 384, "depth": 12}
-    own = {name: arguments.get(name, value) for name, value in asdict(SincosArguments()).items()}
-    return SincosViT(num_classes=num_classes, **{**shape, **arguments, **own})
+    """Create ViT-S/16 of big_vision's baseline: 22.1 million parameters at 1,000 classes."""
+    shape = {"patch_size": 16, "embed_dim": 384, "depth": 12, **asdict(SincosArguments())}
+    return SincosViT(num_classes=num_classes, **{**shape, **arguments})

@@ -1,4 +1,4 @@
-"""The own models by name; all others are timm's, of whose arguments nothing is known here."""
+"""Own models by name; all others are timm's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MODELS = Registry(
     },
 )
 
-# Of models some of whose arguments change what tensors of the same shapes mean: their classes.
+# Classes of the arguments of models where some change the meaning of tensors of the same shapes.
 ARGUMENTS = Registry(
     "arguments of model",
     {
@@ -46,10 +46,10 @@ ARGUMENTS = Registry(
 
 
 def takes_argument(name: str, argument: str) -> bool:
-    """Whether a name is that of an own model with an argument, such as `vocab_size`."""
+    """Return whether an own model has an argument, such as `vocab_size`."""
     return name in MODELS and argument in inspect.signature(MODELS.get(name)).parameters
 
 
 def list_taking(argument: str) -> list[str]:
-    """Names of the own models with an argument; imports all of them."""
+    """List the own models with an argument; imports all of them."""
     return [name for name in MODELS if takes_argument(name, argument)]

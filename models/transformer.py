@@ -1,7 +1,7 @@
 """A decoder of text: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-`forward` gives hidden states; the head's weight is applied to them by the task, chunk by chunk, so
-that the logits of all tokens never exist at once. The blocks are one `nn.Sequential` of equals.
+`forward` returns hidden states; the task applies the head's weight to them chunk by chunk, so that
+the logits of all tokens never exist at once.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MLP_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class TransformerShape(ModelArguments):
-    """The arguments of a decoder, as `model.args` gives them.
+    """`model.args` of a decoder.
 
     Attributes:
-      kv_heads: heads of keys and values, each shared by heads / kv_heads queries; none: `heads`.
-      mlp_width: hidden size of SwiGLU; none: 8/3 of the width, rounded up to a multiple of 32.
+      kv_heads: heads of keys and values, each shared by heads / kv_heads queries; default `heads`.
+      mlp_width: hidden size of SwiGLU; default 8/3 of the width, rounded up to a multiple of 32.
       positions: rope, learned or sinusoidal.
       tied: the head's weight is the embedding's.
       rope_base: wavelengths of the rotation go up to 2 pi times this.
@@ -47,7 +47,7 @@ class TransformerShape(ModelArguments):
         self._check_numbers()
         if self.width % self.heads or self.width // self.heads % 2:
             raise UserError(
-                f"model.args.heads ({self.heads}) must cut model.args.width ({self.width}) into "
+                f"model.args.heads ({self.heads}) must divide model.args.width ({self.width}) into "
                 "heads of an even size; change one of them"
             )
         if self.heads % self.num_kv_heads:
@@ -57,27 +57,24 @@ class TransformerShape(ModelArguments):
             )
         if self.positions not in _POSITIONS:
             raise UserError(
-                f"model.args.positions ({self.positions!r}) is none of {', '.join(_POSITIONS)}; "
-                "choose one"
+                f"model.args.positions ({self.positions!r}) must be one of {', '.join(_POSITIONS)}"
             )
 
     def _check_numbers(self) -> None:
-        """Refuse values of another type, and sizes of nothing."""
+        """Raise a UserError for values of another type, and sizes below 1."""
         for name in ("depth", "width", "heads", "kv_heads", "mlp_width"):
             value, may_lack = getattr(self, name), name in ("kv_heads", "mlp_width")
             if value is None and may_lack:
                 continue
             if type(value) is not int or value < 1:
-                way = ", or leave it out" if may_lack else ""
-                raise UserError(
-                    f"model.args.{name} ({value!r}) must be a whole number, 1 or more{way}"
-                )
+                text = f"model.args.{name} ({value!r}) must be a whole number, 1 or more"
+                raise UserError(text + ", or leave it out" * may_lack)
         if type(self.tied) is not bool:
             raise UserError(f"model.args.tied ({self.tied!r}) must be true or false")
-        base = self.rope_base
-        if type(base) not in (int, float) or not 1 < base < math.inf:
+        if type(self.rope_base) not in (int, float) or not 1 < self.rope_base < math.inf:
             raise UserError(
-                f"model.args.rope_base ({base!r}) must be a number above 1; 10000 is usual"
+                f"model.args.rope_base ({self.rope_base!r}) must be a number above 1; 10000 is "
+                "usual"
             )
 
     @property
@@ -96,11 +93,11 @@ class TransformerShape(ModelArguments):
         return self.mlp_width or -(-8 * self.width // (3 * _MLP_MULTIPLE)) * _MLP_MULTIPLE
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Heads, of which shapes tell all channels alone, and positions that are no tensor."""
-        told = {"heads": self.heads, "kv_heads": self.num_kv_heads}
+        """Return the numbers of heads, and positions that are no tensor."""
+        values = {"heads": self.heads, "kv_heads": self.num_kv_heads}
         if self.positions != "learned":
-            told |= {"positions": self.positions, "rope_base": self.rope_base}
-        return {name: Meaning(value, ("blocks.*.attention.*",)) for name, value in told.items()}
+            values |= {"positions": self.positions, "rope_base": self.rope_base}
+        return {name: Meaning(value, ("blocks.*.attention.*",)) for name, value in values.items()}
 
 
 class LayerCache:
@@ -116,7 +113,7 @@ class LayerCache:
         return 0 if self.keys is None else self.keys.shape[2]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values, with those of new tokens at the end."""
+        """Append keys and values of new tokens; return all of them."""
         if self.keys is not None:
             keys = torch.cat([self.keys, keys], dim=2)
             values = torch.cat([self.values, values], dim=2)
@@ -125,10 +122,10 @@ class LayerCache:
 
 
 class FixedCache(LayerCache):
-    """The same of a size that never changes: a prompt at once, then single tokens.
+    """A cache of fixed size for a prompt at once, then single tokens.
 
-    So one program serves all steps: the tokens seen are counted on the device, and keys and values
-    are written where they lie.
+    One program serves all steps: the tokens seen are counted on the device, and keys and values are
+    written in place.
 
     Args:
       room: tokens that it can hold.
@@ -137,33 +134,33 @@ class FixedCache(LayerCache):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
-        self.place: Tensor | None = None
+        self._length: int | Tensor = 0
 
     @property
     def length(self) -> int | Tensor:
         """Tokens seen so far: 0, or an int64 [1] on the device."""
-        return 0 if self.place is None else self.place
+        return self._length
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the prompt; later all that there is room for, of which a mask tells the seen."""
+        """Write keys and values; return the prompt's, later the whole cache, to be masked."""
         count = keys.shape[2]
         if self.keys is None or self.values is None:
             rest = [0, 0, 0, self.room - count]
             self.keys, self.values = functional.pad(keys, rest), functional.pad(values, rest)
-            self.place = torch.full((1,), count, device=keys.device)
+            self._length = torch.full((1,), count, device=keys.device)
             return keys, values
-        self.keys.index_copy_(2, self.place, keys)
-        self.values.index_copy_(2, self.place, values)
-        # Not in place: who asked for the length before holds this very tensor.
-        self.place = self.place + count
+        self.keys.index_copy_(2, self._length, keys)
+        self.values.index_copy_(2, self._length, values)
+        # Not in place: callers may hold the tensor of the length before.
+        self._length = self._length + count
         return self.keys, self.values
 
 
 def create_mask(start: int | Tensor, q: Tensor, k: Tensor) -> Tensor | None:
-    """Which keys [B, H, M, D] each query [B, H, N, D] may see, bool [N, M]; none: as a triangle.
+    """Create bool [N, M]: the keys [B, H, M, D] that each query [B, H, N, D] may see.
 
     Args:
-      start: tokens before the first query.
+      start: tokens before the first query; None is returned for 0, where the mask is a triangle.
     """
     if isinstance(start, int) and not start:
         return None
@@ -175,14 +172,14 @@ def attend_step(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> 
     """Attention of one query a head, [B, H, 1, D], over keys and values of fewer, [B, G, M, D].
 
     Heads that share keys are rows of one product, and queries are scaled in place of keys, so that
-    keys and values are read where they lie and never written again.
+    keys and values are never copied.
 
     Args:
-      mask: keys that are seen, bool [1, M]; none: all.
+      mask: keys that are seen, bool [1, M]; None for all.
     """
     rows = q.squeeze(2).unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5
-    found = functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=1.0)
-    return found.flatten(1, 2).unsqueeze(2)
+    mixed = functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=1.0)
+    return mixed.flatten(1, 2).unsqueeze(2)
 
 
 class RmsNorm(nn.Module):
@@ -236,7 +233,7 @@ class CausalAttention(nn.Module):
         return x.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, start: int | Tensor) -> Tensor:
-        """[B, heads, N, D]: values mixed for N tokens that stand behind `start` others."""
+        """[B, heads, N, D]: values mixed for N tokens after `start` others."""
         mask = create_mask(start, q, k)
         grouped = q.shape[1] != k.shape[1]
         return functional.scaled_dot_product_attention(
@@ -245,35 +242,37 @@ class CausalAttention(nn.Module):
 
 
 def rotate(heads: Tensor, start: int | Tensor, base: float) -> Tensor:
-    """Heads [B, H, N, D] turned by their places: pairs (i, i + D/2) by place / base^(2i/D).
+    """Rotate heads [B, H, N, D] by position: pairs (i, i + D/2) by position / base^(2i/D).
 
-    The angles are made where they are used: a table would have to travel through a loop over
-    blocks, and costs more to read than these few numbers to compute.
+    The angles are computed at each use: a table would have to pass through a loop over blocks, and
+    costs more to read.
 
     Source: Su et al. 2021, arXiv:2104.09864.
     """
     half = heads.shape[-1] // 2
-    cos, sin = get_angles(start, heads.shape[2], half, base=base, device=heads.device)
-    first, second = heads.float().chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    angles = get_angles(start, heads.shape[2], half, base=base, device=heads.device)
+    return rotate_pairs(heads, *angles, dim=-1)
+
+
+def rotate_pairs(heads: Tensor, cos: Tensor, sin: Tensor, dim: int) -> Tensor:
+    """Rotate pairs of the halves of a dimension, in float32 inside."""
+    first, second = heads.float().chunk(2, dim=dim)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=dim)
     return turned.to(heads.dtype)
 
 
 def get_angles(
     start: int | Tensor, count: int, half: int, *, base: float, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Float32 cosines and sines [count, half] of the places from `start` on."""
-    place = torch.arange(count, device=device, dtype=torch.float32) + start
+    """Float32 cosines and sines [count, half] of the positions from `start` on."""
+    position = torch.arange(count, device=device, dtype=torch.float32) + start
     step = torch.arange(half, device=device, dtype=torch.float32) / -half
-    angle = place[:, None] * torch.pow(torch.full_like(step, base), step)
+    angle = position[:, None] * torch.pow(torch.full_like(step, base), step)
     return torch.cos(angle), torch.sin(angle)
 
 
 class SwiGlu(nn.Module):
-    """silu(gate(x)) * up(x), and back to the width.
-
-    Source: Shazeer 2020, arXiv:2002.05202.
-    """
+    """down(silu(gate(x)) * up(x)). Source: Shazeer 2020, arXiv:2002.05202."""
 
     def __init__(self, shape: TransformerShape) -> None:
         super().__init__()
@@ -314,11 +313,11 @@ class LanguageModel(nn.Module):
 
 
 class Transformer(LanguageModel):
-    """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits.
+    """Decoder of equal blocks.
 
     Args:
       vocab_size: of the task's data.
-      sequence_length: tokens that learned and sinusoidal positions reach; rotary ones go on.
+      sequence_length: limit of learned and sinusoidal positions; rotary ones have none.
       shape: fields of `TransformerShape`.
     """
 
@@ -342,11 +341,10 @@ class Transformer(LanguageModel):
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
-        """Hidden states [B, N, C], normalised.
+        """Normalised hidden states [B, N, C] of tokens, int [B, N].
 
         Args:
-          tokens: int [B, N].
-          cache: of what stands before the tokens, one for each block; it grows.
+          cache: of the tokens before, one for each block; it grows.
         """
         x = deal_sequence(self.embed(tokens, cache[0].length if cache else 0), 1)
         if cache is None:
@@ -356,7 +354,7 @@ class Transformer(LanguageModel):
         return self.norm(x)
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
-        """[B, N, C] of tokens whose first one has the place `start`."""
+        """[B, N, C] of tokens whose first one has the position `start`."""
         x = self.embedding(tokens)
         if self.shape.positions == "rope":
             return x
@@ -365,24 +363,24 @@ class Transformer(LanguageModel):
         return x + self.places[torch.arange(tokens.shape[1], device=x.device) + start]
 
     def count_flops(self, length: int) -> float:
-        """FLOPs of the forward pass of one window: its products, a causal attention in full."""
+        """Count the FLOPs of one window's forward pass: products, a causal attention in full."""
         weights = sum(p.numel() for p in self.blocks.parameters() if p.dim() > 1)
         weights += self.head_weight.numel()
         shape = self.shape
         return 2.0 * length * weights + 4.0 * shape.depth * length * length * shape.width
 
     def create_cache(self) -> list[LayerCache]:
-        """An empty cache for each block."""
+        """Create an empty cache for each block."""
         return [LayerCache() for _ in self.blocks]
 
     def _create_waves(self) -> Tensor:
-        """Sines and cosines of the places. Source: Vaswani et al. 2017, arXiv:1706.03762."""
+        """Sines and cosines of the positions. Source: Vaswani et al. 2017, arXiv:1706.03762."""
         half = self.shape.width // 2
         cos, sin = get_angles(0, self.sequence_length, half, base=self.shape.rope_base)
         return torch.cat([sin, cos], dim=1)
 
     def _initialise(self) -> None:
-        """Normal weights; what adds to the stream is scaled down by its number of terms."""
+        """Draw normal weights; those that add to the stream are scaled by its number of terms."""
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue

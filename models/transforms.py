@@ -1,4 +1,4 @@
-"""`InputTransform` turns the raw pixels of a batch into the normalised input of a model."""
+"""Maps raw pixels of a batch to the normalised input of a model, on the device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from torch.nn import functional
 
 
 class InputTransform(nn.Module):
-    """Raw pixels [B, C, H, W] of 0..255 as a model's input, on the device.
+    """Raw pixels [B, C, H, W] of 0..255 as a model's input.
 
     Args:
-      mean: per channel, on the scale of the pixels.
-      std: per channel, on the scale of the pixels.
-      size: side to resize to (bilinear, antialiased); none: as they come.
+      mean, std: per channel, on the scale of the pixels.
+      size: side to resize to (bilinear, antialiased); None keeps sizes.
 
     The resize is two matrix products with torch's own resampling weights: its operator for it has
     no lowering to XLA and would run on the host.
@@ -38,23 +37,23 @@ class InputTransform(nn.Module):
         return (pixels - self.mean) / self.std
 
     def expect(self, height: int, width: int, device: torch.device) -> None:
-        """Make ready for pixels of a size: made in a step, weights would have it traced twice."""
+        """Create the weights for pixels of a size; created in a step, they would trace it twice."""
         if self.size is not None and (height, width) != (self.size, self.size):
             for side in (height, width):
                 self._get_resampler(side, device)
 
     def _get_resampler(self, side: int, device: torch.device) -> Tensor:
-        """[size, side] weights that resample one axis, made once for each side and device."""
+        """[size, side] weights that resample one axis, created once for each side and device."""
         key = (side, device)
         if key not in self._resamplers:
             self._resamplers[key] = create_resampler(side, self.size).to(device)
         return self._resamplers[key]
 
 
-def create_resampler(side: int, size: int) -> Tensor:
-    """[size, side] float32 on the host: torch's own weights, bilinear with antialiasing."""
+def create_resampler(side: int, size: int, mode: str = "bilinear") -> Tensor:
+    """[size, side] float32 on the host: torch's own weights with antialiasing."""
     unit = torch.eye(side, device="cpu").view(1, 1, side, side)
-    weights = functional.interpolate(unit, size=(size, side), mode="bilinear", antialias=True)
+    weights = functional.interpolate(unit, size=(size, side), mode=mode, antialias=True)
     return weights[0, 0]
 
 
@@ -67,16 +66,16 @@ def resample(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 def create_input_transform(
     mean: Sequence[float], std: Sequence[float], channels: int
 ) -> InputTransform:
-    """A transform with one mean and std for each channel; a single value serves all."""
+    """Create a transform; a single mean or std serves all channels."""
     return InputTransform(spread_channels(mean, channels), spread_channels(std, channels))
 
 
 def to_pixels(images: Tensor) -> Tensor:
-    """uint8 [B, H, W, C] as it travels -> float32 [B, C, H, W] as models want it."""
+    """Convert uint8 [B, H, W, C] to float32 [B, C, H, W]."""
     return images.permute(0, 3, 1, 2).to(torch.float32)
 
 
 def spread_channels(values: Sequence[float], channels: int) -> list[float]:
-    """One number for each channel; a single one serves all."""
+    """Return one number for each channel; a single one serves all."""
     values = [float(v) for v in values]
     return values * channels if len(values) == 1 else values

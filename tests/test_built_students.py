@@ -84,7 +84,7 @@ def test_a_student_answers_by_its_teachers_classifier_which_no_step_changes(
     with torch.no_grad():
         maps = trained.model.projector(trained.model.backbone.forward_features(images))
         wanted = maps.mean(dim=(2, 3)) @ theirs["fc.weight"].T + theirs["fc.bias"]
-        vectors, logits = trained.answer(images)
+        vectors, logits = trained.compute_outputs(images)
     torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
     assert vectors.shape == (3, 12) and trained.name == "simkd"
     part = Path(shutil.copytree(whole, whole.with_name("part")))

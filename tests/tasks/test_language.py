@@ -125,7 +125,7 @@ def test_counts_leave_padding_out(tmp_path):
         (("--data.sequence_length=7",), "data.sequence_length (7) does not suit copy; make it a"),
         (("--model.args.kv_heads=3",), "model.args.kv_heads (3) does not divide model.args.heads"),
         (("--model.args.heads=5",), "model.args.heads (5) must cut model.args.width (32)"),
-        (("--model.args.positions=none",), "model.args.positions ('none') is none of rope"),
+        (("--model.args.positions=none",), "model.args.positions ('none') must be one of rope"),
         (("--model.args.heads=0",), "model.args.heads (0) must be a whole number, 1 or more"),
         (("--model.args.kv_heads=0",), "model.args.kv_heads (0) must be a whole number"),
         (("--model.args.width=-8",), "model.args.width (-8) must be a whole number"),

@@ -70,7 +70,7 @@ class Subject:
         return logits if self.classes is None else logits.index_select(1, self.classes)
 
     def _ask(self, images: Tensor) -> Tensor:
-        return self.trained.answer(self.transform(to_pixels(images)))[1]
+        return self.trained.compute_outputs(self.transform(to_pixels(images)))[1]
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -94,7 +94,7 @@ def _answer(
     @torch.no_grad()
     def answer(batch: ImageBatch) -> Tensor:
         """[B, 2 k + D + 1]: probabilities, class numbers, features, whether all are finite."""
-        features, logits = trained.answer(transform(to_pixels(batch.images)))
+        features, logits = trained.compute_outputs(transform(to_pixels(batch.images)))
         best, classes = trained.compute_scores(logits.float()).topk(wanted.top_k)
         found = [best, classes.float(), *([features.float()] if wanted.embed else [])]
         # Of all classes, as NaN may stand beside the best.

@@ -39,7 +39,7 @@ def extract_features(
 
     @torch.no_grad()
     def ask(batch: ImageBatch) -> Tensor:
-        return trained.answer(transform(to_pixels(batch.images)))[0].float()
+        return trained.compute_outputs(transform(to_pixels(batch.images)))[0].float()
 
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for batch, values in map_batches(ask, loader.batches(), runtime):
