@@ -280,7 +280,7 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        ({"model": "resnet18", "args": {"in_chans": 1}, "keep_tokens": 0.5}, "'resnet18' is none"),
+        ({"model": "resnet18", "args": {"in_chans": 1}, "keep_tokens": 0.5}, "not 'resnet18'"),
         ({"keep_tokens": 0.5, "flags": ['--model.args.class_token=false',
                                         '--model.args.global_pool=avg']}, "no vision transformer"),
         ({"keep_tokens": 0.5, "flags": ["--model.args.patch_size=4"]},
@@ -288,7 +288,7 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
         ({"keep_tokens": 0.5, "flags": ["--distill.views=independent"]},
          "is not supported with distill.views=independent"),
         ({"model": "swin_tiny_patch4_window7_224", "args": {"in_chans": 1}, "keep_tokens": 0.5},
-         "'swin_tiny_patch4_window7_224' is none"),
+         "not 'swin_tiny_patch4_window7_224'"),
         ({"keep_tokens": 0.5, "flags": ["--model.args.patch_drop_rate=0.5"]},
          "plain attention of all patches"),
         ({"keep_tokens": 0.5, "flags": ["--model.name=vit_small_patch16_18x2_224"]},

@@ -1,4 +1,4 @@
-"""Which class of a teacher stands for each class of the student: by number, by name, by a map."""
+"""Maps the student's classes to a teacher's, by number, by name or by a file."""
 
 from __future__ import annotations
 
@@ -27,27 +27,19 @@ _MAP_KEY = "distill.teachers label_map"
 
 
 def count_classes(source: TeacherSource, num_classes: int) -> int:
-    """Return the number of classes that a teacher answers.
-
-    Args:
-      num_classes: the student's, which it has too where nothing else is known.
-    """
+    """Return the number of a teacher's classes; the student's `num_classes` if it is unknown."""
     return source.section.num_classes or source.facts.get("num_classes") or num_classes
 
 
 def check_teacher_names(
     source: TeacherSource, num_classes: int, class_names: tuple[str, ...] | None
 ) -> None:
-    """Refuse a teacher whose classes have other names; warn if one side has none.
+    """Raise a UserError if a teacher's class names, or their order, are not the student's.
 
-    Args:
-      class_names: the student's, or None if unknown.
-
-    Raises:
-      UserError: the names, or their order, are not those of the student.
+    Warns if one side has none.
     """
     if source.section.label_map:
-        return  # which says what its classes are
+        return
     require_same_classes(
         _get_student_side(class_names),
         _get_side(source, count_classes(source, num_classes)),
@@ -61,12 +53,9 @@ def load_label_map(
 ) -> Tensor | None:
     """Load a teacher's map: int64 [K], its class for each of the student's; None if it has none.
 
-    Args:
-      class_names: the student's, or None if unknown.
-
     Raises:
       UserError: the map is missing or broken, names a class that the teacher lacks, or names do
-        not tell one.
+        not give one.
     """
     path, own_classes = source.section.label_map, count_classes(source, num_classes)
     if not path:
@@ -94,16 +83,12 @@ def load_label_map(
 
 
 def read_label_map(path: str) -> str:
-    """Read a map's text, or what stands for one that is made from names.
-
-    Raises:
-      UserError: it cannot be read.
-    """
+    """Read a map's text, or return BY_NAME as it is; UserError if it cannot be read."""
     if path == BY_NAME:
         return path
-    place = open_folder(path)
+    file = open_folder(path)
     try:
-        return place.parent.read_text(place.name)
+        return file.parent.read_text(file.name)
     except (OSError, UnicodeDecodeError) as error:
         raise _explain_label_map(path, error) from error
 
@@ -113,10 +98,10 @@ def _get_student_side(class_names: tuple[str, ...] | None) -> ClassSide:
 
 
 def _get_side(source: TeacherSource, count: int) -> ClassSide:
-    place = source.section.weights
-    is_public = (not place or is_shared(place)) and source.name not in MODELS
+    weights = source.section.weights
+    is_public = (not weights or is_shared(weights)) and source.name not in MODELS
     names = read_class_names(source.facts, count, is_public=is_public)
-    return ClassSide(f"distill.teacher {place or source.name!r}", names)
+    return ClassSide(f"distill.teacher {weights or source.name!r}", names)
 
 
 def _explain_label_map(path: str, error: Exception) -> UserError:

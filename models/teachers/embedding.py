@@ -1,4 +1,4 @@
-"""Features of images in front of a classifier: pooled, and on the grid of an image's patches."""
+"""Features of images before a classifier: pooled, and on the grid of an image's patches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from models.teachers.teacher import (
     SELVES,
     FrozenModel,
     check_normalisation,
-    create_each,
     create_teacher_transform,
+    get_teacher_sections,
     open_teacher,
 )
 from utils.errors import UserError
@@ -26,34 +26,29 @@ if TYPE_CHECKING:
 _CHANNELS_LAST = "NHWC"
 
 
-class Embedded(NamedTuple):
-    """What a model makes of images.
-
-    Attributes:
-      pooled: [B, C], as a classifier would read it.
-      patches: [B, N, C], row by row; prefix tokens (class, registers) are left out.
-    """
+class ImageFeatures(NamedTuple):
+    """Features of images: pooled [B, C], and patches [B, N, C] row by row, no prefix tokens."""
 
     pooled: Tensor
     patches: Tensor
 
 
-def embed(model: nn.Module, inputs: Tensor) -> Embedded:
-    """Features of normalised images [B, C, H, W] by timm's two halves of a forward pass."""
+def compute_features(model: nn.Module, inputs: Tensor) -> ImageFeatures:
+    """Compute features of normalised images [B, C, H, W] by timm's two halves of a forward."""
     maps = model.forward_features(inputs)
-    return Embedded(model.forward_head(maps, pre_logits=True), flatten_patches(model, maps))
+    return ImageFeatures(model.forward_head(maps, pre_logits=True), flatten_patches(model, maps))
 
 
-class Embedder(nn.Module):
-    """A model by the call that gives its features: what a runtime compiles is a module's call."""
+class FeatureExtractor(nn.Module):
+    """`compute_features` as the call of a module, which a runtime compiles."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor) -> Embedded:
-        """As `embed`."""
-        return embed(self.model, inputs)
+    def forward(self, inputs: Tensor) -> ImageFeatures:
+        """As `compute_features`."""
+        return compute_features(self.model, inputs)
 
 
 def flatten_patches(model: nn.Module, maps: Tensor) -> Tensor:
@@ -66,17 +61,13 @@ def flatten_patches(model: nn.Module, maps: Tensor) -> Tensor:
 
 
 def find_grid(patches: int, height: int, width: int) -> tuple[int, int] | None:
-    """Rows and columns of an image's patches, which are about square; none: they make no grid."""
+    """Return rows and columns of an image's patches, about square; None if they make no grid."""
     rows = max(1, round((patches * height / width) ** 0.5))
     return (rows, patches // rows) if patches and patches % rows == 0 else None
 
 
 def require_features(model: nn.Module, key: str, name: str) -> None:
-    """Refuse a model that does not part its features from its head.
-
-    Raises:
-      UserError: timm's two halves are missing.
-    """
+    """Raise a UserError if a model lacks timm's two halves of a forward pass."""
     if not (hasattr(model, "forward_features") and hasattr(model, "forward_head")):
         raise UserError(
             f"{key} {name!r} does not give features apart from its head (forward_features, "
@@ -85,7 +76,7 @@ def require_features(model: nn.Module, key: str, name: str) -> None:
 
 
 class FeatureTeacher(FrozenModel):
-    """A teacher of images that answers by features, in float32.
+    """A teacher of features.
 
     Args:
       transform: pixels [B, C, H, W] of 0..255 -> its normalised input.
@@ -98,19 +89,19 @@ class FeatureTeacher(FrozenModel):
         self.eval()
 
     @torch.no_grad()
-    def forward(self, pixels: Tensor) -> Embedded:
-        """Features of raw pixels [B, C, H, W]."""
-        found = embed(self.model, self.transform(pixels).to(self.dtype))
-        return Embedded(found.pooled.float(), found.patches.float())
+    def forward(self, pixels: Tensor) -> ImageFeatures:
+        """Float32 features of raw pixels [B, C, H, W]."""
+        features = compute_features(self.model, self.transform(pixels).to(self.dtype))
+        return ImageFeatures(features.pooled.float(), features.patches.float())
 
 
 def create_feature_teachers(
     section: DistillSection, *, student_transform: InputTransform, device: str = "cpu"
 ) -> list[FeatureTeacher]:
-    """The teachers of a run that learns features.
+    """Create the teachers of a run that learns features, without classifiers.
 
-    A teacher is built without a classifier. Weights that hold one, a run's or those whose section
-    says its `num_classes`, are read with it, and it is taken off.
+    Weights with a classifier, a run's or those whose section sets `num_classes`, are loaded with
+    it, and it is removed.
 
     Args:
       student_transform: the input of a teacher that has no normalisation of its own.
@@ -119,9 +110,8 @@ def create_feature_teachers(
     Raises:
       UserError: unknown model, missing or foreign weights, or a model that gives no features.
     """
-    return create_each(
-        section, lambda one: _create_feature_teacher(one, student_transform, device), selves=()
-    )
+    sections = get_teacher_sections(section)
+    return [_create_feature_teacher(teacher, student_transform, device) for teacher in sections]
 
 
 def _create_feature_teacher(
@@ -129,18 +119,18 @@ def _create_feature_teacher(
 ) -> FeatureTeacher:
     if section.keep_tokens or section.size == FOLLOWS:
         raise UserError(
-            "distill.teachers keep_tokens and size=student follow what a student of classes sees, "
-            "which train.task=distil does not have; leave them out"
+            "distill.teachers keep_tokens and size=student are not supported with "
+            "train.task=distil; remove them"
         )
     if section.model in SELVES:
         raise UserError(
-            f"distill.teacher {section.model!r} is the student's own average or its past, from "
-            "whose features nothing new can be learnt without labels; name another model"
+            f"distill.teacher {section.model!r} is the student's own average or its past and is "
+            "not supported with train.task=distil; use another model"
         )
     if section.label_map:
         raise UserError(
-            f"distill.teachers label_map ({section.label_map!r}) means nothing to train.task="
-            "distil, whose teachers are not asked for classes; leave it out"
+            f"distill.teachers label_map ({section.label_map!r}) is not supported with "
+            "train.task=distil, which uses no classes; remove it"
         )
     check_normalisation(section)
     source = open_teacher(section)
@@ -154,11 +144,11 @@ def _create_feature_teacher(
 
 
 def _explain_classifier(diff: TensorDiff) -> str:
-    """What to say where the weights hold a classifier that nobody has told of; else nothing."""
+    """Format the error for weights with an unexpected classifier; empty for other differences."""
     others = [*diff.missing, *diff.different]
     if others or not diff.unexpected:
         return ""
     return (
-        f"hold more than features ({diff.unexpected[0]}); if that is their classifier, say of how "
-        "many classes by num_classes in distill.teachers, and it is taken off"
+        f"hold more than features ({diff.unexpected[0]}); if that is their classifier, set its "
+        "num_classes in distill.teachers, and it is removed"
     )

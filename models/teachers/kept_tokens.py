@@ -1,4 +1,4 @@
-"""A vision transformer that sees some of its patches alone, and a student's word for which ones.
+"""A teacher that computes only the patches that its student attends to.
 
 Source: Son et al. 2024 (MaskedKD), ECCV 2024, arXiv:2302.10494.
 """
@@ -15,7 +15,7 @@ from utils.errors import UserError
 
 
 class KeptTokens(nn.Module):
-    """Stands where a ViT drops patches, behind its position embedding: keeps what was chosen.
+    """Replaces a ViT's patch dropout and keeps chosen patches.
 
     Args:
       prefix: tokens before the patches, which all stay.
@@ -23,7 +23,7 @@ class KeptTokens(nn.Module):
       of: patches of an image.
 
     Attributes:
-      chosen: int [B, count] patches of each image; none: all of them stay.
+      chosen: int [B, count] patches of each image; None keeps all.
     """
 
     def __init__(self, prefix: int, count: int, of: int) -> None:
@@ -37,44 +37,32 @@ class KeptTokens(nn.Module):
             return tokens
         prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :]
         self._require_all(patches.shape[1], "teacher")
-        places = self.chosen.unsqueeze(-1).expand(-1, -1, patches.shape[-1])
-        return torch.cat([prefix, patches.gather(1, places)], dim=1)
+        indices = self.chosen.unsqueeze(-1).expand(-1, -1, patches.shape[-1])
+        return torch.cat([prefix, patches.gather(1, indices)], dim=1)
 
     def choose(self, scores: Tensor) -> None:
-        """Keep the patches of the highest scores [B, N].
-
-        Raises:
-          UserError: the scores are of another number of patches.
-        """
+        """Keep the patches of the highest scores [B, N]; UserError if N is not `of`."""
         self._require_all(scores.shape[1], "student")
         self.chosen = scores.topk(self.count, dim=1).indices
 
     def choose_first(self, examples: int, device: torch.device | str) -> None:
-        """Keep the first patches of each image: as much work as any others."""
+        """Keep the first patches of each image, for measurements."""
         self.chosen = torch.arange(self.count, device=device).expand(examples, -1)
 
-    def _require_all(self, found: int, side: str) -> None:
-        if found != self.of:
+    def _require_all(self, patches: int, side: str) -> None:
+        if patches != self.of:
             raise UserError(
-                f"distill.teachers keep_tokens ({self.count} of {self.of} patches) finds {found} "
-                f"patches of an image in the {side}; have both see images of the sides that they "
-                "are made for"
+                f"distill.teachers keep_tokens ({self.count} of {self.of} patches) finds {patches} "
+                f"patches of an image in the {side}; use images of the size that both are built for"
             )
 
 
 def keep_tokens(model: nn.Module, share: float, name: str) -> KeptTokens:
-    """Make a teacher ready to see that share of its patches.
-
-    Args:
-      name: of the model, for errors.
-
-    Raises:
-      UserError: it is no plain vision transformer of timm.
-    """
+    """Add the choice of a share of its patches to a teacher; UserError if it is no plain ViT."""
     if not isinstance(model, VisionTransformer):
         raise UserError(
             f"distill.teachers keep_tokens ({share:g}) needs a teacher that is a plain vision "
-            f"transformer of timm, and {name!r} is none; leave it out"
+            f"transformer of timm, not {name!r}; leave it out"
         )
     patches = model.patch_embed.num_patches
     count = max(1, round(share * patches))
@@ -83,36 +71,33 @@ def keep_tokens(model: nn.Module, share: float, name: str) -> KeptTokens:
 
 
 class ClassTokenScores:
-    """What the class token of a student attends to in its last block.
-
-    Args:
-      model: a vision transformer of timm with a class token.
+    """Attention of a student's class token to patches in its last block.
 
     Raises:
-      UserError: it is none, its last block has no plain attention, or it drops patches itself.
+      UserError: the model is no vision transformer of timm with a class token, its last block has
+        no plain attention, or it drops patches itself.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
         if not isinstance(model, VisionTransformer) or model.cls_token is None:
             raise UserError(
-                "distill.teachers keep_tokens asks the student's class token which patches count, "
-                f"and model.name {name!r} is no vision transformer of timm with one; leave it out"
+                "distill.teachers keep_tokens needs a student with a class token, and model.name "
+                f"{name!r} is no vision transformer of timm with one; leave it out"
             )
         self._prefix = model.num_prefix_tokens
         self._path = f"blocks.{len(model.blocks) - 1}.attn"
         self._attention = getattr(model.blocks[-1], "attn", None)
-        if not isinstance(self._attention, Attention) or not isinstance(
-            model.patch_drop, nn.Identity
-        ):
+        is_plain = isinstance(self._attention, Attention)
+        if not is_plain or not isinstance(model.patch_drop, nn.Identity):
             raise UserError(
-                "distill.teachers keep_tokens looks at the plain attention of all patches in the "
+                "distill.teachers keep_tokens needs the plain attention of all patches in the "
                 f"student's last block, which model.name {name!r} with its model.args does not "
-                "have; leave it out, or patch_drop_rate and what changes the blocks"
+                "have; leave it out, or patch_drop_rate and arguments that change the blocks"
             )
         self._tap = FeatureTap(model, [f"{self._path}.qkv"], "student")
 
     def take(self) -> Tensor:
-        """[B, N] mean over heads of the attention that each patch got in the last forward."""
+        """[B, N] mean over heads of the attention to each patch in the last forward."""
         packed = self._tap.take()[f"{self._path}.qkv"].detach().float()
         layer = self._attention
         queries, keys, _ = packed.unflatten(2, (3, layer.num_heads, -1)).unbind(2)

@@ -1,12 +1,12 @@
-"""Teachers: frozen, in eval mode for ever, outside everything that a checkpoint holds."""
+"""Teachers: frozen models in eval mode, outside of checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,24 +25,21 @@ from utils.weights.opening import open_weights
 from utils.weights.source import Weights
 
 if TYPE_CHECKING:
+    from models.mlp import RowModel
     from utils.checkpoint.fit import TensorDiff
     from utils.config.distill import DistillSection
 
-T = TypeVar("T")
-# The student itself as a teacher: its average, and as it was when the last epoch ended.
+# The student itself as a teacher: its average, and its weights when the last epoch ended.
 EMA, PAST = "ema", "past"
 SELVES = (EMA, PAST)
 _WEIGHTS_KEY = "distill.teacher_weights"
-# What a section may say of a teacher of images, and no other teacher has.
+# Keys for teachers of images alone.
 _OF_IMAGES = ("num_classes", "label_map", "size", "keep_tokens", "mean", "std")
-FOLLOWS = "student"  # a size: what the student sees
+FOLLOWS = "student"  # a size: that of the student's input
 
 
 class FrozenModel(nn.Module):
-    """What teachers of every task share: a model that answers under `no_grad` and never changes.
-
-    `train()` does not change its mode, and its parameters never require a gradient. A task's own
-    kind of teacher gives `forward`, from what its batches hold to float32 answers.
+    """Base of teachers, which never train; a subclass's `forward` gives float32 outputs.
 
     Args:
       weight: share in an ensemble.
@@ -56,20 +53,32 @@ class FrozenModel(nn.Module):
         self.eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Stay in eval mode, whatever is asked."""
+        """Stay in eval mode."""
         return super().train(False)
 
 
+class RowTeacher(FrozenModel):
+    """A teacher of rows of numbers, which predicts in the data's own units."""
+
+    def __init__(self, model: RowModel, *, weight: float = 1.0) -> None:
+        super().__init__(model, weight=weight)
+        self.out_features = len(model.outputs.mean)
+
+    @torch.no_grad()
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Float32 predictions [B, out_features], without variances."""
+        return self.model(inputs)[:, : self.out_features]
+
+
 class Teacher(FrozenModel):
-    """A teacher of images, which answers in the student's classes.
+    """A teacher of images with logits of the student's classes.
 
     Args:
       model: logits [B, Kt] of its normalised input.
       transform: pixels [B, C, H, W] of 0..255 -> that input.
-      classes: int [K], the teacher's class for each class of the student; none: the same.
-      weight: share in an ensemble.
-      follows: whether it sees what the student does, where that is smaller than the crop.
-      kept: stands in `model` and keeps some of its patches; none: it always sees all of them.
+      classes: int [K], the teacher's class for each class of the student; None for the same.
+      follows: whether its input has the student's size, if that is smaller than the crop.
+      kept: the part of `model` that keeps some of its patches; None if all are kept.
     """
 
     def __init__(
@@ -90,16 +99,12 @@ class Teacher(FrozenModel):
 
     @property
     def kept(self) -> KeptTokens | None:
-        """What keeps some of its patches."""
+        """The part that keeps some of its patches, or None."""
         return self._kept[0]
 
     @torch.no_grad()
     def forward(self, pixels: Tensor, seen: SeenByStudent | None = None) -> Tensor:
-        """Float32 logits [B, K] of raw pixels [B, C, H, W].
-
-        Args:
-          seen: what the student made of the same images; none: outside of a step.
-        """
+        """Float32 logits [B, K] of raw pixels [B, C, H, W]; `seen` is None outside of a step."""
         kept = self.kept
         if seen is not None and self.follows:
             pixels = seen.pixels
@@ -113,12 +118,7 @@ class Teacher(FrozenModel):
 
 @dataclass(frozen=True)
 class SeenByStudent:
-    """What a student has just looked at, for teachers that look at the same.
-
-    Attributes:
-      pixels: [B, C, h, w], raw, at the student's side.
-      scores: [B, N] of its patches; none: nobody asks for them.
-    """
+    """Input of the student in a step: raw pixels [B, C, h, w], and scores [B, N] of its patches."""
 
     pixels: Tensor
     scores: Tensor | None = None
@@ -126,11 +126,7 @@ class SeenByStudent:
 
 @dataclass(frozen=True)
 class TeacherSource:
-    """What a teacher's section names, looked at but not built: its model's name and its weights.
-
-    Whatever is learnt, teachers come this way: a task opens one, holds its facts against what it
-    knows of student and data, and builds it with its own arguments.
-    """
+    """A teacher before it is built: its section, its model's name and its weights."""
 
     section: TeacherSection
     name: str
@@ -138,7 +134,7 @@ class TeacherSource:
 
     @property
     def facts(self) -> JsonObject:
-        """What the weights tell of their model; empty without any."""
+        """Metadata of the weights; empty without weights."""
         return self.weights.facts if self.weights is not None else {}
 
     def build(
@@ -148,12 +144,12 @@ class TeacherSource:
         device: str = "cpu",
         explain: Callable[[TensorDiff], str] = lambda diff: "",
     ) -> nn.Module:
-        """The model with its weights, in the section's type.
+        """Create the model with its weights, in the section's type.
 
         Args:
           of_task: arguments that the task gives: `{"num_classes": 10}`.
           device: "cpu", or "meta" to check arguments and weights at no cost.
-          explain: says in the task's words why weights do not fit; empty: it has none.
+          explain: formats the task's reason why weights do not fit; empty if it has none.
 
         Raises:
           UserError: arguments that the model does not take, weights that do not fit.
@@ -171,7 +167,7 @@ class TeacherSource:
 
 
 def open_teacher(section: TeacherSection) -> TeacherSource:
-    """A teacher's weights and the name of its model, which they or the section tell.
+    """Open a teacher's weights and find the name of its model, in them or in the section.
 
     Raises:
       UserError: unknown model, missing weights, or a name that is not theirs.
@@ -182,25 +178,22 @@ def open_teacher(section: TeacherSection) -> TeacherSource:
 
 
 def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
-    """All teachers of a run, the short form of a single one written out.
-
-    A shared model's name is that of its weights, too, which tell the rest.
-    """
-    found = section.teachers
+    """Return all teachers of a run, also one in the short form, a shared model as weights."""
+    teachers = section.teachers
     if section.teacher or section.teacher_weights:
-        found = (TeacherSection(model=section.teacher, weights=section.teacher_weights),)
+        teachers = (TeacherSection(model=section.teacher, weights=section.teacher_weights),)
     return tuple(
-        TeacherSection(**{**one.model_dump(), "model": "", "weights": one.model})
-        if is_shared(one.model) and not one.weights
-        else one
-        for one in found
+        TeacherSection(**{**teacher.model_dump(), "model": "", "weights": teacher.model})
+        if is_shared(teacher.model) and not teacher.weights
+        else teacher
+        for teacher in teachers
     )
 
 
 def hash_teacher(section: TeacherSection) -> str:
-    """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and transform.
+    """Hash a teacher's weights, name, classes and transform to 16 hex digits.
 
-    Its share in an ensemble is no part of it: answers are weighed when they are read.
+    Its share in an ensemble is left out: cached outputs are weighted when they are read.
     """
     digest = hashlib.sha256()
     weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
@@ -210,39 +203,25 @@ def hash_teacher(section: TeacherSection) -> str:
         digest.update(read_label_map(section.label_map).encode())
     if weights is not None:
         weights.update_hash(digest)
-    later = {"keep_tokens"} if section.keep_tokens is None else set()  # it came later
+    later = {"keep_tokens"} if section.keep_tokens is None else set()  # not in older hashes
     facts = section.model_dump(mode="json", exclude={"weights", "label_map", *later})
-    facts["weight"] = 1.0  # it once was part
+    facts["weight"] = 1.0  # in older hashes
     digest.update(json.dumps(facts, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 
-def create_each(
-    section: DistillSection,
-    create: Callable[[TeacherSection], T],
-    selves: Sequence[str] = SELVES,
-) -> list[T]:
-    """The teachers that have weights of their own, in the configuration's order.
-
-    Args:
-      create: the task's kind of teacher.
-      selves: names that stand for the student, which the train state holds.
-    """
-    return [create(one) for one in get_teacher_sections(section) if one.model not in selves]
-
-
 def explain_width(width: int, text: str) -> Callable[[TensorDiff], str]:
-    """Says why weights do not fit where only the number of answers is wrong, not the model.
+    """Create the `explain` of `build` for weights that differ in the number of outputs alone.
 
     Args:
-      width: the number that there should be.
-      text: with a place for the number that is found.
+      width: the right number.
+      text: with {} for the number in the weights.
     """
 
     def explain(diff: TensorDiff) -> str:
-        for (found, _), (own, _) in diff.different.values():
-            if found and own and own[0] == width and found[1:] == own[1:]:
-                return text.format(found[0])
+        for (theirs, _), (own, _) in diff.different.values():
+            if theirs and own and own[0] == width and theirs[1:] == own[1:]:
+                return text.format(theirs[0])
         return ""
 
     return explain
@@ -256,14 +235,12 @@ def create_teachers(
     student_transform: InputTransform,
     device: str = "cpu",
 ) -> list[Teacher]:
-    """The teachers that have weights of their own; empty without distillation.
+    """Create the teachers that have weights of their own, so not `ema` and `past`.
 
-    A run or a checkpoint tells its model, arguments and normalisation itself. `ema` and `past` are
-    not among them: they are the student, which the train state holds.
+    Weights of a run or a checkpoint hold their model's name, arguments and normalisation.
 
     Args:
-      num_classes: the student's.
-      class_names: the student's, by which a teacher's may be mapped; None if unknown.
+      num_classes, class_names: the student's; None for unknown names.
       student_transform: the input of a teacher that has no normalisation of its own.
       device: "cpu", or "meta" to check names, classes and weights at no cost.
 
@@ -271,10 +248,11 @@ def create_teachers(
       UserError: unknown model, missing or foreign weights, or classes that do not agree.
     """
     check_shares(section)
-    return create_each(
-        section,
-        lambda one: _create_teacher(one, num_classes, class_names, student_transform, device),
-    )
+    return [
+        _create_teacher(teacher, num_classes, class_names, student_transform, device)
+        for teacher in get_teacher_sections(section)
+        if teacher.model not in SELVES
+    ]
 
 
 def _create_teacher(
@@ -336,7 +314,7 @@ def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
 def create_teacher_transform(
     section: TeacherSection, facts: JsonObject, model: nn.Module, student_transform: InputTransform
 ) -> InputTransform:
-    """Its own size and normalisation where the section, its run or timm's hub tells them."""
+    """Create a teacher's transform, with the student's normalisation if it has none of its own."""
     mean, std = section.mean, section.std
     if mean is None:
         mean, std = facts.get("mean"), facts.get("std")
@@ -344,10 +322,8 @@ def create_teacher_transform(
     if mean is None and hub.get("mean"):
         mean, std = [255 * v for v in hub["mean"]], [255 * v for v in hub["std"]]
     if mean is None or std is None:
-        mean, std = (
-            student_transform.mean.flatten().tolist(),
-            student_transform.std.flatten().tolist(),
-        )
+        mean = student_transform.mean.flatten().tolist()
+        std = student_transform.std.flatten().tolist()
     channels = student_transform.mean.shape[1]
     return InputTransform(
         spread_channels(mean, channels),
@@ -357,8 +333,8 @@ def create_teacher_transform(
 
 
 def check_shares(section: DistillSection) -> None:
-    """Refuse weights of teachers where nobody averages their answers."""
-    weights = [one.weight for one in section.teachers]
+    """Raise a UserError for weights of teachers whose outputs are not averaged."""
+    weights = [teacher.weight for teacher in section.teachers]
     if section.ensemble == "separate" and len(set(weights)) > 1:
         raise UserError(
             f"distill.teachers weight ({weights}) has no effect with distill.ensemble=separate; "
@@ -367,30 +343,26 @@ def check_shares(section: DistillSection) -> None:
 
 
 def refuse_image_keys(section: TeacherSection, task: str) -> None:
-    """Refuse what only a teacher of images can have.
-
-    Args:
-      task: what is learnt, as `train.task` names it.
-    """
+    """Raise a UserError for keys of teachers of images with another `train.task`."""
     for key in _OF_IMAGES:
         value = getattr(section, key)
         if value not in (None, ""):
             raise UserError(
-                f"distill.teachers {key} ({value!r}) means nothing to train.task={task}; leave it "
-                "out"
+                f"distill.teachers {key} ({value!r}) is not supported with train.task={task}; "
+                "remove it"
             )
 
 
 def check_normalisation(section: TeacherSection) -> None:
-    """Mean and std belong together: half of them would be dropped, or mixed with another's."""
+    """Raise a UserError for a mean without a std, the reverse, or a std that is not above 0."""
     if section.std is not None and not all(value > 0 for value in section.std):
         raise UserError(
-            f"distill.teachers std ({list(section.std)}) divides its pixels; give numbers above 0"
+            f"distill.teachers std ({list(section.std)}) must be above 0, since it divides pixels"
         )
     if (section.mean is None) == (section.std is None):
         return
     given, missing = ("mean", "std") if section.std is None else ("std", "mean")
     raise UserError(
-        f"distill.teachers {given} ({list(getattr(section, given))}) stands without {missing}; "
-        "give both, or neither and it is taken from the weights"
+        f"distill.teachers {given} ({list(getattr(section, given))}) needs {missing}; set both, or "
+        "neither and the weights give them"
     )

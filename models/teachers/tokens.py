@@ -1,4 +1,4 @@
-"""Language models as teachers: they give hidden states, and their head's weight beside them."""
+"""Language models as teachers: hidden states, and the weight of their head."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from models.table import takes_argument
 from models.teachers.teacher import (
     EMA,
     FrozenModel,
+    TeacherSource,
     check_shares,
-    create_each,
     explain_width,
+    get_teacher_sections,
     open_teacher,
     refuse_image_keys,
 )
@@ -22,16 +23,12 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection
-    from utils.json_types import JsonObject
+
+_WAY_OUT = "use a teacher that was trained on tokens of the same tokenizer"
 
 
 class Vocabulary(Protocol):
-    """Of the student's data.
-
-    Attributes:
-      tokenizer: what tells tokens of one meaning from others; empty: nobody has said.
-      sequence_length: tokens that a model sees at once.
-    """
+    """Vocabulary of the student's data; the tokenizer's name is empty if unknown."""
 
     vocab_size: int
     sequence_length: int
@@ -39,10 +36,7 @@ class Vocabulary(Protocol):
 
 
 class TokenTeacher(FrozenModel):
-    """A teacher of tokens, which gives hidden states; logits are made of a part of them at a time.
-
-    Its model has a `head_weight` [V, C], as a student's.
-    """
+    """A teacher of tokens; logits are computed for a part of its hidden states at a time."""
 
     @property
     def head_weight(self) -> Tensor:
@@ -56,23 +50,21 @@ class TokenTeacher(FrozenModel):
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [..., V] of hidden states; for a chunk of the places at a time."""
+        """Float32 logits [..., V] of hidden states; for a chunk of the tokens at a time."""
         return self.model.compute_logits(hidden)
 
 
 def create_token_teachers(
     section: DistillSection, vocabulary: Vocabulary, *, device: str = "cpu"
 ) -> list[TokenTeacher]:
-    """The teachers that have weights of their own, as `create_teachers`.
-
-    Args:
-      device: "cpu", or "meta" to check names, vocabulary and weights at no cost.
+    """Create the teachers that have weights of their own; on "meta" to check them at no cost.
 
     Raises:
       UserError: no language model, missing or foreign weights, or tokens that do not agree.
     """
     check_shares(section)
-    return create_each(section, lambda one: _create_teacher(one, vocabulary, device), (EMA,))
+    sections = [teacher for teacher in get_teacher_sections(section) if teacher.model != EMA]
+    return [_create_teacher(teacher, vocabulary, device) for teacher in sections]
 
 
 def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> TokenTeacher:
@@ -83,52 +75,44 @@ def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> To
             "distill.teacher_weights, a run of train.task=language"
         )
     source = open_teacher(section)
-    facts = source.facts
-    _require_language_model(source.name, section.weights)
-    _check_vocabulary(facts, own, section.weights)
+    length = _check_vocabulary(source, own)
+    text = f"is a model of {{}} tokens, the data has {own.vocab_size}; {_WAY_OUT}"
     model = source.build(
-        {
-            "vocab_size": own.vocab_size,
-            "sequence_length": facts.get("sequence_length", own.sequence_length),
-        },
+        {"vocab_size": own.vocab_size, "sequence_length": length},
         device=device,
-        explain=explain_width(
-            own.vocab_size,
-            f"is a model of {{}} tokens, the data has {own.vocab_size}; use a teacher that was "
-            "trained on tokens of the same tokenizer",
-        ),
+        explain=explain_width(own.vocab_size, text),
     )
     return TokenTeacher(model, weight=section.weight)
 
 
-def _require_language_model(name: str, path: str) -> None:
-    if not takes_argument(name, "vocab_size"):
+def _check_vocabulary(source: TeacherSource, own: Vocabulary) -> int:
+    """Return the length of a teacher's windows.
+
+    Raises:
+      UserError: no language model, tokens that are not the student's, or shorter windows.
+    """
+    facts, key = source.facts, f"distill.teacher_weights ({source.section.weights!r})"
+    if not takes_argument(source.name, "vocab_size"):
         raise UserError(
-            f"distill.teacher_weights ({path!r}) holds {name!r}, which is no language model; give "
-            "a run of train.task=language on the student's tokens"
+            f"{key} holds {source.name!r}, which is no language model; give a run of "
+            "train.task=language on the student's tokens"
         )
-
-
-def _check_vocabulary(facts: JsonObject, own: Vocabulary, path: str) -> None:
-    """Refuse a teacher whose tokens are not the student's, or whose windows are shorter."""
     size = facts.get("vocab_size", own.vocab_size)
-    tokenizer = facts.get("tokenizer") or own.tokenizer
-    way = "use a teacher that was trained on tokens of the same tokenizer"
     if size != own.vocab_size:
         raise UserError(
-            f"distill.teacher_weights ({path!r}) has a vocabulary of {size} tokens, the data "
-            f"{own.vocab_size}; {way}"
+            f"{key} has a vocabulary of {size} tokens, the data {own.vocab_size}; {_WAY_OUT}"
         )
+    tokenizer = facts.get("tokenizer") or own.tokenizer
     if own.tokenizer and tokenizer != own.tokenizer:
         raise UserError(
-            f"distill.teacher_weights ({path!r}) reads tokens of {tokenizer!r}, the data has those "
-            f"of {own.tokenizer!r}; {way}"
+            f"{key} reads tokens of {tokenizer!r}, the data has those of {own.tokenizer!r}; "
+            f"{_WAY_OUT}"
         )
     length = facts.get("sequence_length", own.sequence_length)
     positions = facts.get("args", {}).get("positions", "rope")
     if positions != "rope" and length < own.sequence_length:
         raise UserError(
-            f"distill.teacher_weights ({path!r}) knows {length} {positions} positions, "
-            f"data.sequence_length is {own.sequence_length}; lower it, or use a teacher of longer "
-            "windows"
+            f"{key} has {length} {positions} positions, data.sequence_length is "
+            f"{own.sequence_length}; lower it, or use a teacher of longer windows"
         )
+    return length

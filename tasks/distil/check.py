@@ -17,8 +17,8 @@ from datasets import describe_dataset
 from losses.label_free.objective import PATCHES, POOLED, Embeddings, create_label_free_loss
 from models.teachers.embedding import (
     FeatureTeacher,
+    compute_features,
     create_feature_teachers,
-    embed,
     find_grid,
     require_features,
 )
@@ -226,7 +226,7 @@ def look_at(
 @torch.no_grad()
 def _look(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> ProbedModel:
     pixels = torch.empty((_PROBED, *shape), device="meta")
-    features = embed(model, deepcopy(transform).to("meta")(pixels))
+    features = compute_features(model, deepcopy(transform).to("meta")(pixels))
     patches = features.patches
     grid = find_grid(patches.shape[1], *shape[1:]) if patches.ndim == 3 else None
     return ProbedModel(Embeddings(*features), grid)

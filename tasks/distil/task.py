@@ -15,11 +15,11 @@ from losses.base import LossOutput
 from losses.label_free.objective import PATCHES, Embeddings, LabelFreeInputs
 from models.factory import create_model
 from models.teachers.embedding import (
-    Embedded,
-    Embedder,
+    FeatureExtractor,
     FeatureTeacher,
+    ImageFeatures,
+    compute_features,
     create_feature_teachers,
-    embed,
 )
 from models.teachers.teacher import get_teacher_sections
 from models.transforms import create_resampler, resample, to_pixels
@@ -127,10 +127,10 @@ class Distil(ImageTask):
         scales = batch.values.get(TERM_SCALES)
         return self.losses(LabelFreeInputs(students, teachers, batch.mask, scales))
 
-    def _see(self, model: nn.Module, inputs: Tensor) -> Embedded:
+    def _see(self, model: nn.Module, inputs: Tensor) -> ImageFeatures:
         """Return a model's features of its input, by its compiled extractor if it has one."""
         embedder = self._embedders.get(model)
-        return embed(model, inputs) if embedder is None else embedder(inputs)
+        return compute_features(model, inputs) if embedder is None else embedder(inputs)
 
     def ask_all(self, pixels: Tensor, batch: ImageBatch) -> Iterator[Embeddings]:
         """Yield every teacher's features at the scale that is learnt, computed now or stored."""
@@ -205,13 +205,13 @@ class Distil(ImageTask):
                 teacher.transform.expect(*images.image_shape[:2], runtime.device)
         # A runtime compiles calls of whole models; here only their features are computed.
         for model in (state.model, *state.averages.values()):
-            self._embedders[model] = runtime.accelerate(Embedder(model))
+            self._embedders[model] = runtime.accelerate(FeatureExtractor(model))
         known = list_cached_hashes(config, self.facts.teachers)
         self.teaching.open_stored(runtime, stream, known, plan.total_steps)
 
     def answer(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
         """Return pooled features and patches."""
-        return tuple(embed(model, inputs))
+        return tuple(compute_features(model, inputs))
 
     def list_companions(self, examples: int) -> list[Companion]:
         """Return teachers like those in the step, each with images of its own size."""

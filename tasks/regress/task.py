@@ -18,7 +18,7 @@ from datasets import Loader, VectorBatch
 from losses.base import LossInputs, LossOutput
 from losses.tasks.regression import compute_gaussian_nll
 from models.mlp import Standardise
-from models.teachers.rows import RowTeacher
+from models.teachers.teacher import RowTeacher
 from tasks.protocol import SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
 from tasks.regress.teachers import average_predictions, create_row_teachers

@@ -14,10 +14,9 @@ from losses.logits.ensembles import combine_answers
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
 from models.table import list_taking, takes_argument
-from models.teachers.rows import RowTeacher
 from models.teachers.teacher import (
     EMA,
-    create_each,
+    RowTeacher,
     get_teacher_sections,
     open_teacher,
     refuse_image_keys,
@@ -43,7 +42,8 @@ def create_row_teachers(
     Raises:
       UserError: no model of rows, weights of other columns, or a key that rows cannot use.
     """
-    return create_each(distill, lambda section: _create_teacher(section, rows, device), (EMA,))
+    sections = [section for section in get_teacher_sections(distill) if section.model != EMA]
+    return [_create_teacher(section, rows, device) for section in sections]
 
 
 def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:

@@ -262,6 +262,8 @@ def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
 @pytest.mark.parametrize("task", ["language", "regress"])
 @pytest.mark.parametrize("key", [{"mean": ()}, {"size": 32}, {"label_map": "map.json"}])
 def test_what_only_a_teacher_of_images_has_is_refused(key, task):
-    with pytest.raises(UserError, match=f"{next(iter(key))} .* means nothing .*={task}; leave"):
+    with pytest.raises(
+        UserError, match=f"{next(iter(key))} .* is not supported with .*={task}; remove"
+    ):
         refuse_image_keys(TeacherSection(**key), task)
     refuse_image_keys(TeacherSection(), task)

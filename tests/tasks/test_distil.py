@@ -18,7 +18,7 @@ from job.check import check
 from job.stream import iterate_batches
 from losses.label_free.objective import Embeddings
 from models.factory import build_model
-from models.teachers.embedding import embed
+from models.teachers.embedding import compute_features
 from models.transforms import to_pixels
 from store.record.history import read_metrics
 from store.record.runs import Run
@@ -125,7 +125,7 @@ def test_the_total_is_what_numpy_makes_of_the_features(feature_teachers, tmp_pat
     batch = replace(batch, values={**batch.values, "term_scales": torch.tensor([0.5, 1, 1])})
     found = task.loss(model, batch)
     pixels = to_pixels(batch.images)
-    seen = embed(model, task.transform(pixels))
+    seen = compute_features(model, task.transform(pixels))
     theirs = [one(pixels) for one in task.teachers]
 
     def turn(features: torch.Tensor, key: str) -> np.ndarray:
@@ -178,7 +178,7 @@ def test_a_grid_is_changed_as_torch_does_it():
 def test_patches_are_those_of_any_family(name):
     """Maps with channels first and last, and tokens without a prefix: position by position."""
     model = build_model(name, {"num_classes": 0}, device="meta").eval()
-    found = embed(model, torch.zeros(2, 3, 224, 224, device="meta"))
+    found = compute_features(model, torch.zeros(2, 3, 224, 224, device="meta"))
     assert found.pooled.shape == (2, model.num_features)
     assert found.patches.shape == (2, 49, model.num_features)
 
@@ -276,7 +276,7 @@ def test_images_of_two_sizes_have_no_grid_in_common(digits_root, feature_teacher
 @pytest.mark.parametrize(
     ("section", "words"),
     [
-        ({"label_map": "map.json"}, "whose teachers are not asked for classes"),
+        ({"label_map": "map.json"}, "which uses no classes"),
         ({"num_classes": 10}, "of another model"),
         ({"mean": [127.5], "std": [0]}, "give numbers above 0"),
         ({"mean": [1, 2], "std": [1]}, "give mean and std in distill.teachers as many numbers as"),

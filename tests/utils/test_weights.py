@@ -159,7 +159,7 @@ def test_weights_of_other_classes_start_a_new_head_unless_they_must_not(two):
 
 @pytest.mark.parametrize("half", ["mean", "std"])
 def test_half_of_a_normalisation_is_refused(two, half):
-    with pytest.raises(UserError, match=rf"distill\.teachers {half} \(\[100\.0\]\) stands without"):
+    with pytest.raises(UserError, match=rf"distill\.teachers {half} \(\[100\.0\]\) needs"):
         create_one(weights=str(two / "a.safetensors"), **{half: (100.0,)})
 
 
