@@ -9,7 +9,6 @@ from timm.layers import Attention, Format, LayerScale, PatchEmbed
 from timm.layers.attention import resolve_self_attn_mask
 from timm.models.beit import Attention as BeitAttention
 from torch import Tensor, nn
-from torch.nn import functional
 
 from models.patches.dense import (
     XlaLayerNorm,
@@ -17,24 +16,27 @@ from models.patches.dense import (
     einsum_linear,
     get_compute_dtype,
     has_output_hooks,
+    list_parts,
     place_gradients,
+    save_product,
     sum_rows,
     without_autocast,
 )
-from utils.runtime.mesh_gradients import count_parts, get_parts, spread
+from models.transforms import create_resampler
+from utils.runtime.mesh_gradients import spread
 
-# Rows of a tile: a product with fewer columns would be turned into a reduction again.
+# Rows of a tile: a product with fewer columns would become a reduction again.
 _SUBLANES = 8
-# Parameters [1, N, C] of timm's vision transformers that every example gets.
+# Parameters [1, N, C] of timm's vision transformers for every example.
 _TOKENS = ("pos_embed", "cls_token", "reg_token", "dist_token")
 
 
 class XlaAttention(Attention):
-    """timm's `Attention` with heads as [B, H, D, N] and scores held key by query.
+    """timm's `Attention` with heads as [B, H, D, N] and scores stored key by query.
 
-    Tokens are the last axis as the compiler lays them out anyway, so that nothing is copied. The
-    maximum and the sum of a row run along the sublanes of the vector unit, and the gradient of the
-    scores needs no reduction over them.
+    Tokens are the last axis as in the compiler's layout, so that nothing is copied. The maximum and
+    the sum of a row run along the sublanes of the vector unit, and the gradient of the scores needs
+    no reduction over them.
     """
 
     fp32_weight_gradient = False
@@ -58,7 +60,7 @@ class XlaBeitAttention(BeitAttention):
     fp32_weight_gradient = False
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        if has_output_hooks(self.qkv) or has_output_hooks(self.proj):
+        if has_output_hooks(self.qkv, self.proj):
             return super().forward(x, shared_rel_pos_bias)
         own = self.relative_position_bias_table is not None
         biases = [self._get_rel_pos_bias()] if own else []
@@ -74,7 +76,7 @@ class XlaBeitAttention(BeitAttention):
 
 
 def mix_values(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares.
+    """Mix values [B, H, D, N] by softmax(q k + mask), with dropout of the shares.
 
     Args:
       mask: broadcast to [B, H, Q, K], or [W, H, Q, K] for images of W windows each.
@@ -97,14 +99,14 @@ def compute_shares(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _by_window(scores: Tensor, mask: Tensor | torch.Size) -> Tensor:
-    """[B, ...] as [B / W, W, ...] where a mask is of W windows: copies of it would be written."""
+    """[B, ...] as [B / W, W, ...] if a mask is of W windows, so that it is not copied."""
     shape = mask if isinstance(mask, torch.Size) else mask.shape
     is_whole = len(shape) < scores.dim() or shape[0] in (1, len(scores))
     return scores if is_whole else scores.unflatten(0, (-1, shape[0]))
 
 
 class _Mix(torch.autograd.Function):
-    """Attention whose backward takes the rows' inner products from output and gradient."""
+    """Attention whose backward computes the rows' inner products from output and gradient."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -145,7 +147,7 @@ def sum_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """q, k and v, each [B, H, D, N]; through the module itself where somebody listens to it."""
+    """q, k and v, each [B, H, D, N]; by the module itself if hooks read its output."""
     if has_output_hooks(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(2, 0, 3, 4, 1).unbind(0)
@@ -157,32 +159,30 @@ def project_heads(
 ) -> tuple[Tensor, ...]:
     """q, k and v, each [B, H, D, N], of a packed weight [3 H D, C]."""
     form = (layer.num_heads, layer.fp32_weight_gradient)
-    apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Project.apply(x, weight, bias, form, *apart)
+    return _Project.apply(x, weight, bias, form, *list_parts(x, weight, bias))
 
 
 def project_packed(layer: nn.Module, x: Tensor) -> Tensor:
-    """q, k and v as one [B, 3, H, D, N]; through the module itself where somebody listens to it."""
+    """q, k and v as one [B, 3, H, D, N]; by the module itself if hooks read its output."""
     if has_output_hooks(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(0, 2, 3, 4, 1)
-    weight, bias = layer.qkv.weight, layer.qkv.bias
+    parameters = layer.qkv.weight, layer.qkv.bias
     form = (layer.num_heads, layer.fp32_weight_gradient)
-    apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _ProjectPacked.apply(x, weight, bias, form, *apart)
+    return _ProjectPacked.apply(x, *parameters, form, *list_parts(x, *parameters))
 
 
 def normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
-    """A norm over D of [B, H, D, N], in the type of its input."""
+    """Apply a norm over D of [B, H, D, N], in the type of its input."""
     if isinstance(norm, nn.Identity) and not has_output_hooks(norm):
         return heads
     return norm(heads.transpose(2, 3)).transpose(2, 3).to(heads.dtype)
 
 
 def merge_heads(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
-    """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
+    """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate if it has them."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
-    if is_plain and not has_output_hooks(layer.proj) and not has_output_hooks(layer.norm):
+    if is_plain and not has_output_hooks(layer.proj, layer.norm):
         return merge_plainly(layer, mixed)
     rows = mixed.flatten(1, 2).transpose(1, 2)
     rows = layer.norm(rows).to(rows.dtype)
@@ -198,20 +198,21 @@ def merge_plainly(layer: nn.Module, mixed: Tensor) -> Tensor:
 
 
 class _Project(torch.autograd.Function):
-    """x [B, N, C] times a packed weight [3 H D, C] in one product whose thirds lie apart."""
+    """x [B, N, C] times a packed weight [3 H D, C] in one product, returned as thirds."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: tuple[int, bool],
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        form: tuple[int, bool],
         *apart: Tensor | None,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        heads, fp32_result = form
-        ctx.save_for_backward(x, weight)
-        ctx.devices = [count_parts(parts) for parts in apart]
-        ctx.heads, ctx.fp32_result = heads, fp32_result
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
-        values = torch.einsum("bnc,thdc->tbhdn", x, parts)
+    ) -> tuple[Tensor, ...]:
+        save_product(ctx, x, weight, bias, apart)
+        heads, ctx.fp32_result = form
+        ctx.thirds = 3, heads, -1
+        values = torch.einsum("bnc,thdc->tbhdn", x, weight.to(x.dtype).unflatten(0, ctx.thirds))
         if bias is not None:
             values = values + bias.to(x.dtype).view(3, 1, heads, -1, 1)
         return values.unbind(0)
@@ -222,38 +223,38 @@ class _Project(torch.autograd.Function):
         gradients = tuple(gradient.to(x.dtype) for gradient in gradients)
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            parts = weight.to(x.dtype).unflatten(0, (3, ctx.heads, -1))
-            dx = sum(
-                torch.einsum("bhdn,hdc->bnc", gradient, parts[number])
-                for number, gradient in enumerate(gradients)
-            )
+            parts = weight.to(x.dtype).unflatten(0, ctx.thirds)
+            products = (torch.einsum("bhdn,hdc->bnc", g, parts[n]) for n, g in enumerate(gradients))
+            dx = sum(products)
         if ctx.needs_input_grad[1]:
-            apart = ctx.devices[0]
             rows = [
-                einsum("bhdn,bnc->hdc", one, x, ctx.fp32_result, devices=apart) for one in gradients
+                einsum("bhdn,bnc->hdc", gradient, x, ctx.fp32_result, devices=ctx.devices[0])
+                for gradient in gradients
             ]
             dw = torch.cat(rows, dim=-3).flatten(-3, -2).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            rows = [one.flatten(1, 2).transpose(1, 2) for one in gradients]
-            sums = [sum_rows(one, ctx.bias_dtype, devices=ctx.devices[1]) for one in rows]
+            rows = [gradient.flatten(1, 2).transpose(1, 2) for gradient in gradients]
+            sums = [sum_rows(row, ctx.bias_dtype, devices=ctx.devices[1]) for row in rows]
             db = torch.cat(sums, dim=-1)
         return dx, *place_gradients(ctx.devices, dw, db)
 
 
 class _ProjectPacked(torch.autograd.Function):
-    """The same product, whose result stays one array, and so does its gradient."""
+    """The same product with one array as its result and as its gradient."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: tuple[int, bool],
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        form: tuple[int, bool],
         *apart: Tensor | None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
+        save_product(ctx, x, weight, bias, apart)
         heads, ctx.fp32_result = form
-        ctx.save_for_backward(x, weight)
-        ctx.devices, ctx.heads = [count_parts(parts) for parts in apart], heads
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
-        packed = torch.einsum("bnc,thdc->bthdn", x, parts)
+        ctx.thirds = 3, heads, -1
+        packed = torch.einsum("bnc,thdc->bthdn", x, weight.to(x.dtype).unflatten(0, ctx.thirds))
         return packed if bias is None else packed + bias.to(x.dtype).view(3, heads, -1, 1)
 
     @staticmethod
@@ -262,7 +263,7 @@ class _ProjectPacked(torch.autograd.Function):
         gradient = gradient.to(x.dtype)
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            parts = weight.to(x.dtype).unflatten(0, (3, ctx.heads, -1))
+            parts = weight.to(x.dtype).unflatten(0, ctx.thirds)
             dx = torch.einsum("bthdn,thdc->bnc", gradient, parts)
         if ctx.needs_input_grad[1]:
             apart = ctx.devices[0]
@@ -281,9 +282,8 @@ class XlaPatchEmbed(PatchEmbed):
 
     def forward(self, x: Tensor) -> Tensor:
         is_grid = not self.flatten and self.output_fmt == Format.NHWC
-        if not (self.flatten or is_grid) or self.dynamic_img_pad or self.proj.groups != 1:
-            return super().forward(x)
-        if has_output_hooks(self.proj):
+        is_other = self.dynamic_img_pad or self.proj.groups != 1 or has_output_hooks(self.proj)
+        if is_other or not (self.flatten or is_grid):
             return super().forward(x)
         rows, columns = self.patch_size
         height, width = x.shape[2] // rows, x.shape[3] // columns
@@ -307,9 +307,9 @@ class XlaLayerScale(LayerScale):
 
 
 class StreamInComputeType:
-    """Mixed into timm's vision transformers: the residual stream has the compute type.
+    """Mixin for timm's vision transformers: the residual stream has the compute type.
 
-    Positions for images of another size are resampled by products: the operator for it has no
+    Positions for images of another size are resampled by products: PyTorch's operator has no
     lowering to XLA and would run on the host.
     """
 
@@ -334,32 +334,22 @@ class StreamInComputeType:
                 self.dynamic_img_size = True
 
     def _get_positions(self, grid: tuple[int, ...]) -> Tensor:
-        """The positions of a grid of patches, those of the class and other tokens before them."""
-        before = tuple(self.patch_embed.grid_size)
+        """Return the positions of tokens before the patches, and of a grid of patches."""
+        before, device = tuple(self.patch_embed.grid_size), self.pos_embed.device
         if grid == before:
             return self.pos_embed
-        held = self.__dict__.setdefault("_resamplers", {})
-        key = (grid, self.pos_embed.device)
-        if key not in held:
-            held[key] = get_resamplers(before, grid, self.pos_embed.device)
+        resamplers = self.__dict__.setdefault("_resamplers", {})
+        if (grid, device) not in resamplers:
+            resamplers[grid, device] = [
+                create_resampler(old, new, "bicubic").to(device)
+                for old, new in zip(before, grid, strict=True)
+            ]
         tokens = 0 if self.no_embed_class else self.num_prefix_tokens
-        return resample_positions(self.pos_embed, before, held[key], tokens)
-
-
-def get_resamplers(
-    before: tuple[int, ...], after: tuple[int, ...], device: torch.device
-) -> tuple[Tensor, ...]:
-    """[new, old] float32 for each axis: PyTorch's own weights, bicubic with antialiasing."""
-    found = []
-    for old, new in zip(before, after, strict=True):
-        unit = torch.eye(old, device="cpu").view(1, 1, old, old)
-        weights = functional.interpolate(unit, size=(new, old), mode="bicubic", antialias=True)
-        found.append(weights[0, 0].to(device))
-    return tuple(found)
+        return resample_positions(self.pos_embed, before, resamplers[grid, device], tokens)
 
 
 def resample_positions(
-    positions: Tensor, before: tuple[int, ...], resamplers: tuple[Tensor, ...], tokens: int
+    positions: Tensor, before: tuple[int, ...], resamplers: list[Tensor], tokens: int
 ) -> Tensor:
     """[1, tokens + H W, C] -> the same of another grid, as timm's `resample_abs_pos_embed`."""
     rows, columns = resamplers
@@ -371,18 +361,15 @@ def resample_positions(
 
 
 class HeadTokens:
-    """Mixed into timm's vision transformers: the last norm sees the tokens of the head alone.
+    """Mixin for timm's vision transformers: the last norm sees the tokens of the head alone.
 
-    They are taken by a sum with ones and zeros, whose gradient needs no padded array.
+    They are selected by a sum with ones and zeros, whose gradient needs no padded array.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         norm = self.norm
-        if (
-            self.global_pool != "token"
-            or not isinstance(norm, XlaLayerNorm)
-            or has_output_hooks(norm)
-        ):
+        is_patched = isinstance(norm, XlaLayerNorm) and not has_output_hooks(norm)
+        if self.global_pool != "token" or not is_patched:
             return super().forward(x, *args, **kwargs)
         # Set for the length of the call: a second thread, or torch.compile, would see it as well.
         try:

@@ -1,4 +1,4 @@
-"""Chooses what of a model is rewritten for the runtime's compiler; patches load when used."""
+"""Chooses patches of a model for the runtime's compiler; they load when used."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _ATTENTION = "models.patches.fused_attention"
 def patch_for(
     runtime: Runtime, section: ModelSection, model: nn.Module, *, frozen: bool = False
 ) -> None:
-    """Rewrite a model for the runtime's compiler, where it has one and no key forbids it.
-
-    Kernels are chosen here, too.
+    """Patch a model for the runtime's compiler and choose kernels, as the configuration says.
 
     Args:
-      frozen: whether the model is never trained: it may then hold its weights in bf16.
+      frozen: whether the model is never trained: it may then store its weights in bf16.
 
     Raises:
-      UserError: there are no kernels for a model that is not frozen, and they are asked for.
+      UserError: a model that is not frozen needs kernels that do not exist.
     """
     if not frozen:
         check_attention_kernel(section, runtime.section, runtime.device.type, model)
-    if section.kernels == "pallas" or _has_rules(model):
+    # Only layers of `models.delta` have such kernels.
+    has_rules = any(type(y).__module__.startswith("models.delta.") for y in model.modules())
+    if section.kernels == "pallas" or has_rules:
         choose_kernels = load_object("models.delta.kernels.operators:choose_kernels")
         choose_kernels(section.kernels, runtime.device, model, is_asked=not frozen)
     if section.xla_patches and runtime.wants_patches:
@@ -50,21 +50,8 @@ def patch_for(
         choose_attention_kernel(section.attention_kernel, runtime.device, model)
 
 
-def _has_rules(model: nn.Module) -> bool:
-    """Whether some layer is of `models.delta`, for which alone there are such kernels."""
-    return any(type(layer).__module__.startswith("models.delta.") for layer in model.modules())
-
-
 def check_kernels(choice: str, model: nn.Module) -> None:
-    """Refuse kernels that no device has for the layers of a model; see `models.delta.kernels`.
-
-    Args:
-      choice: `model.kernels`; only pallas can be refused.
-      model: on any device, the meta device among them.
-
-    Raises:
-      UserError: there are none for one of its layers, or none of its layers has any.
-    """
+    """Raise a UserError if `model.kernels` is pallas and a layer has no kernels, or none has."""
     if choice == "pallas":
         load_object("models.delta.kernels.operators:check_kernels")(choice, model)
 
@@ -72,14 +59,11 @@ def check_kernels(choice: str, model: nn.Module) -> None:
 def check_attention_kernel(
     section: ModelSection, runtime: RuntimeSection, device: str, model: nn.Module
 ) -> None:
-    """Refuse `model.attention_kernel: on` that no kernel of the run could follow.
+    """Raise a UserError if `model.attention_kernel: on` is not possible in a run.
 
     Args:
       device: the runtime's name.
-      model: patched or not yet, on any device, the meta device among them.
-
-    Raises:
-      UserError: names what is against it: the device, the model or another key.
+      model: patched or not yet, on any device, also on "meta".
     """
     if section.attention_kernel != "on":
         return
@@ -95,11 +79,7 @@ def check_attention_kernel(
 
 
 def check_patch_names(names: Iterable[str]) -> None:
-    """Refuse a name that is no patch.
-
-    Raises:
-      UserError: with the nearest right name.
-    """
+    """Raise a UserError for a name that is no patch."""
     patches = load_object("models.patches.table:PATCHES") if names else ()
     for name in names:
         if name not in patches:

@@ -1,4 +1,4 @@
-"""Convolutions with their weight held as HWIO; BatchNorm in the compute type."""
+"""Convolutions with weights stored as HWIO; BatchNorm in the compute type."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import BatchNormAct2d, LayerNorm2d, ScaledStdConv2d, ScaledStdConv2dSame, pad_same
+from timm.layers import BatchNormAct2d, LayerNorm2d, pad_same
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.batch_norm import refuse_single_values, update_running
-from models.patches.dense import get_compute_dtype, normalise_rows, without_autocast
-from models.patches.mixing import mix_into
+from models.patches.dense import get_compute_dtype, mix_into, normalise_rows, without_autocast
 from utils.runtime.mesh_gradients import count_parts, deal_out, get_parts, spread_rows
 
 # Permutations of a weight between the order of files and the order on the device.
@@ -22,16 +21,16 @@ _LANES = 128
 
 
 class HwioWeight:
-    """Mixed into a convolution class: the weight lies as HWIO, `state_dict` shows OIHW.
+    """Mixin for a convolution class: the weight is stored as HWIO, `state_dict` shows OIHW.
 
-    An OIHW array with small windows is padded and copied to the order that convolutions want, once
-    for the weight, its gradient and each moment. Only `file_order` must be known to whoever writes
-    tensors of the weight's shape, such as an optimizer's moments.
+    An OIHW array with small windows is padded and copied to the order of convolutions, once for the
+    weight, its gradient and each moment. Programs that write tensors of the weight's shape, such as
+    an optimizer's moments, need `file_order`.
     """
 
     file_order = TO_OIHW
     fp32_weight_gradient = False
-    joined_groups = 1  # that are computed as one
+    joined_groups = 1  # computed as one
 
     def forward(self, x: Tensor) -> Tensor:
         held = self._parameters["weight"]
@@ -74,15 +73,14 @@ class HwioWeight:
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        found = dict(state_dict)
-        weight = found.get(f"{prefix}weight")
+        weight = state_dict.get(f"{prefix}weight")
         if weight is not None and weight.dim() == len(TO_HWIO):
-            found[f"{prefix}weight"] = weight.permute(TO_HWIO)
-        super()._load_from_state_dict(found, prefix, *args, **kwargs)
+            state_dict = {**state_dict, f"{prefix}weight": weight.permute(TO_HWIO)}
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def hold_as_hwio(conv: nn.Conv2d) -> None:
-    """Turn a convolution of any class into one that holds its weight as HWIO."""
+    """Convert a convolution of any class to one that stores its weight as HWIO."""
     mix_into(conv, HwioWeight)
     weight = conv.weight
     with torch.no_grad():
@@ -91,11 +89,11 @@ def hold_as_hwio(conv: nn.Conv2d) -> None:
 
 
 def count_joined_groups(conv: nn.Conv2d) -> int:
-    """Groups of a convolution that are cheaper side by side as one.
+    """Return the number of groups of a convolution that are cheaper side by side as one.
 
-    All of them where they fit into the lanes together, else as many as fill these: what is cut off
-    beside a multiple of them is copied. Where each channel is a group of its own, the vector unit
-    multiplies and nothing is gained.
+    All of them if they fit into the lanes together, else as many as fill these: slices that are no
+    multiple of them are copied. If each channel is a group of its own, the vector unit multiplies
+    and joining does not pay.
     """
     into, out = conv.in_channels // conv.groups, conv.out_channels // conv.groups
     if into == 1:
@@ -107,16 +105,16 @@ def count_joined_groups(conv: nn.Conv2d) -> int:
 
 
 def join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
-    """A weight [..., O, I, H, W] as that of fewer groups, [..., O, joined * I, H, W].
+    """Convert a weight [..., O, I, H, W] to that of fewer groups, [..., O, joined * I, H, W].
 
-    What a channel does not see has weights of zero, so sums are what they were; where
-    groups share nothing the compiler gives them an axis of their own, and copies to and from it.
+    The added weights are zero, so sums stay; for separate groups the compiler adds an axis, and
+    copies to and from it.
     """
     if joined == 1:
         return weight
     out = weight.shape[-4]
-    place = torch.arange(out, device=weight.device) // (out // groups) % joined
-    is_own = place[:, None] == torch.arange(joined, device=weight.device)
+    group = torch.arange(out, device=weight.device) // (out // groups) % joined
+    is_own = group[:, None] == torch.arange(joined, device=weight.device)
     spread = torch.where(is_own[..., None, None, None], weight.unsqueeze(-4), 0.0)
     result = spread.flatten(-4, -3)
     result.held = getattr(weight, "held", None)
@@ -124,26 +122,18 @@ def join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
 
 
 class StandardisedConv2d:
-    """Mixed into timm's convolutions of standardised weights, whose own code passes groups by."""
+    """Mixin for timm's convolutions of standardised weights, whose code bypasses groups."""
 
     def forward(self, x: Tensor) -> Tensor:
         if getattr(self, "same_pad", False):
             x = pad_same(x, self.kernel_size, self.stride, self.dilation)
         rows = self.weight.reshape(1, self.out_channels, -1)
         gain = (self.gain * self.scale).view(-1)
-        # As timm writes it: statistics of each row.
+        # As in timm: statistics of each row.
         rows = functional.batch_norm(
             rows, None, None, weight=gain, training=True, momentum=0.0, eps=self.eps
         )
         return self._conv_forward(x, rows.reshape_as(self.weight), self.bias)
-
-
-class XlaScaledStdConv2d(StandardisedConv2d, ScaledStdConv2d):
-    """NFNet's."""
-
-
-class XlaScaledStdConv2dSame(StandardisedConv2d, ScaledStdConv2dSame):
-    """NFNet's with TensorFlow's padding."""
 
 
 class _Convolution(torch.autograd.Function):
@@ -172,25 +162,24 @@ class _Convolution(torch.autograd.Function):
 
 
 def _compute_weight_gradient(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """The weight's gradient [O, I, H, W]; with devices apart [D, O, I, H, W].
+    """Compute the weight's gradient [O, I, H, W]; with devices apart [D, O, I, H, W].
 
-    Devices become groups of channels, which a partitioner deals out as it dealt out the examples.
+    Devices become groups of channels, which a partitioner shards like the examples.
     """
     dtype = torch.float32 if ctx.fp32_result else x.dtype
     gradient, x, weight = gradient.to(dtype), x.to(dtype), weight.to(dtype)
     if not ctx.devices:
         return _reverse(gradient, x, weight, ctx.shape, (False, True, False))[1]
     *rest, groups = ctx.shape
-    gradient, x = (_group_by_device(value, ctx.devices) for value in (gradient, x))
+    # [B, C, H, W] -> [B / D, D * C, H, W]
+    gradient, x = (
+        value.unflatten(0, (ctx.devices, -1)).transpose(0, 1).flatten(1, 2)
+        for value in (gradient, x)
+    )
     shaped = weight.new_zeros(ctx.devices * weight.shape[0], *weight.shape[1:])
     shape = (*rest, groups * ctx.devices)
     dw = _reverse(gradient, x, shaped, shape, (False, True, False))[1]
     return deal_out(ctx.held, dw).unflatten(0, (ctx.devices, -1))
-
-
-def _group_by_device(value: Tensor, devices: int) -> Tensor:
-    """[B, C, H, W] -> [B / D, D * C, H, W]."""
-    return value.unflatten(0, (devices, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def _reverse(
@@ -244,7 +233,7 @@ def apply_batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor
 
 
 class _BatchNorm(torch.autograd.Function):
-    """Keeps its input and the statistics; both sums of each pass are taken together."""
+    """Saves its input and the statistics; both sums of each pass are computed together."""
 
     @staticmethod
     def forward(
@@ -281,7 +270,7 @@ class _BatchNorm(torch.autograd.Function):
 
 
 def _list_others(x: Tensor) -> list[int]:
-    """The dimensions of [B, C, ...] but for that of the channels."""
+    """List the dimensions of [B, C, ...] without that of the channels."""
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
@@ -298,7 +287,7 @@ class XlaLayerNorm2d(LayerNorm2d):
 
 
 class BlockInComputeType:
-    """Mixed into a residual block whose scale is float32: its result has the compute type."""
+    """Mixin for a residual block with a float32 scale: its result has the compute type."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         dtype = get_compute_dtype(x)

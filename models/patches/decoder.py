@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from models.patches.attention import sum_products
@@ -18,20 +18,19 @@ from models.patches.dense import (
     sum_rows,
     without_autocast,
 )
-from models.transformer import CausalAttention, LayerCache, RmsNorm, get_angles
+from models.transformer import CausalAttention, LayerCache, RmsNorm, get_angles, rotate_pairs
 from utils.runtime.mesh_gradients import count_parts, get_parts
 from utils.runtime.processes.sequence import count_sequence_parts
 
-# Queries whose scores are made at once: fewer leave more products of future keys out, more make
-# fewer operations. Scores of 256 places stay on the chip.
+# Queries whose scores are computed at once: fewer leave out more products of future keys, more
+# need fewer operations. Scores of 256 tokens stay on the chip.
 _QUERIES = 256
 
 
 class XlaCausalAttention(CausalAttention):
-    """Heads as [B, H, D, N] and scores key by query, of no key behind the last query.
+    """Heads as [B, H, D, N] and scores key by query, without keys after the last query.
 
-    A step of a sampler, which has a cache, takes the plain way, and so does a mesh that deals out
-    the tokens of a sequence.
+    With a cache, or a mesh that shards the tokens of a sequence, the class's own code runs.
     """
 
     fp32_weight_gradient = False
@@ -39,41 +38,27 @@ class XlaCausalAttention(CausalAttention):
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         parts = (self.query, self.key, self.value, self.out)
         is_plain = cache is not None or count_sequence_parts() > 1
-        if is_plain or any(has_output_hooks(one) for one in parts):
+        if is_plain or has_output_hooks(*parts):
             return super().forward(x, cache)
-        dtype, shape = get_compute_dtype(x), self.shape
+        dtype, shape, width = get_compute_dtype(x), self.shape, self.shape.head_width
+        fp32 = {"fp32_result": self.fp32_weight_gradient}
         with without_autocast(x):
-            x = x.to(dtype)
-            q, k, v = (self._split(layer, x) for layer in parts[:3])
-            scale = shape.head_width**-0.5
-            if shape.positions == "rope":
-                cos, sin = get_angles(
-                    0, x.shape[1], shape.head_width // 2, base=shape.rope_base, device=x.device
-                )
-                q, k = turn(q, cos * scale, sin * scale), turn(k, cos, sin)
-            else:
-                q = q * scale
-            groups = shape.heads // shape.num_kv_heads
-            mixed = _CausalMix.apply(q.unflatten(1, (-1, groups)), k, v)
-            form = (-1, shape.heads, shape.head_width)
-            mixed, fp32_result = mixed.flatten(1, 2), self.fp32_weight_gradient
-            return einsum_linear(
-                self.out, mixed, "bhdn,ohd->bno", shape=form, fp32_result=fp32_result
+            x, form = x.to(dtype), (-1, width, shape.width)
+            q, k, v = (
+                einsum_linear(layer, x, "bnc,hdc->bhdn", shape=form, **fp32) for layer in parts[:3]
             )
-
-    def _split(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        """A projection of [B, N, C] as [B, H, D, N]."""
-        form = (-1, self.shape.head_width, self.shape.width)
-        fp32_result = self.fp32_weight_gradient
-        return einsum_linear(layer, x, "bnc,hdc->bhdn", shape=form, fp32_result=fp32_result)
-
-
-def turn(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Heads [B, H, D, N] turned by angles [N, D / 2], in float32 inside."""
-    first, second = heads.float().chunk(2, dim=2)
-    cos, sin = cos.T, sin.T
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=2)
-    return turned.to(heads.dtype)
+            if shape.positions == "rope":
+                angles = get_angles(
+                    0, x.shape[1], width // 2, base=shape.rope_base, device=x.device
+                )
+                q = rotate_pairs(q, *((angle * width**-0.5).T for angle in angles), dim=2)
+                k = rotate_pairs(k, *(angle.T for angle in angles), dim=2)
+            else:
+                q = q * width**-0.5
+            groups = shape.heads // shape.num_kv_heads
+            mixed = _CausalMix.apply(q.unflatten(1, (-1, groups)), k, v).flatten(1, 2)
+            form = (-1, shape.heads, width)
+            return einsum_linear(self.out, mixed, "bhdn,ohd->bno", shape=form, **fp32)
 
 
 class _CausalMix(torch.autograd.Function):
@@ -97,21 +82,20 @@ class _CausalMix(torch.autograd.Function):
         along = sum_products(gradient, mixed)  # the sum over keys of shares * slope
         dq, dk, dv = [], [], []
         for (start, stop), shares in zip(_cut(length), kept, strict=True):
-            places = slice(start, stop)
-            slope = torch.einsum("bhdk,bhgdq->bhgkq", v[..., :stop], gradient[..., places])
-            slope = shares.float() * (slope.float() - along[..., places])
+            part, behind = slice(start, stop), (0, length - stop)
+            slope = torch.einsum("bhdk,bhgdq->bhgkq", v[..., :stop], gradient[..., part])
+            slope = shares.float() * (slope.float() - along[..., part])
             slope = slope.to(shares.dtype)
             dq.append(torch.einsum("bhdk,bhgkq->bhgdq", k[..., :stop], slope))
-            behind = (0, length - stop)
-            own = torch.einsum("bhgdq,bhgkq->bhdk", q[..., places], slope)
+            own = torch.einsum("bhgdq,bhgkq->bhdk", q[..., part], slope)
             dk.append(functional.pad(own.float(), behind))
-            own = torch.einsum("bhgdq,bhgkq->bhdk", gradient[..., places], shares)
+            own = torch.einsum("bhgdq,bhgkq->bhdk", gradient[..., part], shares)
             dv.append(functional.pad(own.float(), behind))
         return torch.cat(dq, dim=-1), sum(dk).to(k.dtype), sum(dv).to(v.dtype)
 
 
 def _cut(length: int) -> Iterator[tuple[int, int]]:
-    """First place and the one behind the last of each part of the queries."""
+    """Yield start and stop of each part of the queries."""
     for start in range(0, length, _QUERIES):
         yield start, min(start + _QUERIES, length)
 
@@ -138,7 +122,7 @@ class XlaRmsNorm(RmsNorm):
 
 
 class _RmsNorm(torch.autograd.Function):
-    """Keeps its input alone and normalises again in the backward."""
+    """Saves its input alone and normalises again in the backward."""
 
     @staticmethod
     def forward(
@@ -170,7 +154,7 @@ def _scale_rows(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 class DecoderInComputeType:
-    """Mixed into the decoder: the sum that blocks add to has the compute type."""
+    """Mixin for the decoder: the residual stream has the compute type."""
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         x = super().embed(tokens, start)

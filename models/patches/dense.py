@@ -1,7 +1,7 @@
-"""Linear layers, layer norm and activations in plain operations that keep little.
+"""Linear layers, layer norm and activations in plain operations that save little for backward.
 
-All of it is plain PyTorch and gives timm's numbers in float32; under autocast it computes in the
-autocast type and stays in it, where PyTorch's autocast would go back to float32.
+In float32 the numbers are timm's; under autocast results stay in the autocast type, where PyTorch's
+autocast would go back to float32.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,22 +25,38 @@ _GELU_FIT = (0.7975104, 0.0370022, -0.00035083)
 _GELU_LIMIT = 36.0
 
 
+def mix_into(module: nn.Module, mixin: type) -> None:
+    """Put a class before that of a module, which keeps its code, tensors and names."""
+    module.__class__ = create_mixed(mixin, type(module))
+
+
+@cache
+def create_mixed(mixin: type, base: type) -> type:
+    """Create one class for all modules of a class, so that equal blocks stay of one class."""
+    return type(base.__name__, (mixin, base), {})
+
+
 def get_compute_dtype(value: Tensor) -> torch.dtype:
-    """The type that autocast asks for on the value's device; without autocast, its own."""
-    kind = value.device.type
-    if torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
+    """Return the autocast type on the value's device; without autocast its own."""
+    device = value.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
     return value.dtype
 
 
 def without_autocast(value: Tensor) -> torch.autocast:
-    """Autocast off on the value's device: every type inside is written out."""
+    """Disable autocast on the value's device."""
     return torch.autocast(value.device.type, enabled=False)
 
 
-def has_output_hooks(module: nn.Module) -> bool:
-    """Whether somebody wants the module's output, which must then be made as it stands there."""
-    return bool(module._forward_hooks)
+def has_output_hooks(*modules: nn.Module | None) -> bool:
+    """Return whether hooks read the output of a module, which must then be computed as it is."""
+    return any(module is not None and bool(module._forward_hooks) for module in modules)
+
+
+def list_parts(x: Tensor, *parameters: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Return what receives the gradients of parameters if devices are kept apart (`get_parts`)."""
+    return tuple(get_parts(parameter, x.shape[0]) for parameter in parameters)
 
 
 def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
@@ -61,26 +78,19 @@ def einsum_linear(
 
     Args:
       equation: of x, weight and result, whose last dimension is the bias'.
-      shape: the weight as the equation sees it; none: as it is.
+      shape: of the weight in the equation, if it is another.
       fp32_result: float32 results of the products that give weight gradients, so that
-        partitioned programs add float32 over chips; none: as the layer says.
+        partitioned programs add float32 over chips; None for the layer's setting.
     """
     fp32_result = layer.fp32_weight_gradient if fp32_result is None else fp32_result
-    terms = tuple(re.split(",|->", equation))
-    weight, bias = layer.weight, layer.bias
-    apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Product.apply(x, weight, bias, _Form(terms, shape, fp32_result), *apart)
+    form = _Form(tuple(re.split(",|->", equation)), shape, fp32_result)
+    parameters = layer.weight, layer.bias
+    return _Product.apply(x, *parameters, form, *list_parts(x, *parameters))
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What kind of product it is.
-
-    Attributes:
-      terms: dimensions of x, weight and result.
-      shape: the weight as the equation sees it; none: as it is.
-      fp32_result: whether weight gradients are float32 products.
-    """
+    """A product: dimensions of x, weight and result, and the arguments of `einsum_linear`."""
 
     terms: tuple[str, str, str]
     shape: Sequence[int] | None
@@ -88,16 +98,14 @@ class _Form:
 
 
 class _Product(torch.autograd.Function):
-    """A product with the weight cast inside: nothing but x and the float32 weight is kept."""
+    """A product with the weight cast inside: only x and the float32 weight are saved."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form,
-        *apart: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight)
-        ctx.form, ctx.bias_dtype = form, None if bias is None else bias.dtype
-        ctx.devices = [count_parts(parts) for parts in apart]
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form, *apart: Tensor | None
+    ) -> Tensor:
+        save_product(ctx, x, weight, bias, apart)
+        ctx.form = form
         of_x, of_weight, of_result = form.terms
         cast = cast_weight(weight, x.dtype, form.shape)
         result = torch.einsum(f"{of_x},{of_weight}->{of_result}", x, cast)
@@ -105,8 +113,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        form = ctx.form
+        (x, weight), form = ctx.saved_tensors, ctx.form
         of_x, of_weight, of_result = form.terms
         gradient = gradient.to(x.dtype)
         dx = dw = db = None
@@ -124,8 +131,17 @@ class _Product(torch.autograd.Function):
         return dx, *place_gradients(ctx.devices, dw, db)
 
 
+def save_product(
+    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, apart: Sequence[Tensor | None]
+) -> None:
+    """Save what the backward of a product of x, weight and bias reads."""
+    ctx.save_for_backward(x, weight)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+    ctx.devices = [count_parts(parts) for parts in apart]
+
+
 def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -> Tensor:
-    """The weight in a type and, where one is given, another shape."""
+    """Cast a weight and, if a shape is given, reshape it."""
     cast = weight.to(dtype)
     return cast if shape is None else cast.view(shape)
 
@@ -133,11 +149,11 @@ def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None)
 def einsum(
     equation: str, left: Tensor, right: Tensor, fp32_result: bool, *, devices: int = 0
 ) -> Tensor:
-    """A product over examples.
+    """Compute a product over examples.
 
     Args:
       fp32_result: compute it in float32, whatever the type of the two.
-      devices: whose parts of the examples, and of the result, stay apart: [D, ...]; 0: none.
+      devices: number whose parts of the examples, and of the result, stay apart: [D, ...]; or 0.
     """
     if fp32_result:
         left, right = left.float(), right.float()
@@ -156,13 +172,13 @@ def sum_rows(value: Tensor, dtype: torch.dtype, *, devices: int = 0) -> Tensor:
 
 
 def place_gradients(devices: Sequence[int], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients in the places of the parameters, or of the parts that take them instead.
+    """Return gradients of the parameters, None for the form, and gradients of the parts.
 
-    Between the two stands the form of the product, which has none.
+    Those of a parameter go to its parts if its devices are kept apart.
     """
-    at_once = [None if apart else one for apart, one in zip(devices, gradients, strict=True)]
-    kept = [one if apart else None for apart, one in zip(devices, gradients, strict=True)]
-    return (*at_once, None, *kept)
+    pairs = list(zip(devices, gradients, strict=True))
+    at_once = [None if apart else gradient for apart, gradient in pairs]
+    return (*at_once, None, *(gradient if apart else None for apart, gradient in pairs))
 
 
 class XlaLinear(nn.Linear):
@@ -178,7 +194,7 @@ class XlaLayerNorm(nn.LayerNorm):
     """Layer norm over the last dimension: float32 inside, the compute type outside.
 
     Attributes:
-      kept_tokens: take only so many first rows of [B, N, C]; none: all.
+      kept_tokens: number of the first rows of [B, N, C] to use; None for all.
     """
 
     kept_tokens: int | None = None
@@ -190,9 +206,9 @@ class XlaLayerNorm(nn.LayerNorm):
 
 
 def take_first(x: Tensor, count: int) -> Tensor:
-    """The first rows of [B, N, C] as [B, count, C]."""
-    places = torch.arange(x.shape[1], device=x.device).view(1, -1, 1)
-    rows = [(x * (places == place).to(x.dtype)).sum(dim=1) for place in range(count)]
+    """Take the first rows of [B, N, C] as [B, count, C]."""
+    indices = torch.arange(x.shape[1], device=x.device).view(1, -1, 1)
+    rows = [(x * (indices == row).to(x.dtype)).sum(dim=1) for row in range(count)]
     return torch.stack(rows, dim=1)
 
 
@@ -200,29 +216,30 @@ def normalise_rows(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     """[..., C] -> the same, normalised over C, in the compute type."""
     dtype = get_compute_dtype(x)
     with without_autocast(x):
-        weight, bias = norm.weight, norm.bias
-        apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-        return _LayerNorm.apply(x, weight, bias, (norm.eps, dtype), *apart)
+        parameters = norm.weight, norm.bias
+        return _LayerNorm.apply(x, *parameters, (norm.eps, dtype), *list_parts(x, *parameters))
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Keeps its input alone and normalises again in the backward."""
+    """Saves its input alone and normalises again in the backward."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
-        form: tuple[float, torch.dtype], *apart: Tensor | None,
-    ) -> Tensor:  # fmt: skip
-        eps, dtype = form
-        ctx.save_for_backward(x, weight)
-        ctx.devices = [count_parts(parts) for parts in apart]
-        ctx.eps, ctx.dtype, ctx.bias_dtype = eps, dtype, None if bias is None else bias.dtype
-        y, _ = _normalise(x, eps, exact=dtype == torch.float32)
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        form: tuple[float, torch.dtype],
+        *apart: Tensor | None,
+    ) -> Tensor:
+        save_product(ctx, x, weight, bias, apart)
+        ctx.eps, ctx.dtype = form
+        y, _ = _normalise(x, ctx.eps, exact=ctx.dtype == torch.float32)
         if weight is not None:
             y = y * weight.float()
         if bias is not None:
             y = y + bias.float()
-        return y.to(dtype)
+        return y.to(ctx.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -247,7 +264,7 @@ def _normalise(x: Tensor, eps: float, *, exact: bool) -> tuple[Tensor, Tensor]:
 
     Args:
       exact: sum squares around the mean, in a second pass; else E[x^2] - mean^2, as flax does: both
-        sums are then taken where the input is made.
+        sums then join the operation that makes the input.
     """
     x = x.float()
     mean = x.mean(dim=-1, keepdim=True)
@@ -272,7 +289,7 @@ class XlaGelu(nn.Module):
 
 
 class _Gelu(torch.autograd.Function):
-    """Keeps its input alone."""
+    """Saves its input alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -301,7 +318,7 @@ def compute_gelu_slope(x: Tensor) -> Tensor:
 
 
 def evaluate_fit(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The fit and its own derivative."""
+    """Evaluate the fit and its own derivative."""
     a, b, c = _GELU_FIT
     square = (x * x).clamp(max=_GELU_LIMIT)
     tanh = torch.tanh(x * (a + square * (b + c * square)))

@@ -1,8 +1,4 @@
-"""Attention of timm's other families in the form of `models.patches.attention`.
-
-Heads are [B, H, D, N], scores are held key by query, and what is made from them stays in the
-compute type.
-"""
+"""Attention of timm's other families in the form of `models.patches.attention`."""
 
 from __future__ import annotations
 
@@ -38,10 +34,8 @@ class XlaEvaAttention(EvaAttention):
         attn_mask: Tensor | None = None,
         is_causal: bool = False,
     ) -> Tensor:
-        parts = (self.qkv, self.q_proj, self.k_proj, self.v_proj)
-        is_heard = any(one is not None and has_output_hooks(one) for one in parts)
         is_learnt = rope is not None and (rope.dim() != 2 or rope.requires_grad)
-        if is_heard or is_learnt:
+        if is_learnt or has_output_hooks(self.qkv, self.q_proj, self.k_proj, self.v_proj):
             return super().forward(x, rope, attn_mask, is_causal)
         dtype, weight, bias = get_compute_dtype(x), *self._pack()
         with without_autocast(x):
@@ -50,55 +44,53 @@ class XlaEvaAttention(EvaAttention):
             q, k = normalise_heads(self.q_norm, q), normalise_heads(self.k_norm, k)
             if rope is not None:
                 turns = _describe_turns(self, rope, dtype)
-                q, k = (_Turn.apply(one, *turns) for one in (q, k))
+                q, k = _Turn.apply(q, *turns), _Turn.apply(k, *turns)
             mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
             mixed = mix_values(self, q * self.scale, k, v, mask)
             return self.proj_drop(merge_heads(self, mixed, x))
 
     def _pack(self) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of q, k and v as one product."""
+        """Return weight and bias of q, k and v as one product."""
         if self.qkv is not None:
             packed = None if self.q_bias is None else (self.q_bias, self.k_bias, self.v_bias)
             return self.qkv.weight, None if packed is None else torch.cat(packed)
         layers = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([one.weight for one in layers])
+        weight = torch.cat([layer.weight for layer in layers])
         if self.q_proj.bias is None:
             return weight, None
         zeros = torch.zeros_like(self.q_proj.bias)
-        return weight, torch.cat([zeros if one.bias is None else one.bias for one in layers])
+        return weight, torch.cat([zeros if y.bias is None else y.bias for y in layers])
 
 
 def _describe_turns(layer: EvaAttention, rope: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """What `_Turn` takes, of sines and cosines [N - prefix, 2 D]; the first tokens are not turned.
+    """Return the arguments of `_Turn` for sines and cosines [N - prefix, 2 D].
 
     Returns:
-      Sines and cosines [D, N] in float32, and the signed permutation [D, D] that gives each
-      channel its partner: its neighbour, or with `rotate_half` the same one of the other half.
+      Sines and cosines [D, N] in float32, which do not turn the prefix, and the signed permutation
+      [D, D] to each channel's partner: its neighbour, or with `rotate_half` that of the other half.
     """
     sines, cosines = rope.float().t().chunk(2)
     pad, width = (layer.num_prefix_tokens, 0), len(sines)
-    place = torch.arange(width, device=rope.device)
+    channel = torch.arange(width, device=rope.device)
     if layer.rotate_half:
-        partner, is_first = (place + width // 2) % width, place < width // 2
+        partner, is_first = (channel + width // 2) % width, channel < width // 2
     else:
-        partner, is_first = place + 1 - 2 * (place % 2), place % 2 == 0
+        partner, is_first = channel + 1 - 2 * (channel % 2), channel % 2 == 0
     sign = 1.0 - 2.0 * is_first.float()
-    swap = (partner[:, None] == place).float() * sign[:, None]
+    swap = (partner[:, None] == channel).float() * sign[:, None]
     turns = functional.pad(sines, pad), functional.pad(cosines, pad, value=1.0)
     return *turns, swap.to(dtype)
 
 
 class _Turn(torch.autograd.Function):
-    """[B, H, D, N] turned by angles [D, N]; keeps none of it.
+    """[B, H, D, N] turned by angles [D, N]; saves none of it.
 
-    Partners come from a product with ones and zeros, which is exact: taken by slices they lie
-    across the rows of tiles, and each is copied in float32.
+    Partners come from a product with ones and zeros, which is exact: slices would lie across the
+    rows of tiles and be copied in float32.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, heads: Tensor, sines: Tensor, cosines: Tensor, swap: Tensor
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, heads: Tensor, sines: Tensor, cosines: Tensor, swap: Tensor) -> Tensor:
         ctx.save_for_backward(sines, cosines, swap)
         partner = torch.einsum("ed,bhdn->bhen", swap, heads)
         return (heads.float() * cosines + partner.float() * sines).to(heads.dtype)
@@ -109,8 +101,8 @@ class _Turn(torch.autograd.Function):
         gradient = gradient.to(swap.dtype)
         partner = torch.einsum("de,bhdn->bhen", swap, gradient)
         sines = torch.einsum("de,dn->en", swap.float().abs(), sines)
-        found = gradient.float() * cosines + partner.float() * sines
-        return found.to(swap.dtype), None, None, None
+        to_heads = gradient.float() * cosines + partner.float() * sines
+        return to_heads.to(swap.dtype), None, None, None
 
 
 class XlaWindowAttention(WindowAttention):
@@ -119,8 +111,7 @@ class XlaWindowAttention(WindowAttention):
     fp32_weight_gradient = False
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        parts = (self.qkv, self.proj, self.softmax)
-        if any(has_output_hooks(one) for one in parts):
+        if has_output_hooks(self.qkv, self.proj, self.softmax):
             return super().forward(x, mask)
         dtype, bias = get_compute_dtype(x), self._get_rel_pos_bias()
         if mask is not None:
@@ -137,13 +128,12 @@ class XlaMaxVitAttention(AttentionCl):
     fp32_weight_gradient = False
 
     def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
-        parts = (self.qkv, self.proj, self.rel_pos)
-        if any(one is not None and has_output_hooks(one) for one in parts):
+        if has_output_hooks(self.qkv, self.proj, self.rel_pos):
             return super().forward(x, shared_rel_pos)
         bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()
         dtype, weight, offset = get_compute_dtype(x), self.qkv.weight, self.qkv.bias
         if self.head_first:
-            weight, offset = (_put_heads_second(self, one) for one in (weight, offset))
+            weight, offset = _put_heads_second(self, weight), _put_heads_second(self, offset)
         with without_autocast(x):
             rows = x.to(dtype).flatten(1, -2)
             q, k, v = project_heads(self, rows, weight, offset)
@@ -152,7 +142,7 @@ class XlaMaxVitAttention(AttentionCl):
 
 
 def _put_heads_second(layer: AttentionCl, packed: Tensor | None) -> Tensor | None:
-    """Rows in the order of head, kind, channel -> kind, head, channel."""
+    """Reorder rows from head, third, channel to third, head, channel."""
     if packed is None:
         return None
     return packed.unflatten(0, (layer.num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)

@@ -1,8 +1,8 @@
-"""timm's self-attention with the part between its projections as one Pallas kernel each way.
+"""timm's self-attention with one Pallas kernel each way between its projections.
 
 The numbers are those of `models.patches.attention`, with a softmax in float32. Scores never leave
-the chip: what is kept for the backward pass are queries, keys, values, the result, and one number
-of each query and head.
+the chip: the backward pass reads queries, keys, values, the result, and one number of each query
+and head.
 """
 
 from __future__ import annotations
@@ -31,19 +31,15 @@ from utils.runtime.xla.kernels import count_chips, has_custom_calls, takes_kerne
 
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.attention_kernel: auto or off"
-# Bytes of a layer's scores on one chip, in bfloat16, above which both bundles and estimate are
-# lower with the kernel (docs/tpu_compiler.md).
+# Bytes of a layer's scores on one chip, in bfloat16, above which the kernel is faster by bundles
+# and estimate (docs/tpu_compiler.md).
 _DEAR_BYTES = 40 * 2**20
 # Names of `PATCHES` without which no attention may compute by a kernel.
 NEEDED_PATCHES = ("attention", "attention_kernel")
 
 
 class KernelAttention(XlaAttention):
-    """The patched attention, which may compute by kernels.
-
-    Attributes:
-      kernel: on, off, or auto: where scores are too large to stay on the chip.
-    """
+    """The patched attention, by kernels if `kernel` is on, or auto and scores exceed the chip."""
 
     kernel = "off"
 
@@ -57,10 +53,10 @@ class KernelAttention(XlaAttention):
             x = x.to(dtype)
             packed = project_packed(self, x)
             norms = (self.q_norm, self.k_norm)
-            if any(not isinstance(one, nn.Identity) or one._forward_hooks for one in norms):
+            if any(not isinstance(norm, nn.Identity) or norm._forward_hooks for norm in norms):
                 q, k, v = packed.unbind(1)
-                heads = [normalise_heads(n, y) for n, y in zip(norms, (q, k), strict=True)]
-                packed = torch.stack([*heads, v], dim=1)
+                q, k = normalise_heads(self.q_norm, q), normalise_heads(self.k_norm, k)
+                packed = torch.stack([q, k, v], dim=1)
             return self.proj_drop(merge_heads(self, attend(packed, self.scale), x))
 
     def _takes_kernel(self, x: Tensor, *, is_masked: bool) -> bool:
@@ -77,53 +73,44 @@ class KernelAttention(XlaAttention):
         return self.kernel == "on" or is_dear(x.shape[0], self.num_heads, x.shape[1])
 
 
-# Exactly these: a subclass may compute something else, and is not patched.
+# Exactly these classes: a subclass may compute something else, and is not patched.
 _TAKERS = (Attention, XlaAttention, KernelAttention)
 
 
 def is_dear(examples: int, heads: int, tokens: int) -> bool:
-    """Whether scores of so many examples, on all chips, are too many to stay where they are."""
+    """Return whether scores of so many examples, on all chips, exceed what stays on a chip."""
     return examples // count_chips() * heads * tokens**2 * 2 > _DEAR_BYTES
 
 
 def choose_attention_kernel(choice: str, device: torch.device, model: nn.Module) -> None:
-    """Let the attention of a patched model compute by kernels, where that can be.
-
-    Args:
-      choice: auto, on or off.
-    """
-    if choice == "off":
-        return
-    layers = [one for one in model.modules() if isinstance(one, KernelAttention)]
+    """Set auto, on or off for the attention of a patched model, if kernels can run."""
     is_possible = takes_kernels(device) and importlib.util.find_spec("jax") is not None
-    if not is_possible or (choice == "auto" and not has_custom_calls()):
+    if choice == "off" or not is_possible or (choice == "auto" and not has_custom_calls()):
         return
-    for layer in layers:
-        layer.kernel = choice
+    for module in model.modules():
+        if isinstance(module, KernelAttention):
+            module.kernel = choice
 
 
 def require_attention_kernel(device: torch.device, model: nn.Module, off: str = "") -> None:
-    """Refuse `model.attention_kernel: on` where a kernel cannot compute a model's attention.
+    """Raise a UserError for `model.attention_kernel: on` if a kernel is not possible.
 
     Args:
-      model: patched or not yet, on any device, the meta device among them.
-      off: the key that switches the patches off which a kernel needs, with its value.
-
-    Raises:
-      UserError: there are no kernels for this model or here.
+      model: patched or not yet, on any device, also on "meta".
+      off: the key, with its value, that disables patches which a kernel needs.
     """
     lack, way_out = None, _WAY_OUT
-    layers = [one for one in model.modules() if type(one) in _TAKERS]
+    layers = [module for module in model.modules() if type(module) in _TAKERS]
     if not takes_kernels(device):
         lack = f"needs runtime.device=xla, and this is {device.type}"
     elif importlib.util.find_spec("jax") is None:
         lack = "needs jax, which is not installed here"
         way_out = f"run {_SETUP}, or {_WAY_OUT}"
-    elif any(isinstance(one, BeitAttention) for one in model.modules()):
+    elif any(isinstance(module, BeitAttention) for module in model.modules()):
         lack = "has no learned biases of scores, which BEiT's relative positions are"
     elif not layers:
         lack = "is for the self-attention of timm's vision transformers, and this model has none"
-    elif any(one.attn_drop.p > 0 for one in layers):
+    elif any(layer.attn_drop.p > 0 for layer in layers):
         lack = "has no dropout of attention, and model.args has attn_drop_rate"
     elif off:
         lack = f"needs the patches {' and '.join(NEEDED_PATCHES)}, and {off} leaves them out"
@@ -133,7 +120,7 @@ def require_attention_kernel(device: torch.device, model: nn.Module, off: str = 
 
 
 def attend(packed: Tensor, scale: float) -> Tensor:
-    """Values [B, H, D, N] mixed, of queries, keys and values [B, 3, H, D, N]."""
+    """Mix values to [B, H, D, N], of queries, keys and values [B, 3, H, D, N]."""
     keep = torch.is_grad_enabled() and packed.requires_grad
     return _Attend.apply(packed, scale, keep)
 
@@ -157,11 +144,7 @@ class _Attend(torch.autograd.Function):
 
 @torch.library.custom_op("patches::kernel_attend", mutates_args=())
 def kernel_attend(packed: Tensor, scale: float, keep: bool) -> tuple[Tensor, Tensor]:
-    """Values mixed, and what is kept of rows [B, H, 1, N] float32.
-
-    Args:
-      keep: the second is wanted; else it comes as [0].
-    """
+    """Mix values and return the rows' log sums, float32 [B, H, 1, N], or [0] without `keep`."""
     plan = _plan(packed, scale, keep)
     mixed, *sums = deal(partial(_run, plan), [packed], [0], [0, 0] if keep else [0])
     return mixed, *(sums or [packed.new_empty(0, dtype=torch.float32)])
@@ -179,10 +162,10 @@ def _(packed: Tensor, scale: float, keep: bool) -> tuple[Tensor, Tensor]:
 def kernel_attend_back(
     packed: Tensor, sums: Tensor, mixed: Tensor, gradient: Tensor, scale: float
 ) -> Tensor:
-    """The gradient of `packed`, of that of the values mixed."""
+    """Compute the gradient of `packed`."""
     plan = _plan(packed, scale, keep=False)
-    (found,) = deal(partial(_run_back, plan), [packed, sums, mixed, gradient], [0] * 4, [0])
-    return found
+    (to_packed,) = deal(partial(_run_back, plan), [packed, sums, mixed, gradient], [0] * 4, [0])
+    return to_packed
 
 
 @kernel_attend_back.register_fake

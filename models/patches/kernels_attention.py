@@ -1,8 +1,8 @@
 """Pallas kernels of self-attention over a few hundred tokens, forward and back.
 
-A program of the grid holds a group of heads of one image whole, tokens last, and goes over up to
-256 queries at a time: scores [keys, queries] live and die in VMEM, in float32. Maximum and sum of
-a query's scores run along sublanes. Written against jax 0.7.1.
+A program of the grid holds a group of heads of one image whole, tokens last, and handles up to 256
+queries at a time: scores [keys, queries] stay in VMEM, in float32. Maximum and sum of a query's
+scores run along sublanes. Written against jax 0.7.1.
 """
 
 from __future__ import annotations
@@ -17,25 +17,21 @@ from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
 if TYPE_CHECKING:
     from jax import Array
 
-# exp(x) is 2^(x log2 e): the factor goes into that of the scores.
-_LOG2_E = 1.4426950408889634
-# Queries at a time.
-_QUERIES = 256
-# Of what a program has at once, scores of the next queries included.
-_VMEM_BYTES = 48 * 2**20
-# Numbers of one kind, such as queries, that a program holds.
-_MOST_NUMBERS = 128 * 1024
+_LOG2_E = 1.4426950408889634  # exp(x) is 2^(x log2 e)
+_QUERIES = 256  # at a time
+_VMEM_BYTES = 48 * 2**20  # of a program, scores of the next queries included
+_MOST_NUMBERS = 128 * 1024  # of queries, of keys and of values in a program
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """What a program is compiled for, beside the shapes of its arguments.
+    """Constants of a compiled program.
 
     Attributes:
       scale: of scores.
       heads: of a program of the grid; divides those of the model.
-      keep: logarithms of the sums of exponentials are wanted.
-      interpret: run as plain XLA, for devices that are no TPU.
+      keep: return the logarithms of the sums of exponentials, too.
+      interpret: run as plain XLA, for devices other than TPUs.
     """
 
     scale: float
@@ -45,13 +41,13 @@ class AttentionPlan:
 
 
 def choose_group(heads: int, width: int, tokens: int) -> int:
-    """Heads of a program of the grid: as many as divide those of the model and fit its memory."""
+    """Return the heads of a program: as many as divide those of the model and fit its memory."""
     most = max(_MOST_NUMBERS // (width * tokens), 1)
-    return max(one for one in range(1, min(heads, most) + 1) if heads % one == 0)
+    return max(count for count in range(1, min(heads, most) + 1) if heads % count == 0)
 
 
 def attend_forward(plan: AttentionPlan, packed: Array) -> tuple[Array, ...]:
-    """Values mixed [B, H, D, N] and, where kept, of rows log2 of the sums [B, H, 1, N] float32.
+    """Mix values to [B, H, D, N] and, if kept, return log2 of the rows' sums, float32 [B, H, 1, N].
 
     Args:
       packed: queries, keys and values [B, 3, H, D, N].
@@ -66,13 +62,7 @@ def attend_forward(plan: AttentionPlan, packed: Array) -> tuple[Array, ...]:
 def attend_back(
     plan: AttentionPlan, packed: Array, sums: Array, mixed: Array, grad: Array
 ) -> tuple[Array]:
-    """Gradients of `packed`.
-
-    Args:
-      sums: what the forward pass kept of rows.
-      mixed: its result.
-      grad: the gradient of that.
-    """
+    """Compute the gradient of `packed` of the kept sums, the result and its gradient."""
     results = [jax.ShapeDtypeStruct(packed.shape, packed.dtype)]
     return _call(partial(_return, plan), plan, [packed, sums, mixed, grad], results)
 
@@ -110,8 +100,8 @@ def _attend(plan: AttentionPlan, packed: Any, mixed: Any, sums: Any = None) -> N
         largest = jnp.max(scaled, axis=0, keepdims=True)
         powers = jnp.exp2(scaled - largest)
         total = jnp.sum(powers, axis=0, keepdims=True)
-        found = _multiply(value, powers.astype(value.dtype), 1, 0) / total
-        mixed[0, head, :, part] = found.astype(mixed.dtype)
+        result = _multiply(value, powers.astype(value.dtype), 1, 0) / total
+        mixed[0, head, :, part] = result.astype(mixed.dtype)
         if sums is not None:
             sums[0, head, :, part] = largest + jnp.log2(total)
 
@@ -123,8 +113,8 @@ def _return(
 
     def score(head: int, part: slice) -> tuple[Any, Any]:
         query, slope = packed[0, 0, head, :, part], grad[0, head, :, part]
-        products = (packed[0, 1, head], query), (packed[0, 2, head], slope)
-        return tuple(_multiply(*one, 0, 0) for one in products)
+        key, value = packed[0, 1, head], packed[0, 2, head]
+        return _multiply(key, query, 0, 0), _multiply(value, slope, 0, 0)
 
     for (head, part), (scores, slopes) in _look_ahead(score, plan.heads, tokens):
         key, query = packed[0, 1, head], packed[0, 0, head, :, part]
@@ -135,9 +125,8 @@ def _return(
         slopes, shares = slopes.astype(key.dtype), shares.astype(key.dtype)
         to_query = _multiply(key, slopes, 1, 0) * plan.scale
         to_packed[0, 0, head, :, part] = to_query.astype(to_packed.dtype)
-        found = _multiply(query, slopes, 1, 1), _multiply(slope, shares, 1, 1)
-        is_first = part.start == 0
-        both = found if is_first else [x + y for x, y in zip(both, found, strict=True)]
+        own = _multiply(query, slopes, 1, 1), _multiply(slope, shares, 1, 1)
+        both = own if part.start == 0 else [x + y for x, y in zip(both, own, strict=True)]
         if part.stop == tokens:
             to_packed[0, 1, head] = (both[0] * plan.scale).astype(to_packed.dtype)
             to_packed[0, 2, head] = both[1].astype(to_packed.dtype)
@@ -146,27 +135,24 @@ def _return(
 def _look_ahead(
     score: Callable[[int, slice], Any], heads: int, tokens: int
 ) -> Iterator[tuple[tuple[int, slice], Any]]:
-    """Heads and parts of their queries with what `score` makes of them.
+    """Yield heads and parts of their queries with their scores.
 
-    The next scores are made before the last ones are used, so that the matrix unit is at work on
-    them while the vector unit takes exponentials.
+    The next scores are computed before the last ones are used, so that the matrix unit works on
+    them while the vector unit computes exponentials.
     """
     firsts = range(0, tokens, _QUERIES)
-    places = [(h, slice(n, min(n + _QUERIES, tokens))) for h in range(heads) for n in firsts]
-    following = score(*places[0])
-    for number, place in enumerate(places):
+    parts = [(h, slice(n, min(n + _QUERIES, tokens))) for h in range(heads) for n in firsts]
+    following = score(*parts[0])
+    for number, part in enumerate(parts):
         scores = following
-        if number + 1 < len(places):
-            following = score(*places[number + 1])
-        yield place, scores
+        if number + 1 < len(parts):
+            following = score(*parts[number + 1])
+        yield part, scores
 
 
 def _multiply(left: Any, right: Any, of_left: int, of_right: int) -> Any:
-    """A product of matrices over these dimensions, in float32."""
-    # Float32 factors are multiplied as they are, not rounded to bfloat16.
-    exact = left.dtype == jnp.float32
-    return jax.lax.dot_general(
-        left, right, (((of_left,), (of_right,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST if exact else None,
-        preferred_element_type=jnp.float32,
-    )  # fmt: skip
+    """Multiply matrices over these dimensions, in float32; float32 factors are not rounded."""
+    exact = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
+    dims = (((of_left,), (of_right,)), ((), ()))
+    types = {"precision": exact, "preferred_element_type": jnp.float32}
+    return jax.lax.dot_general(left, right, dims, **types)

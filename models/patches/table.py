@@ -1,7 +1,7 @@
-"""The patches by name: each swaps the class of modules for one of the same state.
+"""Patches by name: each swaps the class of modules for one of the same state.
 
-`apply_patches(model)` changes no name and no shape of the state dict. What each patch is for, what
-it costs in precision and what it gains: docs/tpu_compiler.md. Written against timm 1.0.31.
+`apply_patches(model)` changes no name and no shape of the state dict. Purpose, precision and gain
+of each: docs/tpu_compiler.md. Written against timm 1.0.31.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection
 import torch
 from timm.layers import (
     GELU,
-    Attention,
-    BatchNormAct2d,
     LayerNorm,
     LayerNorm2d,
     LayerScale,
@@ -20,12 +18,9 @@ from timm.layers import (
     ScaledStdConv2d,
     ScaledStdConv2dSame,
 )
-from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Block as BeitBlock
 from timm.models.convnext import ConvNeXtBlock
-from timm.models.eva import EvaAttention, EvaBlock
-from timm.models.maxxvit import AttentionCl
-from timm.models.swin_transformer import WindowAttention
+from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -41,25 +36,23 @@ from models.patches.choice import check_patch_names
 from models.patches.convolution import (
     BlockInComputeType,
     HwioWeight,
+    StandardisedConv2d,
     XlaBatchNorm1d,
     XlaBatchNorm2d,
     XlaBatchNormAct2d,
     XlaLayerNorm2d,
-    XlaScaledStdConv2d,
-    XlaScaledStdConv2dSame,
     count_joined_groups,
     hold_as_hwio,
 )
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
-from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear, create_mixed, mix_into
 from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention
-from models.patches.mixing import mix_into
-from models.transformer import CausalAttention, RmsNorm, Transformer
+from models.transformer import RmsNorm, Transformer
 
-# Their weights are cast to the compute type wherever they are used.
+# Classes that cast their weights to the compute type at each use.
 _CASTS = (XlaLinear, HwioWeight)
-# Residual blocks with a scale of their own, which is float32.
+# Residual blocks with a float32 scale of their own.
 _SCALED_BLOCKS = (ConvNeXtBlock, BeitBlock, EvaBlock)
 
 
@@ -70,16 +63,13 @@ def apply_patches(
     fp32_weight_gradients: bool = False,
     frozen_dtype: torch.dtype | None = None,
 ) -> nn.Module:
-    """Patch a model in place and give it back.
+    """Patch a model in place and return it.
 
     Args:
-      skip: names of `PATCHES` to leave out.
+      skip: names of `PATCHES` to leave out; UserError for other names.
       fp32_weight_gradients: products that give weight gradients have float32 results.
-      frozen_dtype: type to hold weights in that are cast to it at each use; for models that are
+      frozen_dtype: type to store weights in that are cast to it at each use; for models that are
         never trained: the results are the same.
-
-    Raises:
-      UserError: a name that is no patch.
     """
     check_patch_names(skip)
     for name, patch in PATCHES.items():
@@ -94,45 +84,48 @@ def apply_patches(
 
 
 def patch_linear(model: nn.Module) -> None:
-    """Linear layers on [B, N, C], without flattening."""
+    """Apply linear layers to [B, N, C] without flattening."""
     _swap(model, {nn.Linear: XlaLinear})
 
 
 def patch_layer_norm(model: nn.Module) -> None:
-    """Norms of rows in one pass, float32 inside and the compute type outside."""
+    """Compute norms of rows in one pass, float32 inside and the compute type outside."""
     _swap(model, {RmsNorm: XlaRmsNorm})
     swaps = {LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm, LayerNorm2d: XlaLayerNorm2d}
     _swap(model, swaps, lambda norm: len(norm.normalized_shape) == 1)
 
 
 def patch_gelu(model: nn.Module) -> None:
-    """GELU that keeps its input alone; a tanh fit below float32."""
-    _swap(model, {nn.GELU: XlaGelu, GELU: XlaGelu}, _is_exact)
+    """Replace GELU by one that saves its input alone; a tanh fit below float32."""
+
+    def is_exact(gelu: nn.Module) -> bool:
+        return getattr(gelu, "approximate", "none") == "none"
+
+    _swap(model, {nn.GELU: XlaGelu, GELU: XlaGelu}, is_exact)
 
 
 def patch_attention(model: nn.Module) -> None:
-    """q, k, v as one product, scores key by query; elsewhere the fused attention is off."""
+    """Compute q, k, v as one product, scores key by query; elsewhere fused attention is off."""
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention,
-                  CausalAttention: XlaCausalAttention, EvaAttention: XlaEvaAttention,
-                  WindowAttention: XlaWindowAttention,
-                  AttentionCl: XlaMaxVitAttention})  # fmt: skip
+    attentions = (XlaAttention, XlaBeitAttention, XlaCausalAttention, XlaEvaAttention)
+    attentions += (XlaWindowAttention, XlaMaxVitAttention)
+    _swap(model, {attention.__base__: attention for attention in attentions})
 
 
 def patch_attention_kernel(model: nn.Module) -> None:
-    """The patched attention may compute by kernels, where `model.attention_kernel` says so."""
+    """Allow kernels in the patched attention, chosen by `model.attention_kernel`."""
     _swap(model, {XlaAttention: KernelAttention})
 
 
 def patch_embedding(model: nn.Module) -> None:
-    """Patch embedding as a product."""
+    """Compute patch embeddings as a product."""
     _swap(model, {PatchEmbed: XlaPatchEmbed})
 
 
 def patch_residual_stream(model: nn.Module) -> None:
-    """The sum that blocks add to stays in the compute type."""
+    """Keep the residual stream in the compute type."""
     _swap(model, {LayerScale: XlaLayerScale})
     _mix(model, VisionTransformer, StreamInComputeType)
     _mix(model, Transformer, DecoderInComputeType)
@@ -140,21 +133,21 @@ def patch_residual_stream(model: nn.Module) -> None:
 
 
 def patch_head_tokens(model: nn.Module) -> None:
-    """The last norm of a vision transformer sees the tokens of its head alone."""
+    """Apply the last norm of a vision transformer to the tokens of its head alone."""
     _mix(model, VisionTransformer, HeadTokens)
 
 
 def patch_batch_norm(model: nn.Module) -> None:
-    """BatchNorm with float32 statistics and a result in the compute type."""
-    _swap(model, {nn.BatchNorm1d: XlaBatchNorm1d, nn.BatchNorm2d: XlaBatchNorm2d,
-                  BatchNormAct2d: XlaBatchNormAct2d})  # fmt: skip
+    """Compute BatchNorm with float32 statistics and a result in the compute type."""
+    norms = (XlaBatchNorm1d, XlaBatchNorm2d, XlaBatchNormAct2d)
+    _swap(model, {norm.__base__: norm for norm in norms})
 
 
 def patch_convolution(model: nn.Module) -> None:
-    """Weights of convolutions as HWIO on the device."""
-    _swap(model, {ScaledStdConv2d: XlaScaledStdConv2d,
-                  ScaledStdConv2dSame: XlaScaledStdConv2dSame})  # fmt: skip
-    embeddings = {id(one.proj) for one in model.modules() if isinstance(one, PatchEmbed)}
+    """Store weights of convolutions as HWIO on the device."""
+    standardised = (ScaledStdConv2d, ScaledStdConv2dSame)
+    _swap(model, {conv: create_mixed(StandardisedConv2d, conv) for conv in standardised})
+    embeddings = {id(y.proj) for y in model.modules() if isinstance(y, PatchEmbed)}
     for module in list(model.modules()):
         is_new = isinstance(module, nn.Conv2d) and not isinstance(module, HwioWeight)
         if is_new and id(module) not in embeddings:
@@ -162,7 +155,7 @@ def patch_convolution(model: nn.Module) -> None:
 
 
 def patch_grouped_convolution(model: nn.Module) -> None:
-    """Narrow groups of a convolution side by side as one, where its weight lies as HWIO."""
+    """Compute narrow groups of convolutions with HWIO weights side by side as one."""
     for module in model.modules():
         if isinstance(module, HwioWeight):
             module.joined_groups = count_joined_groups(module)
@@ -196,11 +189,7 @@ def _swap(
 
 
 def _mix(model: nn.Module, base: type | tuple[type, ...], mixin: type) -> None:
-    """Mix something into a class and its subclasses, whose own code stays."""
+    """Mix a class into modules of a class and its subclasses."""
     for module in model.modules():
         if isinstance(module, base) and not isinstance(module, mixin):
             mix_into(module, mixin)
-
-
-def _is_exact(gelu: nn.Module) -> bool:
-    return getattr(gelu, "approximate", "none") == "none"
