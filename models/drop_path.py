@@ -25,11 +25,7 @@ def get_drop_path_rates(model: nn.Module) -> list[float]:
 
 
 def set_drop_path(model: nn.Module, section: ModelSection) -> None:
-    """Set the blocks' rates by `drop_path_law`, and whether kept branches are scaled up.
-
-    Raises:
-      UserError: the model has no blocks with stochastic depth.
-    """
+    """Set the blocks' stochastic depth by the section; UserError if there are no such blocks."""
     if not section.drop_path_rate:
         return
     law, blocks = section.drop_path_law, _list_blocks(model)

@@ -54,11 +54,7 @@ def find_model_name(name: str, key: str = "model.name") -> str:
 
 
 def settle_model(section: ModelSection) -> JsonObject:
-    """Return values of other keys that a shared model's name sets; empty for a plain name.
-
-    Raises:
-      UserError: there is no such model, or its weights are set twice.
-    """
+    """Return the keys that a shared model's name sets; UserError if weights are set twice."""
     if not is_shared(section.name):
         return {}
     facts = open_weights(section.name, "model.name").facts
@@ -113,11 +109,7 @@ def create_model(
 
 
 def scale_head(model: nn.Module, section: ModelSection) -> None:
-    """Scale the initial weights of the classifier and set its initial bias.
-
-    Raises:
-      UserError: the model has no linear classifier, or it has no bias.
-    """
+    """Scale initial weights and set the initial bias of the classifier, or raise a UserError."""
     scale, bias = section.head_init_scale, section.head_init_bias
     if scale is None and bias is None:
         return

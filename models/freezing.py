@@ -15,13 +15,11 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
     """Exclude parameters from gradients, optimizer state and weight decay; count their numbers.
 
     A BatchNorm whose parameters are all frozen keeps its statistics and normalises by them. Dropout
-    and stochastic depth of frozen parts stay as they are.
+    and stochastic depth of frozen parts stay as they are. UserError if a pattern matches nothing,
+    or nothing is left to train.
 
     Args:
       patterns: of whole names, such as `blocks.*`.
-
-    Raises:
-      UserError: a pattern matches nothing, or nothing is left to train.
     """
     named = dict(model.named_parameters())
     check_patterns("optim.freeze", patterns, named)

@@ -22,13 +22,10 @@ def find_blocks(model: nn.Module) -> list[nn.Sequential | nn.ModuleList]:
 
 
 def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
-    """Store only the inputs of each block and recompute the rest; return the number of blocks.
+    """Store only the inputs of each block; return the number of blocks, or raise a UserError.
 
     Args:
       recompute: function, *args -> its result (`Runtime.checkpoint_block`).
-
-    Raises:
-      UserError: the model has no repeated blocks.
     """
     blocks = [block for container in find_blocks(model) for block in container]
     if not blocks:
@@ -50,12 +47,10 @@ def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], 
     """Run each chain of equal blocks through `scan`; return the number of blocks.
 
     A model whose blocks differ, but repeat in groups, gives the chain of these by `group_blocks`.
+    UserError without a chain of blocks that are equal in shape, or if they draw dropout.
 
     Args:
       scan: blocks, input of the first -> output of the last (`Runtime.scan_blocks`).
-
-    Raises:
-      UserError: the model has no chain of blocks that are equal in shape, or they draw dropout.
     """
     own = getattr(model, "group_blocks", None)
     chains = [own()] if own is not None else find_blocks(model)

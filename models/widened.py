@@ -48,14 +48,12 @@ def widen(model: nn.Module, width: int, copies: int) -> None:
     """Add a `Widened` before the pooling of a convolutional model, whose class stays.
 
     It is a child of the pooling layer, named by the classifier that it becomes part of. Its initial
-    values come from PyTorch's generator.
+    values come from PyTorch's generator. UserError if the model does not end in an average over
+    positions and a linear layer.
 
     Args:
       width: channels of the teacher's maps.
       copies: N of the paper.
-
-    Raises:
-      UserError: the model does not end in an average over positions and a linear layer.
     """
     names = {name.rpartition(".")[0] for name in list_head_names(model)}
     modules = dict(model.named_modules(remove_duplicate=False))

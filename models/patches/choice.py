@@ -25,11 +25,8 @@ def patch_for(
 ) -> None:
     """Patch a model for the runtime's compiler and choose kernels, as the configuration says.
 
-    Args:
-      frozen: whether the model is never trained: it may then store its weights in bf16.
-
-    Raises:
-      UserError: a model that is not frozen needs kernels that do not exist.
+    A frozen model is never trained: it may store its weights in bf16, and never raises a UserError
+    for kernels that do not exist.
     """
     if not frozen:
         check_attention_kernel(section, runtime.section, runtime.device.type, model)

@@ -9,44 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import torch
-from timm.layers import (
-    GELU,
-    LayerNorm,
-    LayerNorm2d,
-    LayerScale,
-    PatchEmbed,
-    ScaledStdConv2d,
-    ScaledStdConv2dSame,
-)
+from timm import layers
 from timm.models.beit import Block as BeitBlock
 from timm.models.convnext import ConvNeXtBlock
 from timm.models.eva import EvaBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from models.patches.attention import (
-    HeadTokens,
-    StreamInComputeType,
-    XlaAttention,
-    XlaBeitAttention,
-    XlaLayerScale,
-    XlaPatchEmbed,
-)
+from models.patches import attention, convolution, decoder, families
 from models.patches.choice import check_patch_names
-from models.patches.convolution import (
-    BlockInComputeType,
-    HwioWeight,
-    StandardisedConv2d,
-    XlaBatchNorm1d,
-    XlaBatchNorm2d,
-    XlaBatchNormAct2d,
-    XlaLayerNorm2d,
-    count_joined_groups,
-    hold_as_hwio,
-)
-from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
+from models.patches.convolution import HwioWeight
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear, create_mixed, mix_into
-from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention
 from models.transformer import RmsNorm, Transformer
 
@@ -90,18 +63,19 @@ def patch_linear(model: nn.Module) -> None:
 
 def patch_layer_norm(model: nn.Module) -> None:
     """Compute norms of rows in one pass, float32 inside and the compute type outside."""
-    _swap(model, {RmsNorm: XlaRmsNorm})
-    swaps = {LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm, LayerNorm2d: XlaLayerNorm2d}
+    _swap(model, {RmsNorm: decoder.XlaRmsNorm})
+    swaps = {layers.LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm}
+    swaps[layers.LayerNorm2d] = convolution.XlaLayerNorm2d
     _swap(model, swaps, lambda norm: len(norm.normalized_shape) == 1)
 
 
 def patch_gelu(model: nn.Module) -> None:
-    """Replace GELU by one that saves its input alone; a tanh fit below float32."""
+    """Replace layers.GELU by one that saves its input alone; a tanh fit below float32."""
 
     def is_exact(gelu: nn.Module) -> bool:
         return getattr(gelu, "approximate", "none") == "none"
 
-    _swap(model, {nn.GELU: XlaGelu, GELU: XlaGelu}, is_exact)
+    _swap(model, {nn.GELU: XlaGelu, layers.GELU: XlaGelu}, is_exact)
 
 
 def patch_attention(model: nn.Module) -> None:
@@ -109,56 +83,56 @@ def patch_attention(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    attentions = (XlaAttention, XlaBeitAttention, XlaCausalAttention, XlaEvaAttention)
-    attentions += (XlaWindowAttention, XlaMaxVitAttention)
-    _swap(model, {attention.__base__: attention for attention in attentions})
+    patched = [attention.XlaAttention, attention.XlaBeitAttention, decoder.XlaCausalAttention]
+    patched += [families.XlaEvaAttention, families.XlaWindowAttention, families.XlaMaxVitAttention]
+    _swap(model, {layer.__base__: layer for layer in patched})
 
 
 def patch_attention_kernel(model: nn.Module) -> None:
     """Allow kernels in the patched attention, chosen by `model.attention_kernel`."""
-    _swap(model, {XlaAttention: KernelAttention})
+    _swap(model, {attention.XlaAttention: KernelAttention})
 
 
 def patch_embedding(model: nn.Module) -> None:
     """Compute patch embeddings as a product."""
-    _swap(model, {PatchEmbed: XlaPatchEmbed})
+    _swap(model, {layers.PatchEmbed: attention.XlaPatchEmbed})
 
 
 def patch_residual_stream(model: nn.Module) -> None:
     """Keep the residual stream in the compute type."""
-    _swap(model, {LayerScale: XlaLayerScale})
-    _mix(model, VisionTransformer, StreamInComputeType)
-    _mix(model, Transformer, DecoderInComputeType)
-    _mix(model, _SCALED_BLOCKS, BlockInComputeType)
+    _swap(model, {layers.LayerScale: attention.XlaLayerScale})
+    _mix(model, VisionTransformer, attention.StreamInComputeType)
+    _mix(model, Transformer, decoder.DecoderInComputeType)
+    _mix(model, _SCALED_BLOCKS, convolution.BlockInComputeType)
 
 
 def patch_head_tokens(model: nn.Module) -> None:
     """Apply the last norm of a vision transformer to the tokens of its head alone."""
-    _mix(model, VisionTransformer, HeadTokens)
+    _mix(model, VisionTransformer, attention.HeadTokens)
 
 
 def patch_batch_norm(model: nn.Module) -> None:
     """Compute BatchNorm with float32 statistics and a result in the compute type."""
-    norms = (XlaBatchNorm1d, XlaBatchNorm2d, XlaBatchNormAct2d)
+    norms = (convolution.XlaBatchNorm1d, convolution.XlaBatchNorm2d, convolution.XlaBatchNormAct2d)
     _swap(model, {norm.__base__: norm for norm in norms})
 
 
 def patch_convolution(model: nn.Module) -> None:
     """Store weights of convolutions as HWIO on the device."""
-    standardised = (ScaledStdConv2d, ScaledStdConv2dSame)
-    _swap(model, {conv: create_mixed(StandardisedConv2d, conv) for conv in standardised})
-    embeddings = {id(y.proj) for y in model.modules() if isinstance(y, PatchEmbed)}
+    for plain in (layers.ScaledStdConv2d, layers.ScaledStdConv2dSame):
+        _swap(model, {plain: create_mixed(convolution.StandardisedConv2d, plain)})
+    embeddings = {id(y.proj) for y in model.modules() if isinstance(y, layers.PatchEmbed)}
     for module in list(model.modules()):
         is_new = isinstance(module, nn.Conv2d) and not isinstance(module, HwioWeight)
         if is_new and id(module) not in embeddings:
-            hold_as_hwio(module)
+            convolution.hold_as_hwio(module)
 
 
 def patch_grouped_convolution(model: nn.Module) -> None:
     """Compute narrow groups of convolutions with HWIO weights side by side as one."""
     for module in model.modules():
         if isinstance(module, HwioWeight):
-            module.joined_groups = count_joined_groups(module)
+            module.joined_groups = convolution.count_joined_groups(module)
 
 
 PATCHES: dict[str, Callable[[nn.Module], None]] = {

@@ -71,12 +71,7 @@ def keep_tokens(model: nn.Module, share: float, name: str) -> KeptTokens:
 
 
 class ClassTokenScores:
-    """Attention of a student's class token to patches in its last block.
-
-    Raises:
-      UserError: the model is no vision transformer of timm with a class token, its last block has
-        no plain attention, or it drops patches itself.
-    """
+    """Attention of a student's class token to patches in its last block, which must be plain."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         if not isinstance(model, VisionTransformer) or model.cls_token is None:

@@ -167,11 +167,7 @@ class TeacherSource:
 
 
 def open_teacher(section: TeacherSection) -> TeacherSource:
-    """Open a teacher's weights and find the name of its model, in them or in the section.
-
-    Raises:
-      UserError: unknown model, missing weights, or a name that is not theirs.
-    """
+    """Open a teacher's weights and find its model's name; UserError if the two do not agree."""
     weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
     name = _choose_name(section, weights.facts if weights is not None else {})
     return TeacherSource(section, name, weights)

@@ -57,11 +57,7 @@ class TokenTeacher(FrozenModel):
 def create_token_teachers(
     section: DistillSection, vocabulary: Vocabulary, *, device: str = "cpu"
 ) -> list[TokenTeacher]:
-    """Create the teachers that have weights of their own; on "meta" to check them at no cost.
-
-    Raises:
-      UserError: no language model, missing or foreign weights, or tokens that do not agree.
-    """
+    """Create teachers with weights of their own; on "meta" only check them, by a UserError."""
     check_shares(section)
     sections = [teacher for teacher in get_teacher_sections(section) if teacher.model != EMA]
     return [_create_teacher(teacher, vocabulary, device) for teacher in sections]
@@ -86,11 +82,7 @@ def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> To
 
 
 def _check_vocabulary(source: TeacherSource, own: Vocabulary) -> int:
-    """Return the length of a teacher's windows.
-
-    Raises:
-      UserError: no language model, tokens that are not the student's, or shorter windows.
-    """
+    """Return the length of a teacher's windows; UserError if its tokens are not the student's."""
     facts, key = source.facts, f"distill.teacher_weights ({source.section.weights!r})"
     if not takes_argument(source.name, "vocab_size"):
         raise UserError(
