@@ -38,19 +38,12 @@ class CheckerBusy(UserError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of the checks of a submission.
+    """Result of the checks of a submission."""
 
-    Attributes:
-      config_hash: as `main.py` computes it; empty if the configuration itself is refused.
-      run: `experiment/run_id`.
-      lines: device, model, data and directory, for people.
-      error: the line with which `main.py` would refuse it; empty if it may be queued.
-    """
-
-    config_hash: str
-    run: str
-    lines: tuple[str, ...]
-    error: str
+    config_hash: str  # as `main.py` computes it; empty if the configuration itself is refused
+    run: str  # `experiment/run_id`
+    lines: tuple[str, ...]  # device, model, data and directory, for people
+    error: str  # the line with which `main.py` would refuse it; empty if it may be queued
 
 
 class Checker:
@@ -62,11 +55,7 @@ class Checker:
         self._places = threading.BoundedSemaphore(_MOST_CHECKS)
 
     def check(self, submission: Submission, store: str) -> Verdict:
-        """Check a submission; nothing is queued or written.
-
-        Raises:
-          CheckerBusy: too many callers wait already.
-        """
+        """Check a submission without queueing it; `CheckerBusy` if too many callers wait."""
         try:
             config = resolve_submission(submission, store)
         except UserError as error:

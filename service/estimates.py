@@ -40,13 +40,7 @@ _MOST_KEPT = 64
 
 @dataclass(frozen=True)
 class Estimate:
-    """State of a compilation.
-
-    Attributes:
-      report: as `python -m tools.compile_for_tpu --json` writes it; None before it ends or if it
-        failed.
-      error: why it failed; empty before it ends and after success.
-    """
+    """State of a compilation; its report, as of `tools.compile_for_tpu --json`, or its error."""
 
     target: str
     began: float
@@ -56,14 +50,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Bill:
-    """Expected cost of a run.
+    """Expected cost of a run."""
 
-    Attributes:
-      basis: origin of the hours.
-      usd: None if the device has no price.
-    """
-
-    basis: str
+    basis: str  # origin of the hours
     device: str
     devices: int
     hours: float
@@ -71,7 +60,7 @@ class Bill:
 
     @property
     def usd(self) -> float | None:
-        """Devices times hours times the price."""
+        """Devices times hours times the price; None without a price."""
         price = self.usd_per_hour
         return None if price is None else self.devices * self.hours * price
 
@@ -94,11 +83,7 @@ class Estimator:
         return self._estimates.get(_name(submission, target))
 
     def start(self, submission: Submission, target: str) -> Estimate:
-        """Start a compilation.
-
-        Raises:
-          UserError: another compilation is under way, or the target's name is malformed.
-        """
+        """Start a compilation; `UserError` if another one runs or the target is malformed."""
         if not re.fullmatch(r"[\w.:]{1,24}", target):
             raise UserError(f"unknown target {target[:40]!r}; use a slice such as v5e:2x2")
         key = _name(submission, target)
@@ -108,9 +93,7 @@ class Estimator:
             while len(self._estimates) >= _MOST_KEPT:
                 del self._estimates[next(iter(self._estimates))]
             self._estimates[key] = Estimate(target, time.time())
-        threading.Thread(
-            target=self._compile, args=(key, submission), name="tpu-estimate", daemon=True
-        ).start()
+        threading.Thread(target=self._compile, args=(key, submission), daemon=True).start()
         return self._estimates[key]
 
     def close(self) -> None:
@@ -155,7 +138,7 @@ class Estimator:
 
 def read_steps(lines: Sequence[str]) -> int | None:
     """Read the optimizer steps of a run from the lines of its check; None if no line has them."""
-    match = next((match for line in lines if (match := _STEPS.search(line))), None)
+    match = next(filter(None, map(_STEPS.search, lines)), None)
     return int(match[1].replace(",", "")) if match else None
 
 

@@ -33,14 +33,11 @@ _MODEL = re.compile(r"[\w.\-]*")
 
 
 def check_places(config: RunConfig, roots: Sequence[str], base: Path) -> None:
-    """Refuse a configuration that names a path or URL outside the roots.
+    """Raise a UserError for a configuration that names a path or URL outside the roots.
 
     Args:
       roots: directories, and buckets or parts of them as gs://bucket/name.
       base: the directory of relative paths.
-
-    Raises:
-      UserError: names the key, its value and the roots.
     """
     for key, value, is_path in _iterate(config, ""):
         if is_path and isinstance(value, str):
@@ -50,11 +47,7 @@ def check_places(config: RunConfig, roots: Sequence[str], base: Path) -> None:
 
 
 def check_config_path(config: str, root: Path) -> None:
-    """Refuse a configuration that is no file of the repository's `configs/`.
-
-    Raises:
-      UserError: names an accepted value.
-    """
+    """Raise a UserError for a configuration that is no file of the repository's `configs/`."""
     folder = (root / "configs").resolve()
     path = (root / config).resolve() if "\0" not in config else folder
     is_below = path.is_relative_to(folder) and not Path(config).is_absolute()
@@ -66,11 +59,7 @@ def check_config_path(config: str, root: Path) -> None:
 
 
 def check_root(root: str) -> None:
-    """Refuse a root that no submission can use.
-
-    Raises:
-      UserError: it is empty, or a URL other than a bucket's.
-    """
+    """Raise a UserError for a root that is empty, or a URL other than a bucket's."""
     is_bucket = root.startswith(_BUCKET) and root.removeprefix(_BUCKET).strip("/")
     if not root.strip() or (not is_bucket and (is_remote(root) or "://" in root)):
         raise UserError(
@@ -136,9 +125,7 @@ def _check_value(key: str, value: JsonValue) -> None:
     elif isinstance(value, dict):
         for name, inner in value.items():
             if _READS.fullmatch(name):
-                raise UserError(
-                    f"{key}.{name} makes a model read a file or a hub of its own; take it out"
-                )
+                raise UserError(f"{key}.{name} makes a model read a file or a hub; remove it")
             _check_text(key, name)
             _check_value(f"{key}.{name}", inner)
     elif isinstance(value, list | tuple):

@@ -33,15 +33,14 @@ class DispatcherBusyError(UserError):
 
 
 class Dispatcher:
-    """The dispatcher of a queue, at work while it is open as a context; one per queue.
+    """The dispatcher of a queue, at work while it is open as a context.
+
+    Entering raises `DispatcherBusyError` if another one works on the queue.
 
     Args:
       slots: names of the devices; a job holds as many as it requests.
       grace_s: time for a job to save after a request to end, before it is killed.
       starter: of attempts; its owner closes it. By default each attempt is a new program.
-
-    Raises:
-      DispatcherBusyError: another dispatcher works on the queue.
     """
 
     def __init__(
@@ -62,9 +61,8 @@ class Dispatcher:
         lock = (self.queue.folder / DISPATCHER_LOCK).open("ab")
         if not try_lock(lock):
             lock.close()
-            raise DispatcherBusyError(
-                f"another dispatcher works on {self.queue.folder}; use it, or end it first"
-            )
+            folder = self.queue.folder
+            raise DispatcherBusyError(f"another dispatcher works on {folder}; use it, or end it")
         lock.truncate(0)
         lock.write(f"{os.getpid()} {','.join(self.slots)}".encode())
         lock.flush()

@@ -41,12 +41,7 @@ SCHEMA_VERSION = 1
 
 
 class JobFile(BaseModel):
-    """`job.json`: command and owner of a job. Written once.
-
-    Attributes:
-      store: root of the run's store, a directory or a URL.
-      device: `runtime.device` of the configuration.
-    """
+    """`job.json`: command and owner of a job. Written once."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -54,11 +49,11 @@ class JobFile(BaseModel):
     id: str
     experiment: str
     name: str
-    store: str
+    store: str  # root of the run's store, a directory or a URL
     config: str
     config_hash: str
     overrides: dict[str, JsonValue]
-    device: str
+    device: str  # `runtime.device` of the configuration
     slots: int
     sweep: str
     argv: tuple[str, ...]
@@ -79,11 +74,7 @@ class JobQueue:
         self._views: dict[str, tuple[tuple[int, int], JobView]] = {}
 
     def submit(self, submission: Submission, who: str) -> JobView:
-        """Add a job that has been checked; it is on the disk when this returns.
-
-        Raises:
-          UserError: the configuration is refused, or the run exists already.
-        """
+        """Write a checked job to the disk; UserError if it is refused or the run exists."""
         config = resolve_submission(submission, self.store)
         values = config.model_dump(mode="json")
         job_id = create_job_id(config)
@@ -139,20 +130,12 @@ class JobQueue:
         return sorted((view for _, view in views.values()), key=lambda job: (job.created, job.id))
 
     def get(self, job_id: str) -> JobView:
-        """Return one job.
-
-        Raises:
-          UserError: no job has this name, or its file is damaged.
-        """
+        """Return one job; UserError if no job has this name, or its file is damaged."""
         folder = self.find(job_id)
         return _view(read_job(folder), read_progress(folder))
 
     def stop(self, job_id: str, who: str) -> JobView:
-        """Request the end of a job: it saves a checkpoint and may be reopened.
-
-        Raises:
-          UserError: no job has this name, or it has ended.
-        """
+        """Request that a job saves and ends; UserError if it is unknown or has ended."""
         folder = self.find(job_id)
         progress = read_progress(folder)
         if progress.is_over:
@@ -162,11 +145,7 @@ class JobQueue:
         return self.get(job_id)
 
     def reopen(self, job_id: str, who: str) -> JobView:
-        """Continue a job that failed or was stopped from its last checkpoint.
-
-        Raises:
-          UserError: no job has this name, or it did not end that way.
-        """
+        """Continue a failed or stopped job from its last checkpoint; UserError for any other."""
         folder = self.find(job_id)
         state = read_progress(folder).state
         if state not in ("failed", "stopped"):
@@ -190,11 +169,7 @@ class JobQueue:
         return dict(read_job(self.find(job_id)).overrides)
 
     def find(self, job_id: str) -> Path:
-        """Return the directory of a job.
-
-        Raises:
-          UserError: no job has this name.
-        """
+        """Return the directory of a job; UserError if no job has this name."""
         known = {folder.name: folder for folder in self.list_folders()}
         if job_id not in known:
             hint = "`python -m tools.queue list` lists all jobs" if known else "the queue is empty"
@@ -205,10 +180,8 @@ class JobQueue:
 
     def list_folders(self) -> list[Path]:
         """List the directory of each job."""
-        if not self.folder.is_dir():
-            return []
-        paths = (path for path in self.folder.iterdir() if not path.name.startswith("."))
-        return sorted(path for path in paths if (path / JOB_FILE).is_file())
+        paths = (path.parent for path in self.folder.glob(f"*/{JOB_FILE}") if path.is_file())
+        return sorted(path for path in paths if not path.name.startswith("."))
 
 
 def open_queue(store: str) -> JobQueue:
@@ -218,11 +191,7 @@ def open_queue(store: str) -> JobQueue:
 
 
 def read_job(folder: Path) -> JobFile:
-    """Read `job.json`.
-
-    Raises:
-      UserError: the file is damaged, or of another program.
-    """
+    """Read `job.json`; UserError if the file is damaged, or of another program."""
     path = folder / JOB_FILE
     try:
         return JobFile.model_validate_json(path.read_bytes())
@@ -249,7 +218,7 @@ def get_mark(folder: Path) -> tuple[int, int]:
 
 
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:
-    """Record an event of a job; it is on the disk when this returns."""
+    """Write an event of a job to the disk."""
     with (folder / EVENTS_FILE).open("ab+") as file:
         lock_file(file)
         append_line(file, {"time": time.time(), "event": event, **facts})
@@ -290,11 +259,13 @@ def read_run_facts(job: JobFile) -> JsonObject:
 
 
 def _view(job: JobFile, progress: JobProgress) -> JobView:
-    last = progress.attempts[-1] if progress.attempts else None
+    kept = ("id", "argv", "config", "config_hash", "created", "who", "sweep", "slots")
     return JobView(
-        id=job.id, run=f"{job.experiment}/{job.name}", state=progress.state, argv=job.argv,
-        config=job.config, config_hash=job.config_hash, created=job.created,
-        changed=progress.changed, who=job.who, attempts=len(progress.attempts),
-        exit_code=last.code if last else None, reason=progress.reason, sweep=job.sweep,
-        slots=job.slots,
-    )  # fmt: skip
+        **{name: getattr(job, name) for name in kept},
+        run=f"{job.experiment}/{job.name}",
+        state=progress.state,
+        changed=progress.changed,
+        attempts=len(progress.attempts),
+        exit_code=progress.attempts[-1].code if progress.attempts else None,
+        reason=progress.reason,
+    )

@@ -11,18 +11,12 @@ from utils.errors import EXIT_PREEMPTED, EXIT_USER_ERROR
 
 @dataclass(frozen=True)
 class Patience:
-    """Limits for a job that fails.
+    """Limits for a job that fails."""
 
-    Attributes:
-      crashes: and early preemptions in a row, without a new checkpoint between them.
-      backoff_s: pause after the first of them; doubled by each further one, up to `most_s`.
-      soon_s: a preemption within this time of the start is an early one.
-    """
-
-    crashes: int = 5
-    backoff_s: float = 10.0
-    most_s: float = 600.0
-    soon_s: float = 300.0
+    crashes: int = 5  # and early preemptions in a row, without a new checkpoint between them
+    backoff_s: float = 10.0  # pause after the first of them; doubled by each further one
+    most_s: float = 600.0  # of a pause
+    soon_s: float = 300.0  # a preemption within this time of the start is an early one
 
 
 @dataclass(frozen=True)
@@ -35,11 +29,7 @@ class Decision:
 
 
 def decide(progress: JobProgress, *, is_complete: bool, patience: Patience) -> Decision:
-    """Decide what follows the end of a job's last attempt.
-
-    Args:
-      is_complete: whether the run's own status is complete.
-    """
+    """Decide what follows a job's last attempt; `is_complete` is the run's own status."""
     end = find_end(progress, is_complete=is_complete)
     if end is not None:
         return end

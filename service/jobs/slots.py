@@ -32,11 +32,7 @@ _KEPT = re.compile(
 
 
 def parse_slots(text: str) -> list[str]:
-    """Parse names of slots from a flag: `2`, or `cuda:0,cuda:1,cpu`.
-
-    Raises:
-      UserError: a malformed slot, or one that is named twice.
-    """
+    """Parse names of slots: `2`, or `cuda:0,cuda:1,cpu`; UserError for malformed or equal ones."""
     if re.fullmatch(r"\d{1,3}", text):
         if int(text):
             return [f"{ANY}{i}" for i in range(int(text))]

@@ -16,45 +16,30 @@ ENDS = ("complete", "failed", "stopped")
 
 @dataclass
 class Attempt:
-    """One program of a job.
+    """One program of a job; times are seconds since 1970."""
 
-    Attributes:
-      pid, born: of the program that holds the job's lock, with its start in seconds since 1970.
-      main_pid, main_born: of `main.py`; 0 before its start.
-      code: its exit code; None before its end or if its end was not observed.
-      saved_step: of the run's newest checkpoint at its end.
-    """
-
-    pid: int
-    born: float
+    pid: int  # of the program that holds the job's lock
+    born: float  # its start
     began: float
-    main_pid: int = 0
+    main_pid: int = 0  # of `main.py`; 0 before its start
     main_born: float = 0.0
     ended: float | None = None
-    code: int | None = None
-    saved_step: int = 0
+    code: int | None = None  # None before its end or if its end was not observed
+    saved_step: int = 0  # of the run's newest checkpoint at its end
     slots: tuple[str, ...] = ()
 
 
 @dataclass
 class JobProgress:
-    """State of a job according to its events.
+    """State of a job according to its events."""
 
-    Attributes:
-      state: as in `JobView`; `running` until an attempt's end has been recorded.
-      not_before: when a waiting job may continue, in seconds since 1970.
-      stop_by: who requested its stop; empty without a request.
-      reason: of its state, for people.
-      forgotten: attempts whose crashes no longer count.
-    """
-
-    state: State = "queued"
+    state: State = "queued"  # `running` until an attempt's end has been recorded
     attempts: list[Attempt] = field(default_factory=list)
-    not_before: float = 0.0
-    stop_by: str = ""
-    reason: str = ""
+    not_before: float = 0.0  # when a waiting job may continue, in seconds since 1970
+    stop_by: str = ""  # who requested its stop; empty without a request
+    reason: str = ""  # of its state, for people
     changed: float = 0.0
-    forgotten: int = 0
+    forgotten: int = 0  # attempts whose crashes no longer count
 
     @property
     def is_over(self) -> bool:
@@ -117,54 +102,37 @@ def fold_events(events: Iterable[JsonObject]) -> JobProgress:
     job = JobProgress()
     for event in events:
         fields = {"time": _NUMBER, **_FIELDS.get(str(event.get("event")), {})}
-        if not all(isinstance(event.get(name), kind) for name, kind in fields.items()):
-            continue
-        job.changed = float(event["time"])
-        handlers = _AFTER_END if job.is_over else _BEFORE_END
-        handler = handlers.get(str(event.get("event")))
-        if handler is not None:
-            handler(job, event)
+        if all(isinstance(event.get(name), types) for name, types in fields.items()):
+            job.changed = float(event["time"])
+            # After a job's end no event changes its state except a reopening.
+            (_reopen if job.is_over else _apply)(job, event)
     return job
 
 
-def _start(job: JobProgress, event: JsonObject) -> None:
-    slots = tuple(map(str, event["slots"]))
-    job.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
-    job.state = "stopping" if job.stop_by else "running"
-    job.reason = ""
-
-
-def _launch(job: JobProgress, event: JsonObject) -> None:
-    if job.attempts:
-        job.attempts[-1].main_pid = event["pid"]
-        job.attempts[-1].main_born = event["born"]
-
-
-def _end(job: JobProgress, event: JsonObject) -> None:
-    if job.attempts:
-        last = job.attempts[-1]
-        last.ended, last.code = event["time"], event.get("code")
-        last.saved_step = event["saved_step"]
-
-
-def _wait(job: JobProgress, event: JsonObject) -> None:
-    job.state, job.not_before, job.reason = "waiting", event["until"], event["reason"]
-
-
-def _stop(job: JobProgress, event: JsonObject) -> None:
-    job.stop_by = event["who"] or "somebody"
-    if job.state in ("queued", "running", "waiting"):
-        job.state = "stopping"
-
-
-def _finish(job: JobProgress, event: JsonObject) -> None:
-    if event["state"] in ENDS:
-        job.state, job.reason = event["state"], event["reason"]
+def _apply(job: JobProgress, event: JsonObject) -> None:
+    last = job.attempts[-1] if job.attempts else None
+    match event.get("event"):
+        case "started":
+            slots = tuple(map(str, event["slots"]))
+            job.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
+            job.state, job.reason = "stopping" if job.stop_by else "running", ""
+        case "launched" if last is not None:
+            last.main_pid, last.main_born = event["pid"], event["born"]
+        case "ended" if last is not None:
+            last.ended, last.code = event["time"], event.get("code")
+            last.saved_step = event["saved_step"]
+        case "waits":
+            job.state, job.not_before, job.reason = "waiting", event["until"], event["reason"]
+        case "stop":
+            job.stop_by = event["who"] or "somebody"
+            job.state = "stopping" if job.state in ("queued", "running", "waiting") else job.state
+        case "finished" if event["state"] in ENDS:
+            job.state, job.reason = event["state"], event["reason"]
 
 
 def _reopen(job: JobProgress, event: JsonObject) -> None:
-    """Continue a job as if it were new; its crashes no longer count."""
-    if job.state in ("failed", "stopped"):
+    """Continue a failed or stopped job as if it were new; its crashes no longer count."""
+    if event.get("event") == "reopened" and job.state in ("failed", "stopped"):
         job.state, job.reason, job.stop_by, job.not_before = "queued", "", "", 0.0
         job.forgotten = len(job.attempts)
 
@@ -178,9 +146,3 @@ _FIELDS = {
     "stop": {"who": str},
     "finished": {"state": str, "reason": str},
 }
-# After a job's end no event changes its state except a reopening.
-_BEFORE_END = {
-    "started": _start, "launched": _launch, "ended": _end, "waits": _wait, "stop": _stop,
-    "finished": _finish,
-}  # fmt: skip
-_AFTER_END = {"reopened": _reopen}

@@ -20,29 +20,18 @@ RESERVED = ("benchmarks", "jobs", "service", "sweeps")
 
 
 class Submission(BaseModel):
-    """A requested run.
-
-    Attributes:
-      config: a YAML file, as `--config` takes it.
-      overrides: dotted key -> value on top of it.
-      slots: devices of the queue that it holds while it runs.
-      sweep: the sweep of a trial, or empty.
-    """
+    """A requested run."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    config: str = Field(min_length=1, max_length=1024)
-    overrides: dict[str, JsonValue] = Field(default_factory=dict)
-    slots: int = Field(1, ge=1, le=64)
-    sweep: str = Field("", max_length=128)
+    config: str = Field(min_length=1, max_length=1024)  # a YAML file, as `--config` takes it
+    overrides: dict[str, JsonValue] = Field(default_factory=dict)  # dotted key -> value
+    slots: int = Field(1, ge=1, le=64)  # devices of the queue that it holds while it runs
+    sweep: str = Field("", max_length=128)  # the sweep of a trial, or empty
 
 
 def resolve_submission(submission: Submission, store: str) -> RunConfig:
-    """Resolve the configuration of a run: with its name, in this store, resuming if possible.
-
-    Raises:
-      UserError: as `load_config`; or the run names another store, or resumes from elsewhere.
-    """
+    """Resolve the configuration of a run in this store; UserError if it names another one."""
     origin = f"sweep {submission.sweep}" if submission.sweep else "the submission"
     config = combine_config(submission.config, submission.overrides, origin)
     run = config.run
@@ -64,11 +53,7 @@ def resolve_submission(submission: Submission, store: str) -> RunConfig:
 
 
 def write_flags(submission: Submission, store: str) -> list[str]:
-    """Write the arguments of `main.py` for another machine, which has the repository only.
-
-    Raises:
-      UserError: as `resolve_submission`; or no flag can express a value.
-    """
+    """Write `main.py`'s arguments for another machine; UserError if no flag can express a value."""
     config = resolve_submission(submission, store)
     values = {key: value for key, value in submission.overrides.items() if key[:4] != "run."}
     own = {"run.output_dir": store, "run.run_id": config.run.run_id}

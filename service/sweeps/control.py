@@ -57,24 +57,15 @@ class SweepControl:
         return [state.trial for state in states if state.state in (MISSING, "failed", "stopped")]
 
     def check(self, checker: Checker, trials: Sequence[plan.Trial]) -> None:
-        """Check each trial as `main.py --check` does, before the first one runs.
-
-        Raises:
-          UserError: the first trial that is refused.
-        """
+        """Check each trial as `main.py --check` does; UserError for the first that is refused."""
         for number, trial in enumerate(trials, 1):
             verdict = checker.check(plan.make_submission(self.spec, trial), self.queue.store)
             if verdict.error:
-                raise UserError(
-                    f"trial {number} of {len(trials)} ({trial.describe()}): {verdict.error}"
-                )
+                name = f"trial {number} of {len(trials)} ({trial.describe()})"
+                raise UserError(f"{name}: {verdict.error}")
 
     def begin(self) -> None:
-        """Store the sweep's file, submit missing trials, and reopen failed or stopped ones.
-
-        Raises:
-          UserError: as the constructor.
-        """
+        """Store the sweep's file, submit missing trials, and reopen failed or stopped ones."""
         plan.keep_sweep(self.queue.store, self.spec, self.base)
         for state in self.list():
             if state.state == MISSING:
@@ -86,9 +77,6 @@ class SweepControl:
         """Work on the queue until every trial has ended; return the trials.
 
         While another dispatcher works on it, this one watches, and follows it at its end.
-
-        Args:
-          starter: as of `Dispatcher`.
         """
         is_logged = False
         while True:
@@ -98,16 +86,15 @@ class SweepControl:
                 return self.list()
             except DispatcherBusyError:
                 if not is_logged:
-                    get_logger().info(
-                        "another dispatcher works on %s: its slots count", self.queue.folder
-                    )
+                    text = "another dispatcher works on %s: its slots count"
+                    get_logger().info(text, self.queue.folder)
                 is_logged = True
                 if self.look():
                     return self.list()
                 time.sleep(_LOOK_EVERY_S)
 
     def look(self) -> bool:
-        """Report changes, and ask Optuna for further points; return whether the sweep is over."""
+        """Report changes, and sample further points; return whether the sweep is over."""
         states = self.list()
         for state in states:
             if self._known.get(state.trial.id) != state.state:

@@ -28,15 +28,10 @@ _SKY_ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
 
 class Backend(Protocol):
-    """A queue of other machines.
+    """A queue of other machines."""
 
-    Attributes:
-      name: as in `--on`.
-      program: its client.
-    """
-
-    name: str
-    program: str
+    name: str  # as in `--on`
+    program: str  # its client
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
         """Queue `main.py` with these arguments; return the job's name there."""
@@ -65,15 +60,10 @@ class SlurmBackend:
 
 @dataclass(frozen=True)
 class SkyBackend:
-    """Managed jobs of SkyPilot on TPUs; the store must be a bucket.
+    """Managed jobs of SkyPilot on TPUs; the store must be a bucket."""
 
-    Attributes:
-      accelerator_type: as Cloud TPU spells it, such as v5litepod-8.
-      region: SkyPilot chooses one if empty.
-    """
-
-    accelerator_type: str
-    region: str = ""
+    accelerator_type: str  # as Cloud TPU spells it, such as v5litepod-8
+    region: str = ""  # SkyPilot chooses one if empty
     name: str = "sky"
     program: str = "sky"
 
@@ -100,24 +90,16 @@ class SkyBackend:
 
 
 class TrialLaunch:
-    """Submission of a sweep's trials to a queue of other machines, each once.
+    """Submission of trials to a queue of other machines, each once; SkyPilot needs a bucket."""
 
-    Raises:
-      UserError: the method is Optuna, or the store is no bucket where one is needed.
-    """
-
-    def __init__(
-        self, spec: SweepSpec, store: str, backend: Backend, executor: Executor
-    ) -> None:  # fmt: skip
+    def __init__(self, spec: SweepSpec, store: str, backend: Backend, executor: Executor) -> None:
         if spec.method == "optuna":
             raise UserError(
                 f"method=optuna chooses one trial after another, which --on {backend.name} does "
                 "not support; choose random"
             )
         if backend.name == "sky" and not is_remote(store):
-            raise UserError(
-                f"--store ({store}) is no gs:// URL; a machine's disk goes with the machine"
-            )
+            raise UserError(f"--store ({store}) must be a gs:// URL; a machine's disk goes with it")
         self.spec, self.store, self.backend, self.executor = spec, store, backend, executor
         self._base = plan.resolve_base(spec)
         plan.check_sweep(store, spec, self._base)
@@ -130,11 +112,7 @@ class TrialLaunch:
         return [trial for trial, state in self._states.items() if not state]
 
     def submit(self) -> Iterator[tuple[plan.Trial, str]]:
-        """Submit what is due; yield each trial with its new state.
-
-        Raises:
-          UserError: a sweep of this name has begun with other values, or the other queue refuses.
-        """
+        """Submit due trials and yield each with its new state; UserError if one is refused."""
         if not self.executor.dry_run:
             plan.keep_sweep(self.store, self.spec, self._base)
         for trial, state in self._states.items():

@@ -9,8 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from service.jobs.submission import Submission
 from service.sweeps.spec import SEED_KEY, Range, SweepSpec
 from store.query.changes import find_changes
@@ -31,18 +29,12 @@ _GROW = {"grid": ("axes", "seeds"), "seeds": ("seeds",), "random": ("seeds", "tr
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One run of a sweep.
+    """One run of a sweep."""
 
-    Attributes:
-      id: hash of its own values.
-      point: dotted key -> value of each axis.
-      seed: None to use that of the configuration.
-    """
-
-    id: str
+    id: str  # hash of its own values
     sweep: str
-    point: JsonObject
-    seed: int | None
+    point: JsonObject  # dotted key -> value of each axis
+    seed: int | None  # None to use that of the configuration
 
     @property
     def run_id(self) -> str:
@@ -112,16 +104,12 @@ def resolve_base(spec: SweepSpec) -> RunConfig:
 
 
 def check_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None:
-    """Return the stored sweep of this name, which the new one may extend; None if it is new.
-
-    Raises:
-      UserError: it has begun with other values; names each difference.
-    """
-    old = _read_file(store, spec.name)
-    if old is None:
+    """Return the stored sweep of this name; UserError if the new one does not only extend it."""
+    stored = _read_file(store, spec.name)
+    if stored is None:
         return None
-    then = _parse(store, spec.name, old)
-    changes = find_changes(old["base"], base.model_dump(mode="json"))
+    then, old_base = stored
+    changes = find_changes(old_base, base.model_dump(mode="json"))
     lost = find_differences(then, spec) + [
         f"{key} was {was!r} in the configuration, now {now!r}"
         for key, (was, now) in changes.items()
@@ -135,11 +123,7 @@ def check_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | Non
 
 
 def keep_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None:
-    """Write or extend a sweep's file; return the stored sweep before, None if it is new.
-
-    Raises:
-      UserError: as `check_sweep`.
-    """
+    """Write or extend a checked sweep; return the stored sweep before, None if it is new."""
     then = check_sweep(store, spec, base)
     file = {"schema_version": 1, "spec": spec.describe(), "base": base.model_dump(mode="json")}
     text = json.dumps(file, indent=1) + "\n"
@@ -148,17 +132,13 @@ def keep_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None
 
 
 def read_sweep(store: str, name: str) -> SweepSpec:
-    """Read a sweep as it was last started.
-
-    Raises:
-      UserError: no sweep has this name, or its file is damaged.
-    """
-    record = _read_file(store, name)
-    if record is None:
+    """Read a sweep as it was last started; UserError if it is unknown or damaged."""
+    stored = _read_file(store, name)
+    if stored is None:
         known = list_sweeps(store)
         hint = get_hint(name, known) if known else "it holds none yet"
         raise UserError(f"sweep {name!r} is not in {store!r}; {hint}")
-    return _parse(store, name, record)
+    return stored[0]
 
 
 def list_sweeps(store: str) -> list[str]:
@@ -205,23 +185,17 @@ def open_sweep_folder(store: str, name: str) -> Folder:
     return open_folder(store).child(FOLDER).child(name)
 
 
-def _read_file(store: str, name: str) -> JsonObject | None:
-    text = open_sweep_folder(store, name).read_texts([SWEEP_FILE]).get(SWEEP_FILE)
+def _read_file(store: str, name: str) -> tuple[SweepSpec, JsonObject] | None:
+    """Read a sweep and its base configuration; None if it is new."""
+    folder = open_sweep_folder(store, name)
+    text = folder.read_texts([SWEEP_FILE]).get(SWEEP_FILE)
     if text is None:
         return None
     try:
         record = json.loads(text)
-    except ValueError:
-        record = None
-    if not isinstance(record, dict) or not isinstance(record.get("base"), dict):
-        raise UserError(f"{open_sweep_folder(store, name)}/{SWEEP_FILE} is damaged; move it away")
-    return record
-
-
-def _parse(store: str, name: str, record: JsonObject) -> SweepSpec:
-    try:
-        return SweepSpec.model_validate(record.get("spec"))
-    except ValidationError as error:
-        raise UserError(
-            f"{open_sweep_folder(store, name)}/{SWEEP_FILE} is damaged; move it away"
-        ) from error
+        spec = SweepSpec.model_validate(record["spec"])
+        if not isinstance(record["base"], dict):
+            raise ValueError("no base")
+        return spec, record["base"]
+    except (ValueError, KeyError, TypeError) as error:  # pydantic's errors are ValueErrors
+        raise UserError(f"{folder}/{SWEEP_FILE} is damaged; move it away") from error

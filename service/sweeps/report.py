@@ -21,20 +21,13 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class TrialState:
-    """State of one trial.
-
-    Attributes:
-      state: complete, as the run says; else the job's; `missing` before its submission.
-      value: of the sweep's metric at its end; None before it.
-      job_id: empty without a job on this machine.
-      run: `experiment/run_id`.
-    """
+    """State of one trial."""
 
     trial: Trial
-    state: str
-    value: float | None
-    job_id: str
-    run: str
+    state: str  # complete, as the run says; else the job's; `missing` before its submission
+    value: float | None  # of the sweep's metric at its end; None before it
+    job_id: str  # empty without a job on this machine
+    run: str  # `experiment/run_id`
     reason: str
 
 
@@ -57,17 +50,12 @@ class AxisRow:
 
 @dataclass(frozen=True)
 class SweepTable:
-    """Results of a sweep so far.
-
-    Attributes:
-      points: a row for each point over its seeds, the best first.
-      axes: for each axis a row for each of its values, over all else.
-    """
+    """Results of a sweep so far."""
 
     metric: str
     direction: str
-    points: tuple[AxisRow, ...]
-    axes: dict[str, tuple[AxisRow, ...]]
+    points: tuple[AxisRow, ...]  # each point over its seeds, the best first
+    axes: dict[str, tuple[AxisRow, ...]]  # each value of each axis, over all else
 
 
 def list_trials(queue: JobQueue, spec: SweepSpec, experiment: str) -> list[TrialState]:

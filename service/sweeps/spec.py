@@ -40,19 +40,14 @@ _MOST_TRIALS = 10_000
 
 
 class Range(BaseModel):
-    """An axis of numbers between two ends, for `random` and `optuna`.
-
-    Attributes:
-      log: draw evenly in the logarithm.
-      integer: whole numbers, both ends among them.
-    """
+    """An axis of numbers between two ends, for `random` and `optuna`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     low: float
     high: float
-    log: bool = False
-    integer: bool = False
+    log: bool = False  # draw evenly in the logarithm
+    integer: bool = False  # whole numbers, both ends among them
 
     @model_validator(mode="after")
     def _check(self) -> Range:
@@ -74,30 +69,22 @@ _Axis = Annotated[
 class SweepSpec(BaseModel):
     """The fields of a sweep's file.
 
-    Attributes:
-      name: of the sweep; the file's name by default.
-      config: a YAML file, as `--config` takes it.
-      settings: dotted key -> value of every trial; `set` in the file.
-      axes: dotted key -> its values, or a range.
-      seeds: each point runs with each of them; with that of the configuration if empty.
-      method: grid: all combinations; random, optuna: `trials` of them; seeds: no axes.
-      seed: of random and optuna.
-      metric: to tabulate, and to improve with optuna.
-      slots: of the queue that a trial holds.
+    Methods: `grid` for all combinations, `random` and `optuna` for `trials` of them, `seeds`
+    without axes.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    name: str
-    config: str = Field(min_length=1)
-    settings: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
-    axes: dict[str, _Axis] = Field(default_factory=dict)
-    seeds: list[int] = Field(default_factory=list)
+    name: str  # the file's name by default
+    config: str = Field(min_length=1)  # a YAML file, as `--config` takes it
+    settings: dict[str, JsonValue] = Field(default_factory=dict, alias="set")  # of every trial
+    axes: dict[str, _Axis] = Field(default_factory=dict)  # dotted key -> its values, or a range
+    seeds: list[int] = Field(default_factory=list)  # of each point; that of the file if empty
     method: Literal["grid", "random", "optuna", "seeds"] = "grid"
     trials: int = Field(0, ge=0, le=_MOST_TRIALS)
-    seed: int = Field(0, ge=0)
-    metric: str = "eval.top1"
-    slots: int = Field(1, ge=1, le=64)
+    seed: int = Field(0, ge=0)  # of random and optuna
+    metric: str = "eval.top1"  # to tabulate, and to improve with optuna
+    slots: int = Field(1, ge=1, le=64)  # of the queue that a trial holds
 
     @model_validator(mode="before")
     @classmethod
@@ -105,12 +92,10 @@ class SweepSpec(BaseModel):
         """Convert texts of numbers: YAML reads `2e-2` as a text, which must equal 0.02."""
         if not isinstance(fields, dict) or not isinstance(fields.get("axes"), dict):
             return fields
-        axes = {
-            key: [_read_number(str(key), value) for value in axis]
-            if isinstance(axis, list)
-            else axis
-            for key, axis in fields["axes"].items()
-        }
+        axes = dict(fields["axes"])
+        for key, axis in axes.items():
+            if isinstance(axis, list):
+                axes[key] = [_read_number(str(key), value) for value in axis]
         return {**fields, "axes": axes}
 
     @property
@@ -125,11 +110,7 @@ class SweepSpec(BaseModel):
 
 
 def read_spec(path: Path) -> SweepSpec:
-    """Read a sweep from a YAML file.
-
-    Raises:
-      UserError: it cannot be read, or a value is invalid; names the key.
-    """
+    """Read a sweep from a YAML file; UserError with the key if a value is invalid."""
     values = {"name": path.stem, **read_yaml(str(path), "SPEC")}
     try:
         spec = SweepSpec.model_validate(values)
@@ -212,10 +193,9 @@ def _explain(error: ValidationError) -> str:
     key = ".".join(str(part) for part in problem["loc"] if part not in ("values", "range"))
     key = key or "the file"
     if problem["type"] == "extra_forbidden":
-        known = [field.alias or name for name, field in SweepSpec.model_fields.items()]
-        hint = get_hint(str(problem["loc"][-1]), known if len(problem["loc"]) == 1 else
-                        list(Range.model_fields))  # fmt: skip
-        return f"unknown key {key}; {hint}"
+        owner = SweepSpec if len(problem["loc"]) == 1 else Range
+        known = [field.alias or name for name, field in owner.model_fields.items()]
+        return f"unknown key {key}; {get_hint(str(problem['loc'][-1]), known)}"
     if problem["type"] == "missing":
         return f"{key} is missing; give it a value"
     text = problem["msg"].removeprefix("Value error, ")

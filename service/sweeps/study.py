@@ -20,7 +20,7 @@ _MOST_ASKED = 200
 
 
 def check_optuna() -> None:
-    """Refuse a sweep by Optuna with a `UserError` if the package is not installed."""
+    """Raise a UserError if the package optuna is not installed."""
     try:
         import optuna  # noqa: F401
     except ImportError as error:

@@ -33,11 +33,7 @@ class AsciiJSON(JSONResponse):
 
 
 def create_app(settings: ServiceSettings) -> FastAPI:
-    """Create the service of a store.
-
-    Raises:
-      UserError: the store, the index or the file of tokens cannot be used.
-    """
+    """Create the service of a store; UserError for an unusable store, index or token file."""
     service = create_service(settings)
 
     @contextlib.asynccontextmanager

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -29,21 +29,13 @@ _CHUNK = 1 << 18
 _MOST_PICTURES = 40
 
 
-class _Readable(Protocol):
-    def read(self, count: int, /) -> bytes: ...
-
-    def __enter__(self) -> object: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 @dataclass(frozen=True)
 class OpenArtifact:
     """An open file with its name and size."""
 
     name: str
     size: int
-    file: _Readable
+    file: io.IOBase
 
     @property
     def media_type(self) -> str:
@@ -93,11 +85,7 @@ def create_artifact_id(path: str) -> str:
 
 
 def open_artifact(record: RunRecord, artifact_id: str) -> OpenArtifact:
-    """Open a file of a run.
-
-    Raises:
-      ServiceProblem: the run lists no such file, or it is no plain file.
-    """
+    """Open a file of a run; a `ServiceProblem` if it is not listed or no plain file."""
     paths = [*(entry["path"] for entry in list_artifacts(record)), *list_pictures(record)]
     match = next((path for path in paths if create_artifact_id(path) == artifact_id), None)
     if match is None:
@@ -127,8 +115,7 @@ def open_beneath(folder: Path, names: list[str]) -> int:
     Raises:
       OSError: it does not exist, is a link or no plain file, or a name leads elsewhere.
     """
-    if not names or any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
-        raise FileNotFoundError(2, "no file of that name")
+    _check_names(names)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in names[:-1]:
@@ -146,30 +133,28 @@ def open_beneath(folder: Path, names: list[str]) -> int:
     return opened
 
 
+def _check_names(names: list[str]) -> None:
+    if not names or any(name in ("", ".", "..") or "/" in name or "\0" in name for name in names):
+        raise FileNotFoundError(2, "no file of that name")
+
+
 def _is_picture(name: str) -> bool:
     return name.endswith(".png")
 
 
-class _RemoteFile:
+class _RemoteFile(io.RawIOBase):
     """A file of a run on a bucket, read in pieces; a bucket has no links and no parents."""
 
     def __init__(self, record: RunRecord, path: str) -> None:
-        names = path.split("/")
-        if any(name in ("", ".", "..") or "\0" in name for name in names):
-            raise FileNotFoundError(2, "no file of that name")
-        self._folder, self._name, self._position = record.folder, names[-1], 0
-        for name in names[:-1]:
+        *folders, self._name = names = path.split("/")
+        _check_names(names)
+        self._folder, self._position = record.folder, 0
+        for name in folders:
             self._folder = self._folder.child(name)
         self.size = self._folder.get_size(self._name)
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int = -1) -> bytes:
         """Read the next bytes."""
         content = self._folder.read_bytes(self._name, self._position, count)
         self._position += len(content)
         return content
-
-    def __enter__(self) -> _RemoteFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return

@@ -50,13 +50,9 @@ class RunCatalogue:
     def select(
         self, text: str, *, sort: str = "", reverse: bool = False, archived: bool = False
     ) -> list[int]:
-        """Return the numbers of the runs that fit a filter, in order.
+        """Return the numbers of the runs that fit a filter, in order; UserError if it is malformed.
 
-        Args:
-          archived: include archived runs; a filter on tags always does.
-
-        Raises:
-          UserError: the filter is malformed, or no run has one of its keys.
+        Archived runs are included if `archived`, or if the filter names tags.
         """
         index = self.get_index()
         if sort:
@@ -64,11 +60,7 @@ class RunCatalogue:
         return select_runs(index, text, sort=sort, reverse=reverse, archived=archived)
 
     def read_rows(self, numbers: list[int], keys: list[str]) -> list[JsonObject]:
-        """Read runs with values of keys, as `python -m tools.runs list --json` does.
-
-        Raises:
-          UserError: no run has one of the keys.
-        """
+        """Read runs with values of keys, as `tools.runs list --json`; UserError for others."""
         index = self.get_index()
         check_keys(keys, index.read_keys(), "show")
         return read_rows(index, numbers, keys)
@@ -86,11 +78,7 @@ class RunCatalogue:
         return choose_usual(self.list_keys())
 
     def open_run(self, experiment: str, name: str) -> RunRecord:
-        """Open a run by its two names.
-
-        Raises:
-          ServiceProblem: it does not exist.
-        """
+        """Open a run by its two names; a `ServiceProblem` if it does not exist."""
         try:
             check_name("experiment", experiment)
             check_name("run", name)

@@ -60,8 +60,6 @@ class EventHub:
     """Watch of the store that sends changes to all readers.
 
     Args:
-      runs: of the store.
-      queue: of this machine.
       every_s: pause between two looks; by default according to the store's location.
     """
 
@@ -101,7 +99,8 @@ class EventHub:
                 is_new = True
             began = time.monotonic()
             try:
-                events = await asyncio.to_thread(self._look)
+                runs = await asyncio.to_thread(self._look_at_runs)
+                events = [*runs, *await asyncio.to_thread(self._look_at_jobs)]
             except Exception:
                 # Pages stay as they are until the next look; the watch itself must not end.
                 get_logger().exception("looking for changes failed")
@@ -124,9 +123,6 @@ class EventHub:
         for waiting in self._readers:
             _put(waiting, event)
 
-    def _look(self) -> list[Event]:
-        return [*self._look_at_runs(), *self._look_at_jobs()]
-
     def _look_at_runs(self) -> list[Event]:
         index = self._runs.get_index()
         paths, states = index.read_column("path"), index.read_column("status")
@@ -135,8 +131,9 @@ class EventHub:
         changed = [path for path, state in known.items() if self._known_runs.get(path) != state]
         gone = self._known_runs.keys() - known.keys()
         self._known_runs = known
-        events: list[Event] = [_make_run_event(path, known[path]) for path in changed]
-        return [*events, *(RunEvent(run=path, step=None, status=None) for path in sorted(gone))]
+        ended = dict.fromkeys(sorted(gone), (None, None))
+        states = {path: known[path] for path in changed} | ended
+        return [_make_run_event(path, state) for path, state in states.items()]
 
     def _look_at_jobs(self) -> list[Event]:
         marks = {folder.name: get_mark(folder) for folder in self._queue.list_folders()}
@@ -151,13 +148,9 @@ class EventHub:
 
 
 def _make_run_event(path: str, state: RunState) -> RunEvent:
-    step, status = state
-    is_step = isinstance(step, int | float) and step == step and abs(step) < 1 << 53
-    return RunEvent(
-        run=path,
-        step=int(step) if is_step else None,
-        status=status if isinstance(status, str) else None,
-    )
+    step = state[0] if isinstance(state[0], int | float) and abs(state[0]) < 1 << 53 else None
+    status = state[1] if isinstance(state[1], str) else None
+    return RunEvent(run=path, step=None if step is None else int(step), status=status)
 
 
 def _put(waiting: asyncio.Queue[Event | None], event: Event | None) -> None:

@@ -47,11 +47,7 @@ class PatientProtocol(H11Protocol):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Create a socket that listens on an address.
-
-    Raises:
-      UserError: the address is not of this machine, or the port is taken.
-    """
+    """Create a socket that listens; UserError if the address is not local or the port is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

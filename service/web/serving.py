@@ -21,16 +21,11 @@ from utils.storage.places import is_remote, to_path
 
 @dataclass(frozen=True)
 class Service:
-    """The objects behind the routes.
-
-    Attributes:
-      store: root of the runs as jobs have it: a URL, or an absolute path.
-      roots: below which a submission may name paths.
-    """
+    """The objects behind the routes."""
 
     settings: ServiceSettings
-    store: str
-    roots: tuple[str, ...]
+    store: str  # root of the runs as jobs have it: a URL, or an absolute path
+    roots: tuple[str, ...]  # below which a submission may name paths
     runs: RunCatalogue
     series: SeriesReader
     queue: JobQueue
@@ -51,11 +46,7 @@ class Service:
 
 
 def create_service(settings: ServiceSettings) -> Service:
-    """Create the objects of a store's service.
-
-    Raises:
-      UserError: the store, the index or the file of tokens cannot be used.
-    """
+    """Create the objects of a store's service; UserError for an unusable store or token file."""
     store = settings.store.rstrip("/")
     if not is_remote(store):
         store = str(to_path(store).resolve())

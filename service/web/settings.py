@@ -13,47 +13,26 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request, one client or all of them.
-
-    Attributes:
-      body_bytes: of a request.
-      json_depth: nested brackets in a request.
-      header_bytes, header_count: of a request, its address included.
-      receive_s: until a request's last byte has arrived.
-      streams: event streams that are open at once.
-      changes_per_minute: requests of one client that change something.
-      page_rows: rows of a list in one answer.
-      log_bytes: of a log's tail.
-    """
+    """Limits of one request, one client or all of them."""
 
     body_bytes: int = 1 << 20
-    json_depth: int = 32
-    header_bytes: int = 16 << 10
+    json_depth: int = 32  # nested brackets in a request
+    header_bytes: int = 16 << 10  # of a request, its address included
     header_count: int = 64
-    receive_s: float = 10.0
-    streams: int = 64
-    changes_per_minute: int = 60
-    page_rows: int = 1000
-    log_bytes: int = 256 << 10
+    receive_s: float = 10.0  # until a request's last byte has arrived
+    streams: int = 64  # that are open at once
+    changes_per_minute: int = 60  # of one client
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """Where the service finds runs, keeps its state, and which names it answers to.
+    """Store, state, host names and limits of the service."""
 
-    Attributes:
-      store: the `run.output_dir` of the runs, a directory or a URL.
-      index: another database of the run index; a file in the user's cache if empty.
-      token_file: hashes of all tokens; in `state_folder` by default.
-      hosts: names by which the service may be called, without a port.
-      roots: directories, or buckets as gs://bucket, in which a submission may name paths.
-    """
-
-    store: str
-    index: str = ""
-    token_file: Path | None = None
-    hosts: tuple[str, ...] = LOOPBACK
-    roots: tuple[str, ...] = ()
+    store: str  # the `run.output_dir` of the runs, a directory or a URL
+    index: str = ""  # another database of the run index; a file in the user's cache if empty
+    token_file: Path | None = None  # hashes of all tokens; in `state_folder` by default
+    hosts: tuple[str, ...] = LOOPBACK  # accepted names of the service, without a port
+    roots: tuple[str, ...] = ()  # of paths in submissions: directories, or gs://bucket
     limits: Limits = field(default_factory=Limits)
 
     @property

@@ -37,12 +37,7 @@ _KEY_LETTERS = 256
 def submit(
     parts: Service, asker: Identity, request: SubmitRequest
 ) -> tuple[JobView | None, Verdict]:
-    """Check a submission and queue it; the job is None for a dry run.
-
-    Raises:
-      UserError: it is refused, with the reason.
-      ServiceProblem: the run exists already.
-    """
+    """Check a submission and queue it, or raise a UserError; the job is None for a dry run."""
     submission = read_request(parts, request)
     verdict = parts.checker.check(submission, parts.store)
     if verdict.error:
@@ -58,11 +53,7 @@ def submit(
 
 
 def read_request(parts: Service, request: SubmitRequest) -> Submission:
-    """Create the submission of a request, with the name of its run.
-
-    Raises:
-      UserError: an invalid configuration, key or value, or a path outside the roots.
-    """
+    """Create the submission of a request, with its run's name; UserError if it is not allowed."""
     check_config_path(request.config, ROOT)
     overrides = {**request.overrides, **flatten_overrides(request.overrides_yaml)}
     for key in overrides:
@@ -88,11 +79,7 @@ def flatten_overrides(text: str) -> JsonObject:
 
 
 def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
-    """Describe a run's resolved configuration as a submission of the same values.
-
-    Raises:
-      UserError: the run has no whole configuration, or no file of configs/ leads to it.
-    """
+    """Describe a run as a submission; UserError if no file of configs/ leads to its values."""
     wanted = _flatten(parse_config(record.folder.read_texts([CONFIG_FILE]).get(CONFIG_FILE, "")))
     if not wanted:
         raise UserError(f"{record.path} has no whole {CONFIG_FILE}; take it from a copy")
@@ -100,15 +87,11 @@ def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
     fault = "no file of configs/ leads to it"
     for config in _list_bases(parts, record):
         try:
-            path = str(ROOT / config)
-            base = _flatten(combine_config(path, {}, _ORIGIN).model_dump(mode="json"))
-            overrides = {key: value for key, value in wanted.items() if _differs(base, key, value)}
-            made = _flatten(combine_config(path, overrides, _ORIGIN).model_dump(mode="json"))
+            overrides = _find_differing(wanted, config, {})
+            if not _find_differing(wanted, config, overrides):
+                return SubmitRequest(config=config, overrides=overrides)
         except UserError as error:
             fault = str(error)
-            continue
-        if not any(_differs(made, key, value) for key, value in wanted.items()):
-            return SubmitRequest(config=config, overrides=overrides)
     raise UserError(f"{record.path} cannot be submitted again: {fault}; use `runs rerun`")
 
 
@@ -128,7 +111,12 @@ def _flatten(config: JsonMapping) -> JsonObject:
     return {key: value for key, value in flatten(config).items() if key not in _OWN}
 
 
-def _differs(config: JsonObject, key: str, value: object) -> bool:
-    return key not in config or json.dumps(config[key], sort_keys=True, default=str) != (
-        json.dumps(value, sort_keys=True, default=str)
-    )
+def _find_differing(wanted: JsonObject, config: str, overrides: JsonObject) -> JsonObject:
+    """Return the values that a file of configs/ with overrides does not give."""
+    combined = combine_config(str(ROOT / config), overrides, _ORIGIN)
+    values = _flatten(combined.model_dump(mode="json"))
+
+    def write(value: object) -> str:
+        return json.dumps(value, sort_keys=True, default=str)
+
+    return {k: v for k, v in wanted.items() if k not in values or write(values[k]) != write(v)}

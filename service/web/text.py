@@ -1,4 +1,4 @@
-"""Makes text of others harmless: terminal controls, YAML, cells of tables."""
+"""Sanitises text of others: terminal controls, YAML, cells of tables."""
 
 from __future__ import annotations
 
@@ -35,14 +35,7 @@ def quote_cell(value: JsonValue) -> str:
 
 
 def read_plain_yaml(text: str, key: str) -> JsonObject:
-    """Parse a mapping of YAML without anchors, aliases and tags.
-
-    Args:
-      key: its name, for errors.
-
-    Raises:
-      UserError: it is no such mapping, or nests too deep.
-    """
+    """Parse a mapping of YAML without anchors, aliases and tags; `UserError` with `key` if not."""
     try:
         _refuse_tricks(text, key)
         values = yaml.safe_load(text)
@@ -73,7 +66,7 @@ def _refuse_tricks(text: str, key: str) -> None:
 
 
 def _check_json(value: object, key: str) -> None:
-    """Refuse what JSON cannot hold: dates, bytes, keys that are numbers."""
+    """Refuse values that JSON cannot hold: dates, bytes, keys that are numbers."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):

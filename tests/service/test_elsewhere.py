@@ -74,7 +74,7 @@ def test_a_dry_run_shows_the_commands_and_runs_none(
     ("words", "said"),
     [
         (["--on", "sky"], "--accelerator is missing"),
-        (["--on", "sky", "--accelerator", "v5litepod-8"], "no gs:// URL"),
+        (["--on", "sky", "--accelerator", "v5litepod-8"], "must be a gs:// URL"),
         (["--dry-run"], "add --on"),
         (["--on", "ssh"], "invalid choice"),
         (["--slots", "tpu_vm:a"], "no slot"),

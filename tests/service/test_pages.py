@@ -256,7 +256,7 @@ def test_a_curve_of_one_point_is_its_number(client, tmp_path):
     assert "data-hint hidden>Drag" in page
     # Beside a curve of many points one of a single point is a dot, not half beyond an edge.
     curves = [make_curve("train.a", [1, 2]), make_curve("train.b", [1])]
-    assert draw_picture(curves, [0, 1]).lines[1].is_dot
+    assert draw_picture(curves, [0, 1]).lines[1][2]
     assert make_chart("digits/x", ["train.a", "train.b"], curves).lone_step == ""
 
 

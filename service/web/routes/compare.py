@@ -82,11 +82,7 @@ def list_trends(parts: Parts) -> answers.TrendList:
 
 
 def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
-    """Read the named sides.
-
-    Raises:
-      UserError: no such run, a filter without a match, or too many runs.
-    """
+    """Read the named sides; UserError for unknown runs, an empty filter or too many runs."""
     selector = runs.create_selector()
     sides = [selector.read_side(text[:4096]) for text in texts]
     count = sum(len(side.records) for side in sides)
@@ -96,21 +92,11 @@ def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
 
 
 def report_sides(sides: Sequence[Side], metrics: str, *, exact: bool) -> CompareReport:
-    """Compare sides without reading tensors of checkpoints.
-
-    Raises:
-      UserError: no run has one of the numbers, or `exact` without two single runs.
-    """
+    """Compare sides without tensors; UserError for unknown numbers, or `exact` of several runs."""
     wanted = choose_metrics(metrics, sides, "metrics")
     return create_report(sides, get_neutral_keys(), wanted, exact=exact)
 
 
 def _describe(row: Comparison) -> JsonObject:
-    values = asdict(row)
-    entry = values.pop("entry")
-    values["unit"], values["direction"] = ("", "none")
-    if entry is not None:
-        values |= {"unit": entry["unit"], "direction": entry["direction"]}
-    return {
-        name: value for name, value in values.items() if name in answers.ComparisonRow.model_fields
-    }
+    unit, direction = (row.entry.unit, row.entry.direction) if row.entry else ("", "none")
+    return {**asdict(row), "unit": unit, "direction": direction}

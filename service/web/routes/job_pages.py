@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from service.jobs.files import ROOT
 from service.jobs.state import JobView
 from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
-from service.sweeps.report import list_trials, tabulate_sweep
+from service.sweeps.report import SweepTable, TrialState, list_trials, tabulate_sweep
 from service.sweeps.spec import SweepSpec
 from service.web.answers import SubmitRequest
 from service.web.gate import ESTIMATE, SUBMIT
@@ -83,9 +83,7 @@ def show_sweeps(request: Request, parts: Parts) -> Response:
     lines, faults = [], []
     for name in list_sweeps(parts.store):
         try:
-            spec = read_sweep(parts.store, name)
-            states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
-            lines.append(make_sweep_line(spec, states, tabulate_sweep(spec, states)))
+            lines.append(make_sweep_line(*_read_sweep(parts, name)))
         except UserError as error:
             faults.append(str(error))
     return render_page(request, "sweeps.html", "Sweeps", lines=lines, faults=faults)
@@ -97,12 +95,16 @@ def show_sweep(
 ) -> Response:
     """Show one sweep: its table and its trials."""
     try:
-        spec: SweepSpec = read_sweep(parts.store, name)
-        states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
+        view = make_sweep_view(*_read_sweep(parts, name))
     except UserError as error:
         raise ServiceProblem(404, str(error)) from error
-    view = make_sweep_view(spec, states, tabulate_sweep(spec, states))
     return render_page(request, "sweep.html", "Sweeps", **view)
+
+
+def _read_sweep(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState], SweepTable]:
+    spec = read_sweep(parts.store, name)
+    states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
+    return spec, states, tabulate_sweep(spec, states)
 
 
 @router.post("/runs/{experiment}/{name}/again")
@@ -213,9 +215,8 @@ def _render_job(
     overrides = [(k, json.dumps(v)) for k, v in parts.queue.read_overrides(job.id).items()]
     status = 200 if error is None else getattr(error, "status", 422)
     return render_page(
-        request, "job.html", "Queue", status=status, own_run=job.run,
-        job=job, log=read_log(parts, job.id),
-        overrides=overrides, error=str(error or ""),
+        request, "job.html", "Queue", status=status, own_run=job.run, job=job,
+        log=read_log(parts, job.id), overrides=overrides, error=str(error or ""),
     )  # fmt: skip
 
 

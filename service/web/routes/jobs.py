@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs.state import STATES, JobView
 from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
-from service.sweeps.report import TrialState, list_trials, tabulate_sweep
-from service.sweeps.spec import SweepSpec
+from service.sweeps.report import list_trials, tabulate_sweep
 from service.web import answers
 from service.web.problems import ServiceProblem, list_problems
 from service.web.serving import Asker, Parts, Service
@@ -20,7 +19,7 @@ from service.web.text import strip_controls
 from service.web.tokens import Identity
 from store.record.ids import check_name
 from utils.errors import UserError
-from utils.json_types import JsonObject, make_finite
+from utils.json_types import make_finite
 
 router = APIRouter(prefix="/api/v1")
 JobId = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^./\\\x00-\x1f]")]
@@ -92,9 +91,7 @@ def list_configs(parts: Parts) -> answers.ConfigList:
 def submit_run(parts: Parts, asker: Asker, request: answers.SubmitRequest) -> answers.SubmitAnswer:
     """Check a run as main.py does and queue it; with `dry_run` only check it."""
     job, verdict = submit(parts, asker, request)
-    return answers.SubmitAnswer(
-        job=job, run=verdict.run, config_hash=verdict.config_hash, lines=list(verdict.lines),
-    )  # fmt: skip
+    return answers.SubmitAnswer(job=job, **vars(verdict))
 
 
 def find_job(parts: Service, job_id: str) -> JobView:
@@ -108,11 +105,7 @@ def find_job(parts: Service, job_id: str) -> JobView:
 def _change_job(
     parts: Service, asker: Identity, job_id: str, change: Callable[[str, str], JobView]
 ) -> JobView:
-    """Stop or reopen a job; submitters may change only their own jobs.
-
-    Raises:
-      ServiceProblem: it does not exist, is in the wrong state, or belongs to another user.
-    """
+    """Stop or reopen a job, or raise a `ServiceProblem`; only admins may change jobs of others."""
     job = find_job(parts, job_id)
     if asker.who != job.who and not asker.may("admin"):
         raise ServiceProblem(403, f"job {job.id!r} belongs to {job.who}; ask them, or an admin")
@@ -131,23 +124,6 @@ def name_sweeps(parts: Parts) -> answers.SweepList:
 @router.get("/sweeps/{name}", responses=list_problems(404), tags=["sweeps"])
 def show_sweep(parts: Parts, name: SweepName) -> answers.SweepAnswer:
     """Return one sweep with its trials and the table of its axes."""
-    spec, states = read_trials(parts, name)
-    table = tabulate_sweep(spec, states)
-    values = {
-        "name": spec.name, "config": spec.config, "method": spec.method,
-        "metric": table.metric, "direction": table.direction,
-        "trials": [_describe_trial(state) for state in states],
-    }  # fmt: skip
-    return answers.SweepAnswer(**make_finite(values), points=table.points, axes=table.axes)
-
-
-def read_trials(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState]]:
-    """Read a sweep and its trials.
-
-    Raises:
-      ServiceProblem: no sweep has this name.
-      UserError: its file is damaged, or its configuration no longer exists.
-    """
     try:
         check_name("sweep", name)
         if name not in list_sweeps(parts.store):
@@ -155,12 +131,8 @@ def read_trials(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState]]
     except UserError as error:
         raise ServiceProblem(404, str(error)) from error
     spec = read_sweep(parts.store, name)
-    return spec, list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
-
-
-def _describe_trial(state: TrialState) -> JsonObject:
-    trial = state.trial
-    return {
-        "id": trial.id, "point": trial.point, "seed": trial.seed, "state": state.state,
-        "value": state.value, "run": state.run, "job_id": state.job_id, "reason": state.reason,
-    }  # fmt: skip
+    states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
+    table = tabulate_sweep(spec, states)
+    trials = [{**vars(state.trial), **vars(state), "trial": None} for state in states]
+    values = {"config": spec.config, "method": spec.method, "trials": trials}
+    return answers.SweepAnswer(**make_finite(values), name=spec.name, **vars(table))

@@ -44,10 +44,10 @@ def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query(
         listed = read_page(parts.runs, query)
     except UserError as refused:
         error = str(refused)
-    view = make_view(query, listed, states, archived=archived, error=error)
     return render_page(
-        request, "runs.html", "Runs", status=422 if error else 200, view=view,
-        known_keys=parts.runs.list_keys(), all_columns=",".join([*listed.keys, *listed.more_keys]),
+        request, "runs.html", "Runs", status=422 if error else 200, error=error,
+        view=make_view(query, listed, states, archived), known_keys=parts.runs.list_keys(),
+        all_columns=",".join([*listed.keys, *listed.more_keys]),
     )  # fmt: skip
 
 

@@ -126,10 +126,8 @@ def read_series(
     parts: Parts, experiment: Name, name: Name, query: Annotated[SeriesQuestion, Query()]
 ) -> SeriesAnswer:
     """Return curves of a part of an axis in at most twice as many points as the width (M4)."""
-    return parts.series.read(
-        parts.runs.open_run(experiment, name), query.metric,
-        Extent(query.start, query.end, query.width, query.x, query.smooth),
-    )  # fmt: skip
+    extent = Extent(query.start, query.end, query.width, query.x, query.smooth)
+    return parts.series.read(parts.runs.open_run(experiment, name), query.metric, extent)
 
 
 @router.get(
@@ -160,7 +158,7 @@ def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
     alive = is_alive(runs.store, record.path, facts["status"])
     environment = record.facts.get("environment")
     return {
-        **{name: value for name, value in facts.items() if name in RunDetail.model_fields},
+        **facts,  # fields that a `RunDetail` does not have are ignored
         "path": record.path,
         "alive": alive,
         "shown_status": "killed" if alive is False else facts["status"] or "-",

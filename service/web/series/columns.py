@@ -348,11 +348,7 @@ def _read_numbers(table: pa.Table) -> dict[str, np.ndarray]:
 
 
 def _restore_nonfinite(table: pa.Table, columns: dict[str, np.ndarray], content: bytes) -> None:
-    """Restore nan and infinities, which lines write as null with a word in `nonfinite`.
-
-    Raises:
-      _OddChunkError: a null has no such word.
-    """
+    """Restore nan and infinities, which lines write as null; `_OddChunkError` for other nulls."""
     explained = 0
     if "nonfinite" in table.column_names and pa.types.is_struct(table["nonfinite"].type):
         words = table["nonfinite"].combine_chunks()

@@ -8,12 +8,14 @@ aggregation", VLDB 7(10).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -59,20 +61,13 @@ class Curve(BaseModel):
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a run's curves that a chart shows.
+    """The part of a run's curves that a chart shows."""
 
-    Attributes:
-      start, end: in the unit of the axis, both included; None for the first and the last point.
-      width: of the chart, in pixels.
-      axis: step, epoch or time (seconds at work).
-      smooth: points in the window of a moving mean; 0 for the values themselves.
-    """
-
-    start: float | None = None
+    start: float | None = None  # in the unit of the axis, included; None for the first point
     end: float | None = None
-    width: int = 600
-    axis: AxisName = "step"
-    smooth: int = 0
+    width: int = 600  # of the chart, in pixels
+    axis: AxisName = "step"  # or epoch or time (seconds at work)
+    smooth: int = 0  # points in the window of a moving mean; 0 for none
 
 
 class SeriesAnswer(BaseModel):
@@ -98,7 +93,7 @@ class SeriesReader:
 
     def list_metrics(self, record: RunRecord) -> list[str]:
         """List the numbers of a run's lines, those of training first."""
-        with self._open_run(record) as columns:
+        with self._open_run(record).open() as columns:
             names = columns.list_names()
         return [f"{kind}.{name}" for kind in sorted(names, reverse=True) for name in names[kind]]
 
@@ -109,13 +104,9 @@ class SeriesReader:
     def read(
         self, record: RunRecord, metrics: Sequence[str], extent: Extent = Extent()
     ) -> SeriesAnswer:
-        """Read curves of some numbers.
-
-        Raises:
-          UserError: a number or an axis that the run does not have, or no range or width.
-        """
+        """Read curves of some numbers; UserError for unknown ones, no range or no width."""
         _check(metrics, extent)
-        with self._open_run(record) as columns:
+        with self._open_run(record).open() as columns:
             names = columns.list_names()
             known = [f"{kind}.{name}" for kind in names for name in names[kind]]
             check_keys(metrics, known, "metric")
@@ -145,34 +136,25 @@ class _OpenRun:
 
     def __init__(self, record: RunRecord, cache: Path) -> None:
         self._record, self._cache = record, cache
-        self._columns: RunColumns | None = None
         self._lock = threading.Lock()
         self._read_at = -math.inf
 
+    @cached_property
+    def _columns(self) -> RunColumns:
+        return RunColumns(self._record, self._cache)
+
     def count_unread(self) -> int:
         with self._lock:
-            return self._make().count_unread()
+            return self._columns.count_unread()
 
-    def __enter__(self) -> RunColumns:
-        self._lock.acquire()
-        try:
-            self._make()
+    @contextlib.contextmanager
+    def open(self) -> Iterator[RunColumns]:
+        with self._lock:
             is_here = isinstance(self._record.folder, LocalFolder)
             if is_here or time.monotonic() - self._read_at > _REMOTE_S:
                 self._columns.refresh()
                 self._read_at = time.monotonic()
-        except BaseException:
-            self._lock.release()
-            raise
-        return self._columns
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    def _make(self) -> RunColumns:
-        if self._columns is None:
-            self._columns = RunColumns(self._record, self._cache)
-        return self._columns
+            yield self._columns
 
 
 def smooth_values(values: np.ndarray, window: int) -> np.ndarray:
@@ -252,13 +234,10 @@ def _draw(
 def _check(metrics: Sequence[str], extent: Extent) -> None:
     start, end, width = extent.start, extent.end, extent.width
     if not LEAST_WIDTH <= width <= MOST_WIDTH:
-        raise UserError(
-            f"width ({width}) is out of range; give {LEAST_WIDTH} to {MOST_WIDTH} pixels"
-        )
+        raise UserError(f"width ({width}) must be {LEAST_WIDTH} to {MOST_WIDTH} pixels")
     if not 1 <= len(metrics) <= MOST_METRICS:
-        raise UserError(
-            f"metric: {len(metrics)} numbers are requested; give 1 to {MOST_METRICS} at a time"
-        )
+        count = len(metrics)
+        raise UserError(f"metric: {count} numbers are requested; give 1 to {MOST_METRICS} a time")
     if start is not None and end is not None and start > end:
         raise UserError(f"start {start:g} lies behind end {end:g}; give the lower one first")
 

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from service.web.series.ranges import Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ShownChart, make_overlay
 from service.web.views.run import read_values
 from service.web.views.trials import TrialNames
-from store.compare.answers import SameExamples
 from store.compare.report import CompareReport
 from store.compare.rows import ComparedSide, describe_divergence, describe_side
 from store.compare.sides import SEED, Side, describe_apart, group_records, learn_apart
 from store.query.listing import choose_usual
 from store.record.catalogue import LOSS, TRAIN
+from utils.json_types import JsonObject
 
 # More curves in one chart would hide each other.
 _MOST_CURVES = 24
 _MOST_CHARTS = 6
 MOST_SIDES = 16
-
-
-@dataclass(frozen=True)
-class CompareView:
-    """Content of the page.
-
-    Attributes:
-      answers: of sides that have a task in common with the base.
-      tables: of the sides that have numbers to compare with the base's.
-      apart: one line on the sides that have none; empty if all have some.
-      divergence: where two runs part, in sentences; empty if not requested.
-    """
-
-    report: CompareReport
-    answers: tuple[SameExamples, ...]
-    tables: tuple[ComparedSide, ...]
-    apart: str
-    charts: tuple[ShownChart, ...]
-    left_out: int
-    divergence: tuple[str, ...]
 
 
 def name_trials(sides: Sequence[Side], trials: TrialNames) -> list[Side]:
@@ -71,27 +51,24 @@ def group_seeds(sides: Sequence[Side], ignored: Collection[str]) -> list[Side]:
     return named
 
 
-def make_compare_view(report: CompareReport, series: SeriesReader) -> CompareView:
-    """Create the content of the page."""
+def make_compare_view(report: CompareReport, series: SeriesReader) -> JsonObject:
+    """Create the content of the page; sides that learn other tasks have one line in common."""
     base, rest = report.sides[0], report.sides[1:]
     tables = [describe_side(base, *pair) for pair in zip(rest, report.metrics, strict=True)]
     charts, left_out = make_overlays(report.sides, series)
     apart = {record.path for side in rest if learn_apart(base, side) for record in side.records}
-    divergence = () if report.divergence is None else describe_divergence(report.divergence)
-    return CompareView(
-        report,
-        tuple(answer for answer in report.answers if answer.new not in apart),
-        tuple(table for table in tables if table.is_shown),
-        _describe_apart(base, rest, tables),
-        charts,
-        left_out,
-        tuple(divergence),
-    )
+    return {
+        "report": report,
+        "answers": [answer for answer in report.answers if answer.new not in apart],
+        "tables": [table for table in tables if table.is_shown],
+        "apart": _describe_apart(base, rest, tables),
+        "charts": charts,
+        "left_out": left_out,
+        "divergence": report.divergence and describe_divergence(report.divergence),
+    }
 
 
-def make_overlays(
-    sides: Sequence[Side], series: SeriesReader
-) -> tuple[tuple[ShownChart, ...], int]:
+def make_overlays(sides: Sequence[Side], series: SeriesReader) -> tuple[list[ShownChart], int]:
     """Create a chart with all runs for each important number; count the runs left out."""
     runs = [(run, side.name, ink) for ink, side in enumerate(sides) for run in side.records]
     shown, known = runs[:_MOST_CURVES], {}
@@ -108,7 +85,7 @@ def make_overlays(
             for record, _, _ in mine
         ]
         charts.append(make_overlay(metric, [(r.path, n, i) for r, n, i in mine], curves))
-    return tuple(charts), len(runs) - len(shown)
+    return charts, len(runs) - len(shown)
 
 
 def _describe_apart(base: Side, sides: Sequence[Side], tables: Sequence[ComparedSide]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from service.web.series.ranges import Curve
 from service.web.views.frame import link_api
@@ -21,65 +22,35 @@ _COUNTERS = ("reads", "graphs", "records", "examples", "epochs")
 _LEFT_OUT = ("train.time_s", "eval.examples")
 _OF_LOOP = Catalogue(*LOOP)
 PICTURE_WIDTH = 120
-EMPTY = "The curve is drawn by a script; the table of numbers stands above."
 
 
-@dataclass(frozen=True)
-class Polyline:
-    """A curve in a box of 1000 by 1000 with the origin at the top."""
+class Picture(NamedTuple):
+    """Curves over one range of steps and values, in a box of 1000 by 1000, origin at the top."""
 
-    ink: int
-    points: str
-
-    @property
-    def is_dot(self) -> bool:
-        """Whether it is a single point, which a line would not show."""
-        return "," in self.points and " " not in self.points
-
-
-@dataclass(frozen=True)
-class Picture:
-    """Curves over one range of steps and values; `low` is empty if all values are equal."""
-
-    lines: tuple[Polyline, ...]
-    low: str
+    lines: tuple[tuple[int, str, bool], ...]  # colour, points, and whether it is a single point
+    low: str  # empty if all values are equal
     high: str
     last: str
 
 
 @dataclass(frozen=True)
-class KeyLine:
-    """A curve's colour, name and newest value."""
-
-    ink: int
-    text: str
-    value: str
-
-
-@dataclass(frozen=True)
 class ShownChart:
-    """One chart of a page.
-
-    Attributes:
-      metrics: kind and name of each curve.
-      sources: `url`, `name` and colour `ink` of each run, for the script.
-      nonfinite: sentences about points that are not finite.
-      picture: None before the history has been read.
-      is_overlay: it shows one number of several runs.
-      lone_step: of the only point that each curve has; empty if one has more.
-    """
+    """One chart of a page."""
 
     title: str
-    unit: str
-    metrics: tuple[str, ...]
-    sources: tuple[JsonObject, ...]
-    names: tuple[KeyLine, ...]
-    nonfinite: tuple[str, ...]
-    picture: Picture | None
-    lone_step: str = ""
-    is_log: bool = False
-    is_overlay: bool = False
-    why_empty: str = EMPTY
+    metrics: tuple[str, ...]  # kind and name of each curve
+    sources: tuple[JsonObject, ...]  # `url`, `name` and colour `ink` of each run, for the script
+    names: tuple[tuple[int, str, str], ...]  # colour, name and newest value of each curve
+    nonfinite: tuple[str, ...]  # sentences about points that are not finite
+    picture: Picture | None  # None before the history has been read
+    lone_step: str  # of the only point that each curve has; empty if one has more
+    is_overlay: bool = False  # it shows one number of several runs
+
+    @property
+    def unit(self) -> str:
+        """Unit of its first number, if it is in the catalogue."""
+        entry = METRICS.find(self.metrics[0].partition(".")[2])
+        return entry.unit if entry else ""
 
 
 @dataclass(frozen=True)
@@ -91,7 +62,7 @@ class ChartFamily:
 
     @property
     def is_minor(self) -> bool:
-        """Whether it is collapsed at first: useful when something is wrong."""
+        """Whether it is collapsed at first."""
         return self.name in _MINOR
 
 
@@ -123,14 +94,12 @@ def group_metrics(names: Iterable[str]) -> dict[str, list[list[str]]]:
 def make_chart(path: str, metrics: Sequence[str], curves: Sequence[Curve]) -> ShownChart:
     """Create a chart of one run; `curves` of the metrics is empty before the history is read."""
     names = [metric.partition(".")[2] for metric in metrics]
-    entry = METRICS.find(names[0])
     values = [_get_last(curve) for curve in curves] or [""] * len(names)
-    keys = [KeyLine(i, n, v) for i, (n, v) in enumerate(zip(names, values, strict=True))]
+    keys = zip(range(len(names)), names, values, strict=True)
     source = {"url": link_api(path, "series"), "name": path, "ink": 0}
     return ShownChart(
-        _entitle(metrics), entry.unit if entry else "", tuple(metrics), (source,), tuple(keys),
-        tuple(_tell_nonfinite(curves)), draw_picture(curves, range(len(curves))),
-        _find_lone_step(curves),
+        _entitle(names), tuple(metrics), (source,), tuple(keys), tuple(_tell_nonfinite(curves)),
+        draw_picture(curves, range(len(curves))), _find_lone_step(curves),
     )  # fmt: skip
 
 
@@ -143,18 +112,15 @@ def make_overlay(
       runs: path, name and colour of each.
       curves: one a run; empty before the histories are read.
     """
-    name = metric.partition(".")[2]
-    entry = METRICS.find(name)
     sources = tuple({"url": link_api(path, "series"), "name": n, "ink": i} for path, n, i in runs)
     lone = _find_lone_step(curves)
-    keys = {ink: KeyLine(ink, name, "") for _, name, ink in runs}
+    keys = {ink: (ink, name, "") for _, name, ink in runs}
     if lone:  # a number for each run
         pairs = zip(runs, curves, strict=True)
-        keys = {path: KeyLine(ink, name, _get_last(c)) for (path, name, ink), c in pairs}
+        keys = {path: (ink, name, _get_last(c)) for (path, name, ink), c in pairs}
     return ShownChart(
-        metric, entry.unit if entry else "", (metric,), sources, tuple(keys.values()),
-        tuple(_tell_nonfinite(curves)), draw_picture(curves, [ink for _, _, ink in runs]), lone,
-        is_overlay=True,
+        metric, (metric,), sources, tuple(keys.values()), tuple(_tell_nonfinite(curves)),
+        draw_picture(curves, [ink for _, _, ink in runs]), lone, is_overlay=True,
     )  # fmt: skip
 
 
@@ -175,11 +141,10 @@ def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None
 
     lines = []
     for curve, ink in zip(curves, inks, strict=True):
-        points = map(place, curve.steps, curve.values)
-        lines.append(Polyline(ink % _MOST_CURVES, " ".join(dict.fromkeys(points))))
-    return Picture(
-        tuple(lines), "" if is_flat else format_value(low), format_value(high), f"{last:,}"
-    )
+        points = list(dict.fromkeys(map(place, curve.steps, curve.values)))
+        lines.append((ink % _MOST_CURVES, " ".join(points), len(points) == 1))
+    low_text = "" if is_flat else format_value(low)
+    return Picture(tuple(lines), low_text, format_value(high), f"{last:,}")
 
 
 def draw_spark(values: Sequence[float]) -> str:
@@ -223,12 +188,11 @@ def _choose_chart(metric: str) -> tuple[str, str]:
     return "Loss", name
 
 
-def _entitle(metrics: Sequence[str]) -> str:
-    names = [metric.partition(".")[2] for metric in metrics]
-    if len(names) == 1:
-        return names[0]
+def _entitle(names: Sequence[str]) -> str:
     heads = {name.partition("/")[0] for name in names}
-    return heads.pop() if len(heads) == 1 else ", ".join(names[:3]) + (", …" if names[3:] else "")
+    if len(names) > 1 and len(heads) == 1:
+        return heads.pop()
+    return ", ".join(names[:3]) + (", …" if names[3:] else "")
 
 
 def _tell_nonfinite(curves: Sequence[Curve]) -> Iterable[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 from store.formatting import format_time
@@ -23,15 +23,10 @@ PAGES = (
 
 @dataclass(frozen=True)
 class Frame:
-    """The head of a page.
+    """The head of a page."""
 
-    Attributes:
-      page: the name of the page as in `PAGES`, or empty.
-      who, role: of the caller; empty without a sign-in.
-    """
-
-    page: str
-    who: str = ""
+    page: str  # as in `PAGES`, or empty
+    who: str = ""  # the caller; empty without a sign-in
     role: str = ""
     pages: tuple[tuple[str, str], ...] = PAGES
 
@@ -41,8 +36,7 @@ class Frame:
         return self.role in ("submit", "admin")
 
 
-@dataclass(frozen=True)
-class ShownTime:
+class ShownTime(NamedTuple):
     """A moment for people, and the same in full."""
 
     text: str
@@ -52,12 +46,10 @@ class ShownTime:
 
 def show_time(seconds: JsonValue, now: float) -> ShownTime | None:
     """Format a time: how long ago if recent, else the day; None if it is unknown."""
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < 1e11:
         return None
-    if not math.isfinite(seconds) or not 0 <= seconds < 1e11:
-        return None
-    ago = now - seconds
-    text = format_time(seconds)
+    ago, full = now - seconds, format_time(seconds)
+    text = full
     if 0 <= ago < 60:
         text = "just now"
     elif 0 <= ago < 3600:
@@ -65,7 +57,7 @@ def show_time(seconds: JsonValue, now: float) -> ShownTime | None:
     elif 0 <= ago < 86400:
         text = f"{ago // 3600:.0f} h ago"
     iso = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
-    return ShownTime(text, format_time(seconds), iso)
+    return ShownTime(text, full, iso)
 
 
 def link_run(path: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -11,27 +10,14 @@ from service.web.artifacts import create_artifact_id, list_artifacts, list_pictu
 from service.web.series.ranges import MOST_METRICS, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ChartFamily, group_metrics, make_chart
 from service.web.views.frame import link_run
-from service.web.views.timeline import ShownTimeline, make_timeline
+from service.web.views.timeline import make_timeline
 from store.formatting import format_least, format_value
 from store.index.database import RunIndex
 from store.lineage.ancestors import BAD
 from store.lineage.descendants import find_kinship
 from store.query.listing import choose_usual
-from store.query.record import (
-    RunRecord,
-    describe,
-    get_final_values,
-    get_last_values,
-    read_tail,
-)
-from store.query.timeline import (
-    AttemptRow,
-    NumberRow,
-    list_attempt_rows,
-    list_attempts,
-    list_numbers,
-    sum_paid,
-)
+from store.query.record import RunRecord, describe, get_final_values, get_last_values, read_tail
+from store.query.timeline import list_attempt_rows, list_attempts, list_numbers, sum_paid
 from store.record.catalogue import EVAL, TRAIN, find_entry
 from store.record.history import METRICS_FILE
 from utils.json_types import JsonObject, JsonValue
@@ -43,31 +29,6 @@ _MOST_TILES = 4
 _SCORES = ("eval.top1", "eval.loss", "test.top1", "test.loss")
 # Relation, name, address (empty outside this store), note, and whether it is tagged bad.
 RelatedRun = tuple[str, str, str, str, bool]
-
-
-@dataclass(frozen=True)
-class RunView:
-    """Content of the page.
-
-    Attributes:
-      name: the varied values of a sweep's run, else its path.
-      status: as `run.json` says; killed: it runs, but no program holds it.
-      facts, config: names and values; of the configuration by section.
-      tiles: name, value and unit of the important numbers.
-    """
-
-    record: RunRecord
-    name: str
-    status: str | None
-    facts: JsonObject
-    tiles: tuple[tuple[str, str, str], ...]
-    families: tuple[ChartFamily, ...]
-    numbers: tuple[NumberRow, ...]
-    attempts: tuple[AttemptRow, ...]
-    files: list[JsonObject]
-    pictures: list[tuple[str, str]]
-    config: dict[str, list[tuple[str, JsonValue]]]
-    timeline: ShownTimeline | None
 
 
 class StepRange(BaseModel):
@@ -87,7 +48,7 @@ class StepRange(BaseModel):
 
 def make_run_view(
     record: RunRecord, series: SeriesReader, alive: bool | None, *, shown: StepRange, name: str = ""
-) -> RunView:
+) -> JsonObject:
     """Create the content of a run's page.
 
     Args:
@@ -95,25 +56,24 @@ def make_run_view(
       alive: whether a program works on it; None if unknown.
       shown: the range of the curves' pictures on a page without a script.
     """
-    facts = describe(record.facts, record.path)
-    values = read_values(record)
+    facts, values = describe(record.facts, record.path), read_values(record)
     config: dict[str, list[tuple[str, JsonValue]]] = {}
     for key, value in record.config.items():
         config.setdefault(key.partition(".")[0], []).append((key, value))
-    return RunView(
-        record,
-        name or record.path,
-        "killed" if alive is False else facts["status"],
-        facts,
-        make_tiles(record, values),
-        make_families(record, series, values, shown),
-        tuple(row for row in list_numbers(values) if _has_no_chart(row.name)),
-        tuple(list_attempt_rows(record)),
-        list_artifacts(record),
-        [(path, create_artifact_id(path)) for path in list_pictures(record)],
-        config,
-        make_timeline(record),
-    )
+    return {
+        "record": record,
+        "name": name or record.path,
+        "status": "killed" if alive is False else facts["status"],
+        "facts": facts,
+        "tiles": make_tiles(record, values),
+        "families": make_families(record, series, values, shown),
+        "numbers": [row for row in list_numbers(values) if _has_no_chart(row.name)],
+        "attempts": list_attempt_rows(record),
+        "files": list_artifacts(record),
+        "pictures": [(path, create_artifact_id(path)) for path in list_pictures(record)],
+        "config": config,
+        "timeline": make_timeline(record),
+    }
 
 
 def read_values(record: RunRecord) -> dict[str, float]:
@@ -125,7 +85,7 @@ def read_values(record: RunRecord) -> dict[str, float]:
 
 
 def make_tiles(record: RunRecord, values: Mapping[str, float]) -> tuple[tuple[str, str, str], ...]:
-    """Choose the most important numbers: results, steps, time."""
+    """Choose name, value and unit of the most important numbers: results, steps, time."""
     tiles = []
     for key in choose_usual(values)[:_MOST_TILES] or ["train.loss/total"]:
         if key in values:

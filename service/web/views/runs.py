@@ -45,19 +45,13 @@ class RunsQuery(BaseModel):
 
 @dataclass(frozen=True)
 class ListedRuns:
-    """A page of the runs that fit.
+    """A page of the runs that fit."""
 
-    Attributes:
-      rows: of the catalogue, with `values` of the keys.
-      more_keys: differ too, but have no room.
-      names: path -> varied values of runs of sweeps.
-    """
-
-    rows: Sequence[JsonObject] = ()
+    rows: Sequence[JsonObject] = ()  # of the catalogue, with `values` of the keys
     keys: Sequence[str] = ()
     matched: int = 0
-    more_keys: Sequence[str] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+    more_keys: Sequence[str] = ()  # that differ too, but have no room
+    names: Mapping[str, str] = field(default_factory=dict)  # path -> values that a sweep varies
 
     @property
     def are_archived(self) -> bool:
@@ -65,65 +59,8 @@ class ListedRuns:
         return all(ARCHIVED in row["tags"] for row in self.rows)
 
 
-@dataclass(frozen=True)
-class ListColumn:
-    """A column of the list.
-
-    Attributes:
-      name: of all scores of the page for the column of scores; else the key's last word.
-      url: the list sorted by it; if it is already, in reverse order.
-      order: ascending, descending, or empty if the list is sorted by another column.
-      hide_url: the list without it; empty for the only one.
-      left_url: the list with it one position further to the left; empty for the first one.
-    """
-
-    key: str
-    name: str
-    is_number: bool
-    url: str
-    order: str
-    hide_url: str
-    left_url: str
-
-    @property
-    def label(self) -> str:
-        """The text beside a value in a layout without a table's head."""
-        return "score" if self.key == SCORE else self.key
-
-    @property
-    def section(self) -> str:
-        """The text above the column's name: `model.args` of `model.args.depth`."""
-        if self.key == SCORE:
-            return "score" if self.name != "score" else ""
-        return self.key.rpartition(".")[0]
-
-
-@dataclass(frozen=True)
-class RunsView:
-    """Content of the page.
-
-    Attributes:
-      is_mixed: its scores have several names, which are shown beside them.
-      chips: state to filter by, runs in it, address, and whether it is chosen.
-      error: why the list is empty.
-    """
-
-    query: RunsQuery
-    listed: ListedRuns
-    page: int
-    pages: int
-    columns: tuple[ListColumn, ...]
-    is_mixed: bool
-    chips: tuple[tuple[str, int, str, bool], ...]
-    error: str = ""
-
-
 def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
-    """Read the runs of a page, by default with the columns in which they differ.
-
-    Raises:
-      UserError: a malformed filter, or a key that no run has.
-    """
+    """Read the runs of a page with columns, by default those that differ; UserError if refused."""
     matches = runs.select(query.filter, sort=query.sort, reverse=bool(query.reverse))
     start = (min(query.page, count_pages(len(matches))) - 1) * PAGE_ROWS
     numbers = matches[start : start + PAGE_ROWS]
@@ -174,36 +111,43 @@ def find_differing(
 
 
 def make_view(
-    query: RunsQuery, listed: ListedRuns, states: Mapping[str, int], *, archived: int = 0,
-    error: str = "",
-) -> RunsView:  # fmt: skip
+    query: RunsQuery, listed: ListedRuns, states: Mapping[str, int], archived: int
+) -> JsonObject:
     """Create the content of the page.
 
     Args:
       states: status -> number of runs of the store that are not archived.
       archived: number of archived runs.
-      error: why the list is empty.
     """
     names = {row["score_name"] for row in listed.rows if row["score_name"]}
     score = names.pop() if len(names) == 1 else ""  # empty if the page's scores have several names
-    columns = tuple(_make_column(query, listed, key, score) for key in listed.keys)
     conditions = {word: f"status={word}" for word in sorted(word for word in states if word)}
     counts = {"all": sum(states.values()), **states}
     if archived:
         conditions[ARCHIVED], counts[ARCHIVED] = f"{TAG}={ARCHIVED}", archived
-    chips = tuple(
+    # State to filter by, runs in it, address, and whether it is chosen.
+    chips = [
         (word, counts[word], query.link(filter=condition), query.filter == condition)
         for word, condition in {"all": "", **conditions}.items()
-    )
+    ]
     pages = count_pages(listed.matched)
-    page = min(query.page, pages)
-    return RunsView(query, listed, page, pages, columns, not score, chips, error)
+    return {
+        "query": query,
+        "listed": listed,
+        "page": min(query.page, pages),
+        "pages": pages,
+        "columns": [_make_column(query, listed, key, score) for key in listed.keys],
+        "is_mixed": not score,
+        "chips": chips,
+    }
 
 
-def _make_column(query: RunsQuery, listed: ListedRuns, key: str, score: str) -> ListColumn:
-    """Create a column, with the addresses that sort by it, hide it and move it."""
+def _make_column(query: RunsQuery, listed: ListedRuns, key: str, score: str) -> JsonObject:
+    """Create a column, with the addresses that sort by it, hide it and move it left."""
     keys, position = list(listed.keys), list(listed.keys).index(key)
-    name = (score or "score") if key == SCORE else key.rpartition(".")[2]
+    section, _, name = key.rpartition(".")  # `model.args` above `depth`
+    if key == SCORE:
+        section, name = "score" if score not in ("", "score") else "", score or "score"
     sort = score if key == SCORE and score else key
     entry = find_entry(sort)
     falls = entry is None or entry.direction != "lower"
@@ -217,8 +161,14 @@ def _make_column(query: RunsQuery, listed: ListedRuns, key: str, score: str) -> 
     known = [value for value in values if value is not None]
     is_number = bool(known) and all(isinstance(value, int | float) for value in known)
     others = [other for other in keys if other != key]
-    return ListColumn(
-        key, name, is_number, query.link(sort=sort, reverse=reverse), order,
-        query.link(show=",".join(others)) if others else "",
-        query.link(show=",".join(left)) if position else "",
-    )  # fmt: skip
+    return {
+        "key": key,
+        "label": "score" if key == SCORE else key,
+        "section": section,
+        "name": name,
+        "is_number": is_number,
+        "url": query.link(sort=sort, reverse=reverse),  # in reverse if already sorted by it
+        "order": order,
+        "hide_url": query.link(show=",".join(others)) if others else "",
+        "left_url": query.link(show=",".join(left)) if position else "",
+    }

@@ -25,19 +25,13 @@ _OWN = (CONFIG, SLOTS, TARGET, DEED, "find")
 
 @dataclass(frozen=True)
 class FormField:
-    """A key of the configuration.
-
-    Attributes:
-      value: the user's text; empty to keep the configuration's.
-      known: the configuration's value, as JSON or plain text.
-      choices: empty if any text is allowed.
-    """
+    """A key of the configuration."""
 
     key: str
     text: str
-    value: str
-    known: str
-    choices: tuple[str, ...]
+    value: str  # the user's text; empty to keep the configuration's
+    known: str  # the configuration's value, as JSON or plain text
+    choices: tuple[str, ...]  # empty if any text is allowed
     is_number: bool
     is_place: bool
 
@@ -56,12 +50,7 @@ class FormGroup:
 
 
 def make_groups(config: RunConfig, typed: Mapping[str, str]) -> tuple[FormGroup, ...]:
-    """Create the form.
-
-    Args:
-      config: the resolved configuration behind it.
-      typed: key -> the user's text.
-    """
+    """Create the form of a resolved configuration; `typed` is key -> the user's text."""
     values = config.model_dump(mode="json")
     groups = []
     for section, owner in RunConfig.model_fields.items():
@@ -75,10 +64,9 @@ def make_groups(config: RunConfig, typed: Mapping[str, str]) -> tuple[FormGroup,
 
 
 def read_overrides(fields: Mapping[str, str]) -> JsonObject:
-    """Read dotted key -> value of the user's texts; empty fields stay as they are.
+    """Read dotted key -> value of the user's texts; UserError for invalid YAML.
 
-    Raises:
-      UserError: a value is invalid YAML; unknown keys are left to the check.
+    Empty fields stay as they are; unknown keys are left to the check.
     """
     overrides: JsonObject = {}
     for key, text in fields.items():

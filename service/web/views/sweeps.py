@@ -18,20 +18,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """Mean and interval of the trials with some values, and their positions in a bar of 100.
-
-    Attributes:
-      at, low, high: positions of the mean and the interval's ends between the least and the
-        greatest value of the table; negative without a value.
-    """
+    """Mean and interval of the trials with some values, and their positions in a bar of 100."""
 
     values: tuple[str, ...]
-    mean: str
-    interval: str
     n: str
-    at: float
-    low: float
-    high: float
+    mean: str = "–"
+    interval: str = "–"
+    at: float = -1.0  # position of the mean between the least and greatest value of the table
+    low: float = -1.0  # of the interval's ends; negative without one
+    high: float = -1.0
 
 
 def make_sweep_view(spec: SweepSpec, states: Sequence[TrialState], table: SweepTable) -> JsonObject:
@@ -50,12 +45,12 @@ def make_sweep_view(spec: SweepSpec, states: Sequence[TrialState], table: SweepT
 def make_sweep_line(spec: SweepSpec, states: Sequence[TrialState], table: SweepTable) -> JsonObject:
     """Create a line of the list of sweeps."""
     best = next((row for row in table.points if row.interval), None)
-    words = ""
+    text = ""
     if best is not None:
         point = describe_point(best.values) or "its only point"
-        words = f"{format_value(best.interval.mean)} at {point}"
+        text = f"{format_value(best.interval.mean)} at {point}"
     axes = ", ".join([*spec.axes, *([f"{len(spec.seeds)} seeds"] if spec.seeds else [])])
-    return {"spec": spec, "axes": axes, "counts": count_states(states), "best": words}
+    return {"spec": spec, "axes": axes, "counts": count_states(states), "best": text}
 
 
 def count_states(states: Sequence[TrialState]) -> dict[str, int]:
@@ -74,16 +69,14 @@ def make_intervals(rows: Sequence[AxisRow], keys: Sequence[str]) -> tuple[Interv
 
     shown = []
     for row in rows:
-        item = row.interval
-        values = tuple(json.dumps(row.values.get(key)) for key in keys)
+        item, values = row.interval, tuple(json.dumps(row.values.get(key)) for key in keys)
         if item is None:
-            shown.append(IntervalRow(values, "–", "–", f"0 of {row.seeds}", -1.0, -1.0, -1.0))
+            shown.append(IntervalRow(values, f"0 of {row.seeds}"))
             continue
         interval = "–" if item.low is None else f"{item.low:.5g} to {item.high:.5g}"
-        shown.append(IntervalRow(
-            values, format_value(item.mean), interval, f"{item.n} of {row.seeds}",
-            place(item.mean), place(item.low), place(item.high),
-        ))  # fmt: skip
+        positions = map(place, (item.mean, item.low, item.high))
+        n, mean = f"{item.n} of {row.seeds}", format_value(item.mean)
+        shown.append(IntervalRow(values, n, mean, interval, *positions))
     return tuple(shown)
 
 

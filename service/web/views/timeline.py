@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from store.formatting import format_duration
 from store.query.record import RunRecord
@@ -19,6 +18,7 @@ from store.record.spans import (
     WRITE,
     Span,
 )
+from utils.json_types import JsonObject
 
 # Lane -> names of its spans, and the class that gives it its colour.
 _LANES = (
@@ -30,8 +30,7 @@ _LANES = (
     ("checkpoints written beside it", (WRITE,), "checkpoint"),
     ("taken back, or stalled", (ROLLBACK, STALL), "stall"),
 )
-_WORDS = {"step": "steps that count", "input_wait": "waiting for input", "redone": "done again",
-          "down": "down between attempts"}  # fmt: skip
+_WORDS = {"step": "steps that count", "input_wait": "waiting for input", "redone": "done again"}
 _CLASSES = {"input_wait": "input", "redone": "stall", "other": "other"}
 _SIZE = 1000.0
 # Narrower boxes could not be seen.
@@ -40,27 +39,8 @@ _LEAST = 1.0
 Box = tuple[float, float]
 
 
-@dataclass(frozen=True)
-class ShownTimeline:
-    """The timeline of a run, in lanes and a bar of 1000.
-
-    Attributes:
-      down: time without a program between attempts; or empty.
-      shares: word, class, time and percentage of each part of the paid time, and its box.
-      lanes: word and class of each kind of spans, and the boxes of its events.
-      ends: where one attempt ends and the next begins.
-    """
-
-    paid: str
-    goodput: str
-    down: str
-    shares: tuple[tuple[str, str, str, str, Box], ...]
-    lanes: tuple[tuple[str, str, list[Box]], ...]
-    ends: tuple[float, ...]
-
-
-def make_timeline(record: RunRecord) -> ShownTimeline | None:
-    """Create the timeline of a run; None if it has no spans or no attempts."""
+def make_timeline(record: RunRecord) -> JsonObject | None:
+    """Create the timeline of a run, in lanes and a bar of 1000; None without spans or attempts."""
     # Without spans the shares would be summed from all lines, of which there may be a million.
     attempts = list_attempts(record) if record.spans else []
     if not attempts:
@@ -75,36 +55,35 @@ def make_timeline(record: RunRecord) -> ShownTimeline | None:
     for attempt in attempts:
         starts[attempt.number] = (attempt.began, at / total * _SIZE)
         at += attempt.ended - attempt.began
-    return ShownTimeline(
-        least + format_duration(time.paid_s),
-        "" if time.goodput is None else f"{time.goodput:.1%}",
-        format_duration(down) if down else "",
-        make_shares(time.shares_s, time.paid_s),
-        tuple(make_lanes(record.spans, starts, _SIZE / total)),
-        tuple(round(offset, 1) for _, offset in list(starts.values())[1:]),
-    )
+    return {
+        "paid": least + format_duration(time.paid_s),
+        "goodput": "" if time.goodput is None else f"{time.goodput:.1%}",
+        "down": format_duration(down) if down else "",
+        "shares": list(make_shares(time.shares_s, time.paid_s)),
+        "lanes": list(make_lanes(record.spans, starts, _SIZE / total)),
+        "ends": [round(offset, 1) for _, offset in list(starts.values())[1:]],
+    }
 
 
 def make_shares(
     seconds: dict[str, float], paid_s: float
-) -> tuple[tuple[str, str, str, str, Box], ...]:
-    """Create the parts of the paid time that took any."""
-    shares, at = [], 0.0
+) -> Iterator[tuple[str, str, str, str, Box]]:
+    """Yield word, class, time, percentage and box of the parts of the paid time that took any."""
+    at = 0.0
     for name, spent in seconds.items():
         if name == "down" or spent <= 0.0 or not paid_s:
             continue
         share = min(spent / paid_s, 1.0)
         word, css = _WORDS.get(name, name), _CLASSES.get(name, name)
         box = (round(at, 1), round(min(share * _SIZE, _SIZE - at), 1))
-        shares.append((word, css, format_duration(spent), f"{share:.1%}", box))
+        yield word, css, format_duration(spent), f"{share:.1%}", box
         at = min(_SIZE, at + share * _SIZE)
-    return tuple(shares)
 
 
 def make_lanes(
     spans: Sequence[Span], starts: Mapping[int, tuple[float, float]], scale: float
 ) -> Iterator[tuple[str, str, list[Box]]]:
-    """Yield the lanes that have spans of rank zero.
+    """Yield word, class and boxes of the lanes that have spans of rank zero.
 
     Args:
       starts: attempt -> its start in seconds, and its position in a lane.
