@@ -368,7 +368,7 @@ PLANTED = [
     ("service/checker_child.py", "def f():\n    import torch", "the service imports torch"),
     ("service/jobs/starters.py", "def f():\n    import main", "the service imports main"),
     ("service/a.py", "from job import check", "the service imports job"),
-    ("service/web/a.py", "def f():\n    import tools.runs.places", "the service imports tools"),
+    ("service/web/a.py", "def f():\n    import tools.runs.find_runs", "the service imports tools"),
     ("service/web/a.py", "def f():\n    import torch", "the service imports torch"),
     ("service/client.py", "import fastapi", "outside service/web"),
     ("tools/serve.py", "def f():\n    import uvicorn", "outside service/web"),

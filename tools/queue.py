@@ -31,7 +31,7 @@ from service.jobs.state import ENDS, JobView
 from service.jobs.submission import Submission
 from store.formatting import format_time
 from store.terminal import colour_word, create_console, create_table, print_json
-from tools.runs.places import check_store
+from tools.runs.find_runs import check_store
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger

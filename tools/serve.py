@@ -23,7 +23,7 @@ from service.places import check_root
 from service.web.audit import AuditLog
 from service.web.settings import LOOPBACK, ServiceSettings
 from service.web.tokens import TokenBook, get_user
-from tools.runs.places import check_store
+from tools.runs.find_runs import check_store
 from utils.errors import UserError
 from utils.programs import CommandLine, ProgramParser, create_program_parser
 from utils.storage.places import check_writable, is_remote, open_folder

@@ -148,7 +148,7 @@ def test_a_group_is_summed_and_a_point_has_its_price(tmp_path, monkeypatch, caps
     faults = (
         (["--by", "model.nam"], "did you mean 'model.name'"), (["--by", ","], "names no key"),
         (["--base", "a7"], "is 0 of these rows"),
-        (["--metric", "train.lr", "--base", "a0"], "no better direction"),
+        (["--metric", "train.lr", "--base", "a0"], "a better direction"),
     )  # fmt: skip
     for bad, word in faults:
         assert main([*usual, *bad]) == 2

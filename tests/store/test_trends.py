@@ -230,7 +230,7 @@ def test_the_program_keeps_and_judges(tmp_path, capsys):
     capsys.readouterr()
     for flags, word in (
         (["--gate", "img_per_sec:1:-:major"], "did you mean 'img_per_s'"),
-        (["--undecided", "fail"], "is for gates"),
+        (["--undecided", "fail"], "needs gates"),
         (["--html", "/"], "--html"),
     ):
         assert main(["trend", "--store", str(store), *flags]) == 2

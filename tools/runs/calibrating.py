@@ -1,4 +1,4 @@
-"""`calibration`: the compiler's estimates beside what runs have measured."""
+"""`calibration`: the compiler's estimates beside measured times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from store.quality.calibration import (
     ESTIMATE,
     MEASURED,
     CalibratedRun,
-    Calibration,
     Verdicts,
     calibrate,
     find_verdict,
@@ -20,25 +19,22 @@ from store.quality.reports import describe_report
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord
 from store.terminal import create_console, create_table, print_json
-from tools.runs.places import check_store, open_run, select_paths
+from tools.runs.find_runs import check_store, select_records
 
 
 def show_calibration(options: argparse.Namespace) -> None:
-    """Print the ratio of measured and estimated time of each run that has both, and over all.
-
-    Raises:
-      UserError: a filter with a fault.
-    """
+    """Print measured over estimated time of each run that has both, and over all runs."""
     check_store(options.store)
     verdicts = read_verdicts(options.store)
-    records = [open_run(options, path) for path in select_paths(options, options.filter)]
-    found = (find_point(record, verdicts) for record in records) if verdicts else ()
-    points = [one for one in found if one is not None]
+    records = select_records(options, options.filter)
+    matches = (find_point(record, verdicts) for record in records) if verdicts else ()
+    points = [point for point in matches if point is not None]
     total = calibrate(points)
     if options.json:
-        rows = [{**asdict(one), "ratio": one.ratio} for one in points]
-        print_json({"runs": rows, "calibration": None if total is None else asdict(total),
-                    "verdicts": len(verdicts), "asked": len(records)})  # fmt: skip
+        rows = [{**asdict(point), "ratio": point.ratio} for point in points]
+        summary = None if total is None else asdict(total)
+        counts = {"verdicts": len(verdicts), "asked": len(records)}
+        print_json({"runs": rows, "calibration": summary, **counts})
         return
     if total is None:
         print(
@@ -46,26 +42,21 @@ def show_calibration(options: argparse.Namespace) -> None:
             "by `compile_for_tpu --store` (docs/store.md)"
         )
         return
-    print_points(points, total)
+    console = create_console()
+    table = create_table("run", "verdict", "estimate ms>", "measured ms>", "ratio>")
+    for point in points:
+        times = (format_value(1000 * point.estimate_s), format_value(1000 * point.measured_s))
+        table.add_row(point.run, point.verdict, *times, f"{point.ratio:.2f}")
+    console.print(table)
+    ratios = f"median {total.median:.2f}, {total.low:.2f} to {total.high:.2f}"
+    spread = "" if total.spread is None else f", spread of its logarithm {total.spread:.3f}"
+    console.print(f"\nmeasured over estimated: {ratios}{spread}, n = {total.n}")
 
 
 def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
-    """A run's two times; none: one is not known."""
+    """Return a run's estimated and measured time; None if one is unknown."""
     verdict = find_verdict(record, verdicts)
-    told = tell_step(record, verdicts)
-    if verdict is None or None in told.values():
+    step = tell_step(record, verdicts)
+    if verdict is None or None in step.values():
         return None
-    return CalibratedRun(record.path, told[ESTIMATE], told[MEASURED], describe_report(verdict))
-
-
-def print_points(points: list[CalibratedRun], total: Calibration) -> None:
-    """All of them, for a person."""
-    console = create_console()
-    table = create_table("run", "verdict", "estimate ms>", "measured ms>", "ratio>")
-    for one in points:
-        times = (format_value(1000 * one.estimate_s), format_value(1000 * one.measured_s))
-        table.add_row(one.run, one.verdict, *times, f"{one.ratio:.2f}")
-    console.print(table)
-    spread = "" if total.spread is None else f", spread of its logarithm {total.spread:.3f}"
-    console.print(f"\nmeasured over estimated: median {total.median:.2f}, {total.low:.2f} to "
-                  f"{total.high:.2f}{spread}, n = {total.n}")  # fmt: skip
+    return CalibratedRun(record.path, step[ESTIMATE], step[MEASURED], describe_report(verdict))

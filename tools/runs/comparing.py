@@ -1,4 +1,4 @@
-"""`compare`: what was set otherwise, what came out otherwise, and where equal runs part."""
+"""`compare`: differences of configuration and metrics, and where equal runs diverge."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from store.compare.rows import (
 from store.compare.sides import Side, group_records
 from store.formatting import count_runs
 from store.terminal import colour_word, create_console, create_table, print_json
+from tools.runs.find_runs import read_side, select_records, warn_of_damage
 from tools.runs.page import write_comparison
-from tools.runs.places import open_run, read_side, select_paths, warn_of_damage
 from utils.config.keys import get_neutral_keys
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -33,10 +33,10 @@ _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def compare_runs(options: argparse.Namespace) -> int:
-    """Print the comparison; gives the exit code, 1 with --exact where runs part.
+    """Print the comparison; return the exit code, 1 with --exact if runs diverge.
 
     Raises:
-      UserError: no such run, a number that none has, too few sides.
+      UserError: a run does not exist, no run has a metric, or too few sides.
     """
     prepare_file(options.html, "--html")
     ignored = get_neutral_keys()
@@ -52,22 +52,22 @@ def compare_runs(options: argparse.Namespace) -> int:
         print_report(report, with_diff=options.source)
         if options.html:
             print(f"\npage: {options.html}")
-    parted = report.divergence is not None and report.divergence["found"] is not None
-    return EXIT_FAILED if options.exact and parted else 0
+    has_diverged = report.divergence is not None and report.divergence["found"] is not None
+    return EXIT_FAILED if options.exact and has_diverged else 0
 
 
 def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Side]:
-    """The sides that are named, or the runs of a filter grouped by their configuration.
+    """Find the named sides, or the runs of a filter grouped by configuration.
 
     Raises:
       UserError: fewer than two sides.
     """
     if options.filter and not options.sides:
-        paths = select_paths(options, options.filter)
-        sides = group_records((open_run(options, path) for path in reversed(paths)), ignored)
+        records = select_records(options, options.filter)
+        sides = group_records(reversed(records), ignored)
         if len(sides) < 2:
             raise UserError(
-                f"--filter {options.filter!r}: {len(paths)} runs of {len(sides)} configurations "
+                f"--filter {options.filter!r}: {len(records)} runs of {len(sides)} configurations "
                 "fit; at least two configurations are needed"
             )
         return sides
@@ -77,10 +77,10 @@ def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Si
 
 
 def print_report(report: CompareReport, *, with_diff: bool = False) -> None:
-    """The whole comparison for a person.
+    """Print the comparison as text.
 
     Args:
-      with_diff: how the patches beside the commits differ.
+      with_diff: print the lines in which the sources differ.
     """
     console, base = create_console(), report.sides[0]
     for side in report.sides:
@@ -96,22 +96,22 @@ def print_report(report: CompareReport, *, with_diff: bool = False) -> None:
     _print_differences(console, "configuration", names, report.config)
     _print_differences(console, "environment", names, report.environment)
     _print_sources(console, report.source, with_diff=with_diff)
-    for side, found in zip(report.sides[1:], report.metrics, strict=True):
-        told = describe_side(base, side, found)
-        if told.is_shown:
-            _print_numbers(console, base.name, told)
-        if told.apart:
-            lead = "" if told.rows else "\n"
-            console.print(f"{lead}{told.apart}", style="yellow", markup=False)
+    for side, metrics in zip(report.sides[1:], report.metrics, strict=True):
+        compared = describe_side(base, side, metrics)
+        if compared.is_shown:
+            _print_numbers(console, base.name, compared)
+        if compared.apart:
+            lead = "" if compared.rows else "\n"
+            console.print(f"{lead}{compared.apart}", style="yellow", markup=False)
     if report.answers:
         _print_table(console, ANSWER_COLUMNS, map(describe_answers, report.answers))
     if report.divergence is not None:
         print_divergence(console, report.divergence)
 
 
-def print_divergence(console: Console, told: JsonObject) -> None:
-    """Where two runs part, and what to look at."""
-    first, *rest = describe_divergence(told)
+def print_divergence(console: Console, divergence: JsonObject) -> None:
+    """Print where two runs diverge, and what to look at."""
+    first, *rest = describe_divergence(divergence)
     console.print()
     console.print(Text(first, style="bold red" if rest else "bold green"))
     for line in rest:
@@ -121,31 +121,29 @@ def print_divergence(console: Console, told: JsonObject) -> None:
 def _print_differences(
     console: Console, title: str, names: Sequence[str], rows: Sequence[Difference]
 ) -> None:
-    """Only what differs; what cannot change what is learnt is dim."""
+    """Print what differs; keys that cannot affect results are dim."""
     console.print()
     if not rows:
         console.print(f"[bold]{title}[/bold]  no difference")
         return
     table = create_table(title, *names)
     for row in rows:
-        style = "" if row.matters else "dim"
-        table.add_row(row.key, *(_cut(value) for value in row.values), style=style)
+        cells = (text if len(text) <= 60 else text[:57] + "..." for text in row.values)
+        table.add_row(row.key, *cells, style="" if row.matters else "dim")
     console.print(table)
 
 
-def _print_numbers(console: Console, base: str, told: ComparedSide) -> None:
-    """Numbers of both sides with the interval of their difference and a verdict."""
+def _print_numbers(console: Console, base: str, compared: ComparedSide) -> None:
     columns = list(COMPARISON_COLUMNS)
-    columns[2:4] = f"{base}>", f"{told.name}>"
-    _print_table(console, columns, ((*row[:-1], colour_word(row[-1])) for row in told.rows))
-    for line in told.notes:
+    columns[2:4] = f"{base}>", f"{compared.name}>"
+    _print_table(console, columns, ((*row[:-1], colour_word(row[-1])) for row in compared.rows))
+    for line in compared.notes:
         console.print(line, style="dim")
-    for line in told.missing:
+    for line in compared.missing:
         console.print(line, style="yellow", markup=False)
 
 
 def _print_sources(console: Console, rows: Sequence[SourceDifference], *, with_diff: bool) -> None:
-    """Commits and patches where they are not the same."""
     for row in rows:
         if lines := describe_source(row):
             console.print()
@@ -165,7 +163,3 @@ def _print_table(
         table.add_row(*row)
     console.print()
     console.print(table)
-
-
-def _cut(text: str, most: int = 60) -> str:
-    return text if len(text) <= most else text[: most - 3] + "..."

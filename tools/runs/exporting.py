@@ -1,4 +1,4 @@
-"""`export`: runs and their histories as tables."""
+"""`export` and `schemas`: runs, and the forms of their files, for other programs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,34 @@ from store.export import export_runs
 from store.formatting import name_few
 from store.quality.validation import READ_FILES, find_damaged_files
 from store.query.record import RunRecord
+from store.query.schemas import MODELS, format_schema
 from store.query.selection import RunSelector
 from store.record.spans import SPANS_FILE
 from store.terminal import print_json
-from tools.runs.places import find_places, open_index
+from tools.runs.find_runs import check_choice, find_paths, open_index
 from utils.errors import UserError
+from utils.programs import prepare_folder
 from utils.storage.places import join_path_or_url
 
 _EXPORTED = tuple(file for file in READ_FILES if file != SPANS_FILE)
 
 
+def write_schemas(options: argparse.Namespace) -> None:
+    """Write a JSON Schema for each file and line of a run directory."""
+    prepare_folder(options.out, "--out")
+    for name in MODELS:
+        path = options.out / f"{name}.json"
+        path.write_text(format_schema(name), encoding="utf-8")
+        print(path)
+
+
 def export(options: argparse.Namespace) -> None:
-    """Write the tables and say what they hold.
+    """Write the tables and print their sizes.
 
     Raises:
-      UserError: no such run, one that is damaged, or a place that cannot be written.
+      UserError: a run does not exist or is damaged, or the tables cannot be written.
     """
-    if bool(options.runs) == bool(options.filter):
-        raise UserError("export: give RUNs or --filter, one of them; --filter path is all runs")
+    check_choice(options, "export", options.runs)
     records, bad = _find_whole(options)
     if bad and not options.skip_bad:
         raise UserError(
@@ -37,14 +47,14 @@ def export(options: argparse.Namespace) -> None:
         manifest = export_runs(records, options.out, options.format, skipped=sorted(bad))
     except OSError as error:
         raise UserError(
-            f"--out {str(options.out)!r} cannot be written: {error.strerror or error}; give "
-            "another place"
+            f"--out {str(options.out)!r} cannot be written: {error.strerror or error}; use "
+            "another path"
         ) from error
     if options.json:
         print_json(manifest)
         return
     if unfinished := manifest["unfinished"]:
-        print(f"not complete, so as they were just now: {name_few(unfinished)}")
+        print(f"not complete, exported as of now: {name_few(unfinished)}")
     if bad:
         print(f"left out: {', '.join(sorted(bad))}")
     for table in manifest["tables"]:
@@ -53,23 +63,23 @@ def export(options: argparse.Namespace) -> None:
 
 
 def _find_whole(options: argparse.Namespace) -> tuple[list[RunRecord], dict[str, str]]:
-    """Runs to export, and those that are damaged, with what is wrong.
+    """Open the runs to export; return them, and the faults of damaged ones by path.
 
-    A damaged run of the store may tell nothing that a filter asks for: it counts as one that fits.
+    Any damaged run of the store counts as one that fits: the keys of the filter may be damaged.
     """
-    places = find_places(options, options.runs)
+    paths = find_paths(options, options.runs)
     bad: dict[str, str] = {}
     if options.filter:
         index = open_index(options)
         bad = {path: fault.partition(";")[0] for path, fault in index.read_faults().values()}
-        paths = RunSelector(index).select_paths(options.filter)
-        places = [join_path_or_url(options.store, *path.split("/")) for path in paths]
+        names = RunSelector(index).select_paths(options.filter)
+        paths = [join_path_or_url(options.store, *name.split("/")) for name in names]
     records = []
-    for place in places:
+    for path in paths:
         try:
-            record = RunRecord(place)
+            record = RunRecord(path)
         except UserError as error:
-            bad[str(place)] = str(error).partition(";")[0]
+            bad[str(path)] = str(error).partition(";")[0]
             continue
         faults = [f"{file} {text}" for file, text in find_damaged_files(record, _EXPORTED)]
         if faults:

@@ -7,24 +7,24 @@ import argparse
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gates import get_code, judge_sides
 from store.terminal import print_json
-from tools.runs.places import find_damage, read_side
+from tools.runs.find_runs import find_damage, read_side
 from utils.errors import UserError
 
 
 def gate_runs(options: argparse.Namespace) -> int:
-    """Print what each gate says; gives the exit code: 0, 1 for a regression, 3 for undecided.
+    """Print the result of each gate; return 0, 1 for a regression or 3 for undecided.
 
     Raises:
-      UserError: a gate, a file or a run with a fault.
+      UserError: a fault of a gate, a file or a run.
     """
     gates, undecided = read_gates(options)
     if not gates:
-        raise UserError("gate: nothing to hold the runs against; give --gate or --gates FILE")
+        raise UserError("gate needs at least one gate; give --gate or --gates FILE")
     base, new = (read_side(options, text) for text in (options.base, options.new))
     if damage := find_damage(record for side in (base, new) for record in side.records):
         raise UserError(
-            f"gate: {'; '.join(damage)}: a verdict on it would be worth nothing; take the files "
-            "from a copy, or name other runs"
+            f"gate: {'; '.join(damage)}: gates need undamaged runs; take the files from a copy, or "
+            "name other runs"
         )
     findings = judge_sides(gates, base, new, unfinished=options.unfinished)
     code = get_code(findings, undecided)

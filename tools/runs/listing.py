@@ -9,9 +9,10 @@ from store.formatting import format_time, format_value
 from store.index.database import TEACHER, TEACHER_TAG, RunIndex
 from store.query.filters import check_keys
 from store.query.listing import choose_usual, drop_scores, read_rows, select_runs
+from store.query.selection import RunSelector
 from store.record.catalogue import SCORE, SCORE_NAME
 from store.terminal import colour_word, create_console, create_table, print_json
-from tools.runs.places import check_store, open_index, open_run
+from tools.runs.find_runs import check_store, open_index
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -21,25 +22,25 @@ STEP_KEYS = ("estimate.step_s", "measured.step_s")
 
 
 def list_runs(options: argparse.Namespace) -> None:
-    """Print the runs that fit.
-
-    Raises:
-      UserError: a filter with a fault, or a key that no run has.
-    """
+    """Print the runs that fit; UserError for a fault of the filter, or a key that no run has."""
     if options.limit < 0:
-        raise UserError(f"--limit {options.limit} is below 0; give a number of rows, or 0 for all")
+        raise UserError(f"--limit must be at least 0, got {options.limit}; 0 prints all rows")
     index = open_index(options)
     if options.keys:
-        print_keys(index, options)
+        keys = index.read_keys()
+        if options.json:
+            print_json({"keys": keys})
+        else:
+            print("\n".join(keys))
         return
     wanted = _read_keys(index, options.show, "--show", more=STEP_KEYS)
     sort = ""
     if options.sort:
         (sort,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
-    found = select_runs(
+    matches = select_runs(
         index, options.filter, sort=sort, reverse=options.reverse, archived=options.archived
     )
-    chosen = found[: options.limit or None]
+    chosen = matches[: options.limit or None]
     usual = [] if wanted else choose_usual(index.read_keys())
     cells, scores = index.read_cells(chosen, usual), index.read_scores(chosen)
     keys = wanted or [SCORE, *drop_scores(usual, cells, scores)]
@@ -48,13 +49,14 @@ def list_runs(options: argparse.Namespace) -> None:
         more |= _read_steps(options, index, chosen)
     rows = read_rows(index, chosen, keys, more)
     if options.json:
-        print_json({"matched": len(found), "runs": [_publish(row) for row in rows]})
+        shown = [{k: v for k, v in row.items() if k != "shown_status"} for row in rows]
+        print_json({"matched": len(matches), "runs": shown})
     else:
-        print_table(rows, keys, len(found))
+        print_table(rows, keys, len(matches))
 
 
 def rebuild_index(options: argparse.Namespace) -> None:
-    """Make the index anew and say what is in it."""
+    """Rebuild the index and print its size."""
     check_store(options.store)
     index = RunIndex(options.store, options.index)
     done = index.rebuild()
@@ -67,26 +69,14 @@ def rebuild_index(options: argparse.Namespace) -> None:
     print(f"runs in the index of {index.store}: {done.runs}")
 
 
-def print_keys(index: RunIndex, options: argparse.Namespace) -> None:
-    """Print every key that a filter may name."""
-    keys = index.read_keys()
-    if options.json:
-        print_json({"keys": keys})
-    else:
-        print("\n".join(keys))
-
-
 def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
-    """Runs and their numbers, for a person."""
+    """Print runs and their values as a table."""
     console = create_console()
     titles = (f"{key}>" if _is_number(rows, key) else key for key in keys)
     table = create_table("run", "status", "begun", "tags", *titles)
     for row in rows:
-        cells = [_format_cell(row, key) for key in keys]
-        begun = format_time(row["started"])
-        table.add_row(
-            row["path"], colour_word(row["shown_status"]), begun, " ".join(row["tags"]), *cells
-        )
+        head = (row["path"], colour_word(row["shown_status"]), format_time(row["started"]))
+        table.add_row(*head, " ".join(row["tags"]), *(_format_cell(row, key) for key in keys))
     console.print(table)
     shown = f"{len(rows)} of " if matched > len(rows) else ""
     console.print(f"\n{shown}{matched} {'run' if matched == 1 else 'runs'}")
@@ -96,30 +86,28 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
 
 
 def _read_keys(index: RunIndex, text: str, flag: str, more: Sequence[str] = ()) -> list[str]:
-    wanted = [key.strip() for key in text.split(",") if key.strip()]
-    if wanted:
-        check_keys(wanted, [*index.read_keys(), *more], flag)
-    return wanted
+    keys = [key.strip() for key in text.split(",") if key.strip()]
+    if keys:
+        check_keys(keys, [*index.read_keys(), *more], flag)
+    return keys
 
 
 def _read_steps(
     options: argparse.Namespace, index: RunIndex, runs: Sequence[int]
 ) -> dict[str, dict[int, float | None]]:
-    """What the index does not know: estimated and measured times of runs, by key and run."""
+    """Read estimated and measured step times, which are not in the index: key -> run -> seconds."""
     from store.quality.calibration import tell_step
     from store.quality.trends import read_verdicts
 
     verdicts = read_verdicts(options.store)
-    told = {
-        row["run"]: tell_step(open_run(options, row["path"]), verdicts)
-        for row in index.read_runs(runs)
-        if not row["fault"]
-    }
-    return {key: {run: one[key] for run, one in told.items()} for key in STEP_KEYS}
+    paths = {row["run"]: row["path"] for row in index.read_runs(runs) if not row["fault"]}
+    records = zip(paths, RunSelector(index).open(paths.values()), strict=True)
+    steps = {run: tell_step(record, verdicts) for run, record in records}
+    return {key: {run: step[key] for run, step in steps.items()} for key in STEP_KEYS}
 
 
 def _format_cell(row: JsonObject, key: str) -> str:
-    """A value for a person; a score with its name, unless another column has that."""
+    """Format a value; a score with its name, unless another column has that."""
     text = format_value(row["values"][key])
     has_name = key == SCORE and row["score_name"] and SCORE_NAME not in row["values"]
     return f"{row['score_name']} {text}" if has_name else text
@@ -128,8 +116,3 @@ def _format_cell(row: JsonObject, key: str) -> str:
 def _is_number(rows: list[JsonObject], key: str) -> bool:
     values = [row["values"][key] for row in rows if row["values"][key] is not None]
     return bool(values) and all(isinstance(value, int | float) for value in values)
-
-
-def _publish(row: JsonObject) -> JsonObject:
-    """A row without the word for its state, which `status` and `alive` tell."""
-    return {key: value for key, value in row.items() if key != "shown_status"}

@@ -24,9 +24,10 @@ from store.query.timeline import (
 )
 from store.record.catalogue import EVAL, LOSS, TRAIN
 from store.record.history import get_learnt
+from store.record.lock import find_owner
 from store.terminal import colour_word, create_console, create_table, print_json
-from tools.runs.places import choose_records, is_alive
-from tools.runs.teaching import find_kin, list_doubts, list_tables
+from tools.runs.find_runs import choose_records
+from tools.runs.lineage import find_kin, list_doubts, list_tables
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.local import LocalFolder
@@ -42,63 +43,42 @@ _SHARES = {"step": ("s", "green"), "input_wait": ("i", "yellow"), "compile": ("c
            "evaluation": ("e", "cyan"), "checkpoint": ("k", "blue"), "redone": ("r", "red"),
            "other": ("o", "white"), "down": ("_", "bright_black")}  # fmt: skip
 _SPREAD = ("grad_norm", "input_wait_s", "checkpoint_held_s")
-_QUANTILES = (0.01, 0.5, 0.95, 0.99)
+_QUANTILES = {f"p{100 * q:g}": q for q in (0.01, 0.5, 0.95, 0.99)}
 
 
 def show_run(options: argparse.Namespace) -> None:
-    """Print what a run says of itself.
-
-    Raises:
-      UserError: no such run.
-    """
+    """Print one run, or those of a filter; UserError without any."""
     records = choose_records(options, "show", [options.run] if options.run else [])
-    verdicts = _find_verdicts(options.store)
-    if options.json:
-        told = [_tell_all(options, record, verdicts) for record in records]
-        print_json(told[0] if options.run else {"runs": told})
-        return
+    verdicts: Verdicts = {}
+    with contextlib.suppress(UserError):  # a damaged verdict is no reason to hide a run
+        verdicts = read_verdicts(options.store)
+    views = []
     for number, record in enumerate(records):
+        view = {**view_run(record), "step": tell_step(record, verdicts)}
+        kin = _find_lineage(options, record)
+        if options.json:
+            view |= {"config": record.config, "lineage": asdict(kin)}
+            view |= {"quantiles": view_quantiles(record)} if options.quantiles else {}
+            views.append(view)
+            continue
         if number:
             create_console().print()
-        _show(options, record, verdicts)
+        print_run(record, view)
+        _print_further(options, record, kin)
+    if options.json:
+        print_json(views[0] if options.run else {"runs": views})
 
 
-def _tell_all(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> JsonObject:
-    told = {**tell_run(record), "step": tell_step(record, verdicts), "config": record.config}
-    told |= {"lineage": asdict(_find_lineage(options, record))}
-    return told | ({"quantiles": tell_quantiles(record)} if options.quantiles else {})
-
-
-def _show(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> None:
-    told = {**tell_run(record), "step": tell_step(record, verdicts)}
-    print_run(record, told)
-    _print_lineage(record, _find_lineage(options, record))
-    if options.quantiles:
-        create_console().print("", _make_quantiles(record))
-    if options.config:
-        table = create_table("key", "value", title="configuration")
-        for key, value in record.config.items():
-            table.add_row(key, format_value(value))
-        create_console().print(table)
-
-
-def _find_verdicts(store: str) -> Verdicts:
-    """The compiler's verdicts beside the runs; a damaged one is no reason to hide a run."""
-    with contextlib.suppress(UserError):
-        return read_verdicts(store)
-    return {}
-
-
-def tell_run(record: RunRecord) -> JsonObject:
-    """All that is known of a run, without its configuration and history."""
+def view_run(record: RunRecord) -> JsonObject:
+    """Return everything about a run except its configuration and history."""
     facts = {"path": record.path, **describe(record.facts, record.path)}
-    status = facts["status"]
-    is_here = isinstance(record.folder, LocalFolder)
-    owner = is_alive(record.folder.path) if status == "running" and is_here else None
+    alive = None
+    if facts["status"] == "running" and isinstance(record.folder, LocalFolder):
+        alive = bool(find_owner(record.folder.path))
     time = compute_time(record)
     return {
         **facts,
-        "alive": owner,
+        "alive": alive,
         "tags": record.tags,
         "note": record.note,
         "attempt_list": record.attempts,
@@ -109,22 +89,22 @@ def tell_run(record: RunRecord) -> JsonObject:
     }
 
 
-def print_run(record: RunRecord, told: JsonObject) -> None:
-    """The same for a person."""
+def print_run(record: RunRecord, view: JsonObject) -> None:
+    """Print a run; `view` is that of `view_run`, and `step`."""
     console = create_console()
-    status = "killed" if told["alive"] is False else told["status"] or "-"
-    name, number = Text(f"{record.path}  ", style="bold"), Text("  " + (told["id"] or ""))
+    status = "killed" if view["alive"] is False else view["status"] or "-"
+    name, number = Text(f"{record.path}  ", style="bold"), Text("  " + (view["id"] or ""))
     console.print(name, colour_word(status), number)
-    rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
-    rows += [("note", told["note"])] if told["note"] else []
-    worked = format_least(told["worked_s"], is_least=told["time"]["is_least"])
-    rows += [("worked", f"{worked}, attempts: {len(record.attempts) or told['attempts'] or '-'}")]
-    step = told["step"]
+    rows = [("begun", format_time(view["started"])), ("tags", " ".join(view["tags"]) or "-")]
+    rows += [("note", view["note"])] if view["note"] else []
+    worked = format_least(view["worked_s"], is_least=view["time"]["is_least"])
+    rows += [("worked", f"{worked}, attempts: {len(record.attempts) or view['attempts'] or '-'}")]
+    step = view["step"]
     if any(step.values()):
         names = (("estimated", ESTIMATE), ("measured", MEASURED))
         words = [f"{n} {format_value(1000 * step[k])} ms" for n, k in names if step[k]]
         rows.append(("step", ", ".join(words)))
-    rows += [(name, format_value(told[name])) for name in ("host", "device", "git_commit")]
+    rows += [(name, format_value(view[name])) for name in ("host", "device", "git_commit")]
     rows += [("place", str(record.folder))]
     table = create_table("", "")
     for row in rows:
@@ -135,15 +115,39 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
     if record.attempts or time.paid_s:
         console.print()
         _print_time(time)
-    for part in (_make_numbers(record), _make_curves(record), _make_attempts(record)):
-        if part.row_count:
+    _print_tables(_make_numbers(record), _make_curves(record), _make_attempts(record))
+    files = create_table("file", "kind", "bytes>", "crc32c", title="[bold]left behind[/bold]")
+    for file in record.artifacts:
+        files.add_row(file["path"], file["kind"], f"{file['bytes']:,}", file["crc32c"])
+    _print_tables(files)
+
+
+def _print_further(options: argparse.Namespace, record: RunRecord, kin: Kinship) -> None:
+    """Print teachers and students, and the parts that flags add."""
+    _print_tables(*list_tables(kin))
+    console = create_console()
+    for line in list_doubts(record, kin):
+        console.print(f"\n{line}", style="red", markup=False)
+    if options.quantiles:
+        console.print("", _make_quantiles(record))
+    if options.config:
+        table = create_table("key", "value", title="configuration")
+        for key, value in record.config.items():
+            table.add_row(key, format_value(value))
+        console.print(table)
+
+
+def _print_tables(*tables: Table) -> None:
+    """Print those that have rows, each after an empty line."""
+    console = create_console()
+    for table in tables:
+        if table.row_count:
             console.print()
-            console.print(part)
-    _print_artifacts(record)
+            console.print(table)
 
 
 def _print_time(time: RunTime) -> None:
-    """A bar of where the time went, and the same in words."""
+    """Print goodput, and the shares of the time as a bar and in words."""
     console = create_console()
     whole = sum(time.shares_s.values()) or 1.0
     known = "-" if time.goodput is None else f"{'≤ ' if time.is_least else ''}{time.goodput:.1%}"
@@ -183,78 +187,56 @@ def _make_curves(record: RunRecord) -> Table:
     return table
 
 
-def tell_quantiles(record: RunRecord) -> JsonObject:
-    """Quantiles of numbers of training that say how evenly a run went.
-
-    Those that the run has kept itself are of each step, or of each log point what is known there
-    alone; the others, and all of runs of earlier programs, are of the lines that stand.
-    """
-    from store.record.sketches import QuantileSketch
-
-    kept = record.sketches
-    found = {} if kept is None else kept.merge()
-    if kept is not None and kept.from_step:
-        found = {}  # its beginning is not in them
-    numbers: dict[str, list[float]] = {}
-    for line in record.lines:
-        for name, value in get_finite_numbers(line).items() if line["kind"] == TRAIN else ():
-            if (name in _SPREAD or name.endswith("_per_s")) and name not in found:
-                numbers.setdefault(name, []).append(value)
-    told: JsonObject = {name: _tell_sketch(one, "run") for name, one in found.items()}
-    for name, values in numbers.items():
-        sketch = QuantileSketch()
-        sketch.add(values)
-        told[name] = _tell_sketch(sketch, "lines")
-    return told
-
-
-def _tell_sketch(sketch: QuantileSketch, source: str) -> JsonObject:
-    found = {f"p{100 * q:g}": sketch.get_quantile(q) for q in _QUANTILES}
-    return {**found, "epsilon": sketch.epsilon, "count": sketch.count, "of": source,
-            "nonfinite": sum(sketch.special.values())}  # fmt: skip
-
-
-def _make_quantiles(record: RunRecord) -> Table:
-    titles = [f"p{100 * q:g}" for q in _QUANTILES]
-    columns = [*(f"{title}>" for title in titles), "values>", "nan or inf>", "error>", "of"]
-    table = create_table("number", *columns, title="[bold]quantiles[/bold]")
-    for name, told in tell_quantiles(record).items():
-        cells = [format_value(told[title]) for title in titles]
-        cells += [f"{told['count']:,}", str(told["nonfinite"]), f"{told['epsilon']:.2%}"]
-        table.add_row(name, *cells, told["of"])
-    return table
-
-
 def _make_attempts(record: RunRecord) -> Table:
-    table = create_table(
-        "attempt>", "begun", "worked>", "steps", "ended", "host", title="[bold]attempts[/bold]"
-    )
+    columns = ("attempt>", "begun", "worked>", "steps", "ended", "host")
+    table = create_table(*columns, title="[bold]attempts[/bold]")
     for row in list_attempt_rows(record):
         number, begun, ended = str(row.number), format_time(row.began), colour_word(row.status)
         table.add_row(number, begun, row.worked or "-", row.steps, ended, row.host or "-")
     return table
 
 
+def view_quantiles(record: RunRecord) -> JsonObject:
+    """Compute quantiles of throughput, waits and gradient norms.
+
+    Sketches that the run has kept are over every step, or every log point for numbers that exist
+    only there; other numbers, and all of runs of earlier programs, are over the lines of the log.
+    """
+    from store.record.sketches import QuantileSketch
+
+    sketches = record.sketches
+    # Without the first steps a sketch is not of the whole run.
+    kept = {} if sketches is None or sketches.from_step else sketches.merge()
+    numbers: dict[str, list[float]] = {}
+    for line in record.lines:
+        for name, value in get_finite_numbers(line).items() if line["kind"] == TRAIN else ():
+            if (name in _SPREAD or name.endswith("_per_s")) and name not in kept:
+                numbers.setdefault(name, []).append(value)
+    views: JsonObject = {name: _view_sketch(sketch, "run") for name, sketch in kept.items()}
+    for name, values in numbers.items():
+        sketch = QuantileSketch()
+        sketch.add(values)
+        views[name] = _view_sketch(sketch, "lines")
+    return views
+
+
+def _view_sketch(sketch: QuantileSketch, source: str) -> JsonObject:
+    quantiles = {title: sketch.get_quantile(q) for title, q in _QUANTILES.items()}
+    nonfinite = sum(sketch.special.values())
+    counts = {"epsilon": sketch.epsilon, "count": sketch.count, "nonfinite": nonfinite}
+    return {**quantiles, **counts, "of": source}
+
+
+def _make_quantiles(record: RunRecord) -> Table:
+    columns = [*(f"{title}>" for title in _QUANTILES), "values>", "nan or inf>", "error>", "of"]
+    table = create_table("number", *columns, title="[bold]quantiles[/bold]")
+    for name, view in view_quantiles(record).items():
+        cells = [format_value(view[title]) for title in _QUANTILES]
+        cells += [f"{view['count']:,}", str(view["nonfinite"]), f"{view['epsilon']:.2%}"]
+        table.add_row(name, *cells, view["of"])
+    return table
+
+
 def _find_lineage(options: argparse.Namespace, record: RunRecord) -> Kinship:
-    is_place = is_remote(options.run) or to_path(options.run or ".").is_dir()
-    return find_kin(options, record, is_fresh=bool(options.filter) or not is_place)
-
-
-def _print_lineage(record: RunRecord, kin: Kinship) -> None:
-    """Whom it has learnt from and whom it has taught, with what became of them."""
-    console = create_console()
-    for table in list_tables(kin):
-        console.print()
-        console.print(table)
-    for line in list_doubts(record, kin):
-        console.print(f"\n{line}", style="red", markup=False)
-
-
-def _print_artifacts(record: RunRecord) -> None:
-    table = create_table("file", "kind", "bytes>", "crc32c", title="[bold]left behind[/bold]")
-    for one in record.artifacts:
-        table.add_row(one["path"], one["kind"], f"{one['bytes']:,}", one["crc32c"])
-    if table.row_count:
-        console = create_console()
-        console.print()
-        console.print(table)
+    is_directory = is_remote(options.run) or to_path(options.run or ".").is_dir()
+    return find_kin(options, record, is_fresh=bool(options.filter) or not is_directory)

@@ -1,4 +1,4 @@
-"""`tag`: words on runs."""
+"""`tag`: words and remarks on runs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from store.lineage.ancestors import BAD
 from store.query.tags import change_note, change_tags, check_tags
 from store.record.ids import check_name
 from store.terminal import print_json
-from tools.runs.places import choose_records
-from tools.runs.teaching import describe_students, find_kin
+from tools.runs.find_runs import choose_records
+from tools.runs.lineage import describe_students, find_kin
 from utils.errors import UserError
 
 
 def tag_runs(options: argparse.Namespace) -> None:
-    """Change the tags of runs and print what each has then.
+    """Change the tags of runs and print all tags that each has then.
 
     Raises:
-      UserError: no such run, no such tag, or a place that cannot be written.
+      UserError: a run or tag does not exist, or a run cannot be written.
     """
     if not options.add and not options.remove and options.note is None:
         raise UserError("tag: nothing to do; give --add TAG, --remove TAG or --note TEXT")
@@ -29,22 +29,22 @@ def tag_runs(options: argparse.Namespace) -> None:
         if missing := sorted(set(options.remove) - set(record.tags)):
             raise UserError(
                 f"--remove {missing[0]!r}: {record.path} has no such tag, but "
-                f"{', '.join(record.tags) or 'none at all'}; name one that it has"
+                f"{', '.join(record.tags) or 'none at all'}; use one that it has"
             )
-    found = {}
+    tags = {}
     for record in records:
         try:
             if options.note is not None:
                 change_note(record.folder, options.note)
-            found[record.path] = change_tags(record.folder, options.add, options.remove)
+            tags[record.path] = change_tags(record.folder, options.add, options.remove)
         except OSError as error:
             raise UserError(
-                f"{record.folder} cannot be written: {error.strerror or error}; mend its rights"
+                f"{record.folder} cannot be written: {error.strerror or error}; correct its rights"
             ) from error
     if options.json:
-        print_json(found)
+        print_json(tags)
         return
     for record in records:
-        print(f"{record.path}: {' '.join(found[record.path]) or 'no tags'}")
+        print(f"{record.path}: {' '.join(tags[record.path]) or 'no tags'}")
         if BAD in options.add and (students := find_kin(options, record).students):
             print(f"{record.path}: {describe_students(students)}")

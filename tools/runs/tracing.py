@@ -1,4 +1,4 @@
-"""`trace`: a run's whole time as a file that Perfetto opens."""
+"""`trace`: a run's time line as a file that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -11,92 +11,84 @@ from typing import Any
 from store.query.record import RunRecord
 from store.query.trace import Slice, Trace, make_trace
 from store.terminal import print_json
-from tools.runs.places import choose_records, warn_of_damage
+from tools.runs.find_runs import choose_records, warn_of_damage
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.programs import prepare_folder
 from utils.storage.local import write_atomically
 
 _NS, _US = 1_000_000_000, 1_000_000
-# Any number: it says that all packets come from one writer.
+# Any number; all packets share it because they come from one writer.
 _SEQUENCE = 1
 
 
 def trace_run(options: argparse.Namespace) -> None:
-    """Write the trace, read back, and say what it holds.
+    """Write the trace, read it back, and print its size.
 
     Raises:
-      UserError: no such run, nothing to draw, or a place that cannot be written.
+      UserError: a run does not exist or has no times, or the file cannot be written.
     """
     records = choose_records(options, "trace", [options.run] if options.run else [])
     if options.run:
-        told = [_trace(options, records[0], options.out)]
+        traces = [_trace(options, records[0], options.out)]
     else:
         suffix = ".json" if options.format == "chrome" else ".perfetto-trace"
-        _make_folder(options.out)
-        told = []
-        for one in records:
+        prepare_folder(options.out, "--out")
+        traces = []
+        for record in records:
             try:
-                name = f"{one.path.replace('/', '--')}{suffix}"
-                told.append(_trace(options, one, options.out / name))
+                path = options.out / f"{record.path.replace('/', '--')}{suffix}"
+                traces.append(_trace(options, record, path))
             except UserError as error:
                 print(f"left out: {error}", file=sys.stderr)
     if options.json:
-        print_json(told[0] if options.run else {"traces": told})
+        print_json(traces[0] if options.run else {"traces": traces})
         return
-    for one in told:
+    for trace in traces:
         print(
-            f"{one['out']}: {one['bytes']:,} bytes, {one['slices']:,} slices and "
-            f"{one['points']:,} points on {one['tracks']} tracks"
+            f"{trace['out']}: {trace['bytes']:,} bytes, {trace['slices']:,} slices and "
+            f"{trace['points']:,} points on {trace['tracks']} tracks"
         )
 
 
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"--out {str(path)!r} cannot be made: {error.strerror}; with --filter it is a directory"
-        ) from error
-
-
 def _trace(options: argparse.Namespace, record: RunRecord, out: Path) -> JsonObject:
-    """Write a run's trace; gives what it holds."""
+    """Write a run's trace; return its sizes."""
     warn_of_damage([record])
     trace = make_trace(record)
     if not trace.slices:
         raise UserError(
-            f"{record.path} tells no time: it has no attempts.jsonl; its metrics stand in show RUN"
+            f"{record.path} has no times, as it has no attempts.jsonl; show RUN prints its metrics"
         )
     count, format_trace = _FORMATS[options.format]
     data = format_trace(trace)
-    wanted = len(trace.slices), sum(len(one.points) for one in trace.counters)
+    expected = len(trace.slices), sum(len(counter.points) for counter in trace.counters)
     try:
         write_atomically(out, data)
-        found = count(out.read_bytes())
+        counted = count(out.read_bytes())
     except OSError as error:
         raise UserError(
-            f"--out {str(out)!r} cannot be written: {error.strerror or error}; give another place"
+            f"--out {str(out)!r} cannot be written: {error.strerror or error}; use another path"
         ) from error
-    if found != wanted:
-        raise RuntimeError(f"{out} holds {found} slices and points instead of {wanted}")
-    told: JsonObject = {"path": record.path, "out": str(out), "format": options.format}
-    told |= {"bytes": len(data), "slices": wanted[0], "points": wanted[1]}
-    return told | {"tracks": len({one.track for one in trace.slices}) + len(trace.counters)}
+    if counted != expected:
+        raise RuntimeError(f"{out} holds {counted} slices and points instead of {expected}")
+    tracks = len({item.track for item in trace.slices}) + len(trace.counters)
+    sizes = {"bytes": len(data), "slices": counted[0], "points": counted[1], "tracks": tracks}
+    return {"path": record.path, "out": str(out), "format": options.format, **sizes}
 
 
 def format_perfetto(trace: Trace) -> bytes:
-    """Perfetto's TrackEvent protobuf."""
+    """Format a trace as Perfetto's TrackEvent protobuf."""
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
-    found: Any = protos.Trace()
+    packets: Any = protos.Trace()
     numbers: dict[tuple[str, ...], int] = {}
 
     def get_track(path: tuple[str, ...]) -> int:
-        """The number of a track, which is described before it is used."""
+        """Return the number of a track, which is described before it is used."""
         if path not in numbers:
             parent = get_track(path[:-1]) if path else 0
             numbers[path] = len(numbers) + 1
-            track = found.packet.add().track_descriptor
+            track = packets.packet.add().track_descriptor
             track.uuid, track.name = numbers[path], path[-1] if path else trace.name
             if path:
                 track.parent_uuid = parent
@@ -104,32 +96,31 @@ def format_perfetto(trace: Trace) -> bytes:
             track.sibling_order_rank = len(numbers)
         return numbers[path]
 
-    def add_event(time: float, kind: int, track: int) -> Any:
-        packet = found.packet.add()
+    def add_event(time: float, event_type: int, track: int) -> Any:
+        packet = packets.packet.add()
         packet.timestamp, packet.trusted_packet_sequence_id = round(time * _NS), _SEQUENCE
-        packet.track_event.type, packet.track_event.track_uuid = kind, track
+        packet.track_event.type, packet.track_event.track_uuid = event_type, track
         return packet.track_event
 
-    for one in _order(trace.slices):
-        track = get_track(one.track)
-        event = add_event(one.began, protos.TrackEvent.TYPE_SLICE_BEGIN, track)
-        event.name = one.name
-        for name, value in one.facts.items():
+    for item in _sort(trace.slices):
+        track = get_track(item.track)
+        event = add_event(item.began, protos.TrackEvent.TYPE_SLICE_BEGIN, track)
+        event.name = item.name
+        for name, value in item.facts.items():
             _annotate(event.debug_annotations.add(), name, value)
-        add_event(one.ended, protos.TrackEvent.TYPE_SLICE_END, track)
+        add_event(item.ended, protos.TrackEvent.TYPE_SLICE_END, track)
     for counter in trace.counters:
         track = get_track(("counters", counter.name))
-        described = found.packet[-1].track_descriptor
-        described.counter.unit_name = counter.unit
+        packets.packet[-1].track_descriptor.counter.unit_name = counter.unit
         for time, value in counter.points:
             event = add_event(time, protos.TrackEvent.TYPE_COUNTER, track)
             event.double_counter_value = value
-    return found.SerializeToString()
+    return packets.SerializeToString()
 
 
-def _order(slices: list[Slice]) -> list[Slice]:
-    """Tracks in the order in which they are drawn: the run, its attempts, their ranks."""
-    return sorted(slices, key=lambda one: (one.track != ("run",), one.began))
+def _sort(slices: list[Slice]) -> list[Slice]:
+    """Sort slices by the order of drawing: the run, its attempts, their ranks."""
+    return sorted(slices, key=lambda item: (item.track != ("run",), item.began))
 
 
 def _annotate(target: Any, name: str, value: object) -> None:
@@ -143,46 +134,48 @@ def _annotate(target: Any, name: str, value: object) -> None:
 
 
 def count_perfetto(data: bytes) -> tuple[int, int]:
-    """Slices and points of counters in a trace's bytes."""
+    """Count slices and points of counters in a trace's bytes."""
     from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
-    found: Any = protos.Trace()
-    found.ParseFromString(data)
-    kinds = [one.track_event.type for one in found.packet if one.HasField("track_event")]
-    slices = kinds.count(protos.TrackEvent.TYPE_SLICE_BEGIN)
-    return slices, kinds.count(protos.TrackEvent.TYPE_COUNTER)
+    trace: Any = protos.Trace()
+    trace.ParseFromString(data)
+    types = [packet.track_event.type for packet in trace.packet if packet.HasField("track_event")]
+    slices = types.count(protos.TrackEvent.TYPE_SLICE_BEGIN)
+    return slices, types.count(protos.TrackEvent.TYPE_COUNTER)
 
 
 def format_chrome(trace: Trace) -> bytes:
-    """The JSON of Chrome's trace viewer: a process each attempt, a thread each kind of span."""
+    """Format JSON of Chrome's trace viewer: a process each attempt, a thread each kind of span."""
     events: list[JsonObject] = []
-    places: dict[tuple[str, ...], tuple[int, int]] = {}
+    threads: dict[tuple[str, ...], tuple[int, int]] = {}
     processes: dict[str, int] = {}
-    for one in _order(trace.slices):
-        if one.track not in places:
-            process = processes.setdefault(one.track[0], len(processes) + 1)
-            places[one.track] = process, len(places) + 1
+    for item in _sort(trace.slices):
+        if item.track not in threads:
+            process = processes.setdefault(item.track[0], len(processes) + 1)
+            threads[item.track] = process, len(threads) + 1
+            thread_name = " ".join(item.track[1:]) or trace.name
             for kind, number, name in (
-                ("process_name", 0, one.track[0]),
-                ("thread_name", places[one.track][1], " ".join(one.track[1:]) or trace.name),
+                ("process_name", 0, item.track[0]),
+                ("thread_name", threads[item.track][1], thread_name),
             ):
-                events.append({"ph": "M", "name": kind, "pid": process, "tid": number,
-                               "args": {"name": name}})  # fmt: skip
-        process, thread = places[one.track]
-        events.append({"ph": "X", "name": one.name, "pid": process, "tid": thread,
-                       "ts": round(one.began * _US), "args": one.facts,
-                       "dur": round((one.ended - one.began) * _US)})  # fmt: skip
+                head = {"ph": "M", "name": kind, "pid": process, "tid": number}
+                events.append({**head, "args": {"name": name}})
+        process, thread = threads[item.track]
+        head = {"ph": "X", "name": item.name, "pid": process, "tid": thread}
+        times = {"ts": round(item.began * _US), "dur": round((item.ended - item.began) * _US)}
+        events.append({**head, **times, "args": item.facts})
     for counter in trace.counters:
+        head = {"ph": "C", "name": counter.name, "pid": 1}
         for time, value in counter.points:
-            events.append({"ph": "C", "name": counter.name, "pid": 1, "ts": round(time * _US),
-                           "args": {counter.unit or "value": value}})  # fmt: skip
+            point = {"ts": round(time * _US), "args": {counter.unit or "value": value}}
+            events.append({**head, **point})
     return json.dumps({"traceEvents": events}, separators=(",", ":")).encode()
 
 
 def count_chrome(data: bytes) -> tuple[int, int]:
-    """The same of JSON."""
-    kinds = [event["ph"] for event in json.loads(data)["traceEvents"]]
-    return kinds.count("X"), kinds.count("C")
+    """Count slices and points of counters in Chrome's JSON."""
+    phases = [event["ph"] for event in json.loads(data)["traceEvents"]]
+    return phases.count("X"), phases.count("C")
 
 
 _FORMATS = {

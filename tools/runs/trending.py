@@ -26,30 +26,30 @@ from store.quality.trends import (
 )
 from store.query.filters import check_keys, parse_filter
 from store.terminal import colour_word, create_console, create_table, print_json
+from tools.runs.find_runs import check_store
 from tools.runs.page import write_trends
-from tools.runs.places import check_store
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_file
 from utils.storage.places import to_path
 
-# As many reports as a figure is judged by.
+# As many reports as a trend is computed from.
 _SHOWN = 23
 
 
 def show_trends(options: argparse.Namespace) -> int:
-    """Keep reports that are given, print each figure's trend; exit code 1 where one is worse.
+    """Keep the given reports, print each figure's trend; exit code 1 if one is worse.
 
-    With gates they decide instead: the newest three reports against the twenty before them.
+    If gates are given, they decide instead: the newest three reports against the twenty before.
 
     Raises:
-      UserError: a file that is no report, a gate with a fault, or no reports at all.
+      UserError: a file is no report, a gate has a fault, or there are no reports.
     """
     check_store(options.store)
     prepare_file(options.html, "--html")
     gates, undecided = read_gates(options)
     if options.undecided and not gates:
-        raise UserError("--undecided is for gates; give some by --gate")
+        raise UserError("--undecided needs gates; give some by --gate, or remove it")
     store = to_path(options.store)
     kept = _keep(options)
     series = read_reports(store)
@@ -57,48 +57,47 @@ def show_trends(options: argparse.Namespace) -> int:
         raise UserError(f"trend: {store / FOLDER} holds no reports; give some by --add FILE")
     if options.filter:
         series = _choose(series, options.filter)
-    trends = [trend for name, found in series.items() for trend in find_trends(name, found)]
-    findings = {name: gate_newest(gates, found) for name, found in series.items()} if gates else {}
-    code = EXIT_FAILED * any(one.verdict in BAD for one in trends)
+    trends = [trend for name, reports in series.items() for trend in find_trends(name, reports)]
+    findings = {name: gate_newest(gates, reports) for name, reports in series.items() if gates}
+    code = EXIT_FAILED * any(trend.verdict in BAD for trend in trends)
     if gates:
-        code = get_code([one for found in findings.values() for one in found], undecided)
+        code = get_code([finding for rows in findings.values() for finding in rows], undecided)
     if options.html:
         write_trends(options.html, trends)
     if options.json:
-        rows = {name: publish_findings(found) for name, found in findings.items()}
-        told = [{**asdict(one), "values": one.values[-_SHOWN:]} for one in trends]
-        print_json({"kept": kept, "trends": told, "findings": rows, "exit_code": code})
+        rows = {name: publish_findings(findings[name]) for name in findings}
+        shown = [{**asdict(trend), "values": trend.values[-_SHOWN:]} for trend in trends]
+        print_json({"kept": kept, "trends": shown, "findings": rows, "exit_code": code})
         return code
     print_trends(trends)
-    for name, found in findings.items():
+    for name, rows in findings.items():
         print(f"\n{name}")
-        print_findings(found, ("before", "newest"), code, of="reports")
+        print_findings(rows, ("before", "newest"), code, of="reports")
     if options.html:
         print(f"\npage: {options.html}")
     return code
 
 
 def _choose(series: dict[str, list[JsonObject]], text: str) -> dict[str, list[JsonObject]]:
-    """Those whose configuration fits a filter: it is the same in all reports of one identity."""
-    wanted = parse_filter(text)
+    """Select series by their configuration, which is equal in all reports of a series."""
+    condition = parse_filter(text)
     configs = {name: read_config(reports[-1]) for name, reports in series.items()}
-    check_keys(wanted.keys, {key for config in configs.values() for key in config})
-    found = {name: one for name, one in series.items() if wanted.fits(configs[name].get)}
-    if not found:
-        raise UserError(f"--filter {text!r}: no report fits; its keys are of their configurations")
-    return found
+    check_keys(condition.keys, {key for config in configs.values() for key in config})
+    chosen = {name: rows for name, rows in series.items() if condition.fits(configs[name].get)}
+    if not chosen:
+        raise UserError(f"--filter {text!r}: no report fits; use keys of their configurations")
+    return chosen
 
 
 def print_trends(trends: list[Trend]) -> None:
-    """Each figure with its line, for a person."""
+    """Print each figure with its curve."""
     console = create_console()
-    columns = ("identity", *TREND_COLUMNS[:-1], "", TREND_COLUMNS[-1])
-    table = create_table(*columns)
-    for one in trends:
-        line = draw_line(one.values[-_SHOWN:])
-        table.add_row(one.identity, *describe_trend(one), line, colour_word(one.verdict))
+    table = create_table("identity", *TREND_COLUMNS[:-1], "", TREND_COLUMNS[-1])
+    for trend in trends:
+        line = draw_line(trend.values[-_SHOWN:])
+        table.add_row(trend.identity, *describe_trend(trend), line, colour_word(trend.verdict))
     console.print(table)
-    subjects = {one.identity: (one.subject, one.versions) for one in trends}
+    subjects = {trend.identity: (trend.subject, trend.versions) for trend in trends}
     console.print()
     for identity, (subject, versions) in subjects.items():
         console.print(f"{identity}  {subject}", style="dim", markup=False)
@@ -107,6 +106,7 @@ def print_trends(trends: list[Trend]) -> None:
 
 
 def _keep(options: argparse.Namespace) -> list[str]:
+    """Copy the given reports to the store, after all were checked; return their paths."""
     reports: list[tuple[str, JsonObject]] = []
     for path in options.add:
         try:

@@ -124,7 +124,7 @@ def test_every_answer_is_the_same_after_the_index_was_deleted(ask, root, tmp_pat
     [(["list", "--filter", "eval.tp1>3"], "did you mean 'eval.top1'"),
      (["list", "--filter", "eval.top1>"], "ends where a value"),
      (["list", "--sort", "eval.tp1"], "did you mean"), (["list", "--show", "lr"], "optim.lr"),
-     (["list", "--limit", "-1"], "--limit -1"), (["list", "--limit", "x"], "invalid int"),
+     (["list", "--limit", "-1"], "got -1"), (["list", "--limit", "x"], "invalid int"),
      (["show", "rn1"], "did you mean"), (["show", "x/y"], "neither"),
      (["tag", "run1"], "nothing to do"), (["tag", "run1", "--add", "a b"], "no directory name"),
      (["list", "--index", "nodb"], "cannot be opened"), (["lst"], "invalid choice")],

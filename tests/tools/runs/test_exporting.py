@@ -23,7 +23,7 @@ def test_runs_are_exported_and_validated(ask, root, tmp_path):
     assert "not complete" not in said and ask("validate", str(out))[0] == 0
     live = tmp_path / "live"
     said = ask("export", "digits/live", "run0", "--out", str(live), "--format", "csv")[1]
-    assert "not complete, so as they were just now: digits/live\n" in said
+    assert "not complete, exported as of now: digits/live\n" in said
     assert json.loads((live / "manifest.json").read_text())["unfinished"] == ["digits/live"]
     assert ask("validate", str(live))[0] == 0
     (out / "runs.csv").write_text("path\n")

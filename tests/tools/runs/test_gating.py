@@ -77,7 +77,7 @@ def test_gates_stand_in_a_file(ask, tmp_path, seeds):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [([], "nothing to hold"), (["--gate", "eval.top1"], "four parts"),
+    [([], "at least one gate"), (["--gate", "eval.top1"], "four parts"),
      (["--gate", "eval.tpo1:1:-:major"], "did you mean 'eval.top1'"),
      (["--gate", "train.lr:1:-:major"], "no better direction"),
      (["--gate", "eval.top1:1:-:major", "--direction", "x"], "got 'x'"),

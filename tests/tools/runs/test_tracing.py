@@ -138,7 +138,7 @@ def test_a_run_of_version_1_is_drawn_with_its_numbers(ask, root, tmp_path):
 def test_wrong_use_is_one_line_and_writes_nothing(ask, root, tmp_path):
     (root / "digits" / "run0" / "attempts.jsonl").unlink()
     for run, out, word in (
-        ("run0", tmp_path / "x", "tells no time"), ("run1", tmp_path / "no" / "x", "--out"),
+        ("run0", tmp_path / "x", "has no times"), ("run1", tmp_path / "no" / "x", "--out"),
         ("run1", tmp_path, "--out"), ("run7", tmp_path / "x", "run7"),
     ):  # fmt: skip
         code, text, error = ask("trace", run, "--out", str(out))
