@@ -32,7 +32,7 @@ from tasks.teachers.cache.rows import (
 from tasks.teachers.cache.writer import CacheWriter
 from tools.cache.__main__ import main
 from tools.cache.card import make_card
-from tools.cache.shelf import Shelf
+from tools.cache.directory import CacheDirectory
 from utils.errors import UserError
 from utils.storage.places import open_folder
 
@@ -148,11 +148,11 @@ def test_rows_of_another_cache_of_that_place_are_not_gone_on_with(tmp_path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     place, name = f"memory://anew/{tmp_path.name}", "epoch_00000.00000-of-00001.part"
     for text, is_kept in (("first", False), ("first", True), ("second", False)):
-        shelf = Shelf(place)
-        shelf.folder.write_text("manifest.json", text)
-        shelf.prepare(["manifest.json"])
-        assert (shelf.path / name).is_file() == is_kept
-        (shelf.path / name).write_bytes(b"rows")
+        directory = CacheDirectory(place)
+        directory.folder.write_text("manifest.json", text)
+        directory.prepare(["manifest.json"])
+        assert (directory.path / name).is_file() == is_kept
+        (directory.path / name).write_bytes(b"rows")
 
 
 def test_several_processes_find_what_one_finds(tmp_path, capsys):

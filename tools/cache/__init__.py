@@ -1,1 +1,1 @@
-"""Stored answers of teachers: written, described, verified, merged and cut."""
+"""Stored outputs of teachers: written, described, verified, merged and cut."""

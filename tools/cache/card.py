@@ -1,8 +1,11 @@
-"""The card of a cache: whose answers it holds, how exact they are, and how they are used."""
+"""The card of a cache: its teachers, how exact their outputs are, and how it is used."""
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from tasks.teachers.cache.manifest import get_file_name, is_by_example, read_manifest, read_shape
@@ -11,26 +14,24 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
-CARD, CARD_JSON, JUDGED = "CARD.md", "card.json", "teachers.json"
+CARD, CARD_JSON, SCORES = "CARD.md", "card.json", "teachers.json"
 _UNITS = {CLASSES: "nats"}
-# Of what teachers are judged by; the rest stands in card.json.
+# Scores of teachers that the card shows; card.json has all.
 _SHOWN = ("top1", "map", "perplexity", "accuracy", "split")
 
 
-def make_card(place: str | Path | Folder) -> JsonObject:
-    """What is known of a cache, from its manifest and from what stands beside its files."""
-    folder = open_folder(place)
+def make_card(path: str | Path | Folder) -> JsonObject:
+    """Describe a cache by its manifest and the facts beside its files."""
+    folder = open_folder(path)
     manifest = read_manifest(folder)
     shape, stream = read_shape(manifest), manifest["stream"]
-    facts = read_all_facts(folder, shape, manifest["writers"])
-    wanted = shape.epochs * manifest["writers"]
-    judged = read_judged(folder)
-    columns = [
-        describe_column(column, number, list(facts.values()), judged)
-        for number, column in enumerate(shape.columns)
-    ]
+    facts = read_facts(folder, shape, manifest["writers"])
+    scores = read_scores(folder)
     return {
-        "teachers": columns,
+        "teachers": [
+            _describe_column(column, number, list(facts.values()), scores)
+            for number, column in enumerate(shape.columns)
+        ],
         "dataset": stream.get("dataset"),
         "examples": manifest.get("examples", shape.steps_per_epoch * shape.global_batch_size),
         "augmentations": shape.epochs,
@@ -42,129 +43,119 @@ def make_card(place: str | Path | Folder) -> JsonObject:
         "bytes_per_example": shape.row_dtype.itemsize,
         "bytes": shape.total_bytes,
         "files": len(facts),
-        "files_missing": wanted - len(facts),
+        "files_missing": shape.epochs * manifest["writers"] - len(facts),
         "stream": dict(stream),
     }
 
 
-def describe_column(
-    column: Column, number: int, facts: list[JsonObject], judged: JsonMapping
+def _describe_column(
+    column: Column, number: int, facts: Sequence[JsonMapping], scores: JsonMapping
 ) -> JsonObject:
-    """One teacher's answers: what they are, and the errors that were measured as they were stored.
+    """Describe one teacher's outputs, with the errors that were measured when they were stored.
 
     Args:
       facts: of the files.
+      scores: of the teachers, by hash.
     """
-    noted = [one["errors"][number] for one in facts if "errors" in one]
-    count = sum(one[2] for one in noted)
+    errors = [file["errors"][number] for file in facts if "errors" in file]
+    count = sum(error[2] for error in errors)
+    row = asdict(column)
     return {
-        "name": column.name,
-        "hash": column.teacher,
-        "kind": column.kind,
-        "part": column.part,
-        "width": column.width,
-        "top_k": column.top_k,
-        "places": column.places,
-        "dtype": column.dtype,
-        "weight": column.weight,
-        "max_error": max(one[0] for one in noted) if count else None,
-        "mean_error": sum(one[1] for one in noted) / count if count else None,
+        "hash": row.pop("teacher"),
+        **row,
+        "max_error": max(error[0] for error in errors) if count else None,
+        "mean_error": sum(error[1] for error in errors) / count if count else None,
         "error_unit": _UNITS.get(column.kind, "units of the features"),
-        "accuracy": judged.get(column.teacher),
+        "accuracy": scores.get(column.teacher),
     }
 
 
-def read_all_facts(folder: Folder, shape: CacheShape, writers: int) -> dict[str, JsonObject]:
-    """What stands beside each finished file, by the file's name."""
-    names = [
-        get_file_name(epoch, writer, writers)
-        for epoch in range(shape.epochs)
-        for writer in range(writers)
-    ]
-    there = set(folder.list_names())
-    texts = folder.read_texts([f"{name[:-4]}.json" for name in names if name in there])
-    return {
-        name: json.loads(texts.get(f"{name[:-4]}.json", "{}")) for name in names if name in there
-    }
+def list_files(shape: CacheShape, writers: int) -> list[str]:
+    """List the files of rows of a whole cache."""
+    pairs = itertools.product(range(shape.epochs), range(writers))
+    return [get_file_name(epoch, writer, writers) for epoch, writer in pairs]
 
 
-def read_judged(folder: Folder) -> JsonObject:
-    """Metrics of teachers on an evaluation split, by their hashes; empty: nobody has judged."""
-    found = folder.read_texts([JUDGED])
-    return json.loads(found[JUDGED]) if found else {}
+def get_facts_name(name: str) -> str:
+    """Return the JSON file that belongs to a file of rows."""
+    return f"{name.removesuffix('.bin')}.json"
 
 
-def write_card(place: Path | Folder) -> None:
-    """`CARD.md` for people and `card.json` for programs, beside the manifest."""
-    folder = open_folder(place)
+def read_facts(folder: Folder, shape: CacheShape, writers: int) -> dict[str, JsonObject]:
+    """Read the facts of each finished file of rows, by the file's name."""
+    existing = set(folder.list_names())
+    names = {name: get_facts_name(name) for name in list_files(shape, writers) if name in existing}
+    texts = folder.read_texts(names.values())
+    return {name: json.loads(texts.get(facts, "{}")) for name, facts in names.items()}
+
+
+def read_scores(folder: Folder) -> JsonObject:
+    """Read the teachers' scores on an evaluation split, by their hashes; empty if unknown."""
+    return json.loads(folder.read_texts([SCORES]).get(SCORES, "{}"))
+
+
+def write_card(path: Path | Folder) -> None:
+    """Write `CARD.md` for people and `card.json` for programs."""
+    folder = open_folder(path)
     card = make_card(folder)
     folder.write_text(CARD_JSON, json.dumps(card, indent=2) + "\n")
     folder.write_text(CARD, format_card(card, folder.name))
 
 
 def format_card(card: JsonMapping, name: str) -> str:
-    """The card as Markdown."""
+    """Format a card as Markdown."""
+    dataset = card["dataset"] or ["synthetic data"]
+    dataset_name = " ".join(str(part) for part in dataset[1:4] if part) or str(dataset[0])
+    augmentation = (
+        f"`{card['train_pp']}`, seed {card['seed']}, batches of {card['global_batch_size']}; all "
+        "other keys that affect it are in manifest.json"
+    )
+    if card["views"]:
+        augmentation = (
+            f"the views {card['views']} as `stored_view` shows them, in any order, of any seed, in "
+            "batches of any size"
+        )
     lines = [
-        f"# Stored answers: {name}",
+        f"# Stored outputs: {name}",
         "",
-        f"{card['examples']:,} examples of {_name_dataset(card)}, {card['augmentations']} "
+        f"{card['examples']:,} examples of {dataset_name}, {card['augmentations']} "
         f"augmentations of each, in {card['bytes_per_example']} bytes an augmented example: "
         f"{card['bytes'] / 2**20:,.1f} MiB.",
         "",
         "| teacher | hash | answers | type | greatest error | mean error | accuracy |",
         "|---|---|---|---|---:|---:|---|",
-        *(_format_row(one) for one in card["teachers"]),
+        *map(_format_row, card["teachers"]),
         "",
-        _tell_augmentation(card),
+        f"- augmentation: {augmentation}",
         "- a longer run starts over with the first epoch"
-        + ("" if card["reused"] else " where distill.cache_end=cycle says so"),
+        + ("" if card["reused"] else " if distill.cache_end=cycle"),
     ]
     if card["files_missing"]:
         lines.append(f"- {card['files_missing']} files are missing: the same command continues")
     lines += [
         "",
         f"A run {'that shows these views' if card['views'] else 'of the same stream'} reads it by "
-        f"`--distill.teacher_cache={name}`; errors were measured as the answers were stored, or "
-        "are what they are at most.",
+        f"`--distill.teacher_cache={name}`; errors were measured when the outputs were stored, or "
+        "are upper bounds.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _tell_augmentation(card: JsonMapping) -> str:
-    """Which images the answers are to."""
-    if card["views"]:
-        return (
-            f"- augmentation: the views {card['views']} as `stored_view` shows them, in any order, "
-            "of any seed, in batches of any size"
-        )
-    return (
-        f"- augmentation: `{card['train_pp']}`, seed {card['seed']}, batches of "
-        f"{card['global_batch_size']}; what else decides it stands in manifest.json"
-    )
-
-
-def _name_dataset(card: JsonMapping) -> str:
-    dataset = card["dataset"] or ["made-up data"]
-    return " ".join(str(part) for part in dataset[1:4] if part) or str(dataset[0])
-
-
-def _format_row(one: JsonMapping) -> str:
-    what = (
-        f"{one['top_k']} of {one['width']} classes" if one["top_k"] else f"{one['width']} numbers"
-    )
-    if one["part"]:
-        what += f", {one['part']}"
-    if one["places"]:
-        what += f", at {one['places']} places"
+def _format_row(row: JsonMapping) -> str:
+    content = f"{row['width']} numbers"
+    if row["top_k"]:
+        content = f"{row['top_k']} of {row['width']} classes"
+    content += f", {row['part']}" if row["part"] else ""
+    content += f", at {row['places']} places" if row["places"] else ""
     errors = [
-        "unknown" if one[key] is None else f"{one[key]:.2g} {one['error_unit']}"
+        "unknown" if row[key] is None else f"{row[key]:.2g} {row['error_unit']}"
         for key in ("max_error", "mean_error")
     ]
     accuracy = ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"of {value}"
-        for key, value in (one["accuracy"] or {}).items()
+        for key, value in (row["accuracy"] or {}).items()
         if key in _SHOWN
     )
-    name = one["name"] or "unnamed"
-    cells = [name, one["hash"], what, one["dtype"], *errors, accuracy or "not judged"]
+    name = row["name"] or "unnamed"
+    cells = [name, row["hash"], content, row["dtype"], *errors, accuracy or "not evaluated"]
     return f"| {' | '.join(cells)} |"

@@ -1,4 +1,4 @@
-"""Where a cache is written: a directory, or one of this machine's on its way to a bucket."""
+"""`CacheDirectory`: a local directory, which may be uploaded to a bucket file by file."""
 
 from __future__ import annotations
 
@@ -7,38 +7,43 @@ from pathlib import Path
 
 from store.record.runs import get_cache_folder
 from tasks.teachers.cache.manifest import MANIFEST
+from tools.cache.card import get_facts_name
 from utils.errors import UserError
+from utils.storage.folder import Folder
 from utils.storage.local import LocalFolder, compute_crc32c
 from utils.storage.places import check_writable, get_user_cache, open_folder
 
 
-class Shelf:
-    """The directory in which the tools work, and the place that gets what is finished.
+class CacheDirectory:
+    """The local directory in which a cache is written, and its destination.
 
-    A bucket's files are written in the user's cache, sent as each is whole, and deleted there: the
-    same command on this machine continues with every row, on another one with every whole file.
+    Files of a bucket are written in the user's cache, uploaded when they are whole, and deleted
+    there: on this machine the same command continues with every row, on another with whole files.
 
     Attributes:
-      folder: where the cache comes to lie.
-      path: the directory of this machine; of a local place the same.
+      folder: destination of the cache.
+      path: the local directory, equal to a local destination.
     """
 
-    def __init__(self, place: str | Path) -> None:
-        text = str(place)
+    def __init__(self, destination: str | Path) -> None:
+        text = str(destination)
         if not text:
             raise UserError("--out is missing and distill.teacher_cache is empty; name a directory")
         self.folder = open_folder(text)
         self._is_local = isinstance(self.folder, LocalFolder)
-        self.path = self.folder.path if self._is_local else _get_workplace(text)
+        if self._is_local:
+            self.path = self.folder.path
+        else:
+            self.path = get_cache_folder(text, str(get_user_cache("trainer", "answers")))
 
     def prepare(self, names: Iterable[str] = ()) -> None:
-        """Make the directory, with what the place has already of some small files.
+        """Create the directory, with the destination's copies of some small files.
 
         Args:
-          names: of them, the manifest too; without it there whatever lies here is of no use.
+          names: of them, with the manifest; if that differs, local files are deleted.
 
         Raises:
-          UserError: nothing can be written to the place.
+          UserError: the destination cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._is_local:
@@ -47,63 +52,60 @@ class Shelf:
         names = list(names)
         if not names:
             return
-        known = self.folder.read_texts(names)
+        texts = self.folder.read_texts(names)
         manifest = self.path / MANIFEST
-        if not manifest.is_file() or manifest.read_text(encoding="utf-8") != known.get(MANIFEST):
-            # Rows for what lay there before, or was begun elsewhere in another way.
+        if not manifest.is_file() or manifest.read_text(encoding="utf-8") != texts.get(MANIFEST):
+            # Rows of an earlier cache, or of one that was begun elsewhere in another way.
             for path in self.path.iterdir():
                 path.unlink()
-        for name, text in known.items():
+        for name, text in texts.items():
             (self.path / name).write_text(text, encoding="utf-8")
 
     def take(self, name: str, size: int) -> bool:
-        """Whether a file is whole at a place elsewhere; a shorter one is fetched to go on with."""
+        """Return whether the bucket has a file whole; a shorter one is fetched to continue it."""
         if self._is_local:
             return False
-        there, facts = set(self.folder.list_names()), f"{name[:-4]}.json"
-        if name not in there or facts not in there:
+        existing, pair = set(self.folder.list_names()), (name, get_facts_name(name))
+        if not existing.issuperset(pair):
             return False
         if self.folder.get_size(name) == size:
             return True
         if not (self.path / name).exists() and not (self.path / name).with_suffix(".part").exists():
-            for one in (name, facts):
-                with self.folder.open_local(one) as path:
-                    LocalFolder(self.path).put_file(path, one)
+            copy_files(self.folder, pair, self.path)
         return False
 
     def send(self, names: Iterable[str], *, keep: bool = True) -> None:
-        """Bring finished files to the place, each compared with what has arrived.
+        """Upload finished files, and compare their checksums.
 
         Args:
-          keep: also here.
+          keep: the local ones, too.
         """
         if self._is_local:
             return
-        for name in names:
-            path = self.path / name
+        for path in (self.path / name for name in names):
             if path.is_file():
-                self.folder.put_file(path, name)
+                self.folder.put_file(path, path.name)
                 if not keep:
                     path.unlink()
 
     def send_all(self) -> None:
-        """Bring over whatever is finished, the manifest last; what is there already stays."""
+        """Upload and delete all finished local files, the manifest last; equal ones are kept."""
         if self._is_local:
             return
-        there = set(self.folder.list_names())
-        names = sorted(path.name for path in self.path.iterdir() if _is_finished(path))
-        names.sort(key=lambda name: name == MANIFEST)
-        for name in names:
-            path = self.path / name
-            if name not in there or self.folder.get_checksum(name) != compute_crc32c(path):
+        existing = set(self.folder.list_names())
+        paths = [path for path in self.path.iterdir() if path.is_file()]
+        paths = [path for path in paths if path.suffix in (".bin", ".json", ".md")]
+        paths.sort(key=lambda path: (path.name == MANIFEST, path.name))
+        for path in paths:
+            name = path.name
+            if name not in existing or self.folder.get_checksum(name) != compute_crc32c(path):
                 self.folder.put_file(path, name)
-        for name in names:
-            (self.path / name).unlink()
+        for path in paths:
+            path.unlink()
 
 
-def _is_finished(path: Path) -> bool:
-    return path.is_file() and path.suffix in (".bin", ".json", ".md")
-
-
-def _get_workplace(place: str) -> Path:
-    return get_cache_folder(place, str(get_user_cache("trainer", "answers")))
+def copy_files(source: Folder, names: Iterable[str], target: Path) -> None:
+    """Copy files of a folder to a local directory, each whole or not at all."""
+    for name in names:
+        with source.open_local(name) as path:
+            LocalFolder(target).put_file(path, name)

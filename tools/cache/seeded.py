@@ -1,9 +1,9 @@
-"""Answers that TinyViT's `save_logits.py` stores: a seed and the k best classes of each image.
+"""Outputs that TinyViT's `save_logits.py` stores: a seed and the k best classes of each image.
 
 A folder holds `logits_topK_epochE/` for each epoch, with `rankR-keys.txt`, a key a line, and
 `rankR-values.bin`, for each key an int32 seed, k int16 classes and k float16 probabilities, the
-best first. The seed decides all that is drawn for the image; by which rules stands in the
-`config.json` that the program wrote beside, and nowhere in these files.
+best first. The seed decides everything that is drawn for the image; its rules are in `config.json`
+of that program, and not in these files.
 
 Source: Wu et al. 2022, arXiv:2207.10666; `save_logits.py` and `data/augmentation` of its code.
 """
@@ -26,14 +26,14 @@ from big_vision.pp.stored_views import SeedRules, ViewForm
 from utils.errors import UserError
 from utils.storage.places import to_path
 
-# Float16 knows no probability below; what was rounded to 0 counts as half of it.
+# Half of the smallest float16, for probabilities that were rounded to 0.
 _LEAST = 2.0**-25
 _MEANS = {
     "default": (0.485, 0.456, 0.406),
     "inception": (0.5, 0.5, 0.5),
     "clip": (0.48145466, 0.4578275, 0.40821073),
 }
-# Smaller images are cut otherwise.
+# Smaller images are cropped differently.
 _LEAST_SIDE = 33
 _MOST_LEVEL = 10
 _UNIFORM = 100
@@ -43,17 +43,17 @@ class SeededFiles:
     """The files of one such folder.
 
     Attributes:
-      teacher: name of the model that answered.
+      teacher: name of the model.
       form: of the views.
       epochs: stored, from 0 on.
       width: classes.
       top_k: classes with a probability.
-      identity: what tells these files from others.
+      identity: hash that distinguishes these files from others.
     """
 
-    def __init__(self, place: str, saved_config: str, classes: int) -> None:
+    def __init__(self, path: str, saved_config: str, classes: int) -> None:
         config = _read_config(saved_config)
-        self._folder, self.width = to_path(place, "the published files"), classes
+        self._folder, self.width = to_path(path, "the published files"), classes
         self.form = _find_form(config, saved_config)
         self.top_k, self.epochs = _find_sizes(self._folder)
         model = config["MODEL"]
@@ -61,35 +61,37 @@ class SeededFiles:
         self._dtype = np.dtype(
             [("seed", "<i4"), ("classes", "<i2", self.top_k), ("probs", "<f2", self.top_k)]
         )
+        # Rows of each epoch by rank, and (rank's number, row) of each key.
         self._values: list[list[np.ndarray]] = []
-        self._places: list[dict[str, tuple[int, int]]] = []
+        self._positions: list[dict[str, tuple[int, int]]] = []
         for epoch in range(self.epochs):
             self._open(self._folder / f"logits_top{self.top_k}_epoch{epoch}")
-        words = [self.teacher, str(self.form), self.top_k, self.epochs, self._sample()]
+        # Seeds, which no other files share.
+        seeds = [int(s) for ranks in self._values for rows in ranks for s in rows["seed"][:9]]
+        words = [self.teacher, str(self.form), self.top_k, self.epochs, seeds]
         self.identity = hashlib.blake2b(json.dumps(words).encode(), digest_size=8).hexdigest()
 
     def list_ids(self) -> set[str]:
-        """Of all images that have answers in each epoch."""
-        found = set(self._places[0])
-        return found.intersection(*map(set, self._places[1:]))
+        """List all images that have outputs in each epoch."""
+        return set.intersection(*map(set, self._positions))
 
     def read(self, ids: Sequence[str]) -> tuple[np.ndarray, Tensor]:
-        """Views [epochs, n] and condensed answers [epochs, n, 2 k + 1] of some images."""
+        """Read views [epochs, n] and condensed outputs [epochs, n, 2 k + 1] of some images."""
         views = np.zeros((self.epochs, len(ids)), self.form.row_dtype)
-        answers = []
-        for epoch, (values, places) in enumerate(zip(self._values, self._places, strict=True)):
-            found = np.stack([values[part][row] for part, row in (places[name] for name in ids)])
-            views[epoch]["seed"] = found["seed"]
-            answers.append(self._condense(found, epoch))
-        return views, torch.stack(answers)
+        outputs = []
+        for epoch, (values, known) in enumerate(zip(self._values, self._positions, strict=True)):
+            rows = np.stack([values[rank][row] for rank, row in (known[name] for name in ids)])
+            views[epoch]["seed"] = rows["seed"]
+            outputs.append(self._condense(rows, epoch))
+        return views, torch.stack(outputs)
 
-    def _condense(self, found: np.ndarray, epoch: int) -> Tensor:
-        probs = torch.from_numpy(found["probs"].astype(np.float64))
-        classes = torch.from_numpy(found["classes"].astype(np.float64))
+    def _condense(self, rows: np.ndarray, epoch: int) -> Tensor:
+        probs = torch.from_numpy(rows["probs"].astype(np.float64))
+        classes = torch.from_numpy(rows["classes"].astype(np.float64))
         is_good = bool(((probs >= 0) & (probs <= 1)).all() and (probs.sum(-1) < 1.01).all())
         if not is_good or classes.min() < 0 or classes.max() >= self.width:
             raise UserError(
-                f"{str(self._folder)!r}: epoch {epoch} has what is no probability of one of "
+                f"{str(self._folder)!r}: epoch {epoch} has values that are no probabilities of "
                 f"{self.width} classes; its files are cut, or of another number of classes"
             )
         rest = (1.0 - probs.sum(-1, keepdim=True)).clamp(min=0.0)
@@ -98,8 +100,8 @@ class SeededFiles:
         return torch.cat([probs.clamp(min=_LEAST).log(), classes, rest], dim=-1)
 
     def _open(self, folder: Path) -> None:
-        """All ranks of an epoch; of a key that several have, the first."""
-        values, places = [], {}
+        """Open all ranks of an epoch; of a key that several have, the first is used."""
+        values, positions = [], {}
         for path in sorted(folder.glob("rank*-values.bin")):
             keys = path.with_name(path.name.replace("-values.bin", "-keys.txt"))
             try:
@@ -113,61 +115,55 @@ class SeededFiles:
                 )
             rows = np.memmap(path, self._dtype, mode="r") if names else np.zeros(0, self._dtype)
             for row, name in enumerate(names):
-                places.setdefault(name, (len(values), row))
+                positions.setdefault(name, (len(values), row))
             values.append(rows)
         self._values.append(values)
-        self._places.append(places)
-
-    def _sample(self) -> list[int]:
-        """Some seeds, which no other files have."""
-        return [int(seed) for values in self._values for one in values for seed in one["seed"][:9]]
+        self._positions.append(positions)
 
 
 def _find_sizes(folder: Path) -> tuple[int, int]:
-    """Classes and epochs by the names of the folders, which count from 0 on."""
-    found = [re.fullmatch(r"logits_top(\d+)_epoch(\d+)", path.name) for path in folder.glob("*")]
-    names = [(int(one[1]), int(one[2])) for one in found if one]
+    """Read the numbers of classes and of epochs from the names of the folders."""
+    matches = [re.fullmatch(r"logits_top(\d+)_epoch(\d+)", path.name) for path in folder.glob("*")]
+    names = [(int(match[1]), int(match[2])) for match in matches if match]
     epochs = sorted(epoch for _, epoch in names)
     if not names or len({k for k, _ in names}) > 1 or epochs != list(range(len(names))):
         raise UserError(
-            f"{str(folder)!r} holds no folders logits_topK_epoch0, 1 and so on of one K; name the "
-            "directory that DISTILL.TEACHER_LOGITS_PATH named"
+            f"{str(folder)!r} holds no folders logits_topK_epoch0, 1 and so on of one K; use the "
+            "directory of DISTILL.TEACHER_LOGITS_PATH"
         )
     return names[0][0], len(names)
 
 
-def _read_config(place: str) -> dict[str, dict]:
-    if not place:
+def _read_config(path: str) -> dict[str, dict]:
+    if not path:
         raise UserError(
-            "--saved-config is missing: what the seeds have drawn stands in the config.json that "
+            "--saved-config is missing: the rules of the seeds are in the config.json that "
             "save_logits.py wrote into its output folder; name it"
         )
     try:
-        told = yaml.safe_load(to_path(place, "--saved-config").read_text(encoding="utf-8"))
-        return {name: dict(told[name]) for name in ("AUG", "DATA", "MODEL")}
+        config = yaml.safe_load(to_path(path, "--saved-config").read_text(encoding="utf-8"))
+        return {name: dict(config[name]) for name in ("AUG", "DATA", "MODEL")}
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"--saved-config ({place!r}) is no configuration of save_logits.py ({reason})"
+            f"--saved-config ({path!r}) is no configuration of save_logits.py ({reason})"
         ) from error
 
 
-def _find_form(config: dict[str, dict], place: str) -> ViewForm:
-    """The rules by which views are drawn; refuses those that a student could not be shown."""
+def _find_form(config: dict[str, dict], path: str) -> ViewForm:
+    """Read the rules by which views are drawn; refuse those that cannot be replayed."""
     aug, data = config["AUG"], config["DATA"]
 
     def refuse(key: str, value: object, reason: str) -> UserError:
-        return UserError(f"--saved-config ({place!r}) has {key} {value!r}: {reason}")
+        return UserError(f"--saved-config ({path!r}) has {key} {value!r}: {reason}")
 
     for name in ("MIXUP", "CUTMIX", "CUTMIX_MINMAX"):
         if aug.get(name):
-            raise refuse(f"AUG.{name}", aug[name], "answers to pairs of images are not replayed")
+            raise refuse(f"AUG.{name}", aug[name], "outputs for pairs of images are not replayed")
     if aug.get("REPROB"):
-        raise refuse(
-            "AUG.REPROB", aug["REPROB"],
-            "the erased box was filled after normalisation with what no image of 0 to 255 holds; "
-            "only answers stored with 0 can be replayed",
-        )  # fmt: skip
+        reason = "the erased box was filled after normalisation with values that no image of 0 to "
+        reason += "255 holds; only outputs stored with 0 can be replayed"
+        raise refuse("AUG.REPROB", aug["REPROB"], reason)
     method, side = data.get("INTERPOLATION"), data.get("IMG_SIZE")
     if method not in ("bilinear", "bicubic"):
         raise refuse("DATA.INTERPOLATION", method, "replayed are bilinear and bicubic")
@@ -187,17 +183,17 @@ def _find_form(config: dict[str, dict], place: str) -> ViewForm:
 
 
 def _read_policy(text: str, fill: tuple[int, ...]) -> SeedRules | None:
-    """timm's words for RandAugment; none: it has others."""
+    """Parse timm's string for RandAugment; None if it has other words."""
     head, *words = text.split("-")
     values = {"m": float(_MOST_LEVEL), "n": 2.0, "mstd": 0.0, "inc": 0.0}
     for word in words:
-        found = re.fullmatch(r"(m|n|mstd|inc)(\d+(?:\.\d*)?|inf)", word)
-        if not found:
+        match = re.fullmatch(r"(m|n|mstd|inc)(\d+(?:\.\d*)?|inf)", word)
+        if not match:
             return None
-        values[found[1]] = float(found[2])
+        values[match[1]] = float(match[2])
     if head != "rand":
         return None
     mstd = values["mstd"] if values["mstd"] <= _UNIFORM else math.inf
-    # Any text after `inc`, 0 too, counts as true there.
+    # In timm any text after `inc`, also 0, is true.
     increasing = any(word.startswith("inc") for word in words)
     return SeedRules(int(values["n"]), int(values["m"]), mstd, increasing, fill)

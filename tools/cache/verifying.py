@@ -1,4 +1,4 @@
-"""What a cache holds, and whether it is what was written."""
+"""Shows a cache, and compares it with what was written and with its teachers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tools.cache.card import format_card, make_card
 from tools.cache.damage import find_damage
 from tools.cache.writing import without_cache
 from utils.config.load import change, load_config
-from utils.errors import UserError
-from utils.programs import get_run_flags
+from utils.errors import EXIT_FAILED, UserError
+from utils.programs import get_run_flags, require_at_least
 from utils.runtime.launcher import create_runtime
 from utils.storage.places import open_folder
 
@@ -31,108 +31,91 @@ if TYPE_CHECKING:
 
     from datasets import Batch
     from job.spec import Job
-    from tasks.teachers.cache.rows import Column
     from utils.runtime.base import Runtime
 
-EXIT_DAMAGED = 1
 
-
-def show(options: argparse.Namespace) -> int:
+def show(options: argparse.Namespace) -> None:
     """Print the card."""
     card = make_card(options.cache)
-    print(
-        json.dumps(card, indent=2)
-        if options.json
-        else format_card(card, open_folder(options.cache).name)
-    )
-    return 0
+    name = open_folder(options.cache).name
+    print(json.dumps(card, indent=2) if options.json else format_card(card, name))
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Print each file that is not what was written; gives the exit code."""
+    """Print each file that differs from what was written; return the exit code."""
     if options.rest and not options.config:
         raise UserError(
             f"{options.rest[0]} is a key of a run's configuration; name the run by --config"
         )
-    if options.steps < 1:
-        raise UserError(f"--steps ({options.steps}) must be at least 1")
-    if options.workers < 1:
-        raise UserError(f"--workers ({options.workers}) must be at least 1")
+    require_at_least(1, options, "steps", "workers")
     faults = find_damage(options.cache, options.workers)
     for fault in faults:
         print(fault)
     if faults:
-        return EXIT_DAMAGED
+        return EXIT_FAILED
     print(f"{options.cache}: all files are what was written")
-    return ask_again(options) if options.config else 0
+    return compare_with_teachers(options) if options.config else 0
 
 
-def ask_again(options: argparse.Namespace) -> int:
-    """Ask the run's teachers about batches spread over the cache; gives the exit code."""
-    if is_by_example(read_manifest(options.cache)):
+def compare_with_teachers(options: argparse.Namespace) -> int:
+    """Run the teachers on batches spread over the cache; print mean differences.
+
+    Returns:
+      The exit code, 1 if one exceeds the noted mean error and the tolerance.
+    """
+    manifest = read_manifest(options.cache)
+    if is_by_example(manifest):
         raise UserError(
-            f"{options.cache!r} was imported, and its teachers are not here to be asked again; "
-            "verify it without --config"
+            f"{options.cache!r} was imported, and its teachers are not available; verify it "
+            "without --config"
         )
     config = load_config(get_run_flags(options))
     job = check(change(config, distill={"teacher_cache": options.cache, "cache_end": "cycle"}))
     live = check(without_cache(config))
-    manifest = read_manifest(options.cache)
-    chosen = TeacherCache(options.cache, teachers=job.facts.teachers)
-    if any("+" in column.teacher for column in chosen.columns):
+    cache = TeacherCache(options.cache, teachers=job.facts.teachers)
+    if any("+" in column.teacher for column in cache.columns):
         raise UserError(
-            f"{options.cache!r} holds several teachers as one answer, of which none can be asked "
-            "again; verify it without --config"
+            f"{options.cache!r} holds several teachers combined into one output, which none of "
+            "them can compute alone; verify it without --config"
         )
     total = read_shape(manifest).total_steps
     steps = sorted({int(step) for step in np.linspace(0, total - 1, min(options.steps, total))})
-    found = _compare(create_runtime(config.runtime), live, chosen, steps)
-    return _judge(options, chosen, found)
+    gaps = _measure_gaps(create_runtime(config.runtime), live, cache, steps)
+    noted = {row["hash"] + row["part"]: row for row in make_card(options.cache)["teachers"]}
+    code = 0
+    for column, means in zip(cache.columns, gaps, strict=True):
+        mean_error = noted[column.teacher + column.part]["mean_error"] or 0.0
+        allowed = mean_error + options.tolerance
+        is_good = max(means) <= allowed
+        print(
+            f"{column.name or column.teacher}: asked again about {len(means)} batches, mean "
+            f"difference up to {max(means):.2g}, {'within' if is_good else 'beyond'} {allowed:.2g}"
+        )
+        code = code if is_good else EXIT_FAILED
+    return code
 
 
-def _compare(
+def _measure_gaps(
     runtime: Runtime, job: Job, cache: TeacherCache, steps: list[int]
 ) -> list[list[float]]:
-    """Mean differences of each column, for each of some steps."""
+    """Compute the mean absolute differences of each column for each of some steps."""
     parts = build_parts(runtime, job)
-    found: list[list[float]] = [[] for _ in cache.columns]
+    gaps: list[list[float]] = [[] for _ in cache.columns]
 
-    def ask(batch: Batch) -> tuple[Tensor, ...]:
+    def compute(batch: Batch) -> tuple[Tensor, ...]:
         return parts.task.compute_cached_outputs(batch, cache.columns)
 
     try:
         for step in steps:
-            asked = map_batches(ask, iterate_batches(parts, step), runtime)
-            with contextlib.closing(asked):
-                batch, answers = next(asked)
-            cache.read(step, runtime.fetch(batch.indices))  # answers to other examples are refused
+            results = map_batches(compute, iterate_batches(parts, step), runtime)
+            with contextlib.closing(results):
+                batch, outputs = next(results)
+            cache.read(step, runtime.fetch(batch.indices))  # refuses outputs for other examples
             rows = cache.read_rows(step)
-            for number, (column, answer) in enumerate(zip(cache.columns, answers, strict=True)):
+            for number, (column, output) in enumerate(zip(cache.columns, outputs, strict=True)):
                 stored = unpack_values(rows, cache.numbers[number], column)
-                gap = np.abs(stored - _take(column, runtime.fetch(answer)))
-                found[number].append(float(gap.mean()))
+                live = runtime.fetch(output)[..., : column.top_k or None].to(torch.float32).numpy()
+                gaps[number].append(float(np.abs(stored - live).mean()))
     finally:
         parts.close()
-    return found
-
-
-def _take(column: Column, answer: Tensor) -> np.ndarray:
-    kept = answer[..., : column.top_k] if column.top_k else answer
-    return kept.to(torch.float32).numpy()
-
-
-def _judge(options: argparse.Namespace, cache: TeacherCache, found: list[list[float]]) -> int:
-    """Print how far the second answers lie from the stored ones; gives the exit code."""
-    noted = {
-        one["hash"] + one["part"]: one["mean_error"] for one in make_card(options.cache)["teachers"]
-    }
-    code = 0
-    for column, gaps in zip(cache.columns, found, strict=True):
-        allowed = (noted[column.teacher + column.part] or 0.0) + options.tolerance
-        is_good = max(gaps) <= allowed
-        print(
-            f"{column.name or column.teacher}: asked again about {len(gaps)} batches, mean "
-            f"difference up to {max(gaps):.2g}, {'within' if is_good else 'beyond'} {allowed:.2g}"
-        )
-        code = code if is_good else EXIT_DAMAGED
-    return code
+    return gaps
