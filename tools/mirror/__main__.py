@@ -3,11 +3,11 @@
     python -m tools.mirror --to mlflow --place sqlite:///mlflow.db runs/digits_kd/student
     python -m tools.mirror --to wandb --follow digits_kd/student
 
-The trainer knows nothing of it: this is a program of its own, in an environment of its own
-(`bash run_commands.sh mirrors`), and may be killed at any instant. It sends what the run can not
-take back any more, which is all up to its newest checkpoint, and the rest when it is complete: so
-no point is there twice, and none is missing in the end. Where the target does not answer it tries
-again for ever. A RUN is a directory, a URL or `experiment/name` of the store.
+This is a separate program in an environment of its own (`bash run_commands.sh mirrors`), which the
+trainer does not need, and it may be killed at any instant. It sends what the run cannot take back
+any more, which is all up to its newest checkpoint, and the rest when it is complete: so no point is
+sent twice, and none is missing in the end. It retries for ever if the tracker does not respond. A
+RUN is a directory, a URL or `experiment/name` of the store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import importlib.util
 import signal
 import sys
 import time
-from types import FrameType
 
 from store.query.record import RunRecord
 from tools.mirror.cursor import CursorFile, get_state_folder
@@ -36,48 +35,43 @@ _LONGEST_S = 60.0
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the parser."""
     parser = create_program_parser(__doc__, prog="python -m tools.mirror")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory, URL or experiment/name")
-    parser.add_argument("--to", required=True, choices=sorted(TARGETS), help="the tracker")
-    parser.add_argument(
-        "--place", default="", metavar="PLACE",
-        help="of MLflow its URI ($MLFLOW_TRACKING_URI, or sqlite:///mlflow.db); of the others a "
-        "directory (wandb; trackio's own)",
-    )  # fmt: skip
-    parser.add_argument("--store", default="runs", help="run.output_dir: directory or URL")
-    parser.add_argument("--follow", action="store_true", help="go on until the runs are complete")
-    parser.add_argument(
-        "--live", action="store_true",
-        help="send lines behind the newest checkpoint, too: those that the run takes back will be "
-        "there twice",
-    )  # fmt: skip
-    parser.add_argument(
-        "--every", type=float, default=30.0, metavar="SECONDS", help="between two looks (30)"
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="directory, URL or experiment/name")
+    add("--to", required=True, choices=sorted(TARGETS), help="the tracker")
+    place = "of MLflow its URI ($MLFLOW_TRACKING_URI, or sqlite:///mlflow.db); of the others a "
+    place += "directory (wandb; trackio's own)"
+    add("--place", default="", metavar="PLACE", help=place)
+    add("--store", default="runs", help="run.output_dir: directory or URL")
+    add("--follow", action="store_true", help="go on until the runs are complete")
+    live = (
+        "also send lines after the newest checkpoint: those that the run takes back will be sent "
     )
-    parser.add_argument(
-        "--state", default="", metavar="DIR",
-        help="where is kept how far was sent ($XDG_STATE_HOME/trainer/mirror)",
-    )  # fmt: skip
+    live += "twice"
+    add("--live", action="store_true", help=live)
+    add("--every", type=float, default=30.0, metavar="SECONDS", help="between two passes (30)")
+    state = "directory that keeps what was sent ($XDG_STATE_HOME/trainer/mirror)"
+    add("--state", default="", metavar="DIR", help=state)
     return parser
 
 
 def mirror(options: argparse.Namespace) -> None:
-    """Send runs to a target, once or until they are complete.
+    """Send runs to a tracker, once or until they are complete.
 
     Raises:
-      UserError: a run is not there, the client is not installed, or another mirror is at work.
+      UserError: a run does not exist, the client is not installed, or another mirror is running.
     """
     if not options.every > 0:
         raise UserError(f"--every ({options.every}) must be above 0")
-    found = importlib.util.find_spec(options.to)
-    if found is None or found.origin is None:  # a mere directory of that name
+    spec = importlib.util.find_spec(options.to)
+    if spec is None or spec.origin is None:  # a mere directory of that name
         raise UserError(
-            f"--to {options.to}: its client is not installed here; `bash run_commands.sh mirrors` "
-            "makes an environment with it, .venv-mirrors/bin/python"
+            f"--to {options.to}: its client is not installed; `bash run_commands.sh mirrors` "
+            "creates an environment with it, .venv-mirrors/bin/python"
         )
     folders = [_find_run(name, options.store) for name in options.runs]
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_TERMINATED))
     with contextlib.ExitStack() as stack:
         feeds = [_create_feed(folder, options, stack) for folder in folders]
         while True:
@@ -88,9 +82,9 @@ def mirror(options: argparse.Namespace) -> None:
 
 
 def _create_feed(folder: Folder, options: argparse.Namespace, stack: contextlib.ExitStack) -> Feed:
-    place = options.place and (
-        options.place if "://" in options.place else str(open_folder(options.place).place)
-    )
+    place = options.place
+    if place and "://" not in place:
+        place = str(open_folder(place).place)
     cursor = CursorFile(get_state_folder(options.state), options.to, place, str(folder))
     stack.enter_context(cursor.hold())
     feed = Feed(folder, create_target(options.to, options.place), cursor, live=options.live)
@@ -99,13 +93,13 @@ def _create_feed(folder: Folder, options: argparse.Namespace, stack: contextlib.
 
 
 def create_target(name: str, place: str) -> Tracker:
-    """One run's target; its client is imported when it is opened."""
+    """Create the target of one run; its client is imported when it is opened."""
     module = importlib.import_module(f"tools.mirror.targets.{name}")
     return getattr(module, TARGETS[name])(place)
 
 
 def _advance(feed: Feed) -> Standing:
-    """One pass, tried for ever."""
+    """Make one pass, retried until it succeeds."""
     pause_s = 1.0
     while True:
         try:
@@ -132,13 +126,9 @@ def _find_run(name: str, store: str) -> Folder:
     if not open_folder(place).is_there():
         raise UserError(
             f"RUN {name!r} is neither a directory nor experiment/name below --store {store!r}; "
-            "`python -m tools.runs list` shows what is there"
+            "`python -m tools.runs list` lists all runs"
         )
     return RunRecord(place).folder
-
-
-def _end(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(EXIT_TERMINATED)
 
 
 main = CommandLine(create_parser, mirror)

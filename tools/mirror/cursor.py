@@ -1,4 +1,4 @@
-"""`Cursor`: how far a run has been sent to a target, in a file of its own."""
+"""`Cursor`: the part of a run that has been sent to a target, in a file of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from store.record.history import Line
 from utils.errors import UserError
-from utils.json_types import JsonObject
 from utils.storage.json_files import write_json
 from utils.storage.locks import try_lock
 from utils.storage.places import to_path
@@ -20,33 +19,27 @@ from utils.storage.places import to_path
 
 @dataclass(frozen=True)
 class HistoryEnd:
-    """A place in a history: so many lines lie before it, and this is what they say.
-
-    Args:
-      digest: of those lines; it tells whether a history still begins with them.
-    """
+    """End of a part of a history, from its beginning: the number of lines and their digest."""
 
     lines: int = 0
     digest: str = ""
 
     def add(self, line: Line) -> HistoryEnd:
-        """The place behind one more line."""
+        """Return the end after one more line."""
         text = self.digest + json.dumps(line, sort_keys=True)
-        return HistoryEnd(
-            self.lines + 1, hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
-        )
+        return HistoryEnd(self.lines + 1, _hash(text))
 
 
 @dataclass(frozen=True)
 class Cursor:
-    """What a target is known to hold.
+    """Known contents of a target.
 
     Args:
-      sent: behind the last line that is there.
-      final: behind the last of them that the trainer cannot take back; without `--live` the same.
-      generation: counts histories: the trainer has gone back behind `final`, which it does only by
-        hand or where a checkpoint was damaged, and the target has begun another run.
-      ended: when the run ended that the target has been told the end of; none: of none.
+      sent: end of the lines that it has.
+      final: end of those that the trainer cannot take back; without `--live` the same.
+      generation: counts histories: if the trainer goes back before `final`, which it does only by
+        hand or if a checkpoint was damaged, the target begins another run.
+      ended: time of the run's end that the target has, or None.
     """
 
     sent: HistoryEnd = field(default_factory=HistoryEnd)
@@ -56,47 +49,43 @@ class Cursor:
 
 
 class CursorFile:
-    """Keeps the cursor of one run and one target; one mirror at a time has it.
+    """File of the cursor of one run and one target, held by one mirror at a time.
 
     Args:
       folder: of all cursors.
-      names: what tells this run and target from all others.
+      names: identify the run and the target.
     """
 
     def __init__(self, folder: Path, *names: str) -> None:
         self._names = list(names)
-        digest = hashlib.blake2b(json.dumps(names).encode(), digest_size=12).hexdigest()
-        self.path = folder / f"{digest}.json"
+        self.path = folder / f"{_hash(json.dumps(names))}.json"
 
     def read(self) -> Cursor:
-        """The cursor; a new one where none is kept.
-
-        Raises:
-          UserError: the file is damaged.
-        """
+        """Read the cursor; a new one if there is no file, a UserError if it is damaged."""
         try:
             facts = json.loads(self.path.read_text(encoding="utf-8"))
-            return _parse(facts)
+            ends = HistoryEnd(**facts["sent"]), HistoryEnd(**facts["final"])
+            return Cursor(*ends, facts["generation"], facts["ended"])
         except FileNotFoundError:
             return Cursor()
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"the cursor {self.path} is damaged; delete it: what the target holds already is "
-                "found there"
+                f"the cursor {self.path} is damaged; delete it: the contents of the target are "
+                "found anew"
             ) from error
 
     def write(self, cursor: Cursor) -> None:
-        """Keep a cursor, on the disk when this returns."""
+        """Write the cursor; it is on the disk when this returns."""
         facts = {"schema_version": 2, "of": self._names, **asdict(cursor)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_json(self.path, facts, indent=1)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Keep other mirrors out.
+        """Lock out other mirrors.
 
         Raises:
-          UserError: one is at work, or the cursors' directory cannot be written.
+          UserError: another one is running, or the cursors' directory cannot be written.
         """
         lock = self.path.with_suffix(".lock")
         try:
@@ -110,20 +99,17 @@ class CursorFile:
         with file:
             if not try_lock(file):
                 raise UserError(
-                    f"another mirror sends {self._names[-1]} to the same target; let it go on, or "
+                    f"another mirror sends {self._names[-1]} to the same target; wait for it, or "
                     "end it first"
                 )
             yield
 
 
 def get_state_folder(text: str) -> Path:
-    """Where cursors lie: they must outlive a cache."""
+    """Return the directory of cursors, which must outlive a cache."""
     root = text or os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return to_path(root, "--state") / ("" if text else "trainer/mirror")
 
 
-def _parse(facts: JsonObject) -> Cursor:
-    return Cursor(
-        sent=HistoryEnd(**facts["sent"]), final=HistoryEnd(**facts["final"]),
-        generation=facts["generation"], ended=facts["ended"],
-    )  # fmt: skip
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,4 +1,4 @@
-"""`Feed`: one run's way into one target, each point once, whatever is killed and goes back."""
+"""`Feed`: sends one run to one target, each point once, after any kill or rollback."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tools.mirror.target import Point, RunHead, Tracker, make_point
 from utils.log import get_logger
 from utils.storage.folder import Folder
 
-# Points that are sent before the cursor is written.
+# Points between two writes of the cursor.
 _BATCH = 5_000
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands after a pass.
+    """Progress of a run after a pass.
 
     Args:
       lines: at the target.
@@ -31,7 +31,7 @@ class Standing:
 
 
 class _TakenBackError(Exception):
-    """The history does not begin with what was sent; `keeps_final`: but with what was final."""
+    """The history has lost lines that were sent; `keeps_final`: none that was final."""
 
     def __init__(self, *, keeps_final: bool) -> None:
         super().__init__()
@@ -39,11 +39,11 @@ class _TakenBackError(Exception):
 
 
 class Feed:
-    """Sends what a run cannot take back any more: it goes back to whole checkpoints alone.
+    """Sender of the lines that a run cannot take back: it goes back to whole checkpoints only.
 
     Args:
       folder: the run's.
-      live: send newer lines as well; those that are taken back come again.
+      live: send newer lines as well, and again if they are taken back.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Feed:
         self._cursor = Cursor()
 
     def advance(self) -> Standing:
-        """One pass: send what has become final, and the run's end once it has come.
+        """Make one pass: send what has become final, and the run's end if it has ended.
 
         Raises:
           Exception: of the target's client or the run's store; `close` and try again.
         """
-        # First what the run says, then its lines: they are at least as new.
+        # First the run's facts, then its lines, which are at least as new.
         record = RunRecord(self.folder)
         while True:
             tail = self._tail or self._open(record)
@@ -76,7 +76,7 @@ class Feed:
         return Standing(self._cursor.sent.lines, tail.waiting, record.is_complete)
 
     def close(self) -> None:
-        """Let go of the target and forget all but the cursor's file: at the end, or an error."""
+        """Close the target and reset everything but the cursor's file: at the end, or an error."""
         if self._tail is not None:
             self._tail.close()
             self._tail = None
@@ -105,21 +105,21 @@ class Feed:
         if batch:
             self._send(batch, tail.end, final)
         lines, cursor = tail.end.lines, self._cursor
-        # A history that is too short may yet grow into what was sent, until it has ended.
+        # Until it has ended, a shorter history may yet grow to what was sent.
         keeps_final = lines >= cursor.final.lines
         if lines < cursor.sent.lines and (record.is_complete or (self._live and keeps_final)):
             raise _TakenBackError(keeps_final=keeps_final)
 
     def _is_there(self, passed: Passed) -> bool:
-        """Whether the target has a line; what it has must be what the history says."""
-        for place, keeps_final in ((self._cursor.final, False), (self._cursor.sent, True)):
-            if passed.end.lines == place.lines and passed.end != place:
+        """Return whether the target has a line; raises if it has another one."""
+        for end, keeps_final in ((self._cursor.final, False), (self._cursor.sent, True)):
+            if passed.end.lines == end.lines and passed.end != end:
                 raise _TakenBackError(keeps_final=keeps_final)
         return passed.end.lines <= self._cursor.sent.lines
 
     def _send(self, batch: list[Point], end: HistoryEnd, final: HistoryEnd) -> None:
         self._target.send(batch, end)
-        final = max(self._cursor.final, final, key=lambda place: place.lines)
+        final = max(self._cursor.final, final, key=lambda end: end.lines)
         self._write(replace(self._cursor, sent=end, final=final))
 
     def _go_back(self, record: RunRecord, *, keeps_final: bool) -> None:
@@ -131,10 +131,8 @@ class Feed:
             )
             self._write(replace(cursor, sent=cursor.final))
         else:
-            get_logger().warning(
-                "%s has gone back behind what was final; its history begins anew at the target "
-                "as %s", record.path, _name(record, cursor.generation + 1),
-            )  # fmt: skip
+            text = "%s has gone back before its final lines; its history begins anew there as %s"
+            get_logger().warning(text, record.path, _name(record, cursor.generation + 1))
             self._write(Cursor(generation=cursor.generation + 1))
         self.close()
 

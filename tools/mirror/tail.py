@@ -1,4 +1,4 @@
-"""`HistoryTail`: the lines of a run as they come, each once, while the trainer writes them."""
+"""`HistoryTail`: reads the lines of a run, each once, while the trainer writes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Passed:
     """A line that was read.
 
     Args:
-      end: the place behind it.
+      end: of the history up to this line.
       time_s: of training until then.
       is_final: the trainer cannot take it back.
     """
@@ -34,13 +34,13 @@ class Passed:
 
 
 class HistoryTail:
-    """Reads on where it has stopped; a history that was replaced is read from its beginning.
+    """Reader that continues where it stopped; a replaced history is read from its beginning.
 
     Args:
-      folder: the run's. Of a bucket the whole history is read each time.
+      folder: the run's. In a bucket the whole history is read each time.
 
     Attributes:
-      end: behind the last line that was handed out.
+      end: of the lines that were yielded.
     """
 
     def __init__(self, folder: Folder) -> None:
@@ -54,11 +54,11 @@ class HistoryTail:
         return len(self._pending)
 
     def read(self, horizon: int | None, *, live: bool) -> Iterator[Passed]:
-        """New lines that are final, in their order.
+        """Yield new lines that are final, in their order.
 
         Args:
-          horizon: the step that the trainer will not go back behind; none: the run is complete.
-          live: newer lines as well.
+          horizon: the step before which the trainer will not go back; None if the run is complete.
+          live: also yield newer lines.
         """
         for line in self._poll():
             self._pending.append(line)
@@ -66,7 +66,7 @@ class HistoryTail:
         yield from self._drain(horizon, live)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -95,7 +95,7 @@ class HistoryTail:
         path = self._folder.path / METRICS_FILE
         if self._file is None or not _is_same(path, self._file):
             self.close()
-            self._begin()  # a trainer that goes back puts another file in its place
+            self._begin()  # a trainer that goes back replaces the file
             with contextlib.suppress(FileNotFoundError):
                 self._file = path.open("rb")
         if self._file is not None:
@@ -111,7 +111,7 @@ class HistoryTail:
 
 
 def _is_same(path: Path, file: IO[bytes]) -> bool:
-    """Whether an open file still has its name: while it is open its number is not given again."""
+    """Return whether an open file still has its name; its inode is not reused while it is open."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a tracker must offer, and what it is given."""
+"""`Tracker`: the interface of a tracker, and the data that it receives."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from utils.json_types import JsonValue
 
 @dataclass(frozen=True)
 class RunHead:
-    """What a run is to a tracker.
+    """Description of a run for a tracker.
 
     Args:
-      identity: another one for each history of the run, and else the same for ever.
+      identity: constant, and different for each history of the run.
       started: seconds since 1970.
       config: dotted key -> value.
     """
@@ -31,13 +31,13 @@ class RunHead:
 
 @dataclass(frozen=True)
 class Point:
-    """A line as trackers take it.
+    """A line of a history for a tracker.
 
     Args:
-      key: the same for the same line behind the same history.
+      key: the same for the same line after the same history.
       number: of the line in its history, from 0.
-      time: seconds since 1970, of a clock that stands still while no program works on the run: a
-        function of the history, so that a point that is sent again is the same point.
+      time: seconds since 1970, of a clock that stops while the run does not train: a function of
+        the history, so that a point that is sent again is the same point.
       values: `train/loss/total` -> number, nan and infinities among them.
     """
 
@@ -49,39 +49,33 @@ class Point:
 
 
 class Tracker(Protocol):
-    """One run in one tracker. Any error means that it is down: it is opened again later."""
+    """One run in one tracker. After any error it is opened again later."""
 
     def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
-        """Find or make the run there.
+        """Find or create the run there.
 
         Args:
-          sent: what is known to be there.
+          sent: end of the lines that are known to be there.
 
         Returns:
-          The same, or more where the tracker itself knows of more.
+          The same, or a later end if the tracker has more.
         """
 
     def send(self, points: Sequence[Point], end: HistoryEnd) -> None:
-        """Have points there for good when this returns.
-
-        A mirror that was killed sends again what it had sent: each must be there once.
+        """Store points permanently, each once even if a killed mirror sends it again.
 
         Args:
-          end: the place behind the last of them.
+          end: of the history up to the last of them.
         """
 
     def finish(self, end: Point) -> None:
-        """Tell that the run is complete, and the numbers of its end; may come twice."""
+        """Mark the run as complete, with its final metrics; may be called twice."""
 
     def close(self) -> None:
-        """Let go of the client; nothing to do where it was not opened."""
+        """Close the client, if it was opened."""
 
 
 def make_point(line: Line, end: HistoryEnd, time: float) -> Point:
-    """A line of a history as a point.
-
-    Args:
-      end: the place behind it.
-    """
+    """Convert a line of a history; `end` is that of the history up to this line."""
     values = {f"{line['kind']}/{name}": v for name, v in get_finite_numbers(line).items()}
     return Point(end.digest, end.lines - 1, line["step"], time, values)

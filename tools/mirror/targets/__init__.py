@@ -1,1 +1,1 @@
-"""The trackers that a run can be sent to: each module imports its client when it is opened."""
+"""The trackers to which a run can be sent: each imports its client when it is opened."""

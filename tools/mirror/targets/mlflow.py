@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
 DEFAULT_PLACE = "sqlite:///mlflow.db"
-# The most that a request may hold.
+# Limits of a request.
 _METRICS, _PARAMS, _TEXT = 1_000, 100, 6_000
 _IDENTITY = "trainer.identity"
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
@@ -27,8 +27,8 @@ _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 class MlflowTarget:
     """One run of an MLflow server or database.
 
-    Key, time, step and value are MLflow's primary key, so a point that comes again changes nothing.
-    It keeps infinities as the largest finite numbers.
+    Key, time, step and value are MLflow's primary key, so a repeated point changes nothing. MLflow
+    stores infinities as the largest finite numbers.
     """
 
     def __init__(self, place: str) -> None:
@@ -38,19 +38,23 @@ class MlflowTarget:
 
     def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-        # Its own tries last for minutes and say nothing; the mirror's are for ever.
+        # Its own retries last for minutes without a message; the mirror retries itself.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         from mlflow import MlflowClient
+        from mlflow.entities import Param
 
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
         self._client = MlflowClient(tracking_uri=self._place)
         known = self._find(run) or self._create(run)
         self._run = known.info.run_id
-        texts = {_clean(key): _format(value) for key, value in run.config.items()}
-        params = [(key, text) for key, text in texts.items() if key not in known.data.params]
-        for chunk in _cut(params, _PARAMS):
-            self._client.log_batch(self._run, params=[_make_param(*pair) for pair in chunk])
+        texts = {
+            _clean(key): value if isinstance(value, str) else json.dumps(value)
+            for key, value in run.config.items()
+        }
+        new = {key: text for key, text in texts.items() if key not in known.data.params}
+        for chunk in _cut((Param(key, text[:_TEXT]) for key, text in new.items()), _PARAMS):
+            self._client.log_batch(self._run, params=chunk)
         return sent
 
     def send(self, points: Sequence[Point], end: HistoryEnd) -> None:
@@ -70,17 +74,17 @@ class MlflowTarget:
         if experiment is None:
             return None
         query = f"tags.`{_IDENTITY}` = '{run.identity}'"
-        found = self._client.search_runs([experiment.experiment_id], query)
-        return found[0] if found else None
+        runs = self._client.search_runs([experiment.experiment_id], query)
+        return runs[0] if runs else None
 
     def _create(self, run: RunHead) -> Run:
         experiment = self._client.get_experiment_by_name(run.experiment)
-        number = experiment.experiment_id if experiment else (
-            self._client.create_experiment(run.experiment)
-        )  # fmt: skip
-        return self._client.create_run(
-            number, round(run.started * 1000), {_IDENTITY: run.identity}, run.name
-        )
+        if experiment:
+            number = experiment.experiment_id
+        else:
+            number = self._client.create_experiment(run.experiment)
+        started = round(run.started * 1000)
+        return self._client.create_run(number, started, {_IDENTITY: run.identity}, run.name)
 
 
 def _make_metrics(point: Point) -> Iterator[Metric]:
@@ -90,21 +94,10 @@ def _make_metrics(point: Point) -> Iterator[Metric]:
         yield Metric(_clean(name), value, round(point.time * 1000), point.step)
 
 
-def _make_param(key: str, text: str) -> object:
-    from mlflow.entities import Param
-
-    return Param(key, text[:_TEXT])
-
-
-def _cut(items: Sequence | Iterator, count: int) -> Iterator[list]:
-    rest = iter(items)
-    while chunk := list(islice(rest, count)):
+def _cut(items: Iterator, count: int) -> Iterator[list]:
+    while chunk := list(islice(items, count)):
         yield chunk
 
 
 def _clean(name: str) -> str:
     return _FORBIDDEN.sub("_", name)
-
-
-def _format(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

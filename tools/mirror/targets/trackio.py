@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 class TrackioTarget:
     """One run of a project.
 
-    Written through trackio's own storage, in one transaction a batch: its `log` hands points to a
-    thread and drops what cannot be stored. Each row has an identity, and one that is there already
-    is left as it is.
+    Written through trackio's own storage, in one transaction a batch: its `log` passes points to a
+    thread and drops what cannot be stored. Each row has an identity; existing ones do not change.
 
     Args:
       place: directory; empty: that of trackio.

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: files that `wandb sync` carries to its server."""
+"""Weights & Biases, offline: files that `wandb sync` uploads to its server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
-from utils.storage.local import sync_directory, write_atomically
+from utils.storage.local import sync_directory, sync_file, write_atomically
 from utils.storage.places import to_path
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ _STEP = "step"
 class WandbTarget:
     """One run, as a directory `offline-run-*` for each batch.
 
-    W&B writes in a process of its own, so what a killed mirror has left is never known: a batch
-    gets its name when W&B has ended it, and what has none is written again. The batches of a run
-    have one id; `wandb sync` joins them.
+    W&B writes in a process of its own, so the files of a killed mirror are of unknown state: a
+    batch gets its name when W&B has ended it, and one without a name is written again. The batches
+    of a run have one id; `wandb sync` joins them.
 
     Args:
       place: the directory that holds them.
@@ -57,11 +57,12 @@ class WandbTarget:
     def send(self, points: Sequence[Point], end: HistoryEnd) -> None:
         run = self._begin()
         for point in points:
-            run.log(_make_row(point), step=point.number)
+            row = {_STEP: point.step, "_timestamp": point.time, **point.values}
+            run.log(row, step=point.number)
         self._publish(run, end)
 
     def finish(self, end: Point) -> None:
-        # Without a row of its own: the end may come twice.
+        # Without a row of its own, because the end may be sent twice.
         run = self._begin()
         run.summary.update(end.values)
         self._publish(run, HistoryEnd(end.number, end.key.removeprefix("end-")))
@@ -71,25 +72,26 @@ class WandbTarget:
             self._clear()
             self._head = None
 
-    @property
-    def _scratch(self) -> Path:
-        return self._folder / _WRITING / self._head.identity
-
-    def _clear(self) -> None:
-        shutil.rmtree(self._scratch, ignore_errors=True)
+    def _clear(self) -> Path:
+        scratch = self._folder / _WRITING / self._head.identity
+        shutil.rmtree(scratch, ignore_errors=True)
+        return scratch
 
     def _begin(self) -> Run:
-        self._clear()
-        self._scratch.mkdir(parents=True)
-        settings = self._wandb.Settings(
-            x_disable_stats=True, x_disable_meta=True, console="off", disable_git=True,
-            disable_code=True, disable_job_creation=True,
-        )  # fmt: skip
+        scratch = self._clear()
+        scratch.mkdir(parents=True)
+        disabled = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")
+        settings = dict.fromkeys((*disabled, "disable_job_creation"), True)
         head = self._head
+        names = {"project": head.experiment, "id": head.identity, "name": head.name}
         run = self._wandb.init(
-            mode="offline", dir=str(self._scratch), project=head.experiment, id=head.identity,
-            name=head.name, config=head.config, settings=settings, reinit="create_new",
-        )  # fmt: skip
+            mode="offline",
+            dir=str(scratch),
+            config=head.config,
+            settings=self._wandb.Settings(console="off", **settings),
+            reinit="create_new",
+            **names,
+        )
         run.define_metric(_STEP)
         run.define_metric("*", step_metric=_STEP)
         return run
@@ -98,25 +100,16 @@ class WandbTarget:
         """End a batch and give it its name."""
         folder = Path(run.dir).parent
         run.finish()
-        _sync(folder)
+        for path in folder.glob("*.wandb"):
+            sync_file(path)
         mark = {"of": self._head.identity, "end": asdict(end), "written": time.time_ns()}
         write_atomically(folder / _MARK, json.dumps(mark))
         target, moment = self._folder / folder.name, time.time()
         while target.exists():
-            # Its name tells the second of its beginning.
+            # Its name contains the second of its beginning.
             moment += 1
             stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(moment))
             target = self._folder / f"offline-run-{stamp}-{self._head.identity}"
         folder.rename(target)
         sync_directory(self._folder)
         self._clear()
-
-
-def _make_row(point: Point) -> dict[str, float]:
-    return {_STEP: point.step, "_timestamp": point.time, **point.values}
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.glob("*.wandb"):
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
