@@ -104,15 +104,13 @@ def test_a_run_whose_program_is_gone_is_not_called_running(folder):
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     change_facts(folder, status="running")
-    assert "its program is gone" not in render(RunRecord(folder))
+    assert "process died" not in render(RunRecord(folder))
     from store.record.claim import describe_self
 
     (folder / "run.lock").write_text(json.dumps({**describe_self(), "pid": child.pid}))
-    assert "running no more: its program is gone, --resume auto goes on" in render(
-        RunRecord(folder)
-    )
+    assert "process died; continue with --resume auto" in render(RunRecord(folder))
     (folder / "run.lock").write_text(json.dumps(describe_self()))
-    assert "its program is gone" not in render(RunRecord(folder))
+    assert "process died" not in render(RunRecord(folder))
 
 
 def test_it_follows_a_run_that_restarts_until_it_is_complete(finished, folder, monkeypatch):

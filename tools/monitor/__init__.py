@@ -1,1 +1,1 @@
-"""Shows how a run gets on, from its files alone: what is read, what devices say, the table."""
+"""Shows the progress of a run, from its files and its devices."""
