@@ -16,7 +16,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.answer_table import ENDINGS
+from tools.predict.table import ENDINGS
 from tools.weights.flags import add_weights_flags
 from utils.config.devices import DEVICES
 from utils.programs import CommandLine, create_program_parser

@@ -16,7 +16,7 @@ from engine import map_batches
 from models.patches.choice import patch_for
 from models.trained import TrainedModel
 from models.transforms import to_pixels
-from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, open_table
+from tools.predict.table import ENDINGS, FilePrediction, TableForm, WriteRow, open_table
 from tools.weights.flags import WEIGHTS_KEY
 from tools.weights.load_model import load_trained, open_images
 from utils.config.execution import RuntimeSection
@@ -52,12 +52,12 @@ def predict(options: argparse.Namespace) -> int:
     loader = open_images(options.folder, _FOLDER_KEY, trained.pp, options.batch_size)
     form = TableForm(wanted.top_k, trained.count_features() if wanted.embed else 0)
     seen = expected = spoilt = 0
-    with open_table(options.out, form) as table:
+    with open_table(options.out, form) as write:
         for row, index in _answer(runtime, trained, loader, wanted):
-            _write_broken(table, loader, range(expected, index))
-            table.write(row)
+            _write_broken(write, loader, range(expected, index))
+            write(row)
             seen, expected, spoilt = seen + 1, index + 1, spoilt + bool(row.error)
-        _write_broken(table, loader, range(expected, loader.num_examples))
+        _write_broken(write, loader, range(expected, loader.num_examples))
     loader.close()
     broken = loader.num_examples - seen
     words = f", {broken} could not be read" if broken else ""
@@ -66,11 +66,11 @@ def predict(options: argparse.Namespace) -> int:
     return 0 if seen > spoilt else EXIT_FAILED
 
 
-def _write_broken(table: AnswerWriter, loader: Loader, indices: Iterable[int]) -> None:
+def _write_broken(write: WriteRow, loader: Loader, indices: Iterable[int]) -> None:
     """Rows of files that gave no answer, where they belong: rows are in the order of files."""
     for index in indices:
         name, reason = loader.explain(index)
-        table.write(FileAnswer(name, error=reason))
+        write(FilePrediction(name, error=reason))
 
 
 class Wanted(NamedTuple):
@@ -82,7 +82,7 @@ class Wanted(NamedTuple):
 
 def _answer(
     runtime: Runtime, trained: TrainedModel, loader: Loader, wanted: Wanted
-) -> Iterator[tuple[FileAnswer, int]]:
+) -> Iterator[tuple[FilePrediction, int]]:
     """A row, and the number of its image, for each that could be read; a batch behind the device.
 
     # host read: one a batch
@@ -113,7 +113,7 @@ def _answer(
 
 def _make_rows(
     runtime: Runtime, trained: TrainedModel, wanted: Wanted, batch: ImageBatch, answers: Tensor
-) -> Iterator[tuple[FileAnswer, int]]:
+) -> Iterator[tuple[FilePrediction, int]]:
     host, indices = runtime.fetch(answers).tolist(), runtime.fetch(batch.indices).tolist()
     count = wanted.top_k
     for name, index, values in zip(batch.ids, indices, host, strict=True):
@@ -121,7 +121,7 @@ def _make_rows(
             continue
         *values, is_finite = values
         if not is_finite or not all(map(math.isfinite, values)):
-            yield FileAnswer(name, error=_NOT_FINITE), index
+            yield FilePrediction(name, error=_NOT_FINITE), index
             continue
         numbers = [int(value) for value in values[count : 2 * count]]
         best = tuple(
@@ -129,7 +129,7 @@ def _make_rows(
             for number, score in zip(numbers, values[:count], strict=True)
         )
         features = tuple(values[2 * count :]) if wanted.embed else None
-        yield FileAnswer(name, best, features), index
+        yield FilePrediction(name, best, features), index
 
 
 def _check_flags(options: argparse.Namespace) -> None:

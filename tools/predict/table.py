@@ -1,30 +1,30 @@
-"""A model's answers to files as a table: CSV, JSON or Parquet, written as they come."""
+"""Predictions for files as a table: CSV, JSON or Parquet, written row by row."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from utils.json_types import JsonObject
 
-ENDINGS = (".csv", ".json", ".parquet")
-_ROWS = 4096  # of a Parquet file that are held before they are written
+_BEST = ("class", "name", "probability")
+_ROWS = 4096  # of a Parquet file that are written at once
 
 
 @dataclass(frozen=True)
-class FileAnswer:
-    """What is known of a file.
+class FilePrediction:
+    """Prediction for a file.
 
     Attributes:
       file: its path below the folder.
-      best: number, name and probability of the likeliest classes; none where it was not read.
-      features: in front of the head; none: not asked for.
-      error: why it could not be read, or that the answer is not finite.
+      best: number, name and probability of the likeliest classes; empty if it was not read.
+      features: input of the head; None if they are not written.
+      error: why it could not be read, or that the outputs are not finite.
     """
 
     file: str
@@ -35,129 +35,105 @@ class FileAnswer:
 
 @dataclass(frozen=True)
 class TableForm:
-    """Columns of a table: so many classes, so many features."""
+    """Columns of a table: numbers of classes and of features."""
 
     top_k: int
     features: int
 
+    def flatten(self, row: FilePrediction) -> JsonObject:
+        """Return all columns of a row, with `features` as one."""
+        cells: JsonObject = {"file": row.file}
+        for number in range(self.top_k):
+            best = row.best[number] if number < len(row.best) else (None, None, None)
+            cells |= {f"{n}_{number + 1}": v for n, v in zip(_BEST, best, strict=True)}
+        if self.features:
+            cells["features"] = None if row.features is None else list(row.features)
+        return {**cells, "error": row.error or None}
+
+
+WriteRow = Callable[[FilePrediction], None]
+
 
 @contextlib.contextmanager
-def open_table(path: Path, form: TableForm) -> Iterator[AnswerWriter]:
-    """Something that takes rows; the file has its name once all of them are in it."""
-    kinds = {".csv": _CsvWriter, ".json": _JsonWriter, ".parquet": _ParquetWriter}
+def open_table(path: Path, form: TableForm) -> Iterator[WriteRow]:
+    """Open a table and yield what writes a row; the file appears once all rows are in it."""
     staged = path.with_name(f"{path.name}.part")
-    writer = kinds[path.suffix](staged, form)
     try:
-        yield writer
-        writer.close()
+        with _WRITERS[path.suffix](staged, form) as write:
+            yield write
         staged.replace(path)
     finally:
         staged.unlink(missing_ok=True)
 
 
-class AnswerWriter(ABC):
-    """Writes rows of a form to a file."""
+@contextlib.contextmanager
+def _open_csv(path: Path, form: TableForm) -> Iterator[WriteRow]:
+    """Open a CSV file, with a column for each feature: `feature_0`, `feature_1`, ..."""
 
-    def __init__(self, path: Path, form: TableForm) -> None:
-        self.path, self.form = path, form
+    def spread(row: FilePrediction) -> list[object]:
+        cells = form.flatten(row)
+        if form.features:
+            features = cells.pop("features") or [None] * form.features
+            return [*list(cells.values())[:-1], *features, cells["error"]]
+        return list(cells.values())
 
-    @abstractmethod
-    def write(self, row: FileAnswer) -> None:
-        """Take a row."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Bring all of it to the file."""
-
-    def _flatten(self, row: FileAnswer) -> JsonObject:
-        """A row by columns, all of them, `features` as one."""
-        found: JsonObject = {"file": row.file}
-        for place in range(self.form.top_k):
-            best = row.best[place] if place < len(row.best) else (None, None, None)
-            names = ("class", "name", "probability")
-            found |= {f"{n}_{place + 1}": v for n, v in zip(names, best, strict=True)}
-        if self.form.features:
-            found["features"] = None if row.features is None else list(row.features)
-        return {**found, "error": row.error or None}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        head = [name for name in form.flatten(FilePrediction("")) if name != "features"]
+        head[-1:-1] = [f"feature_{number}" for number in range(form.features)]
+        writer.writerow(head)
+        yield lambda row: writer.writerow(spread(row))
 
 
-class _CsvWriter(AnswerWriter):
-    """A column for each feature: `feature_0`, `feature_1`, ..."""
+@contextlib.contextmanager
+def _open_json(path: Path, form: TableForm) -> Iterator[WriteRow]:
+    """Open a JSON list of objects, one a line, without empty fields."""
+    separators = itertools.chain(["[\n"], itertools.repeat(",\n"))
+    with path.open("w", encoding="utf-8") as file:
 
-    def __init__(self, path: Path, form: TableForm) -> None:
-        super().__init__(path, form)
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._writer = csv.writer(self._file)
-        self._writer.writerow(self._spread(self._flatten(FileAnswer("")), head=True))
+        def write(row: FilePrediction) -> None:
+            best = [dict(zip(_BEST, values, strict=True)) for values in row.best]
+            cells: JsonObject = {"file": row.file, "best": best}
+            if row.features is not None:
+                cells["features"] = list(row.features)
+            if row.error:
+                cells["error"] = row.error
+            text = json.dumps(cells, ensure_ascii=False, allow_nan=False)
+            file.write(next(separators) + text)
 
-    def write(self, row: FileAnswer) -> None:
-        self._writer.writerow(self._spread(self._flatten(row)))
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _spread(self, found: JsonObject, *, head: bool = False) -> list[object]:
-        cells: list[object] = []
-        for name, value in found.items():
-            if name != "features":
-                cells.append(name if head else value)
-            elif head:
-                cells += [f"feature_{number}" for number in range(self.form.features)]
-            else:
-                cells += value or [None] * self.form.features
-        return cells
+        yield write
+        file.write("\n]\n")
 
 
-class _JsonWriter(AnswerWriter):
-    """A list of objects, one a line."""
+@contextlib.contextmanager
+def _open_parquet(path: Path, form: TableForm) -> Iterator[WriteRow]:
+    """Open a Parquet file, with the features as one column of lists of float32."""
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
 
-    def __init__(self, path: Path, form: TableForm) -> None:
-        super().__init__(path, form)
-        self._file = path.open("w", encoding="utf-8")
-        self._before = "[\n"
+    types = {
+        "class": pyarrow.int32(),
+        "probability": pyarrow.float32(),
+        "features": pyarrow.list_(pyarrow.float32()),
+    }
+    names = list(form.flatten(FilePrediction("")))
+    fields = [(n, types.get(n.rpartition("_")[0] or n, pyarrow.string())) for n in names]
+    schema = pyarrow.schema(fields)
+    rows: list[JsonObject] = []
+    with ParquetWriter(path, schema) as writer:
 
-    def write(self, row: FileAnswer) -> None:
-        best = [dict(zip(("class", "name", "probability"), one, strict=True)) for one in row.best]
-        found: JsonObject = {"file": row.file, "best": best}
-        if row.features is not None:
-            found["features"] = list(row.features)
-        if row.error:
-            found["error"] = row.error
-        self._file.write(self._before + json.dumps(found, ensure_ascii=False, allow_nan=False))
-        self._before = ",\n"
+        def flush() -> None:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema))
+            rows.clear()
 
-    def close(self) -> None:
-        self._file.write("\n]\n")
-        self._file.close()
+        def write(row: FilePrediction) -> None:
+            rows.append(form.flatten(row))
+            if len(rows) == _ROWS:
+                flush()
+
+        yield write
+        flush()
 
 
-class _ParquetWriter(AnswerWriter):
-    """Features as one column of lists of float32."""
-
-    def __init__(self, path: Path, form: TableForm) -> None:
-        import pyarrow
-        from pyarrow.parquet import ParquetWriter
-
-        super().__init__(path, form)
-        kinds = {"class": pyarrow.int32(), "probability": pyarrow.float32(),
-                 "features": pyarrow.list_(pyarrow.float32())}  # fmt: skip
-        names = list(self._flatten(FileAnswer("")))
-        fields = [(n, kinds.get(n.rpartition("_")[0] or n, pyarrow.string())) for n in names]
-        self._schema = pyarrow.schema(fields)
-        self._writer = ParquetWriter(path, self._schema)
-        self._rows: list[JsonObject] = []
-
-    def write(self, row: FileAnswer) -> None:
-        self._rows.append(self._flatten(row))
-        if len(self._rows) == _ROWS:
-            self._send()
-
-    def close(self) -> None:
-        self._send()
-        self._writer.close()
-
-    def _send(self) -> None:
-        import pyarrow
-
-        rows, self._rows = self._rows, []
-        self._writer.write_table(pyarrow.Table.from_pylist(rows, self._schema))
+_WRITERS = {".csv": _open_csv, ".json": _open_json, ".parquet": _open_parquet}
+ENDINGS = tuple(_WRITERS)
