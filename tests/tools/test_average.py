@@ -13,7 +13,7 @@ import main
 from models.factory import export_model
 from tests.support.tiny_parts import create_argv
 from tools.average.__main__ import main as run_tool
-from tools.average.average_weights import Member, get_ema_shares, mix, open_members, pick_greedily
+from tools.average.average_weights import Member, get_ema_shares, mix, open_members, select_greedily
 from tools.card import __main__ as card
 from utils.weights.files import write_weights
 
@@ -56,7 +56,7 @@ def test_the_greedy_mean_leaves_out_what_makes_it_worse(
     assert run_tool([*(str(place) for place in damaged.values()), *flags]) == 0
     report = json.loads((out / "average.json").read_text())
     first, near, far = report["members"]
-    # The judgement is the run's own: its last evaluation, to the last digit.
+    # The score is the run's own: its last evaluation, to the last digit.
     assert (
         first["score"] == json.loads((teacher_run / "run.json").read_text())["final"]["eval_top1"]
     )
@@ -75,7 +75,7 @@ def test_the_greedy_choice_goes_from_the_best_one_on():
 
     members = [Member(Fake(value)) for value in (4.0, 1.0, -1.0, 9.0)]
     # The best is 0.5: 1 is nearest, -1 makes it no worse, 4 and 9 pull the mean away.
-    tensors, score = pick_greedily(members, lambda found: -abs(float(found["w"]) - 0.5))
+    tensors, score = select_greedily(members, lambda found: -abs(float(found["w"]) - 0.5))
     assert [member.is_taken for member in members] == [False, True, True, False]
     assert (float(tensors["w"]), score) == (0.0, -0.5)
 
@@ -84,7 +84,7 @@ def test_one_run_alone_stands_for_its_checkpoints(tmp_path, capsys):
     flags = ("--train.steps=4", "--train.checkpoint_every_steps=1", "--train.keep_checkpoints=4")
     assert main.main(create_argv(tmp_path, *flags, "--run.run_id=a")) == 0
     run = tmp_path / "tiny" / "a"
-    places = [member.place.rpartition("/")[2] for member in open_members([str(run)])]
+    places = [member.weights.location.rpartition("/")[2] for member in open_members([str(run)])]
     assert places == sorted(places) and len(places) >= 3
     out = tmp_path / "mean"
     assert run_tool([str(run), "--method", "ema", "--decay", "0.5", "--out", str(out)]) == 0
@@ -114,11 +114,11 @@ def test_models_that_mean_another_thing_by_the_same_shapes_are_refused(tmp_path,
 
 
 BAD = [
-    (["RUN", "RUN", "--decay", "0.5"], "--decay means nothing to --method uniform"),
+    (["RUN", "RUN", "--decay", "0.5"], "--decay is not supported with --method uniform"),
     (["RUN", "RUN", "--method", "ema", "--decay", "1"], "--decay (1) must lie between 0 and 1"),
-    (["RUN", "RUN", "--data.root=x"], "--data.root=x means nothing to --method uniform"),
+    (["RUN", "RUN", "--data.root=x"], "--data.root=x is not supported with --method uniform"),
     (["RUN", "nowhere"], "no such file or directory"),
-    (["FAR", "RUN", "--method", "greedy"], "lies in no run, whose split would judge it"),
+    (["FAR", "RUN", "--method", "greedy"], "is not in a run, whose evaluation split"),
 ]
 
 
@@ -140,10 +140,10 @@ def test_a_card_says_what_the_run_has_written_down(teacher_run, tmp_path, capsys
     for said in ("# digits_student/taught", "10: 0, 1, 2, 3", "| `optim.lr` | `0.005` |",
                  "decode(channels=1)\\|resize(8)", "## Not told by the run"):  # fmt: skip
         assert said in text
-    assert "## Teachers" not in text and "were not judged" not in text
+    assert "## Teachers" not in text and "were not evaluated" not in text
     (step,) = list((teacher_run / "checkpoints").glob("step_*"))[-1:]
     assert card.main([str(step), "--out", str(path)]) == 0
-    assert f"these weights, `checkpoints/{step.name}`, were not judged by it" in path.read_text()
+    assert f"these weights, `checkpoints/{step.name}`, were not evaluated by it" in path.read_text()
     capsys.readouterr()
     assert card.main([str(tmp_path / "none"), "--out", str(path)]) == 2
     assert "no such file" in capsys.readouterr().err

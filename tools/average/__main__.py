@@ -4,11 +4,11 @@
     python -m tools.average runs/digits_student/A runs/digits_student/B --method greedy --out mean
     python -m tools.average runs/digits_student/A --method ema --decay 0.9 --out mean
 
-uniform takes all with equal weight. greedy (Wortsman et al. 2022, arXiv:2203.05482) judges each by
-itself on the run's data.eval_split, then takes them from the best one on as long as the mean does
-not get worse: every judgement goes over each example once. ema lets each later one count more. One
-RUN alone stands for its checkpoints, in the order of their steps. Keys of the configuration may
-follow for greedy: --data.root=DIR, --data.eval_split=SPLIT, --runtime.device=cpu.
+uniform gives all models equal weight. greedy (Wortsman et al. 2022, arXiv:2203.05482) evaluates
+each on the run's data.eval_split, then adds them from the best one on as long as the mean does not
+get worse; each evaluation takes every example once. ema gives later models more weight. A single
+RUN stands for its checkpoints, in the order of their steps. Keys of the configuration may follow
+for greedy: --data.root=DIR, --data.eval_split=SPLIT, --runtime.device=cpu.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's own flags; what is left over are keys of the run's configuration."""
-    parser = create_program_parser(
-        __doc__, prog="python -m tools.average",
-        epilog="All other flags are keys of the run's configuration, for --method greedy.",
-    )  # fmt: skip
+    """Create the parser."""
+    epilog = "All other flags are keys of the run's configuration, for --method greedy."
+    parser = create_program_parser(__doc__, prog="python -m tools.average", epilog=epilog)
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="runs, checkpoints or files of weights of one model")
     add("--method", choices=("uniform", "greedy", "ema"), default="uniform")
-    add("--decay", type=float, help="of ema: what came before counts so much (0.9)")
+    add("--decay", type=float, help="of ema: weight of all earlier models (0.9)")
     add("--out", type=Path, required=True, help="directory for the export of the mean")
     return parser
 

@@ -1,4 +1,4 @@
-"""Scores of weights on a run's own evaluation split, every example once, as the run has them."""
+"""Scores of weights on a run's own evaluation split, as the run itself computes them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 
-class RunJudge:
-    """A run's model, split and runtime, ready for one set of weights after the other.
+class RunScorer:
+    """A run's model, evaluation split and runtime, for several sets of weights.
 
     Args:
-      place: of weights that lie in a run, whose configuration counts.
-      flags: keys that count instead.
+      location: of weights in a run, whose configuration is used.
+      flags: keys that replace those of the configuration.
 
     Raises:
-      UserError: no run is there, or its data is not.
+      UserError: the weights are not in a run, or its data does not exist.
     """
 
-    def __init__(self, place: str, flags: Sequence[str]) -> None:
-        config = _read_config(place, flags)
+    def __init__(self, location: str, flags: Sequence[str]) -> None:
+        config = _read_config(location, flags)
         self._runtime = create_runtime(config.runtime)
         job = check(config)
         self._loader = open_loader(self._runtime, config, "eval")
-        kind = TASKS.get(config.train.task)
-        self._task = kind(config, job.facts, {"eval": self._loader})
+        create_task = TASKS.get(config.train.task)
+        self._task = create_task(config, job.facts, {"eval": self._loader})
         if isinstance(self._task, Prepares):
             self._task.to_device(self._runtime)
         student = create_model(config.model, **job.facts.model_arguments)
@@ -54,22 +54,22 @@ class RunJudge:
         self._loader.close()
 
     def score(self, tensors: Mapping[str, Tensor]) -> float:
-        """What the task calls its score; higher is better."""
+        """Evaluate weights on every example once; return the task's score, higher is better."""
         self._model.load_state_dict(tensors)
         batches = self._loader.batches()
         return evaluate(self._model, batches, self._task, self._runtime).score
 
 
-def _read_config(place: str, flags: Sequence[str]) -> RunConfig:
-    folder = find_run_folder(place)
+def _read_config(location: str, flags: Sequence[str]) -> RunConfig:
+    folder = find_run_folder(location)
     if folder is None:
         raise UserError(
-            f"RUN ({place!r}) lies in no run, whose split would judge it; give a run's directory "
-            "first, or --method uniform"
+            f"RUN ({location!r}) is not in a run, whose evaluation split is needed; give a run's "
+            "directory first, or --method uniform"
         )
     with folder.open_local(CONFIG_FILE) as path:
         config = load_config(["--config", str(path), *flags])
-    of_run = {"eval_only": True, "resume": "", "init_from": "", "init_skip": (), "init_rename": {}}
-    # Weights come merged: the model is the plain one.
-    of_model = {"weights": place, "pretrained": False, "lora": ()}
-    return change(config, run=of_run, model=of_model, distill=DistillSection().model_dump())
+    run = {"eval_only": True, "resume": "", "init_from": "", "init_skip": (), "init_rename": {}}
+    # Weights are read with adapters merged: the model is the plain one.
+    model = {"weights": location, "pretrained": False, "lora": ()}
+    return change(config, run=run, model=model, distill=DistillSection().model_dump())
