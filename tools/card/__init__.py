@@ -1,1 +1,1 @@
-"""The card of a model."""
+"""Model cards."""

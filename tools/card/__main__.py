@@ -1,10 +1,10 @@
-"""A model card out of what a run has written down: what it is, how it was made, what it reaches.
+"""Writes a model card from a run's files: what it is, how it was made, what it reaches.
 
     python -m tools.card runs/digits_student/RUN --out README.md
     python -m tools.card weights.pth --model resnet50 --out README.md
 
-Of weights that lie in no run the card says what the model is, and that no more is known. Nothing is
-asked and nothing is guessed: licence and purpose are not in a run, and the card says so.
+For weights that lie in no run the card describes the model and says that no more is known. Nothing
+is guessed: licence and purpose are not in a run, and the card says so.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser."""
     parser = create_program_parser(__doc__, prog="python -m tools.card")
     add_weights_flags(parser)
     parser.add_argument("--out", type=Path, required=True, help="the Markdown file")
