@@ -1,1 +1,1 @@
-"""What a run has saved."""
+"""Checkpoints of runs: listed, verified, compared, exported and pruned."""

@@ -16,17 +16,16 @@ from utils.checkpoint.files import (
     verify_checkpoint,
 )
 from utils.checkpoint.find import find_checkpoint, iterate_checkpoints, load_newest, read_best_step
-from utils.errors import UserError
+from utils.errors import EXIT_FAILED, UserError
 from utils.storage.folder import ASIDE, Folder
 from utils.weights.adapters import merge_adapters
 from utils.weights.files import write_pickled, write_weights
 
-EXIT_DIFFERENT = 1
 _MIB = 1 << 20
 
 
-def list_checkpoints(options: argparse.Namespace) -> int:
-    """A line for each checkpoint, newest last, after a look that reads no tensor."""
+def list_checkpoints(options: argparse.Namespace) -> None:
+    """Print a line for each checkpoint, newest last, without reading tensors."""
     folders = _find_all(options.place)
     best = _read_best(folders[0].parent)
     print(f"{'checkpoint':<16} {'MiB':>9} {'tensors':>8} {'best so far':>12}  state")
@@ -45,62 +44,61 @@ def list_checkpoints(options: argparse.Namespace) -> int:
     for name in sorted(folders[0].parent.list_names()):
         if name.startswith(ASIDE):
             print(f"{name}  set aside: no run reads it, prune leaves it; delete it by hand")
-    return 0
 
 
 def verify_checkpoints(options: argparse.Namespace) -> int:
-    """Whole or broken, for each; 1 if any is broken."""
+    """Print whether each is whole or broken; return 1 if any is broken."""
     broken = 0
     for place in options.place:
         for folder in reversed(_find_all(place)):
             reason = _find_fault(folder)
             broken += reason is not None
             print(f"{folder}: {'whole' if reason is None else f'broken: {reason}'}")
-    return EXIT_DIFFERENT if broken else 0
+    return EXIT_FAILED if broken else 0
 
 
 def diff_checkpoints(options: argparse.Namespace) -> int:
-    """Names of tensors that differ, largest difference first; 1 if any does."""
+    """Print the tensors that differ, largest difference first; return 1 if any does."""
     first, second = (_load(place) for place in (options.first, options.second))
-    wanted = set(filter(None, options.parts.split(",")))
-    unknown = wanted - first.keys() - second.keys()
-    if unknown:
+    names = set(filter(None, options.parts.split(",")))
+    if unknown := names - first.keys() - second.keys():
         raise UserError(f"--parts names {', '.join(sorted(unknown))}, which neither side has")
-    lines = compare(flatten(first, wanted), flatten(second, wanted))
+    flat = flatten(first, names)
+    lines = compare(flat, flatten(second, names))
     for line in lines[: options.limit]:
         print(line)
     if len(lines) > options.limit:
         print(f"... and {len(lines) - options.limit} more; see --limit")
-    count = len(flatten(first, wanted))
+    count = len(flat)
     print(f"{len(lines)} of {count} tensors differ" if lines else f"{count} tensors are equal")
-    return EXIT_DIFFERENT if lines else 0
+    return EXIT_FAILED if lines else 0
 
 
-def flatten(parts: dict[str, dict[str, Tensor]], wanted: set[str]) -> dict[str, Tensor]:
-    """`part/name` -> tensor, of the wanted parts or of all."""
+def flatten(parts: dict[str, dict[str, Tensor]], names: set[str]) -> dict[str, Tensor]:
+    """Return `part/name` -> tensor, of the named parts or of all."""
     return {
         f"{part}/{name}": tensor
         for part, tensors in parts.items()
-        if not wanted or part in wanted
+        if not names or part in names
         for name, tensor in tensors.items()
     }
 
 
 def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
-    """A line for each tensor that is not the same on both sides, largest difference first."""
+    """Describe each tensor that differs in a line, largest difference first."""
     lines = [f"only in A: {name}" for name in first if name not in second]
     lines += [f"only in B: {name}" for name in second if name not in first]
-    found = []
+    differences = []
     for name in first.keys() & second.keys():
         difference = _measure(first[name], second[name])
         if difference is not None:
-            found.append((*difference, name))
-    found.sort(key=lambda item: (-item[0], item[2]))
-    return lines + [f"{name}: {words}" for _, words, name in found]
+            differences.append((*difference, name))
+    differences.sort(key=lambda item: (-item[0], item[2]))
+    return lines + [f"{name}: {words}" for _, words, name in differences]
 
 
-def _tell_run(place: str) -> dict[str, str]:
-    """Whose weights they are, so that a student of theirs knows when the run has moved."""
+def _find_run_id(place: str) -> dict[str, str]:
+    """Find the run of weights, so that the lineage of a student survives a move of the run."""
     folder = find_run_folder(place)
     try:
         name = None if folder is None else RunRecord(folder).facts.get("id")
@@ -109,8 +107,8 @@ def _tell_run(place: str) -> dict[str, str]:
     return {"run": name} if isinstance(name, str) and name else {}
 
 
-def export_weights(options: argparse.Namespace) -> int:
-    """One file of weights, and beside it the JSON that tells how to build the model."""
+def export_checkpoints(options: argparse.Namespace) -> None:
+    """Write a checkpoint's weights to one file, and beside it the JSON that describes the model."""
     place, parts, facts = load_newest(find_checkpoint(options.place))
     part = options.weights
     if part == "best":
@@ -123,13 +121,12 @@ def export_weights(options: argparse.Namespace) -> int:
     write = {".safetensors": write_weights, ".pth": write_pickled}.get(options.out.suffix)
     if write is None:
         raise UserError(f"--out {options.out}: end it with .safetensors or .pth")
-    write(options.out, tensors, {**model, "step": facts["step"], **_tell_run(options.place)})
+    write(options.out, tensors, {**model, "step": facts["step"], **_find_run_id(options.place)})
     print(f"{options.out}: {part} of {place}, {len(tensors)} tensors")
-    return 0
 
 
-def prune_checkpoints(options: argparse.Namespace) -> int:
-    """Delete what is neither new, best nor a multiple, after all have been read."""
+def prune_checkpoints(options: argparse.Namespace) -> None:
+    """Delete what is neither new, best nor a multiple, after all have been verified."""
     folders = _find_all(options.place)
     faults = {folder.name: _find_fault(folder) for folder in folders}
     whole = [folder for folder in folders if faults[folder.name] is None]
@@ -138,7 +135,7 @@ def prune_checkpoints(options: argparse.Namespace) -> int:
     best = _read_best(folders[0].parent)
     kept = {folder.name for folder in whole[: max(options.keep, 1)]}
     for folder in folders:
-        step = _get_step(folder)
+        step = int(folder.name.rpartition("_")[2])
         is_multiple = bool(options.keep_every) and step % options.keep_every == 0
         is_broken = faults[folder.name] is not None
         is_kept = not options.broken if is_broken else step == best or is_multiple
@@ -147,19 +144,18 @@ def prune_checkpoints(options: argparse.Namespace) -> int:
         print(f"{'would delete' if options.dry_run else 'deleted'} {folder}")
         if not options.dry_run:
             folder.remove()
-    return 0
 
 
 def _read_best(folder: Folder) -> int | None:
-    """The best step, if it is known; one that is not known keeps everything from being deleted."""
+    """Read the best step; if it cannot be read, nothing may be deleted."""
     try:
         return read_best_step(folder)
     except CheckpointError as error:
-        raise UserError(f"{error}; mend or delete that file first") from error
+        raise UserError(f"{error}; repair or delete that file first") from error
 
 
 def _find_all(place: str) -> list[Folder]:
-    """Checkpoints below a place, newest first; at least one."""
+    """Find the checkpoints of a place, newest first; at least one."""
     folders = list(iterate_checkpoints(place))
     if not folders:
         raise UserError(f"{place}: no checkpoint there; give a run or a step_... directory")
@@ -175,7 +171,7 @@ def _find_fault(folder: Folder) -> str | None:
 
 
 def _shorten(error: Exception, folder: Folder) -> str:
-    """The reason without the path, which the line has already."""
+    """Return the reason without the path, which the line already has."""
     return str(error).removeprefix(f"{folder}: ")
 
 
@@ -187,7 +183,7 @@ def _load(place: str) -> dict[str, dict[str, Tensor]]:
 
 
 def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
-    """Largest absolute difference and words for it; none where every bit is the same."""
+    """Return the largest absolute difference and its description; None if all bits are equal."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         kinds = [f"{tuple(t.shape)} {str(t.dtype)[6:]}" for t in (first, second)]
         return float("inf"), f"{kinds[0]} in A, {kinds[1]} in B"
@@ -201,7 +197,3 @@ def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
     count = int((distance != 0).sum())
     words = f"max difference {largest:.3e} ({relative:.1e} of the largest value), "
     return largest, words + f"{count} of {first.numel()} elements"
-
-
-def _get_step(folder: Folder) -> int:
-    return int(folder.name.rpartition("_")[2])
