@@ -1,14 +1,13 @@
-"""Lets a language model go on from a prompt.
+"""Continues a prompt with a language model.
 
     python -m tools.generate runs/transformer_text/RUN --prompt "def main(" --top-k 40
     python -m tools.generate runs/transformer_sequences/RUN --prompt "3 1 4 8" --temperature 0
 
-RUN is a run's directory, an export, a checkpoint or a folder that transformers has saved. Text is
-read and shown by the tokenizer that the run's data was made with, which lies in the dataset's
-directory (--data, or as the run's configuration says); bytes need none, and a model of the Hub has
-a tokenizer.json in its folder. A model of made-up sequences takes and gives numbers of tokens. It
-keeps keys, values and states of what it has seen; on --device xla and cuda in room that is taken
-once, so that one program serves all tokens.
+RUN is a run's directory, an export, a checkpoint or a folder of transformers. Text is converted by
+the tokenizer of the run's data, which is in the dataset's directory (--data, by default that of the
+run's configuration); bytes need none, and a model of the Hub has a tokenizer.json in its folder. A
+model of synthetic sequences reads and prints numbers of tokens. Keys, values and states are cached;
+with --device xla and cuda in caches of fixed size, so that one program serves all tokens.
 """
 
 from __future__ import annotations
@@ -57,57 +56,49 @@ _MAX_SEED = 2**63 - 1
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser."""
     parser = create_program_parser(__doc__, prog="python -m tools.generate")
-    parser.add_argument("run", metavar=_RUN_KEY, help="run directory, export or checkpoint")
-    parser.add_argument("--prompt", default="", help="what the model goes on from")
-    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="default 200")
-    parser.add_argument(
-        "--temperature", type=float, default=1.0, help="divides the logits; 0: the likeliest token"
-    )
-    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="likeliest alone; 0: all")
-    parser.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P",
-        help="the fewest of the likeliest whose probabilities add up to P",
-    )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
-    parser.add_argument("--device", choices=tuple(DEVICES), default="cpu", help="default cpu")
-    parser.add_argument("--data", default="", metavar="DIR", help="directory of tokenizer.json")
+    add = parser.add_argument
+    add("run", metavar=_RUN_KEY, help="run directory, export or checkpoint")
+    add("--prompt", default="", help="the text that the model continues")
+    add("--max-tokens", type=int, default=200, metavar="N", help="default 200")
+    temperature = "divides the logits; 0: the likeliest token"
+    add("--temperature", type=float, default=1.0, help=temperature)
+    add("--top-k", type=int, default=0, metavar="K", help="only the likeliest tokens; 0: all")
+    top_p = "the fewest of the likeliest whose probabilities add up to P"
+    add("--top-p", type=float, default=1.0, metavar="P", help=top_p)
+    add("--seed", type=int, default=0, help="of the draws (default 0)")
+    add("--device", choices=tuple(DEVICES), default="cpu", help="default cpu")
+    add("--data", default="", metavar="DIR", help="directory of tokenizer.json")
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the prompt and what follows."""
-    print(show(arguments))
-
-
-def show(arguments: argparse.Namespace) -> str:
-    """The prompt and its continuation, as text or as numbers.
+    """Print the prompt and its continuation, as text or as numbers.
 
     Raises:
-      UserError: no language model there, or a prompt or a flag that it cannot use.
+      UserError: there is no language model, or it does not support the prompt or a flag.
     """
     _check_flags(arguments)
     model, facts = load_model(arguments.run)
     tokenizer = find_tokenizer(arguments, facts)
     prompt = encode_prompt(arguments.prompt, tokenizer, model.vocab_size)
-    # The last token that is chosen is no input.
-    _check_length(model, len(prompt) + arguments.max_tokens - 1)
-    generator = torch.Generator().manual_seed(arguments.seed)
-    choose = create_choice(arguments, generator)
+    length = len(prompt) + arguments.max_tokens - 1  # the last token is no input
+    if model.shape.positions != "rope" and length > model.sequence_length:
+        raise UserError(
+            f"--max-tokens and the prompt make {length} inputs, but the model has "
+            f"{model.sequence_length} {model.shape.positions} positions; lower --max-tokens"
+        )
+    choose = create_choice(arguments, torch.Generator().manual_seed(arguments.seed))
     end = None if tokenizer is None else tokenizer.end
-    if arguments.device == "cpu":
-        found = generate(model, prompt, arguments.max_tokens, choose, end=end)
-    else:
-        runtime = place_model(model, arguments)
-        found = generate_on_device(runtime, model, prompt, arguments.max_tokens, choose, end=end)
-    if tokenizer is None:
-        return " ".join(map(str, [*prompt, *found]))
-    return tokenizer.decode([*prompt, *found])
+    runtime = None if arguments.device == "cpu" else place_model(model, arguments)
+    new = generate(model, prompt, arguments.max_tokens, choose, end=end, runtime=runtime)
+    tokens = [*prompt, *new]
+    print(" ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens))
 
 
 def load_model(path: str) -> tuple[nn.Module, JsonMapping]:
-    """A language model with the weights of a run, in eval mode, and what was written with them."""
+    """Load a language model in eval mode; return it and the facts of its weights."""
     weights = open_weights(path, _RUN_KEY)
     facts = weights.facts
     if "vocab_size" not in facts:
@@ -121,19 +112,19 @@ def load_model(path: str) -> tuple[nn.Module, JsonMapping]:
 
 
 def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTokenizer | None:
-    """What the model's tokens mean; none: made-up sequences, whose tokens are numbers.
+    """Find the tokenizer of a model; None for synthetic sequences, whose tokens are numbers.
 
     Raises:
-      UserError: the dataset is not where the run or --data says, or is of another tokenizer.
+      UserError: the run or --data names no dataset, or one of another tokenizer.
     """
-    told = str(facts.get("tokenizer", ""))
-    kind = told.partition(" ")[0]
+    name = str(facts.get("tokenizer", ""))
+    kind = name.partition(" ")[0]
     if not kind and (shared := load_shared_tokenizer(arguments.run)) is not None:
         return shared
     if not kind and arguments.data:
         raise UserError(
-            f"--data ({arguments.data}) means nothing to a model of made-up sequences, whose "
-            "tokens are numbers; leave it out"
+            f"--data ({arguments.data}) is not supported with a model of synthetic sequences, "
+            "which have no tokenizer; remove it"
         )
     if not kind:
         return None
@@ -141,16 +132,16 @@ def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTok
         return ByteTokenizer()
     directory = to_path(arguments.data, "--data") if arguments.data else _find_data(arguments.run)
     index = read_token_index(directory, "--data")
-    if " ".join(filter(None, (index.tokenizer, index.tokenizer_hash))) != told:
+    if " ".join(filter(None, (index.tokenizer, index.tokenizer_hash))) != name:
         raise UserError(
             f"--data ({directory}) has the tokenizer '{index.tokenizer} {index.tokenizer_hash}', "
-            f"the model learnt {told!r}; give the directory that it was trained on"
+            f"the model learnt {name!r}; give the directory that it was trained on"
         )
     return load_tokenizer(kind, directory)
 
 
 def load_shared_tokenizer(path: str) -> SharedTokenizer | None:
-    """Load the tokenizer.json in the folder of a model of the Hub, or None if there is none."""
+    """Load the tokenizer.json in the folder of a model of the Hub; None without such a file."""
     weights = open_weights(path, _RUN_KEY)
     if not is_shared(weights.path):
         return None
@@ -162,25 +153,25 @@ def load_shared_tokenizer(path: str) -> SharedTokenizer | None:
 
 
 def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -> list[int]:
-    """Tokens of a prompt; an empty one begins where a text begins.
+    """Encode a prompt; an empty one becomes the token that separates texts.
 
     Raises:
-      UserError: it is no list of tokens, where numbers are wanted.
+      UserError: the model needs numbers of tokens, or does not have a token.
     """
     if tokenizer is not None:
         tokens = tokenizer.encode(text.encode()).tolist()
         tokens = tokens or [end for end in (tokenizer.end,) if end is not None]
         if not tokens or max(tokens) >= vocab_size:
             raise UserError(
-                f"--prompt ({text!r}) gives tokens {tokens[:8]}, of which the model knows 0 to "
-                f"{vocab_size - 1}; write another prompt"
+                f"--prompt ({text!r}) gives tokens {tokens[:8]}, but the model has 0 to "
+                f"{vocab_size - 1}; use another prompt"
             )
         return tokens
     words = text.replace(",", " ").split()
     if not words or not all(word.isdigit() and int(word) < vocab_size for word in words):
         raise UserError(
             f"--prompt ({text!r}) must be numbers of tokens from 0 to {vocab_size - 1}, as in "
-            "'3 1 4': this model has learnt made-up sequences, or no tokenizer.json lies with it"
+            "'3 1 4': this model has learnt synthetic sequences, or has no tokenizer.json"
         )
     return [int(word) for word in words]
 
@@ -193,31 +184,43 @@ def generate(
     choose: Callable[[Tensor], int],
     *,
     end: int | None = None,
+    runtime: Runtime | None = None,
 ) -> list[int]:
-    """Up to `count` tokens that follow a prompt; each is computed from the cache and the last one.
+    """Generate up to `count` tokens after a prompt, each from the cache and the last token.
 
     Args:
       choose: logits [V] -> token.
-      end: token behind which nothing follows; it is not given.
+      end: token that ends the text; it is not returned.
+      runtime: of a model on an accelerator. Caches then have a fixed size, so that one program
+        serves the prompt and one every token; of a step the token is read if the likeliest is
+        taken, else the logits, from which the host draws.
     """
-    cache, found = model.create_cache(), []
+    cache = model.create_cache()
+    if runtime is not None:
+        size = len(prompt) + count
+        cache = [FixedCache(size) if type(layer) is LayerCache else layer for layer in cache]
     device = next(model.parameters()).device
-    tokens = torch.tensor([list(prompt)], device=device)
-    while len(found) < count:
-        hidden = model(tokens, cache)[:, -1]
-        token = choose(model.compute_logits(hidden)[0])
+    generated, tokens = [], torch.tensor([list(prompt)])
+    while len(generated) < count:
+        inputs = tokens.to(device) if runtime is None else runtime.tensor_to_device(tokens)
+        result = model.compute_logits(model(inputs, cache)[:, -1])[0]
+        if runtime is not None:
+            result = result.argmax() if choose is take_likeliest else result
+            runtime.finish_step()
+            result = result.cpu()  # host read: the input of the next step
+        token = choose(result) if result.dim() else int(result)
         if token == end:
             break
-        found.append(token)
-        tokens = torch.tensor([[token]], device=device)
-    return found
+        generated.append(token)
+        tokens = torch.tensor([[token]])
+    return generated
 
 
 def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
-    """The model on a device, computed as `model.kernels` of its run says.
+    """Move the model to a device, with the kernels that `model.kernels` of its run chooses.
 
     Raises:
-      UserError: there is no such device, or there are no such kernels.
+      UserError: the device or the kernels are not available.
     """
     section = RuntimeSection(device=arguments.device)
     get_start(choose_device(section)).prepare_environment()
@@ -229,63 +232,30 @@ def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
     return runtime
 
 
-@torch.no_grad()
-def generate_on_device(
-    runtime: Runtime,
-    model: nn.Module,
-    prompt: Sequence[int],
-    count: int,
-    choose: Callable[[Tensor], int],
-    *,
-    end: int | None = None,
-) -> list[int]:
-    """What `generate` gives, by one program for the prompt and one for each token.
-
-    Of a step the token alone is read where the likeliest is taken, else the logits, from which the
-    host draws.
-    """
-    room = len(prompt) + count
-    cache = [FixedCache(room) if type(x) is LayerCache else x for x in model.create_cache()]
-    found, tokens = [], torch.tensor([list(prompt)])
-    while len(found) < count:
-        hidden = model(runtime.tensor_to_device(tokens), cache)[:, -1]
-        seen = model.compute_logits(hidden)[0]
-        if choose is take_likeliest:
-            seen = seen.argmax()
-        runtime.finish_step()
-        told = seen.cpu()  # host read: what the next step begins with
-        token = choose(told) if told.dim() else int(told)
-        if token == end:
-            break
-        found.append(token)
-        tokens = torch.tensor([[token]])
-    return found
-
-
 def take_likeliest(logits: Tensor) -> int:
-    """Of logits [V]."""
+    """Return the likeliest token of logits [V]."""
     return int(logits.argmax())
 
 
 def create_choice(
     arguments: argparse.Namespace, generator: torch.Generator
 ) -> Callable[[Tensor], int]:
-    """How a token is chosen from logits [V]: the likeliest, or drawn from `compute_law`."""
+    """Create the choice of a token from logits [V]: the likeliest, or drawn by `compute_probs`."""
     if arguments.temperature == 0:
         return take_likeliest
 
     def draw(logits: Tensor) -> int:
-        law = compute_law(logits, arguments.temperature, arguments.top_k, arguments.top_p)
-        return int(torch.multinomial(law, 1, generator=generator))
+        probs = compute_probs(logits, arguments.temperature, arguments.top_k, arguments.top_p)
+        return int(torch.multinomial(probs, 1, generator=generator))
 
     return draw
 
 
-def compute_law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
-    """[V] probabilities of tokens to draw from.
+def compute_probs(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Compute [V] probabilities of tokens to draw from.
 
     Args:
-      top_k: the likeliest so many alone; 0: all.
+      top_k: number of likeliest tokens; 0: all.
       top_p: then the fewest of the likeliest whose probabilities add up to this.
 
     Source: Holtzman et al. 2020, arXiv:1904.09751, section 3.1 (top-p).
@@ -295,14 +265,14 @@ def compute_law(logits: Tensor, temperature: float, top_k: int, top_p: float) ->
     values, order = scaled.sort(descending=True, stable=True)
     if 0 < top_k < len(values):
         values[top_k:] = -torch.inf
-    law = values.softmax(dim=0)
-    before = law.cumsum(dim=0) - law
-    law = torch.where(before < top_p, law, 0.0)
-    return torch.zeros_like(law).scatter(0, order, law / law.sum())
+    probs = values.softmax(dim=0)
+    before = probs.cumsum(dim=0) - probs
+    probs = torch.where(before < top_p, probs, 0.0)
+    return torch.zeros_like(probs).scatter(0, order, probs / probs.sum())
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
-    """Refuse values outside of their ranges, and those that would do nothing."""
+    """Refuse values outside of their ranges, and those without effect."""
     is_warm = 0 <= arguments.temperature < math.inf
     rules = (
         ("--temperature", arguments.temperature, is_warm, "0 or more, and no infinity"),
@@ -318,30 +288,22 @@ def _check_flags(arguments: argparse.Namespace) -> None:
     if arguments.temperature == 0 and (arguments.top_k or arguments.top_p != 1):
         flag = f"--top-k ({arguments.top_k})" if arguments.top_k else f"--top-p ({arguments.top_p})"
         raise UserError(
-            f"{flag} means nothing to --temperature 0, which takes the likeliest token; leave one "
-            "of them out"
+            f"{flag} is not supported with --temperature 0, which takes the likeliest token; "
+            "remove one of them"
         )
     try:
         arguments.prompt.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"--prompt ({arguments.prompt!r}) is no UTF-8 at place {error.start}; write it as UTF-8"
+            f"--prompt ({arguments.prompt!r}) is no UTF-8 at position {error.start}; correct it"
         ) from error
 
 
-def _check_length(model: nn.Module, length: int) -> None:
-    if model.shape.positions != "rope" and length > model.sequence_length:
-        raise UserError(
-            f"--max-tokens and the prompt make {length} inputs, but the model knows "
-            f"{model.sequence_length} {model.shape.positions} positions; lower --max-tokens"
-        )
-
-
 def _find_data(run: str) -> Path:
-    """The dataset's directory, as the configuration beside the weights names it."""
+    """Return the dataset's directory in the configuration beside the weights."""
     folder = find_run_folder(run)
     if folder is None:
-        raise UserError(f"{_RUN_KEY} ({run!r}) says nothing of its data; give --data DIR")
+        raise UserError(f"{_RUN_KEY} ({run!r}) has no configuration of its data; give --data DIR")
     data = read_run_config(folder, _RUN_KEY)["data"]
     return to_path(data["root"], f"data.root of {_RUN_KEY} ({run})") / data["name"]
 

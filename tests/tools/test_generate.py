@@ -20,7 +20,7 @@ from tests.models.delta.test_rwkv import create as create_rwkv
 from tests.support.language import LEARNING, create_language_argv, write_texts
 from tools.export.__main__ import main as export
 from tools.export.language import write_folder
-from tools.generate import compute_law, generate, generate_on_device, load_model, take_likeliest
+from tools.generate import compute_probs, generate, load_model, take_likeliest
 from tools.generate import main as run_tool
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.execution import RuntimeSection
@@ -67,14 +67,14 @@ def test_tokens_of_a_cache_that_never_grows_are_the_same():
     for shape in SHAPES:
         model = create_model(**shape)
         wanted = generate(model, prompt, 9, take_likeliest)
-        assert generate_on_device(runtime, model, prompt, 9, take_likeliest) == wanted
+        assert generate(model, prompt, 9, take_likeliest, runtime=runtime) == wanted
 
         def second(logits):
             return int(logits.topk(2).indices[1])
 
         wanted = generate(model, prompt, 9, second)
-        assert generate_on_device(runtime, model, prompt, 9, second) == wanted
-        stopped = generate_on_device(runtime, model, prompt, 9, second, end=wanted[3])
+        assert generate(model, prompt, 9, second, runtime=runtime) == wanted
+        stopped = generate(model, prompt, 9, second, end=wanted[3], runtime=runtime)
         assert stopped == wanted[: wanted.index(wanted[3])]
 
 
@@ -100,7 +100,7 @@ def test_a_device_takes_one_program_for_all_tokens_and_gives_those_of_the_cpu(na
         pytest.importorskip("jax", reason="needs jax: setup --tpu-compiler")
         choose_kernels(kernels, runtime.device, model)
     before = runtime.counters()
-    assert generate_on_device(runtime, model, prompt, count, take_likeliest) == wanted
+    assert generate(model, prompt, count, take_likeliest, runtime=runtime) == wanted
     after = runtime.counters()
     gained = {key: after[key] - before[key] for key in after}
     # The prompt's and the step's; of each token one number.
@@ -116,18 +116,18 @@ def test_nothing_follows_an_end():
 def test_tokens_are_drawn_from_the_likeliest_that_are_asked_for():
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
     close = torch.testing.assert_close
-    close(compute_law(logits, 1.0, 0, 1.0), logits.double().exp())
-    close(compute_law(logits, 1.0, 2, 1.0), torch.tensor([0, 4, 0, 3]).double() / 7)
-    close(compute_law(logits, 1.0, 0, 0.6), torch.tensor([0, 4, 0, 3]).double() / 7)
-    close(compute_law(logits, 1.0, 0, 0.75), torch.tensor([0, 4, 2, 3]).double() / 9)
+    close(compute_probs(logits, 1.0, 0, 1.0), logits.double().exp())
+    close(compute_probs(logits, 1.0, 2, 1.0), torch.tensor([0, 4, 0, 3]).double() / 7)
+    close(compute_probs(logits, 1.0, 0, 0.6), torch.tensor([0, 4, 0, 3]).double() / 7)
+    close(compute_probs(logits, 1.0, 0, 0.75), torch.tensor([0, 4, 2, 3]).double() / 9)
     squares = torch.tensor([1, 16, 4, 9]).double()
-    close(compute_law(logits, 0.5, 0, 1.0), squares / squares.sum())
+    close(compute_probs(logits, 0.5, 0, 1.0), squares / squares.sum())
 
 
 @pytest.mark.parametrize("temperature", [1e-320, 5e-324, 1e300])
 def test_any_temperature_gives_probabilities(temperature):
     logits = torch.tensor([3.0, -80.0, 3.5, 0.0])
-    law = compute_law(logits, temperature, 10**30, 1.0)
+    law = compute_probs(logits, temperature, 10**30, 1.0)
     wanted = [0.25] * 4 if temperature > 1 else [0.0, 0.0, 1.0, 0.0]
     torch.testing.assert_close(law, torch.tensor(wanted).double())
 
@@ -175,10 +175,19 @@ def test_a_seed_draws_the_same_text_again(copied, capsys):
         (["--prompt=1", f"--seed={'9' * 23}"], f"--seed ({'9' * 23}) must be from 0 to 9223372"),
         (["--prompt=1", "--seed=-1"], "--seed (-1) must be from 0 to"),
         (["--prompt=1", f"--top-k=-{'9' * 400}"], "must be 0 or more; change it"),
-        (["--prompt=1", "--temperature=0", "--top-k=3"], "--top-k (3) means nothing to --temp"),
-        (["--prompt=1", "--temperature=0", "--top-p=0.5"], "--top-p (0.5) means nothing to --t"),
-        (["--prompt=\udcff\udcfe"], "--prompt ('\\udcff\\udcfe') is no UTF-8 at place 0"),
-        (["--prompt=1", "--data=/nowhere"], "--data (/nowhere) means nothing to a model of made"),
+        (
+            ["--prompt=1", "--temperature=0", "--top-k=3"],
+            "--top-k (3) is not supported with --temp",
+        ),
+        (
+            ["--prompt=1", "--temperature=0", "--top-p=0.5"],
+            "--top-p (0.5) is not supported with --t",
+        ),
+        (["--prompt=\udcff\udcfe"], "--prompt ('\\udcff\\udcfe') is no UTF-8 at position 0"),
+        (
+            ["--prompt=1", "--data=/nowhere"],
+            "--data (/nowhere) is not supported with a model of synth",
+        ),
         (["--prompt=1", "--top-p=0"], "--top-p (0) must be above 0 and at most 1"),
         (["--prompt=1", "--max-tokens=0"], "--max-tokens (0) must be 1 or more"),
     ],
@@ -258,7 +267,7 @@ def test_a_folder_of_transformers_speaks_by_its_own_tokenizer(shared, capsys):
 
 def test_a_tokenizer_that_cannot_be_read_leaves_numbers(shared, capsys, caplog):
     assert run_tool([str(shared), "--prompt=two words"]) == 2
-    assert "or no tokenizer.json lies with it" in capsys.readouterr().err
+    assert "or has no tokenizer.json" in capsys.readouterr().err
     (shared / "tokenizer.json").write_text("{}")
     assert run_tool([str(shared), "--prompt=2 7", "--max-tokens=2"]) == 0
     assert "tokenizer.json cannot be read" in caplog.text
