@@ -1,4 +1,4 @@
-"""What distillation gained: `python -m tools.kd_report RUN... [--student-alone RUN] [--out DIR]`.
+"""Gains of distillation: `python -m tools.kd_report RUN... [--student-alone RUN] [--out DIR]`.
 
 Reads finished runs: student and teacher top-1, agreement, calibration, the share of the gap between
 the student alone and the teacher that was closed, and the loss terms over time. Writes
@@ -10,37 +10,54 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from store.record.history import get_loss_terms, read_metrics
 from store.record.runs import Run
+from store.terminal import create_console, create_table
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.json_files import write_json
 
-_COLUMNS = (
-    ("run", "run", "{}"), ("student", "student", "{:.2f}"), ("teacher", "teacher", "{:.2f}"),
-    ("alone", "alone", "{:.2f}"), ("gap closed", "gap_closed", "{:.2f}"),
-    ("agreement", "agreement", "{:.2f}"), ("student ECE", "student_ece", "{:.4f}"),
-    ("teacher ECE", "teacher_ece", "{:.4f}"),
-)  # fmt: skip
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Title -> key of a row, and decimals.
+_COLUMNS = {
+    "student": ("student", 2),
+    "teacher": ("teacher", 2),
+    "alone": ("alone", 2),
+    "gap closed": ("gap_closed", 2),
+    "agreement": ("agreement", 2),
+    "student ECE": ("student_ece", 4),
+    "teacher ECE": ("teacher_ece", 4),
+}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print the table, write JSON and picture; gives the exit code."""
-    return run_program(report, parse_arguments(argv))
+def create_parser() -> argparse.ArgumentParser:
+    """Create the parser."""
+    parser = create_program_parser(__doc__, prog="python -m tools.kd_report")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    parser.add_argument("--student-alone", type=Path, metavar="RUN", help="the student, untaught")
+    parser.add_argument("--out", type=Path, default=Path("kd_report"), help="directory for files")
+    return parser
 
 
 def report(options: argparse.Namespace) -> None:
-    """Read the runs, print and write what they say.
+    """Print the table, write JSON and picture.
 
     Raises:
-      UserError: a run that is not there or has not finished.
+      UserError: a run does not exist or has not finished.
     """
     alone = read_run(options.student_alone)["student"] if options.student_alone else None
     rows = [add_gap(read_run(path), alone) for path in options.runs]
-    print(format_table(rows))
+    table = create_table("run", *(f"{title}>" for title in _COLUMNS))
+    for row in rows:
+        values = ((row[key], decimals) for key, decimals in _COLUMNS.values())
+        cells = ("-" if value is None else f"{value:.{decimals}f}" for value, decimals in values)
+        table.add_row(row["run"], *cells)
+    create_console().print(table)
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / "kd_report.json"
     write_json(target, make_finite(rows))
@@ -48,30 +65,21 @@ def report(options: argparse.Namespace) -> None:
     print(f"table:   {target}\npicture: {picture}")
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The tool's flags."""
-    parser = create_program_parser(__doc__, prog="python -m tools.kd_report")
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
-    parser.add_argument("--student-alone", type=Path, metavar="RUN", help="the student, untaught")
-    parser.add_argument("--out", type=Path, default=Path("kd_report"), help="where files go")
-    return parser.parse_args(argv)
-
-
 def read_run(folder: Path) -> JsonObject:
-    """What a finished run says of student and teachers, on its evaluation split.
+    """Read the metrics of student and teachers of a finished run, on its evaluation split.
 
     Raises:
-      UserError: no run there, or one that has not finished.
+      UserError: no run, or one that has not finished or does not classify.
     """
     facts = Run(folder).read()
     if facts.get("status") != "complete":
-        found = facts.get("status", "no run.json")
-        raise UserError(f"RUN {str(folder)!r} is no finished run ({found}); give a complete one")
+        status = facts.get("status", "no run.json")
+        raise UserError(f"RUN {str(folder)!r} is no finished run ({status}); give a complete one")
     final, teachers = facts["final"], facts.get("teachers", [])
     if "eval_top1" not in final:
         raise UserError(
-            f"RUN {str(folder)!r} has no top-1, for it classifies nothing; students of text are "
-            "compared by python -m proofs.tables.distil_table"
+            f"RUN {str(folder)!r} has no top-1, because it does not classify; compare students of "
+            "text by python -m proofs.tables.distil_table"
         )
     row = {
         "run": f"{folder.parent.name}/{folder.name}",
@@ -89,29 +97,15 @@ def read_run(folder: Path) -> JsonObject:
 
 
 def add_gap(row: JsonObject, alone: float | None) -> JsonObject:
-    """The row with (student - alone) / (teacher - alone); none where there is no gap to close."""
+    """Add (student - alone) / (teacher - alone); None if the teacher is not better than alone."""
     gap = None
     if alone is not None and row["teacher"] is not None and row["teacher"] > alone:
         gap = (row["student"] - alone) / (row["teacher"] - alone)
     return {**row, "alone": alone, "gap_closed": gap}
 
 
-def format_table(rows: list[JsonObject]) -> str:
-    """Aligned columns; a dash where a run says nothing."""
-    cells = [[title for title, _, _ in _COLUMNS]]
-    for row in rows:
-        values = [(row[key], form) for _, key, form in _COLUMNS]
-        cells.append(["-" if value is None else form.format(value) for value, form in values])
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
-    lines = []
-    for line in cells:
-        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        lines.append("  ".join([first.strip().ljust(widths[0]), *rest]))
-    return "\n".join(lines)
-
-
 def read_terms(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """(step, value) of every part of the loss, before its weight."""
+    """Read (step, value) of every term of the loss, before its weight."""
     terms: dict[str, list[tuple[int, float]]] = {}
     for line in read_metrics(folder):
         for name, value in get_loss_terms(line).items():
@@ -121,7 +115,7 @@ def read_terms(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def draw(rows: list[JsonObject], folders: list[Path], path: Path) -> Path:
-    """Bars of top-1, then one panel of loss terms for each run."""
+    """Draw bars of top-1, then one panel of loss terms for each run."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -151,25 +145,25 @@ def draw(rows: list[JsonObject], folders: list[Path], path: Path) -> Path:
     return path
 
 
-def _draw_bars(axes: Any, rows: list[JsonObject]) -> None:
-    """Student, teacher and the student alone of each run, side by side."""
-    kinds = [("alone", "0.7"), ("student", "tab:blue"), ("teacher", "tab:orange")]
+def _draw_bars(axes: Axes, rows: list[JsonObject]) -> None:
+    """Draw the student alone, the student and the teacher of each run, side by side."""
     values = []
-    for offset, (kind, color) in enumerate(kinds):
-        found = [(i, row[kind]) for i, row in enumerate(rows) if row[kind] is not None]
-        if not found:
-            continue
-        places = [i + 0.27 * (offset - 1) for i, _ in found]
-        heights = [value for _, value in found]
-        values += heights
-        bars = axes.bar(places, heights, width=0.25, color=color, label=kind)
-        axes.bar_label(bars, fmt="%.1f", fontsize=7)
+    colours = {"alone": "0.7", "student": "tab:blue", "teacher": "tab:orange"}
+    for offset, (name, colour) in enumerate(colours.items()):
+        bars = {i + 0.27 * (offset - 1): row[name] for i, row in enumerate(rows)}
+        bars = {x: height for x, height in bars.items() if height is not None}
+        if bars:
+            values += bars.values()
+            drawn = axes.bar([*bars], [*bars.values()], width=0.25, color=colour, label=name)
+            axes.bar_label(drawn, fmt="%.1f", fontsize=7)
     axes.set_xticks(range(len(rows)), [row["run"].split("/")[-1] for row in rows], rotation=20)
     margin = max(0.15 * (max(values) - min(values)), 1.0)
     axes.set_ylim(max(min(values) - 2 * margin, 0.0), max(values) + 3 * margin)
     axes.set(ylabel="top-1 (%)", title="evaluation split")
     axes.legend(fontsize="small", ncols=3, loc="upper left")
 
+
+main = CommandLine(create_parser, report)
 
 if __name__ == "__main__":
     sys.exit(main())
