@@ -185,9 +185,16 @@ def prepare_file(path: Path | None, flag: str) -> None:
     if path.is_dir():
         raise UserError(f"{flag} ({str(path)!r}) is a directory; name a file in it")
     prepare_folder(path.parent, flag)
-    try:
+    with write_to(path, flag):
         tempfile.TemporaryFile(dir=path.parent).close()
+
+
+@contextlib.contextmanager
+def write_to(path: Path, flag: str) -> Iterator[None]:
+    """Convert an OSError in the body, which writes to a flag's path, to a UserError."""
+    try:
+        yield
     except OSError as error:
         raise UserError(
-            f"{flag} ({str(path)!r}) cannot be written: {error.strerror}; use another path"
+            f"{flag} ({str(path)!r}) cannot be written: {error.strerror or error}; use another path"
         ) from error

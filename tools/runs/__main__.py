@@ -79,13 +79,13 @@ def _add_comparisons(commands: Commands) -> None:
     add("--source", action="store_true", help="how the sources differ, by lines")
     add("--html", type=Path, metavar="FILE", help=page)
     text = "check whether new runs are worse than a base by more than is allowed"
-    parser = _add(commands, "gate", "gating:gate_runs", text, which="narrows both sides")
+    parser = _add(commands, "gate", "quality:gate_runs", text, which="narrows both sides")
     parser.add_argument("base", metavar="BASE", help="a SIDE, as in compare")
     parser.add_argument("new", metavar="NEW", help="a SIDE, as in compare")
     add_gate_flags(parser)
     parser.add_argument("--unfinished", action="store_true", help="accept incomplete runs, too")
     text = "reports and compiler's verdicts over time; exit code 1 if the newest are worse"
-    parser = _add(commands, "trend", "trending:show_trends", text, which="keys of configurations")
+    parser = _add(commands, "trend", "quality:show_trends", text, which="keys of configurations")
     parser.add_argument(
         "--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there"
     )
@@ -103,7 +103,7 @@ def _add_costs(commands: Commands) -> None:
     add("--base", default="", metavar="ROW", help=base)
     text = "the compiler's estimate of a step beside measured times"
     which = "which runs (default: all)"
-    _add(commands, "calibration", "calibrating:show_calibration", text, which=which)
+    _add(commands, "calibration", "quality:show_calibration", text, which=which)
 
 
 def _add_files(commands: Commands) -> None:

@@ -33,11 +33,7 @@ _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def compare_runs(options: argparse.Namespace) -> int:
-    """Print the comparison; return the exit code, 1 with --exact if runs diverge.
-
-    Raises:
-      UserError: a run does not exist, no run has a metric, or too few sides.
-    """
+    """Print the comparison; return the exit code, 1 with --exact if runs diverge."""
     prepare_file(options.html, "--html")
     ignored = get_neutral_keys()
     sides = find_sides(options, ignored)
@@ -57,11 +53,7 @@ def compare_runs(options: argparse.Namespace) -> int:
 
 
 def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Side]:
-    """Find the named sides, or the runs of a filter grouped by configuration.
-
-    Raises:
-      UserError: fewer than two sides.
-    """
+    """Find the named sides, or the runs of a filter grouped by configuration."""
     if options.filter and not options.sides:
         records = select_records(options, options.filter)
         sides = group_records(reversed(records), ignored)

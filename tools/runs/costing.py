@@ -31,11 +31,7 @@ from utils.log import get_logger
 
 
 def show_costs(options: argparse.Namespace) -> None:
-    """Print the cost of each run or group of runs, and the total.
-
-    Raises:
-      UserError: a run, metric or key does not exist, or a fault of the table of prices.
-    """
+    """Print the cost of each run or group of runs, and the total."""
     check_choice(options, "cost", options.runs)
     prices = read_prices(options.prices) if options.prices else []
     records = _read_records(options)

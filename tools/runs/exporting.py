@@ -14,7 +14,7 @@ from store.record.spans import SPANS_FILE
 from store.terminal import print_json
 from tools.runs.find_runs import check_choice, find_paths, open_index
 from utils.errors import UserError
-from utils.programs import prepare_folder
+from utils.programs import prepare_folder, write_to
 from utils.storage.places import join_path_or_url
 
 _EXPORTED = tuple(file for file in READ_FILES if file != SPANS_FILE)
@@ -30,11 +30,7 @@ def write_schemas(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write the tables and print their sizes.
-
-    Raises:
-      UserError: a run does not exist or is damaged, or the tables cannot be written.
-    """
+    """Write the tables and print their sizes."""
     check_choice(options, "export", options.runs)
     records, bad = _find_whole(options)
     if bad and not options.skip_bad:
@@ -43,13 +39,8 @@ def export(options: argparse.Namespace) -> None:
             "take them from a copy, move them away by validate --quarantine DIR, or leave them "
             "out by --skip-bad"
         )
-    try:
+    with write_to(options.out, "--out"):
         manifest = export_runs(records, options.out, options.format, skipped=sorted(bad))
-    except OSError as error:
-        raise UserError(
-            f"--out {str(options.out)!r} cannot be written: {error.strerror or error}; use "
-            "another path"
-        ) from error
     if options.json:
         print_json(manifest)
         return

@@ -23,8 +23,8 @@ from store.formatting import TONES
 from store.quality.trends import NEWEST, TREND_COLUMNS, Trend, describe_trend, group_trends
 from store.query.record import get_finite_numbers
 from store.record.catalogue import EVAL
-from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.programs import write_to
 from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
@@ -68,20 +68,12 @@ def write_trends(path: Path, trends: Sequence[Trend]) -> None:
 
 
 def _write(path: Path, template: str, **context: object) -> None:
-    """Render a template of the dashboard into a file that loads nothing.
-
-    Raises:
-      UserError: the file cannot be written.
-    """
+    """Render a template of the dashboard into a file that loads nothing."""
     from service.web.views.jinja import create_environment
 
     text = create_environment().get_template(template).render(**context)
-    try:
+    with write_to(path, "--html"):
         write_atomically(path, text)
-    except OSError as error:
-        raise UserError(
-            f"--html ({str(path)!r}) cannot be written: {error.strerror}; use another path"
-        ) from error
 
 
 def _create_axes() -> Axes:

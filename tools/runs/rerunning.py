@@ -6,13 +6,13 @@ import argparse
 import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
@@ -31,63 +31,49 @@ from utils.json_types import JsonObject
 from utils.storage.places import check_writable, join_path_or_url, open_folder
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """Plan of a rerun.
-
-    Attributes:
-      commit, patch: of its source.
-      config: with the name and directory of the new run.
-      location: directory or URL of the new run.
-      changed: versions of Python and packages that differ, in words.
-      variables: of its environment.
-    """
-
-    commit: str
-    patch: str
-    config: JsonObject
-    location: str
-    changed: list[str]
-    variables: dict[str, str]
-
-
 def rerun(options: argparse.Namespace) -> int:
-    """Repeat a run and compare the two; return the exit code, 1 if they diverge.
-
-    Raises:
-      UserError: the run has no source, or this repository does not contain it.
-    """
+    """Repeat a run and compare the two; return the exit code, 1 if they diverge."""
     records = choose_records(options, "rerun", [options.run] if options.run else [])
     if len(records) != 1:
         raise UserError(
             f"--filter {options.filter!r} fits {len(records)} runs; rerun repeats exactly one"
         )
     record = records[0]
-    plan = plan_repetition(record, options.out)
-    view: JsonObject = {"run": record.path, "rerun": plan.location}
+    commit, config, location = plan_repetition(record, options.out)
+    changed = list(_find_changes(record.environment))
+    files = split_diff(record.patch)
+    view: JsonObject = {"run": record.path, "rerun": location}
     if options.dry_run and options.json:
-        files = sorted(split_diff(plan.patch))
-        print_json({**view, "commit": plan.commit, "files": files, "changed": plan.changed})
+        print_json({**view, "commit": commit, "files": sorted(files), "changed": changed})
     elif not options.json:
-        _print_plan(record, plan)
+        changes = f" and changes in {', '.join(files)}" if files else ", without changes"
+        print(f"source: commit {commit[:12]}{changes}")
+        for line in changed:
+            print(f"changed since: {line}")
+        if not changed:
+            print("Python and all pinned packages are as they were")
+        print(f"{record.path} is repeated as {location}", flush=True)
     if options.dry_run:
         return 0
-    _train(plan)
-    sides = [Side(run.path, (run,)) for run in (record, RunRecord(plan.location))]
+    _train(record, commit, config, location)
+    sides = [Side(run.path, (run,)) for run in (record, RunRecord(location))]
     divergence = tell_divergence(sides, with_tensors=True)
     if options.json:
         print_json({**view, "divergence": divergence})
     else:
-        create_console().print(f"\n{record.path} and {plan.location}", markup=False)
+        create_console().print(f"\n{record.path} and {location}", markup=False)
         print_divergence(create_console(), divergence)
     return 0 if divergence["found"] is None else EXIT_FAILED
 
 
-def plan_repetition(record: RunRecord, out: str) -> Repetition:
+def plan_repetition(record: RunRecord, out: str) -> tuple[str, JsonObject, str]:
     """Plan a repetition; creates and changes nothing.
 
     Args:
       out: `run.output_dir` of the new run; empty: that of the old one.
+
+    Returns:
+      The commit of the source, the new run's configuration, and its directory or URL.
 
     Raises:
       UserError: a part of the source is missing, or the new directory cannot be written.
@@ -104,13 +90,13 @@ def plan_repetition(record: RunRecord, out: str) -> Repetition:
         raise UserError(f"RUN {record.path} has no whole {CONFIG_FILE}; take it from a copy")
     key, out = ("--out", out) if out else ("--store", str(record.folder.parent.parent))
     check_writable(out, key)
-    experiment = record.folder.parent.name
-    name = _choose_name(record.folder.name, out, experiment)
+    experiment, name = record.folder.parent.name, f"{record.folder.name}-rerun"
+    taken = set(open_folder(join_path_or_url(out, experiment)).list_names())
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    name = next(name for name in names if name not in taken)
     section |= {"output_dir": out, "experiment": experiment, "run_id": name}
     section |= {"resume": "", "overwrite": False, "allow_changes": []}
-    location = str(join_path_or_url(out, experiment, name))
-    changed, variables = _find_changes(record.environment), record.environment.get("variables", {})
-    return Repetition(commit, record.patch, config, location, list(changed), variables)
+    return commit, config, str(join_path_or_url(out, experiment, name))
 
 
 def _check_source(record: RunRecord) -> str:
@@ -149,15 +135,6 @@ def _check_source(record: RunRecord) -> str:
     return commit
 
 
-def _choose_name(name: str, out: str, experiment: str) -> str:
-    taken = set(open_folder(join_path_or_url(out, experiment)).list_names())
-    new, count = f"{name}-rerun", 1
-    while new in taken:
-        count += 1
-        new = f"{name}-rerun-{count}"
-    return new
-
-
 def _find_changes(environment: JsonObject) -> Iterator[str]:
     """Yield the versions of Python and packages that differ."""
     python = environment.get("python")
@@ -171,38 +148,22 @@ def _find_changes(environment: JsonObject) -> Iterator[str]:
             yield f"{package} {then}, now {now}"
 
 
-def _print_plan(record: RunRecord, plan: Repetition) -> None:
-    files = split_diff(plan.patch)
-    changes = f" and changes in {', '.join(files)}" if files else ", without changes"
-    print(f"source: commit {plan.commit[:12]}{changes}")
-    for line in plan.changed:
-        print(f"changed since: {line}")
-    if not plan.changed:
-        print("Python and all pinned packages are as they were")
-    print(f"{record.path} is repeated as {plan.location}", flush=True)
-
-
-def _train(plan: Repetition) -> None:
-    """Run the old source, in a temporary directory, with the same configuration.
-
-    Raises:
-      UserError: it failed.
-    """
+def _train(record: RunRecord, commit: str, config: JsonObject, location: str) -> None:
+    """Run the old source, in a temporary directory, with a configuration; UserError if it fails."""
     with tempfile.TemporaryDirectory(prefix="rerun-") as scratch:
         tree, file = Path(scratch) / "tree", Path(scratch) / "rerun.yaml"
         _require("clone", "--quiet", "--shared", "--no-checkout", str(SOURCE_ROOT), str(tree))
-        _require("-C", str(tree), "checkout", "--quiet", "--detach", plan.commit)
-        if plan.patch:
-            _require("-C", str(tree), "apply", "--whitespace=nowarn", "-", text=plan.patch)
-        file.write_text(yaml.safe_dump(plan.config, sort_keys=False, allow_unicode=True))
+        _require("-C", str(tree), "checkout", "--quiet", "--detach", commit)
+        if record.patch:
+            _require("-C", str(tree), "apply", "--whitespace=nowarn", "-", text=record.patch)
+        file.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         command = [sys.executable, str(tree / "main.py"), "--config", str(file)]
-        environment = {**os.environ, **plan.variables}
+        environment = {**os.environ, **record.environment.get("variables", {})}
         # A trainer logs to stderr; stdout is for the result of this program.
         done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise UserError(
-            f"the repetition ended with code {done.returncode}; see its lines above and "
-            f"{plan.location}"
+            f"the repetition ended with code {done.returncode}; see its lines above and {location}"
         )
 
 

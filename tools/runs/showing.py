@@ -15,13 +15,7 @@ from store.lineage.descendants import Kinship
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord, describe, get_finite_numbers
-from store.query.timeline import (
-    RunTime,
-    compute_time,
-    list_attempt_rows,
-    list_numbers,
-    tell_time,
-)
+from store.query.timeline import RunTime, compute_time, list_attempt_rows, list_numbers, tell_time
 from store.record.catalogue import EVAL, LOSS, TRAIN
 from store.record.history import get_learnt
 from store.record.lock import find_owner

@@ -14,11 +14,7 @@ from utils.errors import UserError
 
 
 def tag_runs(options: argparse.Namespace) -> None:
-    """Change the tags of runs and print all tags that each has then.
-
-    Raises:
-      UserError: a run or tag does not exist, or a run cannot be written.
-    """
+    """Change the tags of runs and print all tags that each has then."""
     if not options.add and not options.remove and options.note is None:
         raise UserError("tag: nothing to do; give --add TAG, --remove TAG or --note TEXT")
     for tag in options.add:

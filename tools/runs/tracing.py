@@ -14,7 +14,7 @@ from store.terminal import print_json
 from tools.runs.find_runs import choose_records, warn_of_damage
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import prepare_folder
+from utils.programs import prepare_folder, write_to
 from utils.storage.local import write_atomically
 
 _NS, _US = 1_000_000_000, 1_000_000
@@ -23,11 +23,7 @@ _SEQUENCE = 1
 
 
 def trace_run(options: argparse.Namespace) -> None:
-    """Write the trace, read it back, and print its size.
-
-    Raises:
-      UserError: a run does not exist or has no times, or the file cannot be written.
-    """
+    """Write the trace, read it back, and print its size."""
     records = choose_records(options, "trace", [options.run] if options.run else [])
     if options.run:
         traces = [_trace(options, records[0], options.out)]
@@ -62,13 +58,9 @@ def _trace(options: argparse.Namespace, record: RunRecord, out: Path) -> JsonObj
     count, format_trace = _FORMATS[options.format]
     data = format_trace(trace)
     expected = len(trace.slices), sum(len(counter.points) for counter in trace.counters)
-    try:
+    with write_to(out, "--out"):
         write_atomically(out, data)
         counted = count(out.read_bytes())
-    except OSError as error:
-        raise UserError(
-            f"--out {str(out)!r} cannot be written: {error.strerror or error}; use another path"
-        ) from error
     if counted != expected:
         raise RuntimeError(f"{out} holds {counted} slices and points instead of {expected}")
     tracks = len({item.track for item in trace.slices}) + len(trace.counters)

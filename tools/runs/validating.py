@@ -28,11 +28,7 @@ _STYLES = {"damage": "bold red", "torn": "yellow", "odd": "magenta"}
 
 
 def validate_runs(options: argparse.Namespace) -> int:
-    """Print the faults of runs; return the exit code, 1 if one counts.
-
-    Raises:
-      UserError: a run does not exist, or bad runs cannot be moved.
-    """
+    """Print the faults of runs; return the exit code, 1 if one counts."""
     if options.quarantine is not None and is_remote(options.store):
         raise UserError("--quarantine is not supported with a bucket; remove it")
     has_choice = bool(options.runs or options.filter)

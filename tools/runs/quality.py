@@ -1,4 +1,4 @@
-"""`trend`: benchmark reports and compiler's verdicts over time."""
+"""`gate`, `trend` and `calibration`: whether runs and reports are worse, and estimates right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,19 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from store.formatting import draw_line
+from store.formatting import draw_line, format_value
+from store.quality.calibration import (
+    ESTIMATE,
+    MEASURED,
+    CalibratedRun,
+    Verdicts,
+    calibrate,
+    find_verdict,
+    tell_step,
+)
 from store.quality.findings import print_findings, publish_findings, read_gates
-from store.quality.gates import get_code
-from store.quality.reports import read_config
+from store.quality.gates import get_code, judge_sides
+from store.quality.reports import describe_report, read_config
 from store.quality.trends import (
     BAD,
     FOLDER,
@@ -23,10 +32,12 @@ from store.quality.trends import (
     keep_report,
     place_report,
     read_reports,
+    read_verdicts,
 )
 from store.query.filters import check_keys, parse_filter
+from store.query.record import RunRecord
 from store.terminal import colour_word, create_console, create_table, print_json
-from tools.runs.find_runs import check_store
+from tools.runs.find_runs import check_store, find_damage, read_side, select_records
 from tools.runs.page import write_trends
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -35,6 +46,27 @@ from utils.storage.places import to_path
 
 # As many reports as a trend is computed from.
 _SHOWN = 23
+
+
+def gate_runs(options: argparse.Namespace) -> int:
+    """Print the result of each gate; return 0, 1 for a regression or 3 for undecided."""
+    gates, undecided = read_gates(options)
+    if not gates:
+        raise UserError("gate needs at least one gate; give --gate or --gates FILE")
+    base, new = (read_side(options, text) for text in (options.base, options.new))
+    if damage := find_damage(record for side in (base, new) for record in side.records):
+        raise UserError(
+            f"gate: {'; '.join(damage)}: gates need undamaged runs; take the files from a copy, or "
+            "name other runs"
+        )
+    findings = judge_sides(gates, base, new, unfinished=options.unfinished)
+    code = get_code(findings, undecided)
+    if options.json:
+        rows = publish_findings(findings)
+        print_json({"base": base.name, "new": new.name, "findings": rows, "exit_code": code})
+    else:
+        print_findings(findings, (base.name, new.name), code)
+    return code
 
 
 def show_trends(options: argparse.Namespace) -> int:
@@ -120,3 +152,43 @@ def _keep(options: argparse.Namespace) -> list[str]:
         except UserError as error:
             raise UserError(f"--add {name}: {error}") from error
     return [str(keep_report(store, report)) for _, report in reports]
+
+
+def show_calibration(options: argparse.Namespace) -> None:
+    """Print measured over estimated time of each run that has both, and over all runs."""
+    check_store(options.store)
+    verdicts = read_verdicts(options.store)
+    records = select_records(options, options.filter)
+    matches = (find_point(record, verdicts) for record in records) if verdicts else ()
+    points = [point for point in matches if point is not None]
+    total = calibrate(points)
+    if options.json:
+        rows = [{**asdict(point), "ratio": point.ratio} for point in points]
+        summary = None if total is None else asdict(total)
+        counts = {"verdicts": len(verdicts), "asked": len(records)}
+        print_json({"runs": rows, "calibration": summary, **counts})
+        return
+    if total is None:
+        print(
+            f"no run has both: {len(records)} runs, {len(verdicts)} verdicts on steps; keep some "
+            "by `compile_for_tpu --store` (docs/store.md)"
+        )
+        return
+    console = create_console()
+    table = create_table("run", "verdict", "estimate ms>", "measured ms>", "ratio>")
+    for point in points:
+        times = (format_value(1000 * point.estimate_s), format_value(1000 * point.measured_s))
+        table.add_row(point.run, point.verdict, *times, f"{point.ratio:.2f}")
+    console.print(table)
+    ratios = f"median {total.median:.2f}, {total.low:.2f} to {total.high:.2f}"
+    spread = "" if total.spread is None else f", spread of its logarithm {total.spread:.3f}"
+    console.print(f"\nmeasured over estimated: {ratios}{spread}, n = {total.n}")
+
+
+def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
+    """Return a run's estimated and measured time; None if one is unknown."""
+    verdict = find_verdict(record, verdicts)
+    step = tell_step(record, verdicts)
+    if verdict is None or None in step.values():
+        return None
+    return CalibratedRun(record.path, step[ESTIMATE], step[MEASURED], describe_report(verdict))
