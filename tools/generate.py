@@ -74,11 +74,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print the prompt and its continuation, as text or as numbers.
-
-    Raises:
-      UserError: there is no language model, or it does not support the prompt or a flag.
-    """
+    """Print the prompt and its continuation, as text or as numbers."""
     _check_flags(arguments)
     model, facts = load_model(arguments.run)
     tokenizer = find_tokenizer(arguments, facts)

@@ -45,11 +45,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Print the table, write JSON and picture.
-
-    Raises:
-      UserError: a run does not exist or has not finished.
-    """
+    """Print the table, write JSON and picture."""
     alone = read_run(options.student_alone)["student"] if options.student_alone else None
     rows = [add_gap(read_run(path), alone) for path in options.runs]
     table = create_table("run", *(f"{title}>" for title in _COLUMNS))

@@ -237,7 +237,7 @@ def test_caches_are_merged_and_cut_on_a_bucket(tmp_path, monkeypatch):
     ("shape", "stream", "rule"),
     [
         (SHAPE, {"seed": 1}, "another stream than .*: seed 1 instead of 0"),
-        (replace(SHAPE, columns=COLUMNS[:1]), {}, "answers of teacher aa that another one has"),
+        (replace(SHAPE, columns=COLUMNS[:1]), {}, "outputs of teacher aa that another cache has"),
         (replace(SHAPE, columns=COLUMNS[1:], epochs=2), {}, r"hold \[12, 8\] steps"),
     ],
 )

@@ -167,8 +167,8 @@ def test_a_seed_draws_the_same_text_again(copied, capsys):
     ("flags", "words"),
     [
         (["--prompt=9 9"], "must be numbers of tokens from 0 to 4"),
-        (["--prompt=ab"], "this model has learnt made-up sequences"),
-        (["--prompt=1", "--max-tokens=30"], "the model knows 8 learned positions"),
+        (["--prompt=ab"], "this model has learnt synthetic sequences"),
+        (["--prompt=1", "--max-tokens=30"], "the model has 8 learned positions"),
         (["--prompt=1", "--temperature=-1"], "--temperature (-1) must be 0 or more"),
         (["--prompt=1", "--temperature=inf"], "--temperature (inf) must be 0 or more, and no inf"),
         (["--prompt=1", "--temperature=nan"], "--temperature (nan) must be 0 or more"),

@@ -37,11 +37,7 @@ class Member:
 
 
 def average(options: argparse.Namespace) -> None:
-    """Average, and write an export that every program takes as WEIGHTS.
-
-    Raises:
-      UserError: the models differ, or a flag is not supported.
-    """
+    """Average, and write an export that every program takes as WEIGHTS."""
     decay = _check_flags(options)
     members = open_members(options.runs)
     prepare_folder(options.out, "--out")

@@ -7,17 +7,17 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from big_vision.input.order import ShardSpec
 from big_vision.input.source import Reading
-from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, ViewFacts, ViewForm, describe_views
+from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, ViewFacts, describe_views
 from datasets import create_loader, create_source
 from job.check import check
 from store.lineage.ancestors import CACHE, LINEAGE_FILE, Ancestor, format_note
@@ -31,13 +31,7 @@ from tasks.teachers.cache.manifest import (
     write_manifest,
 )
 from tasks.teachers.cache.reader import TeacherCache
-from tasks.teachers.cache.rows import (
-    CLASSES,
-    CacheShape,
-    Column,
-    measure_errors,
-    pack_rows,
-)
+from tasks.teachers.cache.rows import CLASSES, CacheShape, Column, measure_errors, pack_rows
 from tasks.teachers.cache.writer import CacheWriter, Errors
 from tools.cache.card import SCORES, list_files, write_card
 from tools.cache.directory import CacheDirectory
@@ -53,8 +47,6 @@ from utils.storage.local import LocalFolder, compute_crc32c, sync_file, write_at
 from utils.storage.places import open_folder, to_path
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from big_vision.input.source import Reader
     from job.spec import Job
 
@@ -68,27 +60,14 @@ _SCORED_BATCHES = 8
 _NAMED_BY = ("sorted", "stem")
 
 
-class PublishedFiles(Protocol):
-    """Published outputs in one form; see `ReinforcedFiles`."""
-
-    teacher: str
-    form: ViewForm
-    epochs: int
-    width: int
-    top_k: int
-    identity: str
-
-    def list_ids(self) -> set[str]:
-        """List all images that have outputs."""
-
-    def read(self, ids: Sequence[str]) -> tuple[np.ndarray, Tensor]:
-        """Read views and condensed outputs of some images, one epoch after the other."""
+PublishedFiles = ReinforcedFiles | SeededFiles
 
 
-FORMS: dict[str, Callable[[argparse.Namespace, int], PublishedFiles]] = {
-    "imagenet_plus": lambda options, _: ReinforcedFiles(options.source),
-    "tinyvit": lambda options, classes: SeededFiles(options.source, options.saved_config, classes),
-}
+def open_published(options: argparse.Namespace, classes: int) -> PublishedFiles:
+    """Open the published files of a form; `classes` is the number of the run's dataset."""
+    if options.form == "tinyvit":
+        return SeededFiles(options.source, options.saved_config, classes)
+    return ReinforcedFiles(options.source)
 
 
 def import_published(options: argparse.Namespace) -> None:
@@ -101,7 +80,7 @@ def import_published(options: argparse.Namespace) -> None:
     # The student only: its teacher's cache does not exist yet.
     job = check(change(config, distill=DistillSection().model_dump()))
     _check_run(job, directory)
-    files = FORMS[options.form](options, job.stream["num_classes"])
+    files = open_published(options, job.stream["num_classes"])
     if job.stream["num_classes"] != files.width:
         raise UserError(
             f"{options.source!r} holds outputs of {files.width} classes, the run's student has "

@@ -24,14 +24,7 @@ from tasks.teachers.cache.rows import (
     unpack_values,
 )
 from tasks.teachers.cache.writer import CacheWriter, Errors
-from tools.cache.card import (
-    SCORES,
-    get_facts_name,
-    list_files,
-    make_card,
-    read_scores,
-    write_card,
-)
+from tools.cache.card import SCORES, get_facts_name, list_files, make_card, read_scores, write_card
 from tools.cache.damage import find_damage
 from tools.cache.directory import CacheDirectory, copy_files
 from utils.errors import UserError

@@ -40,16 +40,7 @@ _UNIFORM = 100
 
 
 class SeededFiles:
-    """The files of one such folder.
-
-    Attributes:
-      teacher: name of the model.
-      form: of the views.
-      epochs: stored, from 0 on.
-      width: classes.
-      top_k: classes with a probability.
-      identity: hash that distinguishes these files from others.
-    """
+    """The files of one such folder, with the attributes of `ReinforcedFiles`."""
 
     def __init__(self, path: str, saved_config: str, classes: int) -> None:
         config = _read_config(saved_config)

@@ -26,13 +26,7 @@ from job.stream import iterate_batches
 from models.teachers.teacher import SELVES, get_teacher_sections
 from store.lineage.ancestors import LINEAGE_FILE, format_note
 from tasks.teachers.cache.manifest import MANIFEST, describe_classes, get_file_name, write_manifest
-from tasks.teachers.cache.rows import (
-    CLASSES,
-    CacheShape,
-    Column,
-    measure_errors,
-    pack_rows,
-)
+from tasks.teachers.cache.rows import CLASSES, CacheShape, Column, measure_errors, pack_rows
 from tasks.teachers.cache.writer import CacheWriter
 from tasks.teachers.teaching import create_columns
 from tools.cache.card import SCORES, get_facts_name, read_scores, write_card

@@ -47,11 +47,7 @@ Rows = list[tuple[str, ...]]
 
 
 def write(options: argparse.Namespace) -> None:
-    """Write the card of a run, or of weights that lie in none.
-
-    Raises:
-      UserError: the weights do not exist, or their model is unknown.
-    """
+    """Write the card of a run, or of weights that lie in none."""
     place = options.weights
     is_path = is_shared(place) or "/" in place or is_there(place)
     weights = open_weights(place, WEIGHTS_KEY) if is_path else None

@@ -14,21 +14,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import importlib.util
+import os
 import signal
 import sys
 import time
 
 from store.query.record import RunRecord
-from tools.mirror.cursor import CursorFile, get_state_folder
+from tools.mirror.cursor import CursorFile
 from tools.mirror.feed import Feed, Standing
-from tools.mirror.target import Tracker
 from utils.errors import EXIT_TERMINATED, UserError
 from utils.log import get_logger
 from utils.programs import CommandLine, create_program_parser
+from utils.registry import load_object
 from utils.storage.folder import Folder
-from utils.storage.places import is_remote, join_path_or_url, open_folder
+from utils.storage.places import is_remote, join_path_or_url, open_folder, to_path
 
 TARGETS = {"mlflow": "MlflowTarget", "wandb": "WandbTarget", "trackio": "TrackioTarget"}
 _LONGEST_S = 60.0
@@ -57,11 +57,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def mirror(options: argparse.Namespace) -> None:
-    """Send runs to a tracker, once or until they are complete.
-
-    Raises:
-      UserError: a run does not exist, the client is not installed, or another mirror is running.
-    """
+    """Send runs to a tracker, once or until they are complete."""
     if not options.every > 0:
         raise UserError(f"--every ({options.every}) must be above 0")
     spec = importlib.util.find_spec(options.to)
@@ -85,17 +81,15 @@ def _create_feed(folder: Folder, options: argparse.Namespace, stack: contextlib.
     place = options.place
     if place and "://" not in place:
         place = str(open_folder(place).place)
-    cursor = CursorFile(get_state_folder(options.state), options.to, place, str(folder))
+    # Not in a cache: cursors must outlive it.
+    state = options.state or os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    state_folder = to_path(state, "--state") / ("" if options.state else "trainer/mirror")
+    cursor = CursorFile(state_folder, options.to, place, str(folder))
     stack.enter_context(cursor.hold())
-    feed = Feed(folder, create_target(options.to, options.place), cursor, live=options.live)
+    target = load_object(f"tools.mirror.targets.{options.to}:{TARGETS[options.to]}")
+    feed = Feed(folder, target(options.place), cursor, live=options.live)
     stack.callback(feed.close)
     return feed
-
-
-def create_target(name: str, place: str) -> Tracker:
-    """Create the target of one run; its client is imported when it is opened."""
-    module = importlib.import_module(f"tools.mirror.targets.{name}")
-    return getattr(module, TARGETS[name])(place)
 
 
 def _advance(feed: Feed) -> Standing:

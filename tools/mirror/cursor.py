@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,7 +13,6 @@ from store.record.history import Line
 from utils.errors import UserError
 from utils.storage.json_files import write_json
 from utils.storage.locks import try_lock
-from utils.storage.places import to_path
 
 
 @dataclass(frozen=True)
@@ -103,12 +101,6 @@ class CursorFile:
                     "end it first"
                 )
             yield
-
-
-def get_state_folder(text: str) -> Path:
-    """Return the directory of cursors, which must outlive a cache."""
-    root = text or os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return to_path(root, "--state") / ("" if text else "trainer/mirror")
 
 
 def _hash(text: str) -> str:

@@ -71,7 +71,7 @@ class Feed:
                 self._go_back(record, keeps_final=error.keeps_final)
         ended = _get_number(record, "ended")
         if record.is_complete and self._cursor.ended != ended:
-            self._target.finish(_make_end(record, self._cursor.sent))
+            self._target.finish(_make_end(record, self._cursor.sent, ended))
             self._write(replace(self._cursor, ended=ended))
         return Standing(self._cursor.sent.lines, tail.waiting, record.is_complete)
 
@@ -152,10 +152,10 @@ def _make_head(record: RunRecord, generation: int) -> RunHead:
     )
 
 
-def _make_end(record: RunRecord, sent: HistoryEnd) -> Point:
+def _make_end(record: RunRecord, sent: HistoryEnd, ended: float) -> Point:
     values = {f"final/{name}": value for name, value in get_final_values(record.facts).items()}
     step = int(_get_number(record, "final_up_to_step"))
-    return Point(f"end-{sent.digest}", sent.lines, step, _get_number(record, "ended"), values)
+    return Point(f"end-{sent.digest}", sent.lines, step, ended, values)
 
 
 def _name(record: RunRecord, generation: int) -> str:
