@@ -242,9 +242,9 @@ def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
         ({"mixup": {"p": 0.5}}, (), {}, "pairs of images mixed by mixup, which are not replayed"),
         ({"rand_augment": {"fill": 3}}, (), {}, "rand_augment with fill, which is not replayed"),
         ({"center_crop": {"size": 9}}, (), {}, "images after center_crop, which is not replayed"),
-        ({}, ("--ids", "stem"), {}, "answers to 24 images and data.train_split has 24 examples"),
+        ({}, ("--ids", "stem"), {}, "outputs for 24 images and data.train_split has 24 examples"),
         ({}, ("--ids", "FILE"), {}, "is outside its image"),
-        ({}, (), {"data.train_split": "train[:20]"}, "answers to 24 images and data.train_split "
+        ({}, (), {"data.train_split": "train[:20]"}, "outputs for 24 images and data.train_split "
                                                      "has 20 examples"),
         ({}, (), {"pp": f"decode|resize({SIDE})|flip_lr|value_range(-1, 1)"},
          "shows other images than those of"),
@@ -448,7 +448,7 @@ def test_a_student_sees_what_tinyvits_seeds_have_drawn(images, tmp_path, draw, c
     loader.close()
     for entry, key, value, rule in (
         ("AUG", "REPROB", 0.25, "AUG.REPROB 0.25: the erased box was filled"),
-        ("AUG", "MIXUP", 0.8, "AUG.MIXUP 0.8: answers to pairs of images are not replayed"),
+        ("AUG", "MIXUP", 0.8, "AUG.MIXUP 0.8: outputs for pairs of images are not replayed"),
         ("AUG", "AUTO_AUGMENT", "original", "AUG.AUTO_AUGMENT 'original': replayed is"),
     ):
         saved.write_text(yaml.safe_dump({**SAVED, entry: {**SAVED[entry], key: value}}))

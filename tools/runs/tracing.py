@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from store.query.record import RunRecord
 from store.query.trace import Slice, Trace, make_trace
@@ -15,9 +14,11 @@ from tools.runs.find_runs import choose_records, warn_of_damage
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_folder, write_to
+from utils.registry import load_object
 from utils.storage.local import write_atomically
 
 _NS, _US = 1_000_000_000, 1_000_000
+_PROTOS = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
 # Any number; all packets share it because they come from one writer.
 _SEQUENCE = 1
 
@@ -70,43 +71,38 @@ def _trace(options: argparse.Namespace, record: RunRecord, out: Path) -> JsonObj
 
 def format_perfetto(trace: Trace) -> bytes:
     """Format a trace as Perfetto's TrackEvent protobuf."""
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
-
-    packets: Any = protos.Trace()
+    packets = load_object(f"{_PROTOS}:Trace")()
+    event_types = load_object(f"{_PROTOS}:TrackEvent")
+    explicit = load_object(f"{_PROTOS}:TrackDescriptor").EXPLICIT
     numbers: dict[tuple[str, ...], int] = {}
 
-    def get_track(path: tuple[str, ...]) -> int:
+    def get_track(path: tuple[str, ...], **fields: object) -> int:
         """Return the number of a track, which is described before it is used."""
         if path not in numbers:
-            parent = get_track(path[:-1]) if path else 0
-            numbers[path] = len(numbers) + 1
-            track = packets.packet.add().track_descriptor
-            track.uuid, track.name = numbers[path], path[-1] if path else trace.name
-            if path:
-                track.parent_uuid = parent
-            track.child_ordering = protos.TrackDescriptor.EXPLICIT
-            track.sibling_order_rank = len(numbers)
+            parent = {"parent_uuid": get_track(path[:-1])} if path else {}
+            number = numbers[path] = len(numbers) + 1
+            head = {"uuid": number, "name": path[-1] if path else trace.name, **parent, **fields}
+            order = {"child_ordering": explicit, "sibling_order_rank": number}
+            packets.packet.add(track_descriptor={**head, **order})
         return numbers[path]
 
-    def add_event(time: float, event_type: int, track: int) -> Any:
-        packet = packets.packet.add()
-        packet.timestamp, packet.trusted_packet_sequence_id = round(time * _NS), _SEQUENCE
-        packet.track_event.type, packet.track_event.track_uuid = event_type, track
-        return packet.track_event
+    def add_event(time: float, track: int, **fields: object) -> None:
+        event = {"track_uuid": track, **fields}
+        time_ns = round(time * _NS)
+        packets.packet.add(
+            timestamp=time_ns, trusted_packet_sequence_id=_SEQUENCE, track_event=event
+        )
 
     for item in _sort(trace.slices):
         track = get_track(item.track)
-        event = add_event(item.began, protos.TrackEvent.TYPE_SLICE_BEGIN, track)
-        event.name = item.name
-        for name, value in item.facts.items():
-            _annotate(event.debug_annotations.add(), name, value)
-        add_event(item.ended, protos.TrackEvent.TYPE_SLICE_END, track)
+        facts = [{"name": name, **_annotate(value)} for name, value in item.facts.items()]
+        begin = {"type": event_types.TYPE_SLICE_BEGIN, "name": item.name}
+        add_event(item.began, track, debug_annotations=facts, **begin)
+        add_event(item.ended, track, type=event_types.TYPE_SLICE_END)
     for counter in trace.counters:
-        track = get_track(("counters", counter.name))
-        packets.packet[-1].track_descriptor.counter.unit_name = counter.unit
+        track = get_track(("counters", counter.name), counter={"unit_name": counter.unit})
         for time, value in counter.points:
-            event = add_event(time, protos.TrackEvent.TYPE_COUNTER, track)
-            event.double_counter_value = value
+            add_event(time, track, type=event_types.TYPE_COUNTER, double_counter_value=value)
     return packets.SerializeToString()
 
 
@@ -115,25 +111,19 @@ def _sort(slices: list[Slice]) -> list[Slice]:
     return sorted(slices, key=lambda item: (item.track != ("run",), item.began))
 
 
-def _annotate(target: Any, name: str, value: object) -> None:
-    target.name = name
+def _annotate(value: object) -> dict[str, object]:
     if isinstance(value, int):
-        target.int_value = value
-    elif isinstance(value, float):
-        target.double_value = value
-    else:
-        target.string_value = str(value)
+        return {"int_value": value}
+    return {"double_value": value} if isinstance(value, float) else {"string_value": str(value)}
 
 
 def count_perfetto(data: bytes) -> tuple[int, int]:
     """Count slices and points of counters in a trace's bytes."""
-    from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
-
-    trace: Any = protos.Trace()
-    trace.ParseFromString(data)
+    trace = load_object(f"{_PROTOS}:Trace").FromString(data)
+    event_types = load_object(f"{_PROTOS}:TrackEvent")
     types = [packet.track_event.type for packet in trace.packet if packet.HasField("track_event")]
-    slices = types.count(protos.TrackEvent.TYPE_SLICE_BEGIN)
-    return slices, types.count(protos.TrackEvent.TYPE_COUNTER)
+    slices = types.count(event_types.TYPE_SLICE_BEGIN)
+    return slices, types.count(event_types.TYPE_COUNTER)
 
 
 def format_chrome(trace: Trace) -> bytes:
