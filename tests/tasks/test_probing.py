@@ -19,7 +19,7 @@ from store.record.history import read_metrics
 from store.record.runs import Run
 from tasks.evaluation.probes import Features, evaluate_least_squares, gather_features
 from tests.support.tiny_parts import create_cpu_runtime
-from tools.evaluate.probes.features import extract_features
+from tools.evaluate.features import extract_features
 from utils.config.load import change, load_config
 from utils.errors import UserError
 

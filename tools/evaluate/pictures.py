@@ -1,4 +1,4 @@
-"""Pictures of a verdict: how sure the answers are and how right, and what is taken for what."""
+"""Pictures of a result: calibration, and which classes are confused."""
 
 from __future__ import annotations
 
@@ -11,41 +11,35 @@ import numpy as np
 if TYPE_CHECKING:
     from tasks.evaluation.counts import SetResult
 
-# Up to so many classes the picture names them, and up to so many it counts in each field.
+# Most classes whose names are drawn, and whose counts are.
 _NAMED, _COUNTED = 60, 20
 
 
-def draw_calibration(verdict: SetResult, title: str, path: Path) -> Path:
-    """Accuracy by confidence, with the diagonal of a model that knows what it knows."""
+def draw_calibration(result: SetResult, title: str, path: Path) -> None:
+    """Draw accuracy by confidence, with the diagonal of a calibrated model."""
     pyplot = import_pyplot()
-    bins = [one for one in verdict.bins if one.examples]
+    bins = [row for row in result.bins if row.examples]
     figure, (top, below) = pyplot.subplots(
         2, 1, figsize=(5, 6), height_ratios=(3, 1), sharex=True, constrained_layout=True
     )
-    centres = [(one.low + one.high) / 2 for one in bins]
-    width = 0.9 / len(verdict.bins)
-    top.bar(centres, [one.accuracy for one in bins], width, label="accuracy")
-    top.plot(
-        [one.confidence for one in bins], [one.accuracy for one in bins], "o", color="black",
-        markersize=3, label="at its mean confidence",
-    )  # fmt: skip
+    centres = [(row.low + row.high) / 2 for row in bins]
+    width = 0.9 / len(result.bins)
+    confidences, accuracies = [row.confidence for row in bins], [row.accuracy for row in bins]
+    style = {"color": "black", "markersize": 3, "label": "at its mean confidence"}
+    top.bar(centres, accuracies, width, label="accuracy")
+    top.plot(confidences, accuracies, "o", **style)
     top.plot([0, 1], [0, 1], "--", color="grey", label="calibrated")
     top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
-    top.set_title(f"{title}: ECE {verdict.metrics['ece']:.4f}")
+    top.set_title(f"{title}: ECE {result.metrics['ece']:.4f}")
     top.legend(loc="best", fontsize="small")
-    below.bar(centres, [one.examples for one in bins], width, color="grey")
+    below.bar(centres, [row.examples for row in bins], width, color="grey")
     below.set(xlabel="confidence", ylabel="examples")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-    return path
 
 
-def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str, path: Path) -> Path:
-    """Shares of each label's examples by answer.
-
-    Args:
-      matrix: [K, K] counts, label and answer.
-    """
+def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str, path: Path) -> None:
+    """Draw the shares of each label's examples by output, from counts [K, K] (label, output)."""
     pyplot = import_pyplot()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(0.35 * len(names), 5, 12))
@@ -66,7 +60,6 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str, path: P
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the label's examples")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
-    return path
 
 
 def import_pyplot():

@@ -1,4 +1,4 @@
-"""What is judged on what: looked at on the host, before a device is touched."""
+"""Plan of an evaluation, made on the host before a device is touched."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from utils.weights.class_names import ClassSide, get_label_names, warn_if_one_si
 TEACHER, SETS = "--teacher", "--sets"
 # Splits of the run's own dataset.
 _OWN = {"eval": "eval_split", "test": "test_split"}
-# Nothing goes on here, and nothing starts.
+# No run starts or is resumed here.
 _NEUTRAL = ("--run.resume=", "--run.init_from=", "--run.eval_only=false")
 _SHORT = re.compile(r"^(?P<name>[\w.-]+)=(?P<dataset>[^@]+)(@(?P<split>.+))?$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgePlan:
+class EvaluationPlan:
     """What every replica starts from.
 
     Attributes:
-      config: how data are read, and where it runs.
-      classes: what its answers mean.
-      teacher_classes: [K], the teacher's class for each of the model's; none: no teacher.
+      config: of the data and of the runtime.
+      classes: of the model's outputs.
+      teacher_classes: [K], the teacher's class for each of the model's; None without a teacher.
     """
 
     config: RunConfig
@@ -60,54 +60,45 @@ class JudgePlan:
     teacher_classes: list[int] | None = None
 
 
-def make_plan(options: argparse.Namespace) -> JudgePlan:
-    """The plan that flags ask for.
+def make_plan(options: argparse.Namespace) -> EvaluationPlan:
+    """Create the plan from the flags.
 
     Raises:
-      UserError: whatever of weights, sets and flags can be found wrong on the host.
+      UserError: weights, sets or flags are wrong, as far as the host can check.
     """
     options.pp = options.pp or _find_pp(options)
     trained = load_trained(options)
     config = _load_config(options, trained)
     if config.train.task == "multilabel":
         raise UserError(
-            f"WEIGHTS ({options.weights}) answer for train.task=multilabel, but sets are judged by "
-            "one answer for an image; python main.py --eval gives a run's mAP and F1"
+            f"WEIGHTS ({options.weights}) are of train.task=multilabel, but sets are evaluated by "
+            "one output for an image; use python main.py --eval for a run's mAP and F1"
         )
     classes = ModelClasses(trained.num_classes, _find_names(trained, config))
     sections = [_parse_set(text, config) for text in options.sets]
     if not sections and not options.probes:
-        own = [one.model_dump() for one in config.data.evals]
+        own = [section.model_dump() for section in config.data.evals]
         sections = [_parse_set("eval", config), *own]
     config = change(config, data={"evals": sections})
     shadow = deepcopy(trained.model).to("meta")
     specs = plan_sets(config.data, config.data.evals, SETS)
     sets = describe_sets(specs, classes, trained.pp)
-    for shown in sets:
-        check_model_takes(shown.spec, shown.image_shape, shadow)
-        if shown.several and config.train.task == "multilabel":
-            raise UserError(
-                f"{SETS} {shown.spec.name!r}: here one of an example's right labels suffices, but "
-                "train.task=multilabel learns to name them all; judge its mAP and F1 by "
-                "python main.py --eval"
-            )
+    for evaluated in sets:
+        check_model_takes(evaluated.spec, evaluated.image_shape, shadow)
     if options.probes:
         _check_probes(config, shadow, options.probes)
     teacher = _match_teacher(options.teacher, classes, sets) if options.teacher else None
-    return JudgePlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
+    return EvaluationPlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
 
 
 def _find_pp(options: argparse.Namespace) -> str:
-    """data.eval_pp where a flag or --config says it; empty: as the weights do."""
+    """Return data.eval_pp of a flag or of --config; empty if neither sets it."""
     data = load_config([*get_run_flags(options), *_NEUTRAL]).data
     return data.eval_pp if "eval_pp" in data.model_fields_set else ""
 
 
 def _load_config(options: argparse.Namespace, trained: TrainedModel) -> RunConfig:
-    """The run's own configuration or the one that is named, the flags on top.
-
-    Nobody is taught here, and nothing goes on: what the file says of that is left out.
-    """
+    """Load --config or the run's own configuration, the flags on top; training keys are reset."""
     is_name = "/" not in trained.location and timm.is_model(trained.location.partition(".")[0])
     folder = None if is_name else find_run_folder(trained.location)
     flags = [*get_run_flags(options), *_NEUTRAL]
@@ -121,19 +112,19 @@ def _load_config(options: argparse.Namespace, trained: TrainedModel) -> RunConfi
 
 
 def _find_names(trained: TrainedModel, config: RunConfig) -> tuple[str, ...] | None:
-    """Names of the classes: as the weights tell, else of the dataset that the run learnt."""
+    """Return the names of the classes: those in the weights, else of the run's dataset."""
     names = get_label_names(trained.class_names)
     if names is not None:
         return names
     with contextlib.suppress(UserError):
         selection = create_source(config.data).select("eval")
-        found = getattr(selection, "class_names", None)
-        return found if found and len(found) == trained.num_classes else None
+        names = getattr(selection, "class_names", None)
+        return names if names and len(names) == trained.num_classes else None
     return None
 
 
 def _parse_set(text: str, config: RunConfig) -> JsonObject:
-    """A section of data.evals from what stands behind --sets."""
+    """Convert a value of --sets to a section of data.evals."""
     if text in _OWN:
         split = getattr(config.data, _OWN[text])
         if not split:
@@ -143,9 +134,9 @@ def _parse_set(text: str, config: RunConfig) -> JsonObject:
         return {"name": text}
     if text.startswith("{"):
         with contextlib.suppress(yaml.YAMLError):
-            found = yaml.safe_load(text)
-            if isinstance(found, dict):
-                return found
+            section = yaml.safe_load(text)
+            if isinstance(section, dict):
+                return section
         raise UserError(f"{SETS} ({text!r}) is no mapping; write '{{name: x, dataset: y}}'")
     match = _SHORT.match(text)
     if match is None:
@@ -153,12 +144,12 @@ def _parse_set(text: str, config: RunConfig) -> JsonObject:
             f"{SETS} ({text!r}) is no known set and no NAME=DATASET@SPLIT; "
             f"{get_hint(text, [*_OWN, *KNOWN_SETS])}"
         )
-    found = {"name": match["name"], "dataset": match["dataset"], "source": "tfds"}
-    return {**found, "split": match["split"]} if match["split"] else found
+    section = {"name": match["name"], "dataset": match["dataset"], "source": "tfds"}
+    return section | ({"split": match["split"]} if match["split"] else {})
 
 
 def _check_probes(config: RunConfig, shadow: nn.Module, probes: Sequence[str]) -> None:
-    """Both splits suffice, an example has one label, and the model takes the images."""
+    """Check that both splits suffice, examples have one label, and the model takes the images."""
     source = create_source(config.data)
     for role in ("train", "eval"):
         selection = source.select(role)
@@ -179,7 +170,7 @@ def _check_probes(config: RunConfig, shadow: nn.Module, probes: Sequence[str]) -
 
 
 def _match_teacher(path: str, classes: ModelClasses, sets: Sequence[EvaluatedSet]) -> list[int]:
-    """The teacher's class for each of the model's, once it takes the sets' images."""
+    """Return the teacher's class for each of the model's, after a check of the sets' images."""
     teacher = open_trained(path, TEACHER)
     theirs = ModelClasses(teacher.num_classes, get_label_names(teacher.class_names))
     if theirs.names is None and theirs.count == classes.count:
@@ -187,10 +178,9 @@ def _match_teacher(path: str, classes: ModelClasses, sets: Sequence[EvaluatedSet
         theirs = classes
     shadow, side = teacher.model.to("meta"), teacher.image_shape[0]
     try:
-        for shown in sets:
-            channels = None if shown.image_shape is None else shown.image_shape[2]
-            shape = None if channels is None else (side, side, channels)
-            check_model_takes(shown.spec, shape, shadow)
+        for evaluated in sets:
+            shape = evaluated.image_shape and (side, side, evaluated.image_shape[2])
+            check_model_takes(evaluated.spec, shape, shadow)
         return match_classes(classes, theirs).tolist()
     except UserError as error:
         raise UserError(f"{TEACHER} ({path!r}) does not fit: {error}") from error

@@ -153,7 +153,7 @@ def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_p
         ([run, root, "--sets", "eval", "eval"], "two sets have the name"),
         ([run, root, "--teacher", "nowhere"], "--teacher ('nowhere')"),
         ([run, root, "--teacher", str(tmp_path / "teacher")], "it takes 3 channels and sees 1"),
-        ([run, root, "--sets", "imagenet_real", "--train.task=multilabel"], "by one answer for"),
+        ([run, root, "--sets", "imagenet_real", "--train.task=multilabel"], "by one output for"),
         ([run, root, "--probes", "knn", "--data.eval_split=nosplit"], "no split 'nosplit'"),
         ([run, root, "--probes", "knn", "--data.train_split=no"], "data.train_split (no)"),
         ([run, root, "--probes", "linear", "--data.train_split=train[:1]"], "holds one example"),

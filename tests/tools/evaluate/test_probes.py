@@ -18,8 +18,8 @@ from tasks.evaluation.probes import (
     fit_regression,
 )
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
-from tools.evaluate.probes.features import merge
-from tools.evaluate.probes.linear import LinearHeads, LinearProbe, judge_linear
+from tools.evaluate.features import merge
+from tools.evaluate.linear_probe import LinearHeads, LinearProbe, evaluate_linear_heads
 from utils.errors import UserError
 
 
@@ -91,12 +91,12 @@ def test_heads_beside_each_other_learn_as_if_alone():
 def test_the_linear_probe_reads_what_is_there_in_one_program():
     runtime = create_xla_runtime()
     before = runtime.counters()["graphs"]
-    chosen, heads = judge_linear(runtime, TRAIN, TEST, 6)
+    chosen, heads = evaluate_linear_heads(runtime, TRAIN, TEST, 6)
     assert len(heads) == 21 and chosen in heads
     assert chosen.chosen_by == max(head.chosen_by for head in heads)
     assert chosen.top1 > 90.0
     assert runtime.counters()["graphs"] - before <= 6
-    again, _ = judge_linear(runtime, TRAIN, TEST, 6)
+    again, _ = evaluate_linear_heads(runtime, TRAIN, TEST, 6)
     assert again == chosen
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def extract_features(
     runtime: Runtime, trained: TrainedModel, data: DataSection, split: str
 ) -> Features:
-    """Ask a model, which stands on the device, once about every image of a split.
+    """Compute the features of every image of a split by a model on the device.
 
     # host read: one a batch
     """
@@ -38,36 +38,34 @@ def extract_features(
     transform = trained.create_transform().to(runtime.device)
 
     @torch.no_grad()
-    def ask(batch: ImageBatch) -> Tensor:
+    def compute(batch: ImageBatch) -> Tensor:
         return trained.compute_outputs(transform(to_pixels(batch.images)))[0].float()
 
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-    for batch, values in map_batches(ask, loader.batches(), runtime):
+    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for batch, values in map_batches(compute, loader.batches(), runtime):
         host = runtime.fetch_all(
             {"values": values, "labels": batch.labels, "indices": batch.indices}
         )
-        there = host["indices"].numpy() >= 0
-        found.append(tuple(host[name].numpy()[there] for name in ("indices", "labels", "values")))
+        is_example = host["indices"].numpy() >= 0
+        names = ("indices", "labels", "values")
+        rows.append(tuple(host[name].numpy()[is_example] for name in names))
     loader.close()
-    parts = (np.concatenate(column) for column in zip(*found, strict=True))
+    parts = (np.concatenate(column) for column in zip(*rows, strict=True))
     return merge(runtime, *parts, classes)
 
 
 def merge(
     runtime: Runtime, indices: np.ndarray, labels: np.ndarray, values: np.ndarray, classes: int
 ) -> Features:
-    """All ranks' examples in the order of the split, each once.
+    """Merge the examples of all ranks, in the order of the split, each once.
 
     Raises:
-      UserError: a feature is no finite number.
+      UserError: a feature is not finite.
     """
-    told = runtime.ranks.gather((indices, labels, values))
-    columns = [np.concatenate(column) for column in zip(*told, strict=True)]
+    parts = runtime.ranks.gather((indices, labels, values))
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     _, order = np.unique(columns[0], return_index=True)
     if not np.isfinite(columns[2]).all():
-        # No number is larger than NaN: every vote of such neighbours would be right.
-        raise UserError(
-            "--probes: the model's features hold numbers that are not finite, of which nothing "
-            "can be read; take other weights"
-        )
+        # No number is larger than NaN: every vote of such neighbours would be correct.
+        raise UserError("--probes: the model's features are not finite; use other weights")
     return Features(columns[2][order], columns[1][order].astype(np.int64), classes)

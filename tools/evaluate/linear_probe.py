@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from engine import Plan, TrainState, evaluate, run_steps
+from losses.base import LossOutput
 from optim_factory import create_optimizer, create_schedule
 from tasks.evaluation.probes import Features
 from utils.config.sections import OptimSection
@@ -32,11 +33,11 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Head:
-    """A head and what it has come to.
+    """A head, trained.
 
     Attributes:
-      chosen_by: top-1 in percent on the examples that heads are chosen on.
-      top1: on the test split.
+      chosen_by: top-1 in percent on the examples that the head is chosen on.
+      top1: on the test split, in percent.
     """
 
     lr: float
@@ -65,45 +66,37 @@ class LinearHeads(nn.Module):
         return inputs @ weights.transpose(1, 2) + biases.unsqueeze(1)
 
 
-@dataclass(frozen=True)
-class HeadsLoss:
-    """As `engine.TaskLoss`."""
-
-    total: Tensor
-    terms: Mapping[str, Tensor]
-
-
 class LinearProbe:
-    """What the engine asks of a task: each head learns as if it were alone."""
+    """A task for the engine, in which each head learns as if it were alone."""
 
     unit = ("row", 1)
 
-    def loss(self, model: nn.Module, batch: VectorBatch) -> HeadsLoss:
-        """The sum over heads: the gradient of each is its own."""
+    def loss(self, model: nn.Module, batch: VectorBatch) -> LossOutput:
+        """Sum the heads' losses, so that each gets the gradient of its own."""
         logits, labels = model(batch.inputs), batch.targets[:, 0].long()
         flat = functional.cross_entropy(
             logits.flatten(0, 1), labels.repeat(len(logits)), reduction="none"
         )
         total = flat.view(len(logits), -1).mean(dim=1).sum()
-        return HeadsLoss(total, {"total": total.detach()})
+        return LossOutput(total, {"total": total.detach()})
 
     def count(self, model: nn.Module, batch: VectorBatch) -> Tensor:
-        """[H + 1]: right answers of each head, and examples."""
-        right = model(batch.inputs).argmax(dim=2) == batch.targets[:, 0].long()
-        hits = (right & batch.mask).float().sum(dim=1)
+        """Return [H + 1]: correct outputs of each head, and examples."""
+        is_correct = model(batch.inputs).argmax(dim=2) == batch.targets[:, 0].long()
+        hits = (is_correct & batch.mask).float().sum(dim=1)
         return torch.cat([hits, batch.mask.float().sum().reshape(1)])
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """Top-1 in percent of each head, by its number."""
+        """Return top-1 in percent of each head, by its number."""
         *hits, examples = sums.tolist()
-        found = {str(n): 100.0 * hit / max(examples, 1.0) for n, hit in enumerate(hits)}
-        return Evaluation(found, max(found.values()))
+        top1 = {str(n): 100.0 * hit / max(examples, 1.0) for n, hit in enumerate(hits)}
+        return Evaluation(top1, max(top1.values()))
 
 
-def judge_linear(
+def evaluate_linear_heads(
     runtime: Runtime, train: Features, test: Features, epochs: int
 ) -> tuple[Head, list[Head]]:
-    """The head that does best on a tenth of the training split, kept apart, and all of them.
+    """Train heads; return the best on a held-out tenth of the training split, and all of them.
 
     Everything random follows from the epoch, so any number of ranks sees the same batches.
     """
@@ -112,36 +105,36 @@ def judge_linear(
     kept = order[: max(1, round(_CHOICE * len(order)))]
     learnt = order[len(kept) :]
     model = LinearHeads(train.take(learnt), len(settings))
-    size = _choose_batch(len(learnt), runtime.device_count)
-    task, steps = LinearProbe(), epochs * (len(learnt) // size)
+    devices = runtime.device_count
+    size = max(devices, min(_BATCH, len(learnt)) // devices * devices)
+    epoch_steps = len(learnt) // size
+    task, steps = LinearProbe(), epochs * epoch_steps
     section = create_section(settings)
     state = _create_state(runtime, model, section)
     plan = Plan(
-        total_steps=steps, steps_per_epoch=len(learnt) // size, log_every=steps, eval_every=steps,
+        total_steps=steps, steps_per_epoch=epoch_steps, log_every=steps, eval_every=steps,
         checkpoint_every=steps, seed=_SEED, graph_budget=1 << 30, global_batch_size=size,
-        schedule=create_schedule(section, total_steps=steps, steps_per_epoch=len(learnt) // size),
+        schedule=create_schedule(section, total_steps=steps, steps_per_epoch=epoch_steps),
     )  # fmt: skip
     batches = _iterate(runtime, train, learnt, size)
     prepared = runtime.prepare_task(task, state.model, state.loss_modules)
     with contextlib.closing(run_steps(state, batches, prepared, runtime, plan)) as run:
         for _ in itertools.islice(run, steps):
             pass
-    ranks = runtime.ranks
-    shard = (ranks.index, ranks.size)
-    everything = np.arange(len(test.labels))
-    found = [
+    shard = (runtime.ranks.index, runtime.ranks.size)
+    chosen_by, top1 = (
         evaluate(model, split.batches(rows, size, shard), task, runtime).metrics
-        for split, rows in ((train, kept), (test, everything))
-    ]
+        for split, rows in ((train, kept), (test, np.arange(len(test.labels))))
+    )
     heads = [
-        Head(lr, decay, found[0][str(number)], found[1][str(number)])
+        Head(lr, decay, chosen_by[str(number)], top1[str(number)])
         for number, (lr, decay) in enumerate(settings)
     ]
     return max(heads, key=lambda head: head.chosen_by), heads
 
 
 def create_section(settings: list[tuple[float, float]]) -> OptimSection:
-    """SGD with momentum and a cosine; each head has a rate and a decay of its own."""
+    """Return SGD with momentum and a cosine, with a rate and a decay for each head."""
     most = max(decay for _, decay in settings)
     return OptimSection(
         name="sgd",
@@ -163,14 +156,10 @@ def _create_state(runtime: Runtime, model: nn.Module, section: OptimSection) -> 
     )
 
 
-def _choose_batch(examples: int, devices: int) -> int:
-    return max(devices, min(_BATCH, examples) // devices * devices)
-
-
 def _iterate(
     runtime: Runtime, train: Features, rows: np.ndarray, size: int
 ) -> Iterator[VectorBatch]:
-    """This rank's blocks of whole batches, epoch after epoch in another order."""
+    """Yield this rank's blocks of whole batches, each epoch in another order."""
     ranks = runtime.ranks
     for epoch in itertools.count():
         order = np.random.default_rng((_SEED, 1 + epoch)).permutation(rows)
