@@ -262,7 +262,7 @@ def test_answers_that_are_no_numbers_are_neither_judged_nor_exported(
 ):
     sets = ["--sets", "mine=digits@test", f"--data.root={digits_root}", "--runtime.device=cpu"]
     assert evaluate_tool([str(spoilt_folder), *sets]) == EXIT_USER_ERROR
-    assert "WEIGHTS gives answers that are not finite on mine" in capsys.readouterr().err
+    assert "WEIGHTS gives outputs that are not finite on mine" in capsys.readouterr().err
     out = ["--to", "timm", "--out", str(tmp_path / "out")]
     assert export([str(spoilt_folder), *out]) == EXIT_USER_ERROR
-    assert "gives answers that are not finite; nothing is exported" in capsys.readouterr().err
+    assert "gives outputs that are not finite; nothing is exported" in capsys.readouterr().err

@@ -14,9 +14,8 @@ from models.factory import export_model
 from models.trained import open_trained
 from tests.support.photographs import write_photographs
 from tools.export.__main__ import main
-from tools.export.comparison import compare
-from tools.export.crop import describe_crop
-from tools.export.formats import StableHloAny
+from tools.export.export_model import compare
+from tools.export.formats import StableHloAny, describe_crop
 from utils.errors import UserError
 
 PP = "decode|resize_small(40)|central_crop(32)|vgg_value_range"
@@ -91,7 +90,7 @@ HAS_JAX = all(importlib.util.find_spec(name) is not None for name in ("jax", "to
 @pytest.mark.skipif(not HAS_JAX, reason="needs jax and torchax: setup --jax-export")
 @pytest.mark.parametrize("name", MODELS)
 def test_stablehlo_of_any_number_of_images_gives_the_same_answers(tmp_path, name):
-    from tools.export.any_batch import answer_by_jax
+    from tools.export.stable_hlo import run_by_jax
 
     weights, out = write_model(tmp_path / "run", name), tmp_path / "out"
     flags = [str(weights), "--out", str(out), "--normalize", "--count", "6", "--to"]
@@ -104,7 +103,7 @@ def test_stablehlo_of_any_number_of_images_gives_the_same_answers(tmp_path, name
     with torch.no_grad():
         wanted = trained.model(trained.create_transform()(pixels)).numpy()
     parts = [pixels.numpy(), pixels[:1].numpy()]
-    for found in answer_by_jax(out / "stablehlo_any", parts):
+    for found in run_by_jax(out / "stablehlo_any", parts):
         assert found.shape[1:] == wanted.shape[1:]
         np.testing.assert_allclose(found, wanted[: len(found)], atol=1e-4)
     assert (out / "stablehlo_any" / "program.mlir").stat().st_size > 0
@@ -114,7 +113,7 @@ def test_stablehlo_of_any_number_of_images_gives_the_same_answers(tmp_path, name
     ("flags", "words"),
     [
         ((), "needs jax, torchax; bash run_commands.sh setup --jax-export"),
-        (("--batch-size", "4"), "--batch-size (4) means nothing to --to stablehlo_any"),
+        (("--batch-size", "4"), "--batch-size (4) is not supported with --to stablehlo_any"),
     ],
 )
 def test_what_stablehlo_of_any_number_cannot_do_is_refused(
@@ -184,7 +183,7 @@ def test_differences_are_measured():
         "max_difference": 1.5, "mean_difference": 0.5, "top1_agreement": 0.5, "within": False,
     }  # fmt: skip
     assert not compare(wanted, [wanted * np.nan], 1e9)["within"]
-    with pytest.raises(UserError, match="answers of shape"):
+    with pytest.raises(UserError, match="outputs of shape"):
         compare(wanted, [wanted[:, :1]], 1.0)
 
 
@@ -204,7 +203,7 @@ BAD = [
     (["--to", "onnx", "--count", "0"], "--count (0) must be at least 1"),
     (["--to", "onnx", "--batch-size", "0"], "--batch-size (0) must be at least 1"),
     (["--to", "onnx", "--bound", "-1"], "--bound (-1) must be at least 0"),
-    (["--to", "timm", "--normalize"], "--normalize means nothing to --to timm"),
+    (["--to", "timm", "--normalize"], "--normalize is not supported with --to timm"),
     (["--to", "onnx", "--images", "nowhere"], "--images ('nowhere'): no such file or directory"),
     (["--to", "onnx", "--model", "resnet18"], "is not the model in WEIGHTS"),
 ]
@@ -224,7 +223,7 @@ def test_the_other_form_is_written_where_timm_cannot_normalise(tmp_path, capsys)
     assert main([*argv, "--to", "timm", "torch_export"]) == 2
     told = capsys.readouterr()
     assert "torch_export: max difference" in told.out and not (out / "timm").exists()
-    assert told.err.startswith("error: --to timm is not written: its config.json tells mean and")
+    assert told.err.startswith("error: --to timm is not written: its config.json has mean and")
     assert list(read_report(out)["forms"]) == ["torch_export"]
 
 

@@ -1,1 +1,1 @@
-"""`python -m tools.export`: a model in other programs' forms, each read back and compared."""
+"""Exports of a model for other programs, read back and compared: `python -m tools.export`."""

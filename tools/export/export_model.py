@@ -1,17 +1,17 @@
-"""Writes a model in the forms of other programs and compares their answers."""
+"""Writes a model in the forms of other programs and compares their outputs."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from collections.abc import Sequence
+
+import numpy as np
 
 from models.run_folder import find_run_folder
-from models.trained import TrainedModel
 from store.query.record import RunRecord
 from store.record.environment import read_environment
 from tools.card.model_card import make_card
-from tools.export.comparison import compare, show
 from tools.export.formats import FORMS, Form
 from tools.export.language import FORM as LANGUAGE
 from tools.export.language import export_language
@@ -29,12 +29,13 @@ REPORT, CARD = "export.json", "README.md"
 
 
 def export(options: argparse.Namespace) -> int:
-    """Write, read back and compare; gives the exit code.
+    """Write, read back and compare; return the exit code.
 
     Raises:
       UserError: weights, images or a flag that cannot be used.
     """
-    _check_flags(options)
+    require_at_least(1, options, "batch_size", "count")
+    require_at_least(0, options, "bound")
     if LANGUAGE in options.to:
         if len(options.to) > 1:
             raise UserError(
@@ -52,53 +53,43 @@ def export(options: argparse.Namespace) -> int:
     prepare_folder(options.out, "--out")
     images = read_images(trained, options.images, options.count, normalize=options.normalize)
     handover = Handover(trained, images, options.batch_size, options.normalize)
-    wanted, report = handover.answer(), _describe(handover, options.bound)
+    wanted, report = handover.compute_outputs(), _describe(handover, options.bound)
     for name, form in forms.items():
         folder = options.out / name
         prepare_folder(folder, "--out")
         batch = form.choose_batch(options.batch_size)
-        answers = form.write(handover, folder, handover.cut(batch))
+        outputs = form.write(handover, folder, handover.cut(batch))
         is_classifier = trained.num_classes > 0
-        found = compare(wanted, answers, options.bound, are_classes=is_classifier)
-        report["forms"][name] = {"batch": batch, **found}
+        result = compare(wanted, outputs, options.bound, are_classes=is_classifier)
+        report["forms"][name] = {"batch": batch, **result}
         # A later command for the same OUT, or a form that fails, leaves the others' as they are.
-        alone = {**report, "forms": {name: report["forms"][name]}}
-        for place, told in ((folder, alone), (options.out, report)):
-            write_json(place / REPORT, told)
-        print(f"{folder}: {show(found, options.bound)}")
-    _write_card(trained, options.out / CARD)
+        write_json(folder / REPORT, {**report, "forms": {name: report["forms"][name]}})
+        write_json(options.out / REPORT, report)
+        print(f"{folder}: {format_comparison(result, options.bound)}")
+    if (run := find_run_folder(trained.location)) is not None:
+        card = make_card(RunRecord(run), trained.facts, trained.location)
+        write_atomically(options.out / CARD, card)
     if left_out:
         print(f"error: {left_out}", file=sys.stderr)
         return EXIT_USER_ERROR
-    return 0 if all(one["within"] for one in report["forms"].values()) else EXIT_BEYOND
+    return 0 if all(form["within"] for form in report["forms"].values()) else EXIT_BEYOND
 
 
 def _leave_out_unnormalised(forms: dict[str, Form], options: argparse.Namespace) -> str:
-    """Take out forms that cannot normalise inside where others can; say so, or return ""."""
+    """Remove forms that cannot normalise inside if others can; return the error line, or ""."""
     plain = [name for name, form in forms.items() if not form.normalises]
     if not options.normalize or not plain or len(plain) == len(forms):
         return ""
     for name in plain:
         del forms[name]
     return (
-        f"--to {' '.join(plain)} is not written: its config.json tells mean and std, and cannot "
+        f"--to {' '.join(plain)} is not written: its config.json has mean and std, and cannot "
         f"hold --normalize inside; export it without the flag ({', '.join(forms)} is written)"
     )
 
 
-def _write_card(trained: TrainedModel, path: Path) -> None:
-    """The card of the run that the weights lie in, if they do."""
-    if (folder := find_run_folder(trained.location)) is not None:
-        write_atomically(path, make_card(RunRecord(folder), trained.facts, trained.location))
-
-
-def _check_flags(options: argparse.Namespace) -> None:
-    require_at_least(1, options, "batch_size", "count")
-    require_at_least(0, options, "bound")
-
-
 def _describe(handover: Handover, bound: float) -> JsonObject:
-    """The report's head: what was handed over, and on what it is judged."""
+    """Describe the model and the images of the comparison: the head of the report."""
     trained = handover.trained
     return {
         "weights": trained.location,
@@ -113,3 +104,38 @@ def _describe(handover: Handover, bound: float) -> JsonObject:
         "packages": read_environment()["packages"],
         "forms": {},
     }
+
+
+def compare(
+    wanted: np.ndarray, parts: Sequence[np.ndarray], bound: float, *, are_classes: bool = True
+) -> JsonObject:
+    """Compare outputs [N, K] with those of the model; differences are None if not finite.
+
+    Args:
+      are_classes: whether the largest output of an image is its top-1; features have none.
+    """
+    outputs = np.concatenate(parts)[: len(wanted)]
+    if outputs.shape != wanted.shape:
+        raise UserError(f"--to gives outputs of shape {outputs.shape}, not {wanted.shape}")
+    distance = np.abs(outputs.astype(np.float64) - wanted)
+    agreement = float((outputs.argmax(axis=1) == wanted.argmax(axis=1)).mean())
+    is_finite = bool(np.isfinite(distance).all())
+    return {
+        "max_difference": float(distance.max()) if is_finite else None,
+        "mean_difference": float(distance.mean()) if is_finite else None,
+        **({"top1_agreement": agreement} if are_classes else {}),
+        "within": is_finite and float(distance.max()) <= bound,
+    }
+
+
+def format_comparison(result: JsonObject, bound: float) -> str:
+    """Return the comparison as a line of text."""
+    if result["max_difference"] is None:
+        return "outputs that are not finite: BEYOND every bound"
+    verdict = "within" if result["within"] else "BEYOND"
+    top1 = result.get("top1_agreement")
+    same = "" if top1 is None else f", top-1 agrees on {top1:.1%}"
+    return (
+        f"max difference {result['max_difference']:.2e}, mean {result['mean_difference']:.2e}"
+        f"{same}: {verdict} {bound:g}"
+    )

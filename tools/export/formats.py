@@ -1,8 +1,9 @@
-"""The forms that a model is written in, and how each is read back: by what will serve it."""
+"""Forms of an export: each is written, and read back by the library that will serve it."""
 
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import warnings
 from abc import ABC, abstractmethod
@@ -12,20 +13,29 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
+from big_vision.pp.builder import parse_section, split_sections
+from big_vision.pp.registry import get_op
 from models.table import MODELS
-from tools.export.any_batch import answer_by_jax, prepare_jax, save_for_jax
-from tools.export.crop import describe_crop
-from tools.export.lowering import answer_by_xla, lower, prepare_lowering, save_for_tensorflow
 from tools.export.servable import INPUT, Handover
+from tools.export.stable_hlo import (
+    lower,
+    prepare_jax,
+    prepare_lowering,
+    run_by_jax,
+    run_by_xla,
+    save_for_jax,
+    save_for_tensorflow,
+)
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from torch_xla.stablehlo import StableHLOGraphModule
 
     from models.trained import TrainedModel
 
-_PROTOBUF_LIMIT = 1_500_000_000  # bytes of weights that still go into one file of ONNX
-# torch_xla 2.9 lowers no program of any number of images, jax does: see docs/export.md.
+_PROTOBUF_LIMIT = 1_500_000_000  # bytes of weights that fit into one file of ONNX
+# torch_xla 2.9 cannot lower a program of any batch size, jax can: see docs/export.md.
 FIXED_BATCH = 8
 
 Parts = list[np.ndarray]
@@ -37,39 +47,30 @@ class Form(ABC):
     Attributes:
       needs: packages, beside the trainer's, that write and read it.
       setup: the command that installs them.
-      normalises: whether it can hold the normalisation inside.
+      normalises: whether it can include the normalisation.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
     normalises: ClassVar[bool] = True
-    setup: ClassVar[str] = (
-        "bash run_commands.sh export installs requirements-export.txt and starts it"
-    )
+    setup: ClassVar[str] = "bash run_commands.sh export installs requirements-export.txt and runs"
 
     def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
-        """Refuse what the form cannot hold, before time is spent.
-
-        Args:
-          name: the form's.
-
-        Raises:
-          UserError: says why.
-        """
-        missing = [one for one in self.needs if importlib.util.find_spec(one) is None]
+        """Raise a UserError if the form, of this name, cannot hold the model."""
+        missing = [package for package in self.needs if importlib.util.find_spec(package) is None]
         if missing:
             raise UserError(f"--to {name} needs {', '.join(missing)}; {self.setup}")
 
     def prepare(self) -> None:
-        """Bring up what must come before TensorFlow, which reads the images."""
+        """Start libraries that must come before TensorFlow, which reads the images."""
         return
 
-    def choose_batch(self, asked: int | None) -> int | None:
-        """Images that it takes at once; none: any number."""
-        return asked
+    def choose_batch(self, wanted: int | None) -> int | None:
+        """Return the number of images at once; None for any number."""
+        return wanted
 
     @abstractmethod
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
-        """Write it into a folder that is there; gives the files' own answers to batches."""
+        """Write the form into an existing folder; return its outputs of batches, read back."""
 
 
 class TorchExport(Form):
@@ -78,14 +79,14 @@ class TorchExport(Form):
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
         path = folder / "model.pt2"
         torch.export.save(handover.program, path)
-        with warnings.catch_warnings():  # it warns that what it has mapped is read-only
+        with warnings.catch_warnings():  # of read-only mapped memory
             warnings.simplefilter("ignore", UserWarning)
             module = torch.export.load(path).module()
         return [_ask(module, part) for part in parts]
 
 
 class Onnx(Form):
-    """`model.onnx`, answered by ONNX Runtime."""
+    """`model.onnx`, for ONNX Runtime."""
 
     needs = ("onnx", "onnxscript", "onnxruntime")
 
@@ -94,7 +95,7 @@ class Onnx(Form):
 
         path = folder / "model.onnx"
         weights = sum(v.nbytes for v in handover.program.state_dict.values())
-        # It tells at length of operators of torchvision that no model here has.
+        # It warns of operators of torchvision that no model here has.
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         try:
             torch.onnx.export(
@@ -115,12 +116,12 @@ class StableHlo(Form):
     def prepare(self) -> None:
         prepare_lowering()
 
-    def choose_batch(self, asked: int | None) -> int | None:
-        return asked or FIXED_BATCH
+    def choose_batch(self, wanted: int | None) -> int | None:
+        return wanted or FIXED_BATCH
 
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
         _lower(handover, "stablehlo").save(folder)
-        return answer_by_xla(folder, parts)
+        return run_by_xla(folder, parts)
 
 
 class StableHloAny(Form):
@@ -132,20 +133,20 @@ class StableHloAny(Form):
     def prepare(self) -> None:
         prepare_jax()
 
-    def choose_batch(self, asked: int | None) -> int | None:
-        if asked is not None:
+    def choose_batch(self, wanted: int | None) -> int | None:
+        if wanted is not None:
             raise UserError(
-                f"--batch-size ({asked}) means nothing to --to stablehlo_any, which takes any "
-                "number of images; leave it out, or choose --to stablehlo"
+                f"--batch-size ({wanted}) is not supported with --to stablehlo_any, which takes "
+                "any number of images; remove it, or choose --to stablehlo"
             )
         return None
 
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
         try:
             save_for_jax(handover.program, folder)
-        except Exception as error:  # torchax and jax tell of what they lack in classes of all kinds
+        except Exception as error:  # torchax and jax raise many classes
             raise _explain("stablehlo_any", "StableHLO", handover, error) from error
-        return answer_by_jax(folder, parts)
+        return run_by_jax(folder, parts)
 
 
 class SavedModel(Form):
@@ -163,8 +164,7 @@ class SavedModel(Form):
         import tensorflow as tf
 
         signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
-        answers = (signature(images=tf.constant(part)) for part in parts)
-        return [one[handover.output].numpy() for one in answers]
+        return [signature(images=tf.constant(p))[handover.output].numpy() for p in parts]
 
 
 class Timm(Form):
@@ -180,19 +180,19 @@ class Timm(Form):
             )
         if normalize:
             raise UserError(
-                "--normalize means nothing to --to timm, whose config.json tells mean and std to "
-                "whoever prepares images; leave one of them out"
+                "--normalize is not supported with --to timm, whose config.json has mean and std "
+                "for the caller; remove one of them"
             )
 
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
         import timm
 
-        trained, told = handover.trained, handover.describe_input()
+        trained, image = handover.trained, handover.describe_input()
         config = {} if trained.class_names is None else {"label_names": list(trained.class_names)}
         data = {
-            "input_size": tuple(told["shape"][1:]),
-            "mean": [value / 255.0 for value in told["mean"]],
-            "std": [value / 255.0 for value in told["std"]],
+            "input_size": tuple(image["shape"][1:]),
+            "mean": [value / 255.0 for value in image["mean"]],
+            "std": [value / 255.0 for value in image["std"]],
             **describe_crop(trained.pp),
         }
         timm.models.save_for_hf(
@@ -203,7 +203,7 @@ class Timm(Form):
         return [_ask(module, part) for part in parts]
 
 
-# In this order: what each loads later must not come before the other.
+# In this order, which is that of loading their libraries.
 FORMS: dict[str, type[Form]] = {
     "onnx": Onnx,
     "torch_export": TorchExport,
@@ -212,6 +212,32 @@ FORMS: dict[str, type[Form]] = {
     "savedmodel": SavedModel,
     "stablehlo_any": StableHloAny,
 }
+
+
+def describe_crop(spec: str) -> JsonObject:
+    """Return `crop_pct`, `crop_mode` and `interpolation`; of a resize alone, `squash`."""
+    resized = cropped = None
+    keys: JsonObject = {"crop_pct": 1.0, "crop_mode": "squash"}
+    for section in split_sections(spec):
+        call = parse_section(section)
+        arguments = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
+        arguments.apply_defaults()
+        values = arguments.arguments
+        if call.name == "center_crop_pct":
+            keys["crop_pct"], keys["crop_mode"] = values["pct"], values["mode"]
+        if call.name == "resize_small":
+            resized, keys["crop_mode"] = values["smaller_size"], "center"
+        if call.name == "resize" and keys["crop_mode"] == "squash":
+            resized = values["size"]
+        if call.name == "central_crop":
+            cropped = values["crop_size"]
+            if cropped is None:  # the largest square, before it is resized
+                keys["crop_mode"] = "center"
+        if values.get("method") in ("bilinear", "bicubic"):
+            keys["interpolation"] = values["method"]
+    if resized and cropped:
+        keys["crop_pct"] = float(np.max(cropped)) / float(np.max(resized))
+    return keys
 
 
 def _ask(module: torch.nn.Module, images: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Language models as transformers and fla read them: config.json and model.safetensors."""
+"""Export of language models for transformers and fla: config.json and model.safetensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FORM, REPORT = "transformers", "export.json"
 _TOKENS, _SEED = 32, 0
-# What image forms are asked with, and language models know nothing of.
+# Flags of image forms, with their defaults.
 _OF_IMAGES = {
     "normalize": False, "batch_size": None, "images": "", "model": "", "model_args": "", "pp": "",
     "classes": None, "names": "",
@@ -33,11 +33,11 @@ _OF_IMAGES = {
 
 @dataclass(frozen=True)
 class FolderDistance:
-    """How far logits lie from the model's.
+    """Differences of logits from the model's.
 
     Attributes:
       differences: the largest, of this program's model of the folder and of transformers'.
-      dropped: what experts that are full here change of a logit, at most.
+      dropped: largest change of a logit by experts that are full here.
     """
 
     differences: dict[str, float]
@@ -45,86 +45,82 @@ class FolderDistance:
 
 
 def export_language(options: argparse.Namespace) -> int:
-    """Write a language model's folder, read it back and compare logits; gives the exit code.
+    """Write a language model's folder, read it back and compare logits; return the exit code.
 
-    They are compared with those of this program's own model of what was written, and with
-    transformers' where it is installed and has the model.
+    The folder is read by this program, and by transformers if it is installed and has the model.
 
     Raises:
-      UserError: weights of no such model, or a flag that means nothing to it.
+      UserError: the weights are of another model, or a flag is of images.
     """
     for name, usual in _OF_IMAGES.items():
         if getattr(options, name, usual) != usual:
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} means nothing to --to {FORM}, which images do not enter; "
-                            "leave it out")  # fmt: skip
+            raise UserError(f"{flag} is not supported with --to {FORM}: it is of images; remove it")
     model, facts = load_model(options.weights)
     folder = options.out / FORM
     prepare_folder(folder, "--out")
     write_folder(model, facts, folder)
-    found = compare_folder(model, folder)
-    within = all(one <= options.bound for one in found.differences.values())
-    report = {"weights": options.weights, "model": facts["model"], "bound": options.bound,
-              **asdict(found), "within": within}  # fmt: skip
-    write_json(folder / REPORT, make_finite(report))
-    told = ", ".join(f"{name} {one:.1e}" for name, one in found.differences.items())
-    reasons = _explain(found, options.bound)
-    print(f"{folder}: largest difference of a logit: {told}, bound {options.bound:g}{reasons}")
+    result, bound = compare_folder(model, folder), options.bound
+    within = all(difference <= bound for difference in result.differences.values())
+    report = {"weights": options.weights, "model": facts["model"], "bound": bound}
+    write_json(folder / REPORT, make_finite({**report, **asdict(result), "within": within}))
+    text = ", ".join(f"{name} {value:.1e}" for name, value in result.differences.items())
+    reasons = _explain(result, bound)
+    print(f"{folder}: largest difference of a logit: {text}, bound {bound:g}{reasons}")
     return 0 if within else 1
 
 
 def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
-    """Logits of a model and of what a folder gives back, for tokens that are drawn.
+    """Compare logits of a model and of a folder, for random tokens.
 
-    transformers drops no tokens, so that experts, which `models.delta.layers.qwen_next` fills, have
-    room for all of them in that comparison, and from then on.
+    transformers drops no tokens, so experts of `models.delta.layers.qwen_next` get room for all
+    tokens in that comparison, and from then on.
 
     Raises:
       UserError: the model's logits are not finite.
     """
-    tokens = torch.randint(
-        model.vocab_size, (2, min(_TOKENS, model.sequence_length)),
-        generator=torch.Generator().manual_seed(_SEED),
-    )  # fmt: skip
+    shape = (2, min(_TOKENS, model.sequence_length))
+    generator = torch.Generator().manual_seed(_SEED)
+    tokens = torch.randint(model.vocab_size, shape, generator=generator)
     again, _ = load_model(f"local-dir:{folder}")
-    wanted = _answer(model, tokens)
+    wanted = _compute(model, tokens)
     if not wanted.isfinite().all():
         raise UserError(
-            "WEIGHTS gives logits that are not finite, with which nothing can be compared; give "
-            f"other weights, and do not use {folder}"
+            "WEIGHTS gives logits that are not finite, so nothing can be compared; give other "
+            f"weights, and do not use {folder}"
         )
-    differences = {"own": _compare(_answer(again, tokens), wanted)}
-    if (twin := _load_twin(folder)) is None:
+    differences = {"own": _compare(_compute(again, tokens), wanted)}
+    if (reference := _load_reference(folder)) is None:
         return FolderDistance(differences)
     whole = wanted
     if isinstance(model, ExpertQwen):
         model.make_room()
-        whole = _answer(model, tokens)
+        whole = _compute(model, tokens)
     with torch.no_grad():
-        differences[FORM] = _compare(twin(tokens).logits.float(), whole)
+        differences[FORM] = _compare(reference(tokens).logits.float(), whole)
     return FolderDistance(differences, _compare(whole, wanted))
 
 
-def _answer(model: nn.Module, tokens: Tensor) -> Tensor:
+def _compute(model: nn.Module, tokens: Tensor) -> Tensor:
     with torch.no_grad():
         return model.compute_logits(model(tokens))
 
 
-def _compare(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).abs().max())
+def _compare(logits: Tensor, wanted: Tensor) -> float:
+    return float((logits - wanted).abs().max())
 
 
-def _explain(found: FolderDistance, bound: float) -> str:
-    """Why answers differ, as far as that can be told, and what to do; empty: they do not."""
-    reasons, left = "", "the folder is left to be looked at, not to be used"
-    if found.dropped > bound:
+def _explain(result: FolderDistance, bound: float) -> str:
+    """Explain why logits differ, and what to do; empty if they do not."""
+    reasons, left = "", "inspect the folder, but do not use it"
+    if result.dropped > bound:
         reasons = (
             f"; compared with room for all tokens: experts that are full here change a logit by up "
-            f"to {found.dropped:.1e}, and none is in {FORM} (model.args.capacity_factor)"
+            f"to {result.dropped:.1e}, and none is in {FORM} (model.args.capacity_factor)"
         )
-    if not found.differences["own"] <= bound:  # or it is no number
+    if not result.differences["own"] <= bound:  # or it is NaN
         return f"{reasons}; the folder does not give the model back, a fault of this tool: {left}"
-    if all(one <= bound for one in found.differences.values()):
+    if all(difference <= bound for difference in result.differences.values()):
         return reasons
     import transformers
 
@@ -136,33 +132,33 @@ def _explain(found: FolderDistance, bound: float) -> str:
 
 
 def write_folder(model: nn.Module, facts: JsonMapping, folder: Path) -> None:
-    """Write config.json and the weights of a model of which `facts` tell name and sizes.
+    """Write config.json and the weights of a model; `facts` have its name and sizes.
 
     Raises:
       UserError: neither transformers nor fla has such a model.
     """
     from safetensors.torch import save_file
 
-    told: JsonObject = describe_language(facts, model.shape)
+    config: JsonObject = describe_language(facts, model.shape)
     tensors = {
-        name: one.contiguous()
+        name: part.contiguous()
         for own, tensor in model.state_dict().items()
-        for name, one in split(own, tensor, str(facts["model"]))
+        for name, part in split(own, tensor, str(facts["model"]))
     }
     if facts["model"] == "kimi_linear":
         # transformers ties no Kimi Linear, whatever its config.json says.
         tensors.setdefault("lm_head.weight", model.head_weight.detach().clone())
     save_file(tensors, folder / FILE, {"format": "pt"})
-    write_json(folder / "config.json", told)
+    write_json(folder / "config.json", config)
 
 
-def _load_twin(folder: Path) -> nn.Module | None:
-    """transformers' model of a folder; none: it is not installed, or has no such model."""
+def _load_reference(folder: Path) -> nn.Module | None:
+    """Load a folder by transformers; None if it is not installed, or has no such model."""
     try:
         from transformers import AutoModelForCausalLM
     except ImportError:
         return None
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    except ValueError:  # it knows no such model_type, or class
+    except ValueError:  # an unknown model_type, or class
         return None

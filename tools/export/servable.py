@@ -1,4 +1,4 @@
-"""What is handed over: a model as one function of images, and real images to judge it by."""
+"""A model as a function of images, and real images to compare exports on."""
 
 from __future__ import annotations
 
@@ -19,15 +19,11 @@ if TYPE_CHECKING:
     from models.trained import TrainedModel
 
 INPUT = "images"
-_SIZES = (1, 3)  # of the first batches that a program of any size is asked about
+_SIZES = (1, 3)  # of the first batches that a program of any batch size is compared on
 
 
 class Servable(nn.Module):
-    """A model with or without what normalises its input, in eval mode.
-
-    Args:
-      normalize: whether it takes pixels of 0..255; else what the model takes.
-    """
+    """A model in eval mode, with the normalisation of pixels of 0..255 if `normalize`."""
 
     def __init__(self, trained: TrainedModel, *, normalize: bool) -> None:
         super().__init__()
@@ -36,18 +32,18 @@ class Servable(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Float32 answers [B, K], as `Handover.output` names them, of images [B, C, H, W]."""
+        """Return float32 outputs [B, K] (see `Handover.output`) of images [B, C, H, W]."""
         return self.model(self.transform(images))
 
 
 @dataclass(frozen=True)
 class Handover:
-    """All that a form is written from.
+    """Input of every form.
 
     Attributes:
-      images: float32 [N, C, H, W], real ones, as the program takes them.
-      batch: images at once; none: any number.
-      normalize: whether it takes pixels of 0..255.
+      images: float32 [N, C, H, W], real ones, in the range that the program takes.
+      batch: images at once; None for any number.
+      normalize: whether the program takes pixels of 0..255.
     """
 
     trained: TrainedModel
@@ -57,21 +53,21 @@ class Handover:
 
     @property
     def output(self) -> str:
-        """What answers are: of a model without a classifier its pooled features."""
+        """Name of the output: pooled features if the model has no classifier."""
         return "logits" if self.trained.num_classes else "features"
 
     @cached_property
     def servable(self) -> Servable:
-        """The model as the program calls it."""
+        """The model as a function of images."""
         return Servable(self.trained, normalize=self.normalize)
 
     @cached_property
     def program(self) -> ExportedProgram:
-        """Traced for the batch, or for any."""
+        """The program, traced for `batch`."""
         return self.trace(self.batch)
 
     def trace(self, batch: int | None) -> ExportedProgram:
-        """The whole program, of a fixed batch or of any.
+        """Trace the program for a fixed batch size, or for any if None.
 
         Raises:
           UserError: the model cannot be traced.
@@ -88,19 +84,19 @@ class Handover:
                 "which fixes its shapes, or the form timm, which needs no program"
             ) from error
 
-    def answer(self) -> np.ndarray:
-        """The model's own answers [N, K] to the images, in PyTorch on the CPU."""
+    def compute_outputs(self) -> np.ndarray:
+        """Compute the model's own outputs [N, K] of the images, in PyTorch on the CPU."""
         with torch.no_grad():
-            answers = self.servable(self.images).numpy()
-        if not np.isfinite(answers).all():
+            outputs = self.servable(self.images).numpy()
+        if not np.isfinite(outputs).all():
             raise UserError(
-                f"{self.trained.location} gives answers that are not finite; nothing is exported, "
+                f"{self.trained.location} gives outputs that are not finite; nothing is exported, "
                 "give other weights or another --pp"
             )
-        return answers
+        return outputs
 
     def cut(self, batch: int | None) -> list[np.ndarray]:
-        """The images in batches of a size; without one, of sizes that differ."""
+        """Split the images into batches of a size; if None, of sizes that differ."""
         images = self.images
         if batch is not None:
             wanted = -(-len(images) // batch) * batch
@@ -111,7 +107,7 @@ class Handover:
         return [part.numpy() for part in images.split(sizes)]
 
     def describe_input(self) -> JsonObject:
-        """Shape, range and preparation of the input, for whoever calls the model."""
+        """Describe shape, range and preprocessing of the input, for callers of the model."""
         height, width, channels = self.trained.image_shape
         transform = self.trained.create_transform()
         return {

@@ -200,7 +200,7 @@ def test_an_export_is_compared_with_room_for_all_tokens(more, code, tmp_path, ca
     facts = {"model": "qwen3_next", "args": full, "vocab_size": VOCAB, "sequence_length": 16}
     path = export_model(model.state_dict(), facts, tmp_path)
     twin = Twin(create("qwen3_next", capacity_factor=1.1), more)
-    monkeypatch.setattr("tools.export.language._load_twin", lambda folder: twin)
+    monkeypatch.setattr("tools.export.language._load_reference", lambda folder: twin)
     assert export([str(path), "--to", "transformers", "--out", str(tmp_path / "out")]) == code
     folder = tmp_path / "out" / "transformers"
     report = json.loads((folder / "export.json").read_text())
@@ -219,8 +219,8 @@ def test_an_export_that_does_not_give_the_model_back_says_so(tmp_path, capsys, m
         {"model": "qwen3", "args": ALL["qwen3"], "vocab_size": VOCAB, "sequence_length": 16},
         tmp_path,
     )
-    monkeypatch.setattr("tools.export.language._load_twin", lambda folder: None)
-    monkeypatch.setattr("tools.export.language._compare", lambda found, wanted: math.nan)
+    monkeypatch.setattr("tools.export.language._load_reference", lambda folder: None)
+    monkeypatch.setattr("tools.export.language._compare", lambda logits, wanted: math.nan)
     assert export([str(path), "--to", "transformers", "--out", str(tmp_path / "out")]) == 1
     assert "does not give the model back, a fault of this tool" in capsys.readouterr().out
 
