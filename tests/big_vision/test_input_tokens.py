@@ -120,7 +120,7 @@ def test_files_that_are_the_same_empty_or_no_text_are_left_out(tmp_path, capsys)
     [
         (["--from", "nowhere"], "--from (nowhere): no such file or directory"),
         (["--from", "FILES/0.txt"], "has 1 files of text, but no file may be in two"),
-        (["--from", "FILES", "--vocab-size=300"], "means nothing to --tokenizer byte"),
+        (["--from", "FILES", "--vocab-size=300"], "is not supported with --tokenizer byte"),
         (["--from", "FILES", "--tokenizer=bpe", "--vocab-size=200"], "leaves no room"),
         (["--from", "FILES", "--held-out=0.7"], "--held-out (0.7) must lie between 0 and 0.5"),
     ],

@@ -147,7 +147,7 @@ def test_nothing_is_fetched_without_permission(tmp_path, builder_class, monkeypa
     monkeypatch.delenv("ALLOW_DOWNLOAD", raising=False)
     assert ask(tmp_path / "data") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "a download would fetch files whose number and size TFDS does not tell and write" in line
+    assert "a download would fetch files of unknown number and size and write" in line
     assert line.endswith("/data; allow it by --allow-download or ALLOW_DOWNLOAD=1")
     monkeypatch.setenv("ALLOW_DOWNLOAD", "0")
     assert ask(tmp_path / "data") == 2
@@ -170,8 +170,8 @@ def test_the_line_says_what_how_large_and_where_to(name, words, tmp_path, capsys
 @pytest.mark.parametrize(
     ("name", "words"),
     [("cifarr10", "is no dataset of TFDS; did you mean cifar10 or"),
-     ("mnist:9.9.9", "is not what TFDS has: "), ("glue/nosuch", "is not what TFDS has: "),
-     ("huggingface:mnist", "is none of TFDS; write it as"), ("../x", "is none of TFDS"),
+     ("mnist:9.9.9", "is not in TFDS: "), ("glue/nosuch", "is not in TFDS: "),
+     ("huggingface:mnist", "is no name of TFDS; write it as"), ("../x", "is no name of TFDS"),
      ("qqqqqqqqqq", "is no dataset of TFDS; its catalogue lists them")],
 )  # fmt: skip
 def test_a_name_that_tfds_does_not_have_is_one_line(name, words, tmp_path, capsys):

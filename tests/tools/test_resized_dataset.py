@@ -172,11 +172,11 @@ def test_what_is_there_is_taken_or_refused_by_its_description(source, tmp_path, 
         (["--splits", "train,"], "--splits ('train,') lacks a name"),
         (
             ["--format", "uint8", "--quality", "80"],
-            "--quality (80) means nothing to --format uint8",
+            "--quality (80) is not supported with --format uint8",
         ),
         (
             ["--format", "uint8", "--quality", "90"],
-            "--quality (90) means nothing to --format uint8",
+            "--quality (90) is not supported with --format uint8",
         ),
     ],
 )

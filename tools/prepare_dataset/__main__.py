@@ -9,9 +9,9 @@
     python -m tools.prepare_dataset text --from stdlib --tokenizer byte --out data
     python -m tools.prepare_dataset california_housing --root data --allow-download
 
-A dataset of images is read by this project, by `tfds.load(name, data_dir=...)` and
-`builder_from_directory`. A broken-off run leaves finished files behind; the same command goes on
-from there. The dataset's directory appears only when it is complete.
+A dataset of images can be read by this project, by `tfds.load(name, data_dir=...)` and by
+`builder_from_directory`. After an interruption the same command continues with the next file. The
+dataset's directory appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from tools.prepare_dataset import (
 )
 from utils.programs import CommandLine, create_program_parser
 
-# Each has `add_command(commands)`, which sets `prepare(arguments)`: it gives the line to print.
+# Each has `add_command(commands)`, which sets `prepare(arguments)`: it returns the line to print.
 KINDS = (digits, fonts, mnist, tfds, folder, resize, text, california_housing)
 
 
 def prepare(options: argparse.Namespace) -> None:
-    """Write the dataset and print where it lies."""
+    """Write the dataset and print its path."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notices of CPU instructions
     print(options.prepare(options))
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.prepare_dataset")
     commands = parser.add_subparsers(required=True)
     for kind in KINDS:

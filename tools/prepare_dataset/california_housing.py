@@ -1,38 +1,35 @@
-"""scikit-learn's California housing, fetched by scikit-learn itself, if a download is allowed."""
+"""scikit-learn's California housing, fetched by scikit-learn if a download is allowed."""
 
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 from tools.prepare_dataset import write
-from tools.prepare_dataset.tfds import ALLOW
+from tools.prepare_dataset.tfds import ALLOW, add_allow_flag, is_download_allowed
 from utils.errors import UserError
 
-# What scikit-learn says of it: one archive of 0.4 MB, kept as one file.
 _NAME = "california_housing"
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `california_housing`."""
+    """Add the subcommand `california_housing`."""
     housing = commands.add_parser(_NAME, help="rows of numbers for data.source=sklearn")
-    allow = f"fetch it from the network; {ALLOW}=1 in the environment does the same"
     housing.add_argument("--root", default="data", help="data.root of the runs (data)")
-    housing.add_argument("--allow-download", action="store_true", help=allow)
+    add_allow_flag(housing)
     housing.set_defaults(prepare=prepare_housing)
 
 
 def prepare_housing(arguments: argparse.Namespace) -> Path:
-    """Have scikit-learn fetch the table into the root, unless it is there.
+    """Fetch the table into the root by scikit-learn, unless it exists.
 
     Raises:
-      UserError: nobody has allowed a download, or it failed.
+      UserError: a download is not allowed, or it failed.
     """
     from sklearn.datasets import fetch_california_housing
 
     root = write.get_root(arguments.root, "--root")
-    is_allowed = arguments.allow_download or os.environ.get(ALLOW, "0") not in ("", "0")
+    is_allowed = is_download_allowed(arguments)
     if not is_allowed and not list(root.glob("cal_housing*.pkz")):
         raise UserError(
             f"{_NAME}: a download would fetch 1 file of about 0.4 MB and write it below {root}; "

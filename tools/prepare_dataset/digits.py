@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that ship with scikit-learn."""
+"""The 1,797 handwritten digits of scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tools.prepare_dataset import write
 from utils.errors import UserError
 
 DIGITS_SEED = 0
-# Of the ten classes, so 300 examples each; the remaining 1,197 are for training.
+# Of ten classes: 300 examples each; the remaining 1,197 are for training.
 DIGITS_PER_CLASS = {"test": 30, "validation": 30}
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `digits`."""
+    """Add the subcommand `digits`."""
     digits = commands.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
     digits.set_defaults(prepare=prepare_digits, name="digits", version=write.VERSION)
     write.add_output_flags(digits)
@@ -24,18 +24,11 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def prepare_digits(arguments: argparse.Namespace) -> Path:
     """Write scikit-learn's digits: 8x8 grey PNG, 0..16 scaled to 0..255, splits stratified."""
-    target = write.get_target(arguments)
-    if write.is_there(target, arguments):
-        return target
-    return write.write_asked(describe_digits("digits"), target, arguments)
+    return write.write_once(lambda _: describe_digits("digits"), arguments)
 
 
 def describe_digits(name: str, splits: dict[str, list[int]] | None = None) -> write.Conversion:
-    """The digits as a dataset of that name.
-
-    Args:
-      splits: positions in scikit-learn's order, by split; none: the usual ones.
-    """
+    """Return the digits as a dataset; `splits` are positions in scikit-learn's order."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -59,11 +52,7 @@ def describe_digits(name: str, splits: dict[str, list[int]] | None = None) -> wr
 
 
 def split_digits(labels: np.ndarray) -> dict[str, list[int]]:
-    """Positions in scikit-learn's order, by split: fixed, and every class alike in each.
-
-    Args:
-      labels: [N] int.
-    """
+    """Return positions in scikit-learn's order, fixed and stratified, for labels [N]."""
     rng = np.random.RandomState(DIGITS_SEED)
     splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
     for label in range(10):

@@ -1,4 +1,4 @@
-"""Any folder of class folders, read image by image."""
+"""Folders of class folders: images, a folder for each class."""
 
 from __future__ import annotations
 
@@ -22,27 +22,22 @@ from utils.errors import UserError
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `folder`."""
-    folder = commands.add_parser(
-        "folder", help="SRC/<class>/<image> or SRC/<split>/<class>/<image>; images are kept as is"
+    """Add the subcommand `folder`."""
+    text = "SRC/<class>/<image> or SRC/<split>/<class>/<image>; images are kept as is"
+    folder = commands.add_parser("folder", help=text)
+    add = folder.add_argument
+    add("source", metavar="SRC", help="the folder")
+    add("--name", required=True, help="name of the dataset: a-z, 0-9 and _")
+    text = (
+        "comma-separated subfolders that are splits; default: those named train, val, "
+        "validation or test; without any, all classes become the split train"
     )
-    folder.add_argument("source", metavar="SRC", help="the folder")
-    folder.add_argument("--name", required=True, help="name of the dataset: a-z, 0-9 and _")
-    folder.add_argument(
-        "--splits",
-        help="comma-separated subfolders that are splits; default: those named train, val, "
-        "validation or test; without any, all classes become the split train",
-    )
-    folder.add_argument(
-        "--fewer-classes",
-        default="",
-        metavar="SPLITS",
-        help="comma-separated splits that may lack classes which others have",
-    )
-    folder.add_argument(
-        "--check", action="store_true", help="decode every image first, and name those that fail"
-    )
-    folder.add_argument("--version", default=write.VERSION, help="of the dataset (default 1.0.0)")
+    add("--splits", help=text)
+    text = "comma-separated splits that may lack classes of other splits"
+    add("--fewer-classes", default="", metavar="SPLITS", help=text)
+    text = "decode every image first, and name those that fail"
+    add("--check", action="store_true", help=text)
+    add("--version", default=write.VERSION, help="of the dataset (default 1.0.0)")
     folder.set_defaults(prepare=prepare_folder)
     write.add_output_flags(folder)
 
@@ -51,18 +46,18 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     """Write a folder of class folders; files are copied into the records byte by byte."""
     write.check_name(arguments.name)
     target = write.get_target(arguments)
-    found = {
+    selections = {
         name: select_folder(arguments.source, inner, "SRC")
         for name, inner in _find_splits(arguments).items()
     }
     if write.is_complete(target):
         write.refuse_other_format(target, arguments.format, "write it beside with --version 1.0.1")
-        _compare_with_stored(target, found, arguments.source)
+        _compare_with_stored(target, selections, arguments.source)
         return target
-    class_names = join_classes(found, arguments.fewer_classes.split(","))
-    show_summary(found)
+    class_names = join_classes(selections, arguments.fewer_classes.split(","))
+    print_summary(selections)
     if arguments.check:
-        check_images([path for selection in found.values() for path in selection.paths])
+        check_images([path for selection in selections.values() for path in selection.paths])
     numbers = {name: number for number, name in enumerate(class_names)}
     import tensorflow_datasets as tfds
 
@@ -76,7 +71,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
         },
         splits={
             name: [(path, numbers[path.parent.name]) for path in selection.paths]
-            for name, selection in found.items()
+            for name, selection in selections.items()
         },
         encode=lambda example: {
             "image": str(example[0]),
@@ -85,17 +80,19 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
         },
         get_bytes=lambda example: example[0].stat().st_size,
     )
-    return write.write_asked(conversion, target, arguments)
+    return write.write_by_flags(conversion, target, arguments)
 
 
-def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) -> tuple[str, ...]:
-    """Names of the classes of all splits together.
+def join_classes(
+    selections: Mapping[str, FolderSelection], may_lack: Sequence[str]
+) -> tuple[str, ...]:
+    """Return the names of the classes of all splits.
 
     Raises:
-      UserError: a split lacks some, and nobody has said that it may.
+      UserError: a split lacks some and is not in `may_lack`.
     """
-    names = tuple(sorted({name for one in found.values() for name in one.class_names}))
-    for split, selection in found.items():
+    names = tuple(sorted({name for s in selections.values() for name in s.class_names}))
+    for split, selection in selections.items():
         missing = sorted(set(names) - set(selection.class_names))
         if missing and split not in may_lack:
             raise UserError(
@@ -105,9 +102,9 @@ def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) 
     return names
 
 
-def show_summary(found: Mapping[str, FolderSelection]) -> None:
-    """A line for each split on stderr: classes, images, and what is not taken."""
-    for split, selection in found.items():
+def print_summary(selections: Mapping[str, FolderSelection]) -> None:
+    """Print a line for each split to stderr: classes, images, and what is left out."""
+    for split, selection in selections.items():
         filled = len(np.unique(selection.labels))
         words = f"{split}: {len(selection.paths)} images in {len(selection.class_names)} classes"
         if filled < len(selection.class_names):
@@ -118,38 +115,36 @@ def show_summary(found: Mapping[str, FolderSelection]) -> None:
 
 
 def check_images(paths: Sequence[Path]) -> None:
-    """Decode every image, and count those whose EXIF orientation says that they must be turned.
+    """Decode every image, and count those with an EXIF orientation other than upright.
 
     Raises:
-      UserError: counts those that cannot be decoded; each has a line of its own on stderr.
+      UserError: some cannot be decoded; each has a line on stderr.
     """
     import tensorflow as tf
 
     decode = get_preprocess_fn("decode")
     orient = tf.function(read_orientation, input_signature=[tf.TensorSpec([], tf.string)])
-    turned: list[Path] = []
+    rotated: list[Path] = []
 
     def find_fault(path: Path) -> str:
         try:
             image = path.read_bytes()
             decode({"image": image})
             if int(orient(image)) != UPRIGHT:
-                turned.append(path)
+                rotated.append(path)
         except Exception as error:  # TensorFlow's classes
             return f"{path}: {get_reason(error)}"
         return ""
 
+    bar = {"total": len(paths), "desc": "check", "unit": "image", "disable": None}
     with ThreadPoolExecutor() as pool:
-        bar = tqdm(
-            pool.map(find_fault, paths), total=len(paths), desc="check", unit="image", disable=None
-        )
-        faults = [fault for fault in bar if fault]
+        faults = [fault for fault in tqdm(pool.map(find_fault, paths), **bar) if fault]
     for fault in faults:
         print(fault, file=sys.stderr)
-    if turned:
+    if rotated:
         print(
-            f"{len(turned)} of the {len(paths)} images have an EXIF orientation other than 1, "
-            f"first {min(turned)}: decode leaves them turned or mirrored; write upright in its "
+            f"{len(rotated)} of the {len(paths)} images have an EXIF orientation other than 1, "
+            f"first {min(rotated)}: decode leaves them turned or mirrored; write upright in its "
             "place in data.train_pp and data.eval_pp",
             file=sys.stderr,
         )
@@ -159,15 +154,13 @@ def check_images(paths: Sequence[Path]) -> None:
         )
 
 
-def _compare_with_stored(target: Path, found: Mapping[str, FolderSelection], source: str) -> None:
-    """Say that the dataset is there already; refuse if it is that of other images.
-
-    Raises:
-      UserError: the numbers of images differ.
-    """
+def _compare_with_stored(
+    target: Path, selections: Mapping[str, FolderSelection], source: str
+) -> None:
+    """Print that the dataset exists; a UserError if its numbers of images differ."""
     stored = load_tfds_catalog(str(target), "").splits
     sizes = {name: sum(split.lengths) for name, split in stored.items()}
-    now = {name: len(selection.paths) for name, selection in found.items()}
+    now = {name: len(selection.paths) for name, selection in selections.items()}
     if sizes != now:
         raise UserError(
             f"{target} is there already with {_show_sizes(sizes)}, but {source} has "
@@ -181,12 +174,12 @@ def _show_sizes(sizes: Mapping[str, int]) -> str:
 
 
 def _find_splits(arguments: argparse.Namespace) -> dict[str, str]:
-    """TFDS split -> subfolder (or `all`: the folder itself)."""
+    """Return the subfolder of each TFDS split (`all`: the folder itself)."""
     base = Path(arguments.source)
     if not base.is_dir():
         raise UserError(f"SRC ({base}) is no folder; name the folder that holds the class folders")
-    if asked := write.read_splits(arguments.splits):
-        return {name: name for name in asked}
+    if names := write.read_splits(arguments.splits):
+        return {name: name for name in names}
     known = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
-    found = {split: name for name, split in known.items() if (base / name).is_dir()}
-    return found or {"train": "all"}
+    splits = {split: name for name, split in known.items() if (base / name).is_dir()}
+    return splits or {"train": "all"}

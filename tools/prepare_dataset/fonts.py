@@ -1,8 +1,8 @@
-"""The 62 letters and digits in the typefaces that ship with matplotlib, rendered anew and alike.
+"""The 62 letters and digits in the typefaces of matplotlib, rendered reproducibly.
 
-A second real task for tables of methods that needs no network: the faces of the evaluation splits
-are no faces of training, every example is turned, shifted, scaled and made noisy in a way of its
-own, and what an example looks like is a function of (split, face, class, draw) alone.
+A second task that needs no network: the evaluation splits have other typefaces than training, every
+example is rotated, shifted, scaled and gets noise, and an example is a function of (split, face,
+class, draw) alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from utils.errors import UserError
 
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIDE = 16
-# Faces of each split, and how often each draws every class: 2,976, 496 and 992 examples.
+# Faces of each split, and draws of every class in each: 2,976, 496 and 992 examples.
 FACES = {
     "train": (
         "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono",
@@ -37,7 +37,7 @@ _NOISE = 24.0
 
 @dataclass(frozen=True, order=True)
 class Glyph:
-    """One example: the draw of a class in a face, in the order in which it is written."""
+    """An example: the draw of a class in a face."""
 
     split: str
     face: str
@@ -46,7 +46,7 @@ class Glyph:
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `fonts`."""
+    """Add the subcommand `fonts`."""
     what = f"{len(CLASSES)} letters and digits in matplotlib's typefaces, {SIDE} x {SIDE} grey"
     fonts = commands.add_parser("fonts", help=what)
     fonts.set_defaults(prepare=prepare_fonts, name="fonts", version=write.VERSION)
@@ -54,15 +54,17 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 
 def prepare_fonts(arguments: argparse.Namespace) -> Path:
-    """Render and write all glyphs; how hard they are stands in the dataset's description."""
-    target = write.get_target(arguments)
-    if write.is_there(target, arguments):
-        return target
+    """Render and write all glyphs."""
+    return write.write_once(lambda _: describe_fonts(), arguments)
+
+
+def describe_fonts() -> write.Conversion:
+    """Return the glyphs as a dataset, whose description says how hard they are."""
     import tensorflow_datasets as tfds
 
     splits = list_glyphs()
     error = measure_neighbours(splits["train"], splits["test"])
-    conversion = write.Conversion(
+    return write.Conversion(
         name="fonts",
         description=f"Letters and digits in matplotlib's typefaces, {SIDE} x {SIDE} grey; the "
         f"nearest neighbour in pixels errs on {100 * error:.1f} % of the test split.",
@@ -72,14 +74,13 @@ def prepare_fonts(arguments: argparse.Namespace) -> Path:
             "id": tfds.features.Scalar(dtype=np.int64),
         },
         splits={split: list(enumerate(glyphs)) for split, glyphs in splits.items()},
-        encode=lambda one: {"image": render(one[1]), "label": one[1].label, "id": one[0]},
+        encode=lambda pair: {"image": render(pair[1]), "label": pair[1].label, "id": pair[0]},
         get_bytes=lambda _: 400,
     )
-    return write.write_asked(conversion, target, arguments)
 
 
 def list_glyphs() -> dict[str, list[Glyph]]:
-    """The examples of each split, shuffled once and for all."""
+    """Return the examples of each split, in a fixed random order."""
     splits = {}
     for number, (split, faces) in enumerate(FACES.items()):
         glyphs = [
@@ -89,21 +90,21 @@ def list_glyphs() -> dict[str, list[Glyph]]:
             for draw in range(DRAWS[split])
         ]
         order = np.random.Generator(np.random.Philox(key=number)).permutation(len(glyphs))
-        splits[split] = [glyphs[place] for place in order]
+        splits[split] = [glyphs[index] for index in order]
     return splits
 
 
 def render(glyph: Glyph) -> np.ndarray:
-    """The image [SIDE, SIDE, 1] uint8 of a glyph, light on dark.
+    """Render the image [SIDE, SIDE, 1] uint8 of a glyph, light on dark.
 
-    It is drawn four times as large, turned by up to 15 degrees, shifted by up to 1.5 pixels and
-    scaled by 0.8 to 1.1, then made smaller by means, and gets Gaussian noise.
+    It is drawn four times as large, rotated by up to 15 degrees, shifted by up to 1.5 pixels and
+    scaled by 0.8 to 1.1, then averaged to its size, and gets Gaussian noise.
     """
     from PIL import Image, ImageDraw
 
     faces = [face for those in FACES.values() for face in those]
-    place = (faces.index(glyph.face) * len(CLASSES) + glyph.label) * 1000 + glyph.draw
-    random = np.random.Generator(np.random.Philox(key=place))
+    key = (faces.index(glyph.face) * len(CLASSES) + glyph.label) * 1000 + glyph.draw
+    random = np.random.Generator(np.random.Philox(key=key))
     scale, angle = random.uniform(0.8, 1.1), random.uniform(-15.0, 15.0)
     shift = random.uniform(-1.5, 1.5, size=2) * _OVERSAMPLED
     large = SIDE * _OVERSAMPLED
@@ -111,7 +112,7 @@ def render(glyph: Glyph) -> np.ndarray:
     font = open_face(glyph.face, round(0.8 * scale * large))
     text = CLASSES[glyph.label]
     left, top, right, bottom = font.getbbox(text)
-    # By its own box, not by its line: a text's baseline would tell capitals from small letters.
+    # By its own box, not by its line: a baseline would distinguish capitals from small letters.
     corner = ((large - left - right) / 2 + shift[0], (large - top - bottom) / 2 + shift[1])
     ImageDraw.Draw(image).text(corner, text, fill=255, font=font)
     image = image.rotate(angle, resample=Image.Resampling.BILINEAR)
@@ -123,10 +124,10 @@ def render(glyph: Glyph) -> np.ndarray:
 
 @cache
 def open_face(face: str, size: int):
-    """A typeface of matplotlib's own files, at a size in pixels.
+    """Open a typeface of matplotlib at a size in pixels.
 
     Raises:
-      UserError: matplotlib is not there, or brings no such face.
+      UserError: matplotlib is not installed, or has no such face.
     """
     try:
         import matplotlib
@@ -144,9 +145,11 @@ def open_face(face: str, size: int):
 
 
 def measure_neighbours(train: list[Glyph], test: list[Glyph]) -> float:
-    """Share of the test glyphs whose nearest training glyph, in pixels, is of another class."""
-    known, asked = (np.stack([render(one).ravel() for one in those]) for those in (train, test))
-    known, asked = known.astype(np.float64), asked.astype(np.float64)
-    distances = (known**2).sum(axis=1) - 2 * asked @ known.T  # up to a constant of each row
-    labels = np.array([one.label for one in train])
-    return float(np.mean(labels[distances.argmin(axis=1)] != [one.label for one in test]))
+    """Return the share of test glyphs whose nearest training glyph is of another class."""
+    known, test_pixels = (
+        np.stack([render(glyph).ravel() for glyph in glyphs]).astype(np.float64)
+        for glyphs in (train, test)
+    )
+    distances = (known**2).sum(axis=1) - 2 * test_pixels @ known.T  # up to a constant of each row
+    labels = np.array([glyph.label for glyph in train])
+    return float(np.mean(labels[distances.argmin(axis=1)] != [glyph.label for glyph in test]))

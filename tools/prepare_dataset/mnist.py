@@ -1,4 +1,4 @@
-"""The four idx files of MNIST, or of a set that took over their form."""
+"""The four idx files of MNIST, or of another dataset in that format."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ import numpy as np
 from tools.prepare_dataset import write
 from utils.errors import UserError
 
-# As TFDS names its own, so that a configuration reads either and `tfds.load` finds this one.
+# The version of TFDS, so that a configuration reads either and `tfds.load` finds this one.
 MNIST_VERSION = "3.0.1"
 SIDE = 28
-# Split -> how its two files begin.
+# Split -> begin of the names of its two files.
 _SPLITS = {"train": "train", "test": "t10k"}
-# Kind of a file -> the part of its name, its number of axes, what it holds.
+# Kind of a file -> the end of its name, its number of axes.
 _KINDS = {"images": ("idx3-ubyte", 3), "labels": ("idx1-ubyte", 1)}
 _UINT8 = 0x08
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `mnist`."""
+    """Add the subcommand `mnist`."""
     mnist = commands.add_parser("mnist", help="the four idx files of MNIST, gzipped or not")
     add = mnist.add_argument
     add("--from", dest="source", required=True, metavar="DIR", help="folder of the four files")
-    add("--name", default="mnist", help="of the dataset (default mnist): others took over the form")
+    add("--name", default="mnist", help="of the dataset (default mnist)")
     mnist.set_defaults(prepare=prepare_mnist, version=MNIST_VERSION)
     write.add_output_flags(mnist)
 
 
 def prepare_mnist(arguments: argparse.Namespace) -> Path:
     """Write the images as PNG with the splits train and test, as TFDS has them."""
-    target = write.get_target(arguments)
-    if write.is_there(target, arguments):
-        return target
+    return write.write_once(describe_mnist, arguments)
+
+
+def describe_mnist(arguments: argparse.Namespace) -> write.Conversion:
+    """Read the files and return them as a dataset."""
     splits = {split: read_split(Path(arguments.source), split) for split in _SPLITS}
     import tensorflow_datasets as tfds
 
-    conversion = write.Conversion(
+    return write.Conversion(
         name=arguments.name,
         description="Images of 28 x 28 grey pixels in ten classes, from idx files.",
         features={
@@ -57,21 +59,20 @@ def prepare_mnist(arguments: argparse.Namespace) -> Path:
         },
         get_bytes=lambda _: 400,
     )
-    return write.write_asked(conversion, target, arguments)
 
 
 def read_split(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, 28, 28] and labels [N] of a split, uint8.
+    """Read images [N, 28, 28] and labels [N] of a split, uint8.
 
     Raises:
-      UserError: a file is missing, of another kind, cut short, or does not go with the other one.
+      UserError: a file is missing, of another format, truncated, or does not match the other one.
     """
     paths = {kind: _find_file(folder, f"{_SPLITS[split]}-{kind}", kind) for kind in _KINDS}
     images, labels = (read_idx(path, _KINDS[kind][1]) for kind, path in paths.items())
     if images.shape[1:] != (SIDE, SIDE):
-        found = " x ".join(map(str, images.shape[1:]))
+        sides = " x ".join(map(str, images.shape[1:]))
         raise UserError(
-            f"{paths['images']} holds images of {found}, not of {SIDE} x {SIDE}; give MNIST's "
+            f"{paths['images']} holds images of {sides}, not of {SIDE} x {SIDE}; give MNIST's "
             "files, or write others as a folder of images"
         )
     if len(images) != len(labels):
@@ -88,12 +89,12 @@ def read_split(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """An array of uint8 as its header describes it.
+    """Read an idx file of uint8.
 
     Format: two zero bytes, type (8: uint8), number of axes, each axis as big-endian uint32, data.
 
     Raises:
-      UserError: another kind of file, or its size is not what its header says.
+      UserError: another format, or the size does not match the header.
     """
     data = _read_bytes(path)
     head = 4 + 4 * axes
@@ -117,16 +118,16 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
 
 
 def _find_file(folder: Path, begin: str, kind: str) -> Path:
-    """A split's file of images or labels; people keep them with a dot or a dash, and gzipped."""
+    """Return the file of images or labels of a split: with a dot or a dash, gzipped or not."""
     end = _KINDS[kind][0]
     names = [f"{begin}{mark}{end}{zipped}" for mark in "-." for zipped in ("", ".gz")]
-    found = next((folder / name for name in names if (folder / name).is_file()), None)
-    if found is None:
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
         raise UserError(
             f"--from ({str(folder)!r}) holds no {names[0]}, with or without .gz; give the folder "
             "of MNIST's four files"
         )
-    return found
+    return path
 
 
 def _read_bytes(path: Path) -> bytes:

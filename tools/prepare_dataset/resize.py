@@ -1,4 +1,4 @@
-"""The images of a TFDS dataset at the size that is needed: decoding them then costs a fraction."""
+"""TFDS datasets with images of the size that is needed, which take a fraction of the decoding."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _QUALITY = 90
 
 @dataclass(frozen=True)
 class Images:
-    """What becomes of each image.
+    """Format of the new images.
 
     Attributes:
       key: the feature; `a/b` is feature b of the group a.
@@ -47,24 +47,19 @@ class Images:
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `resize`."""
-    resize = commands.add_parser(
-        "resize", help="a prepared dataset with smaller images, as JPEGs or as pixels"
-    )
+    """Add the subcommand `resize`."""
+    text = "a prepared dataset with smaller images, as JPEGs or as pixels"
+    resize = commands.add_parser("resize", help=text)
     add = resize.add_argument
     add("source", metavar="NAME", help="the prepared dataset: imagenet2012, imagenet2012:5.1.0")
     add("--root", required=True, metavar="DIR", help="data root that it lies below")
     add("--out", metavar="DIR", help="data root to write below (default: --root)")
     add("--name", help="of the new dataset (default NAME_256, or NAME_256_uint8)")
-    add(
-        "--short-side", type=int, default=256, metavar="PIXELS",
-        help="to which the smaller side is brought down (default 256); none is enlarged",
-    )  # fmt: skip
+    text = "length of the smaller side (default 256); smaller images stay as they are"
+    add("--short-side", type=int, default=256, metavar="PIXELS", help=text)
     add("--quality", type=int, help=f"of the JPEGs, 1 to 100 (default {_QUALITY})")
-    add(
-        "--format", choices=_STORES, default="jpeg",
-        help="jpeg; or uint8, pixels that nothing has to decode, in 5 to 10 times the space",
-    )  # fmt: skip
+    text = "jpeg, or uint8: pixels without decoding, in 5 to 10 times the space"
+    add("--format", choices=_STORES, default="jpeg", help=text)
     add("--files", choices=write.FORMATS, help="file format (default: the source's)")
     add("--image-key", default="image", help="the feature that holds the image (default image)")
     add("--splits", help="comma-separated splits (default: all)")
@@ -72,14 +67,14 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 
 def prepare_resized(arguments: argparse.Namespace) -> Path:
-    """Write the dataset again, file by file, with smaller images; all else stays as it was.
+    """Write the dataset again, file by file, with smaller images; all else stays the same.
 
-    An example keeps its file, its place and its features, so that splits, slices and the order of
+    An example keeps its file, position and features, so that splits, slices and the order of
     training are those of the source. A new feature, `original_sha256`, has the hash of the source's
     encoded image.
 
     Raises:
-      UserError: a flag means nothing, or an image cannot be decoded.
+      UserError: a flag has no effect, or an image cannot be decoded.
     """
     _check_numbers(arguments)
     root = _get_root(arguments)
@@ -106,20 +101,16 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--short-side ({arguments.short_side}) must be 1 to {_MAX_SIDE} pixels; 256 is usual"
         )
-    if arguments.quality is not None:
-        _check_quality(arguments.quality, arguments.format)
+    quality = arguments.quality
+    if quality is not None and not 1 <= quality <= 100:
+        raise UserError(f"--quality ({quality}) must be 1 to 100; {_QUALITY} is the default")
+    if quality is not None and arguments.format != "jpeg":
+        raise UserError(
+            f"--quality ({quality}) is not supported with --format {arguments.format}, which "
+            "stores pixels; remove it, or use --format jpeg"
+        )
     if arguments.name:
         write.check_name(arguments.name)
-
-
-def _check_quality(quality: int, stored: str) -> None:
-    if not 1 <= quality <= 100:
-        raise UserError(f"--quality ({quality}) must be 1 to 100; {_QUALITY} is the default")
-    if stored != "jpeg":
-        raise UserError(
-            f"--quality ({quality}) means nothing to --format {stored}, which keeps the pixels as "
-            "they are; leave it out, or give --format jpeg"
-        )
 
 
 def _get_root(arguments: argparse.Namespace) -> Path:
@@ -167,7 +158,7 @@ def _name(arguments: argparse.Namespace) -> str:
 
 
 def _describe(catalog: TfdsCatalog, splits: Mapping[str, StoredSplit], images: Images) -> str:
-    """What the dataset's metadata tell of it; another source or another size has other words."""
+    """Return the description of the dataset, which depends on the source and the size."""
     hashes = ", ".join(f"{name} {catalog.select(name, '', '').files_hash}" for name in splits)
     how = f"JPEG of quality {images.quality}" if images.stored == "jpeg" else "uint8 pixels"
     version = Path(catalog.directory)
@@ -179,7 +170,7 @@ def _describe(catalog: TfdsCatalog, splits: Mapping[str, StoredSplit], images: I
 
 
 def _accept(target: Path, description: str) -> Path:
-    """What is there already, if it is what was asked for."""
+    """Return an existing dataset if its description is the same; else raise a UserError."""
     facts = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
     if facts.get("description") != description:
         raise UserError(
@@ -211,27 +202,22 @@ def _write(
             bar.update(count)
             _check_space(target.parent, size * (total - bar.n) // count)
 
-        infos = [
-            write.write_split(
-                target,
-                f"{name}-{split}",
-                file_format,
-                list(zip(stored.lengths, map(convert, stored.paths), strict=True)),
-                report,
-            )
-            for split, stored in splits.items()
-        ]
+        infos = []
+        for split, stored in splits.items():
+            shards = list(zip(stored.lengths, map(convert, stored.paths), strict=True))
+            stem = f"{name}-{split}"
+            infos.append(write.write_split(target, stem, file_format, shards, report))
     features = _replace(old, images.key.split("/"), convert.feature)
     features.setdefault(HASH_KEY, tfds.features.Text())
     return write.finish(target, tfds.features.FeaturesDict(features), infos, description)
 
 
-def _check_space(place: Path, needed: int) -> None:
-    """Refuse as soon as it is seen that the rest will find no room."""
-    free = shutil.disk_usage(place).free
+def _check_space(folder: Path, needed: int) -> None:
+    """Raise a UserError if the disk has no room for the rest."""
+    free = shutil.disk_usage(folder).free
     if needed > free:
         raise UserError(
-            f"--out: the rest needs about {needed / 2**30:.1f} GiB and {place} has "
+            f"--out: the rest needs about {needed / 2**30:.1f} GiB and {folder} has "
             f"{free / 2**30:.1f}; make room, or give a smaller --short-side or --format jpeg"
         )
 
@@ -245,10 +231,10 @@ def _replace(features: Mapping[str, Any], path: list[str], feature: Any) -> dict
 
 
 class _Conversion:
-    """A file of the source -> its records with smaller images, in their order.
+    """Converts a file of the source to records with smaller images, in their order.
 
     Args:
-      keeps_hash: the source has been resized itself and knows the hashes of the first images.
+      keeps_hash: whether the source has been resized and has the hashes of the original images.
     """
 
     def __init__(self, images: Images, file_format: str, *, keeps_hash: bool) -> None:
@@ -264,7 +250,7 @@ class _Conversion:
         self._own = tfds.features.FeaturesDict({images.key: self.feature, **own})
 
     def __call__(self, path: str) -> Iterator[bytes]:
-        """Raises UserError where an image cannot be decoded."""
+        """Yield the records; a UserError if an image cannot be decoded."""
         import tensorflow as tf
 
         records = self._read(path).map(self._shrink, num_parallel_calls=tf.data.AUTOTUNE)
@@ -294,7 +280,7 @@ class _Conversion:
         return tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec((), tf.string))
 
     def _shrink(self, record: Any) -> tuple[Any, Any]:
-        """A serialised example -> itself and the image as it will be stored."""
+        """Return a serialised example and its image as it will be stored."""
         import tensorflow as tf
 
         images, key = self._images, self._images.key
@@ -316,12 +302,12 @@ class _Conversion:
         )
 
     def _merge(self, record: bytes, image: Any) -> bytes:
-        """The example with its new image; other features keep their bytes."""
+        """Return the example with its new image; other features keep their bytes."""
         import tensorflow as tf
 
         key, example = self._images.key, tf.train.Example.FromString(record)
         original = example.features.feature.pop(key).bytes_list.value[0]
-        told = {} if self._keeps_hash else {HASH_KEY: hashlib.sha256(original).hexdigest()}
-        own = tf.train.Example.FromString(self._own.serialize_example({key: image, **told}))
+        hashes = {} if self._keeps_hash else {HASH_KEY: hashlib.sha256(original).hexdigest()}
+        own = tf.train.Example.FromString(self._own.serialize_example({key: image, **hashes}))
         example.MergeFrom(own)
         return example.SerializeToString(deterministic=True)

@@ -1,4 +1,4 @@
-"""Any dataset of TFDS, fetched and prepared by TFDS itself, if a download is allowed."""
+"""Any dataset of TFDS, fetched and prepared by TFDS if a download is allowed."""
 
 from __future__ import annotations
 
@@ -20,21 +20,31 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
-    """The subcommand `tfds`."""
-    tfds = commands.add_parser("tfds", help="a dataset that TFDS knows, such as mnist or cifar10")
-    add = tfds.add_argument
-    add("name", metavar="NAME", help="as TFDS has it: cifar10, glue/cola, mnist:3.0.1")
-    allow = f"fetch it from the network; {ALLOW}=1 in the environment does the same"
-    add("--allow-download", action="store_true", help=allow)
+    """Add the subcommand `tfds`."""
+    tfds = commands.add_parser("tfds", help="a dataset of TFDS, such as mnist or cifar10")
+    text = "its name in TFDS: cifar10, glue/cola, mnist:3.0.1"
+    tfds.add_argument("name", metavar="NAME", help=text)
+    add_allow_flag(tfds)
     tfds.set_defaults(prepare=prepare_tfds)
-    write.add_place_flags(tfds)
+    write.add_root_flags(tfds)
+
+
+def add_allow_flag(command: argparse.ArgumentParser) -> None:
+    """Add --allow-download."""
+    allow = f"fetch it from the network; {ALLOW}=1 in the environment does the same"
+    command.add_argument("--allow-download", action="store_true", help=allow)
+
+
+def is_download_allowed(arguments: argparse.Namespace) -> bool:
+    """Return whether the flag or the environment allows a download."""
+    return arguments.allow_download or os.environ.get(ALLOW, "0") not in ("", "0")
 
 
 def prepare_tfds(arguments: argparse.Namespace) -> Path:
-    """Have TFDS fetch and write a dataset below the root.
+    """Fetch and write a dataset below the root by TFDS.
 
     Raises:
-      UserError: TFDS does not know it, nobody has allowed a download, or it failed.
+      UserError: unknown dataset, a download is not allowed, or it failed.
     """
     root = write.get_root(arguments.out)
     builder = create_builder(arguments.name, root, arguments.format)
@@ -45,13 +55,13 @@ def prepare_tfds(arguments: argparse.Namespace) -> Path:
         return target
     write.check_target(target, "--out")
     plan = describe_plan(builder, root)
-    if not (arguments.allow_download or os.environ.get(ALLOW, "0") not in ("", "0")):
+    if not is_download_allowed(arguments):
         raise UserError(
             f"{arguments.name}: a download would {plan}; allow it by --allow-download or {ALLOW}=1"
         )
     print(plan, file=sys.stderr)
     try:
-        with contextlib.redirect_stdout(sys.stderr):  # the place alone is this program's answer
+        with contextlib.redirect_stdout(sys.stderr):  # stdout gets the path alone
             builder.download_and_prepare(download_dir=get_downloads(root))
     except (OSError, AssertionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -63,15 +73,15 @@ def prepare_tfds(arguments: argparse.Namespace) -> Path:
 
 
 def create_builder(name: str, root: Path, file_format: str | None) -> Any:
-    """TFDS's builder of a dataset; nothing is fetched.
+    """Create TFDS's builder of a dataset; nothing is fetched.
 
     Raises:
-      UserError: no such dataset, version or configuration of one.
+      UserError: unknown dataset, version or configuration.
     """
     import tensorflow_datasets as tfds
 
     if not _NAME.fullmatch(name):
-        raise UserError(f"NAME ({name!r}) is none of TFDS; write it as cifar10 or cifar10:3.0.2")
+        raise UserError(f"NAME ({name!r}) is no name of TFDS; write it as cifar10 or cifar10:3.0.2")
     try:
         return tfds.builder(name, data_dir=str(root), file_format=file_format)
     except tfds.core.registered.DatasetNotFoundError as error:
@@ -79,16 +89,16 @@ def create_builder(name: str, root: Path, file_format: str | None) -> Any:
         hint = f"did you mean {' or '.join(near)}?" if near else "its catalogue lists them"
         raise UserError(f"NAME ({name!r}) is no dataset of TFDS; {hint}") from error
     except ImportError as error:
-        raise UserError(f"NAME ({name!r}): TFDS says {error}; pip install that module") from error
+        raise UserError(f"NAME ({name!r}): {error}; pip install that module") from error
     except (AssertionError, ValueError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"NAME ({name!r}) is not what TFDS has: {reason[:300]}") from error
+        raise UserError(f"NAME ({name!r}) is not in TFDS: {reason[:300]}") from error
 
 
 def describe_plan(builder: Any, root: Path) -> str:
-    """What a download would fetch, how large it is and where to, from what TFDS ships of it."""
+    """Describe what a download fetches, its size and target, from the metadata in TFDS."""
     files = builder.url_infos or {}
-    what = "fetch files whose number and size TFDS does not tell"
+    what = "fetch files of unknown number and size"
     if files:
         count = "1 file" if len(files) == 1 else f"{len(files)} files"
         size = _show_bytes(sum(info.size for info in files.values()))
@@ -96,17 +106,15 @@ def describe_plan(builder: Any, root: Path) -> str:
         what = f"fetch {count} of {size} in all from {hosts}"
     plan = f"{what} and write {builder.info.full_name} below {root}"
     if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        plan += f" (what needs a login of yours belongs into {get_downloads(root)}/manual first)"
+        plan += f" (files that need a login go into {get_downloads(root)}/manual first)"
     return plan
 
 
 def get_downloads(root: Path) -> Path:
-    """Where fetched files are kept; TFDS looks for those fetched by hand in `manual` below it."""
+    """Return the directory of fetched files; TFDS reads manual downloads in `manual` below it."""
     return root / "downloads"
 
 
 def _show_bytes(size: int) -> str:
-    number, place = float(size), 0
-    while number >= 1024 and place < len(_UNITS) - 1:
-        number, place = number / 1024, place + 1
-    return f"{number:.{1 if place else 0}f} {_UNITS[place]}"
+    power = min((max(size, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{size / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"

@@ -1,4 +1,4 @@
-"""Writes a TFDS dataset file by file, so that a broken-off run goes on where it stopped."""
+"""Writes a TFDS dataset file by file, so that an interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SHARD_UNIT = 1 << 20
 
 @dataclass(frozen=True)
 class Conversion:
-    """What is to be written.
+    """Content of a dataset to write.
 
     Attributes:
       features: name -> feature, for tfds.features.FeaturesDict.
       splits: name -> examples; each is turned into features only when it is written.
-      encode: makes the features of one example.
-      get_bytes: about how large an example is.
+      encode: returns the features of an example.
+      get_bytes: returns the approximate size of an example.
     """
 
     name: str
@@ -45,21 +45,21 @@ class Conversion:
     get_bytes: Callable[[Any], int]
 
 
-def add_place_flags(command: argparse.ArgumentParser) -> None:
-    """The flags of every kind that becomes a TFDS dataset."""
+def add_root_flags(command: argparse.ArgumentParser) -> None:
+    """Add the flags of every kind that becomes a TFDS dataset."""
     add, what = command.add_argument, "data root to write below"
     add("--out", "--root", required=True, metavar="DIR", help=what)
     add("--format", choices=FORMATS, help="file format (default tfrecord)")
 
 
 def add_output_flags(command: argparse.ArgumentParser) -> None:
-    """Those of a kind that is written here."""
-    add_place_flags(command)
+    """Add the flags of a kind that `write_dataset` writes."""
+    add_root_flags(command)
     command.add_argument("--shard-mib", type=int, default=128, help="size of a file (default 128)")
 
 
 def get_target(arguments: argparse.Namespace) -> Path:
-    """DIR/NAME/VERSION of the flags."""
+    """Return DIR/NAME/VERSION of the flags."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", arguments.version):
         raise UserError(f"--version ({arguments.version}) is not of the form 1.0.0; write it so")
     require_at_least(1, arguments, "shard_mib")
@@ -67,102 +67,78 @@ def get_target(arguments: argparse.Namespace) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raises UserError where a dataset cannot be called so."""
+    """Raise a UserError if a dataset cannot have the name."""
     if not name.isidentifier() or name != name.lower():
         raise UserError(f"--name ({name}) must consist of a-z, 0-9 and _; rename it")
 
 
-def get_root(place: str, flag: str = "--out") -> Path:
-    """The directory that a flag names, which need not be there yet.
+def get_root(path: str, flag: str = "--out") -> Path:
+    """Return the directory of a flag, which may not exist yet.
 
     Raises:
-      UserError: it is a URL, whose datasets are written elsewhere and copied, or no directory can
-        be made there.
+      UserError: it is a URL, or the directory cannot be created.
     """
-    if is_remote(place):
+    if is_remote(path):
         raise UserError(
-            f"{flag} ({place!r}) is a URL, but a dataset is written to a local directory; give "
+            f"{flag} ({path!r}) is a URL, but a dataset is written to a local directory; give "
             "one, and copy it afterwards (to a bucket: gcloud storage cp -r)"
         )
-    root = to_path(place)
-    _check_place(root, f"{flag} ({place!r}):", "name a directory")
-    return root
+    _check_writable(to_path(path), f"{flag} ({path!r}):", "name a directory")
+    return to_path(path)
 
 
 def check_target(target: Path, flag: str) -> Path:
-    """The directory of a dataset, where a whole one is or one can be made.
-
-    Args:
-      flag: says where the dataset goes.
+    """Return the directory of a dataset, which is complete or can be created; `flag` named it.
 
     Raises:
-      UserError: a file stands there or on the way, or other things that would be in the way.
+      UserError: a file or other content is in the way.
     """
     if is_complete(target):
         return target
-    told = f"{flag}: the dataset would go to {target}, but"
-    for place in (target, _get_partial(target)):
-        _check_place(place, told, f"remove it, or give another {flag}")
+    for path in (target, _get_partial(target)):
+        reason = f"{flag}: the dataset would go to {target}, but"
+        _check_writable(path, reason, f"remove it, or give another {flag}")
     if target.is_dir() and any(target.iterdir()):
         raise UserError(
-            f"{flag}: {target} is there already, but without the dataset_info.json of a whole "
-            f"dataset; remove it, or give another {flag}"
+            f"{flag}: {target} is there already, but without the dataset_info.json of a "
+            f"complete dataset; remove it, or give another {flag}"
         )
     return target
 
 
-def read_splits(asked: str | None) -> list[str]:
-    """The names of --splits; none: the flag was not given.
+def read_splits(text: str | None) -> list[str]:
+    """Return the names of --splits; empty if the flag is not given.
 
     Raises:
       UserError: a name is missing.
     """
-    if asked is None:
-        return []
-    names = asked.split(",")
+    names = [] if text is None else text.split(",")
     if not all(name.strip() for name in names):
         raise UserError(
-            f"--splits ({asked!r}) lacks a name; write them as train,test, or leave the flag out"
+            f"--splits ({text!r}) lacks a name; write them as train,test, or leave the flag out"
         )
     return names
 
 
-def _check_place(place: Path, told: str, way_out: str) -> None:
-    nearest = next(one for one in (place, *place.absolute().parents) if one.exists())
+def _check_writable(path: Path, reason: str, way_out: str) -> None:
+    nearest = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not nearest.is_dir():
-        raise UserError(f"{told} {nearest} is a file; {way_out}")
-    try:  # rights alone do not tell: the system's own folders take no file from anybody
+        raise UserError(f"{reason} {nearest} is a file; {way_out}")
+    try:  # rights do not suffice: file systems such as /proc take no files
         tempfile.TemporaryFile(dir=nearest).close()
     except OSError as error:
-        raise UserError(f"{told} nothing can be written to {nearest}; {way_out}") from error
+        raise UserError(f"{reason} nothing can be written to {nearest}; {way_out}") from error
 
 
 def is_complete(target: Path) -> bool:
-    """Whether the dataset is there, whole."""
+    """Return whether the dataset exists and is complete."""
     return (target / "dataset_info.json").exists()
 
 
-def is_there(target: Path, arguments: argparse.Namespace) -> bool:
-    """Whether the dataset is there already, which is said.
-
-    Raises:
-      UserError: it is, but in another format than the one that was asked for.
-    """
-    if not is_complete(target):
-        return False
-    refuse_other_format(target, arguments.format, "choose another --out")
-    print("is there already; nothing is written", file=sys.stderr)
-    return True
-
-
 def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
-    """A format that was asked for is given, or refused where files of another one lie.
-
-    Raises:
-      UserError: the stored dataset has another format.
-    """
-    facts = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
-    stored = facts.get("fileFormat", FORMATS[0])
+    """Raise a UserError if the stored dataset has another format than --format."""
+    metadata = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
+    stored = metadata.get("fileFormat", FORMATS[0])
     if wanted not in (None, stored):
         raise UserError(
             f"--format {wanted}: {target} is there already as {stored}; {way_out}, or remove the "
@@ -170,8 +146,22 @@ def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
         )
 
 
-def write_asked(conversion: Conversion, target: Path, arguments: argparse.Namespace) -> Path:
-    """`write_dataset` in the format and the file size of the flags."""
+def write_once(create: Callable[..., Conversion], arguments: argparse.Namespace) -> Path:
+    """Write the dataset that `create(arguments)` returns, unless it exists.
+
+    Raises:
+      UserError: it exists, but not in the format of --format.
+    """
+    target = get_target(arguments)
+    if not is_complete(target):
+        return write_by_flags(create(arguments), target, arguments)
+    refuse_other_format(target, arguments.format, "choose another --out")
+    print("is there already; nothing is written", file=sys.stderr)
+    return target
+
+
+def write_by_flags(conversion: Conversion, target: Path, arguments: argparse.Namespace) -> Path:
+    """Call `write_dataset` with the format and the file size of the flags."""
     file_format = arguments.format or FORMATS[0]
     return write_dataset(conversion, target, file_format, arguments.shard_mib * _SHARD_UNIT)
 
@@ -191,15 +181,8 @@ def write_dataset(conversion: Conversion, target: Path, file_format: str, shard_
                 (len(shard), _serialize(conversion, features, shard))
                 for shard in _cut(examples, conversion.get_bytes, shard_bytes)
             ]
-            infos.append(
-                write_split(
-                    target,
-                    f"{conversion.name}-{split}",
-                    file_format,
-                    shards,
-                    lambda count, _: bar.update(count),
-                )
-            )
+            stem = f"{conversion.name}-{split}"
+            infos.append(write_split(target, stem, file_format, shards, lambda n, _: bar.update(n)))
     return finish(target, features, infos, conversion.description)
 
 
@@ -210,20 +193,20 @@ def write_split(
     shards: Sequence[tuple[int, Iterator[bytes]]],
     report: Callable[[int, int], object],
 ) -> Any:
-    """Write the files of a split among the unfinished ones of `target`; TFDS's SplitInfo.
+    """Write the unfinished files of a split of `target`; return TFDS's SplitInfo.
 
     Args:
-      stem: how the files' names begin, DATASET-SPLIT.
-      shards: number and records of each file; records are not drawn of a file that is there.
-      report: is told the number of examples and of bytes of each file when it is there.
+      stem: DATASET-SPLIT, the begin of the files' names.
+      shards: number and records of each file; records of existing files are not computed.
+      report: called with the numbers of examples and of bytes of each finished file.
     """
     import tensorflow_datasets as tfds
 
     partial, num_bytes = _get_partial(target), 0
     dataset, _, split = stem.partition("-")
     for number, (count, records) in enumerate(shards):
-        name = f"{stem}.{file_format}-{number:05d}-of-{len(shards):05d}"
-        size = write_shard(partial / name, records, file_format)
+        path = partial / f"{stem}.{file_format}-{number:05d}-of-{len(shards):05d}"
+        size = write_shard(path, records, file_format)
         num_bytes += size
         report(count, size)
     template = tfds.core.ShardedFileTemplate(
@@ -238,7 +221,7 @@ def write_split(
 
 
 def finish(target: Path, features: Any, infos: list[Any], description: str) -> Path:
-    """Add the metadata to the unfinished files of `target` and give their directory its name."""
+    """Add the metadata to the unfinished files of `target` and rename their directory."""
     import tensorflow_datasets as tfds
 
     partial, template = _get_partial(target), infos[0].filename_template.replace(split=None)
@@ -259,11 +242,7 @@ def finish(target: Path, features: Any, infos: list[Any], description: str) -> P
 
 
 def open_partial(target: Path, content: str) -> None:
-    """Make the directory of unfinished work, emptied if it belongs to other content.
-
-    Args:
-      content: what the files follow from.
-    """
+    """Create the directory of unfinished files, emptied unless they are of the same content."""
     partial = _get_partial(target)
     fingerprint = hashlib.sha256(content.encode()).hexdigest()
     note = partial / "fingerprint"
@@ -283,7 +262,7 @@ def _serialize(conversion: Conversion, features: Any, examples: Sequence[Any]) -
 
 
 def write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
-    """Write one file atomically, unless it is there from an earlier run; its size in bytes."""
+    """Write a file atomically, unless an earlier run has; return its size in bytes."""
     if path.exists():
         return path.stat().st_size
     temporary = path.with_name(f"writing.{os.getpid()}")
@@ -303,7 +282,7 @@ def write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
 
 
 def _cut(examples: Sequence[Any], get_bytes: Callable, limit: int) -> Iterator[Sequence[Any]]:
-    """Consecutive parts of about `limit` bytes; where they end is the same in every run."""
+    """Cut into consecutive parts of about `limit` bytes, the same in every run."""
     begin, size = 0, 0
     for number, example in enumerate(examples):
         size += get_bytes(example)
