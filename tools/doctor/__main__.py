@@ -1,10 +1,10 @@
-"""Tells whether this machine, or every worker of a pod, is fit for a run.
+"""Checks whether this machine, or every worker of a pod, is fit for a run.
 
     python -m tools.doctor --data-dir data --output runs
     python -m tools.doctor --tpu NAME --zone ZONE --output gs://BUCKET/runs
 
-A line for each check: green, yellow (works, but), or red, with the way out. Exits with 1 if one is
-red. What could not be looked at is said to be so. It works before anything is installed.
+Prints a line for each check: green, yellow (works, but), or red, with the way out. Exits with 1 if
+one is red. It works before anything is installed.
 """
 
 from __future__ import annotations
@@ -13,50 +13,51 @@ import argparse
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from tools.doctor import devices, host, report, software, storage
-from tools.doctor.machine import RED, YELLOW, Finding, Machine, Requirements
+from tools.doctor.machine import RED, Finding, Machine, Requirements, yellow
 from tools.doctor.pod import examine_pod
 from train.commands import Tpu
 from train.execute import Executor
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
 
-CHECKS: tuple[Callable[[Machine], Finding], ...] = (
-    software.check_python,
-    software.check_torch,
-    software.check_imports,
-    software.check_clashes,
-    software.check_variables,
-    software.check_allocator,
-    devices.check_tpu,
-    devices.check_topology,
-    devices.check_busy,
-    devices.check_cuda,
-    devices.check_step,
-    host.check_processor,
-    host.check_open_files,
-    host.check_shm,
-    host.check_memory,
-    host.check_checkpoint_disk,
-    host.check_cache_disk,
-    host.check_clock,
-    storage.check_credentials,
-    storage.check_output,
-    storage.check_dataset,
-)
-# Checks that run at a time: some wait for children of theirs.
+CHECKS: dict[str, Callable[[Machine], Finding]] = {
+    "python": software.check_python,
+    "torch": software.check_torch,
+    "tensorflow": software.check_imports,
+    "clashes": software.check_clashes,
+    "variables": software.check_variables,
+    "tcmalloc": software.check_allocator,
+    "tpu": devices.check_tpu,
+    "topology": devices.check_topology,
+    "tpu busy": devices.check_busy,
+    "cuda": devices.check_cuda,
+    "device step": devices.check_step,
+    "processor": host.check_processor,
+    "open files": host.check_open_files,
+    "/dev/shm": host.check_shm,
+    "memory": host.check_memory,
+    "checkpoint disk": host.check_checkpoint_disk,
+    "compile cache": host.check_cache_disk,
+    "clock": host.check_clock,
+    "credentials": storage.check_credentials,
+    "output": storage.check_output,
+    "dataset": storage.check_dataset,
+}
+# Checks that run at a time: some wait for their children.
 _AT_ONCE = 3
 
 
 def examine_chosen(arguments: argparse.Namespace) -> int:
-    """Examine all workers of a TPU, or this machine; the exit code."""
+    """Examine all workers of a TPU, or this machine; return the exit code."""
     return examine_workers(arguments) if arguments.tpu else examine_here(arguments)
 
 
 def examine_here(arguments: argparse.Namespace) -> int:
-    """Examine this machine and print what was found; the exit code."""
+    """Examine this machine and print the findings; return the exit code."""
     findings = examine(Machine(requirements=create_requirements(arguments)))
     if arguments.json:
         print(report.format_json(findings))
@@ -68,19 +69,15 @@ def examine_here(arguments: argparse.Namespace) -> int:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.doctor")
     add = parser.add_argument
     add("--config", default="", help="take data, output and shuffle buffer from this YAML")
     add("--data-dir", default="", metavar="D", help="directory with the dataset: read a record")
     add("--dataset", default="", help="its name, if --data-dir holds several")
     add("--output", default="", metavar="URL", help="run store to write to (default runs)")
-    add(
-        "--compile-cache",
-        default="",
-        metavar="DIR",
-        help="runtime.compile_cache of the run (default auto)",
-    )
+    text = "runtime.compile_cache of the run (default auto)"
+    add("--compile-cache", default="", metavar="DIR", help=text)
     add("--shuffle-gib", type=float, help="data.shuffle_gib of the run (default 1)")
     add("--processes", type=int, default=0, help="input processes of a host (default: chips)")
     add("--json", action="store_true", help="one line of JSON instead of a report")
@@ -95,23 +92,23 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def examine(machine: Machine) -> list[Finding]:
-    """Every finding, in the order of the checks."""
+    """Run all checks; return the findings in their order."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda check: run_check(check, machine), CHECKS))
+        return list(pool.map(lambda name: run_check(name, machine), CHECKS))
 
 
-def run_check(check: Callable[[Machine], Finding], machine: Machine) -> Finding:
-    """A check's finding; a check that fails itself says so, it is not taken for a sound machine."""
+def run_check(name: str, machine: Machine) -> Finding:
+    """Run a check; an exception in it becomes a yellow finding."""
     try:
-        return check(machine)
-    except Exception as error:  # whatever a strange machine brings about
-        name = check.__name__.removeprefix("check_").replace("_", " ")
+        finding = CHECKS[name](machine)
+    except Exception as error:  # anything, on an unusual machine
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        return Finding(name, YELLOW, f"could not look: {reason}", "report this with the line")
+        finding = yellow(f"could not look: {reason}", "report this with the line")
+    return replace(finding, name=name)
 
 
 def create_requirements(arguments: argparse.Namespace) -> Requirements:
-    """What the user is going to do: the configuration's values, overridden by flags.
+    """Return the settings of the planned run: the configuration's values, overridden by flags.
 
     Raises:
       UserError: the configuration is wrong.
@@ -135,20 +132,10 @@ def create_requirements(arguments: argparse.Namespace) -> Requirements:
 
 
 def examine_workers(arguments: argparse.Namespace) -> int:
-    """The table of all workers; 1 if one of them is red."""
-    flags = [
-        f"{flag}={value}"
-        for flag, value in (
-            ("--config", arguments.config),
-            ("--data-dir", arguments.data_dir),
-            ("--dataset", arguments.dataset),
-            ("--output", arguments.output),
-            ("--compile-cache", arguments.compile_cache),
-            ("--shuffle-gib", arguments.shuffle_gib),
-            ("--processes", arguments.processes),
-        )
-        if value
-    ]
+    """Print the table of all workers; return 1 if one of them is red."""
+    names = "config", "data_dir", "dataset", "output", "compile_cache", "shuffle_gib", "processes"
+    values = {name.replace("_", "-"): getattr(arguments, name) for name in names}
+    flags = [f"--{name}={value}" for name, value in values.items() if value]
     tpu = Tpu(arguments.tpu, arguments.zone, arguments.project)
     workers = examine_pod(tpu, flags, Executor(dry_run=arguments.dry_run))
     if arguments.dry_run:
@@ -158,8 +145,7 @@ def examine_workers(arguments: argparse.Namespace) -> int:
             print(f'{{"worker": {worker}, "report": {report.format_json(findings)}}}')
     else:
         print(report.format_table(workers))
-    verdicts = [report.get_verdict(findings) for findings in workers.values()]
-    return int(RED in verdicts)
+    return int(RED in map(report.get_verdict, workers.values()))
 
 
 def _read_config(path: str) -> dict[str, object]:

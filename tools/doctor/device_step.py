@@ -1,8 +1,8 @@
-"""One matmul and one all-reduce on every device here; a line of JSON for each.
+"""Runs a matmul and an all-reduce on every device here; prints a line of JSON for each.
 
     python -m tools.doctor.device_step
 
-XLA where torch_xla is installed (a process for each chip of a TPU), and every GPU beside it.
+XLA if torch_xla is installed (a process for each chip of a TPU), and every GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIZE = 256
 
 
 def main() -> int:
-    """Run the program; the exit code."""
+    """Run the program; return the exit code."""
     import torch
 
     if importlib.util.find_spec("torch_xla") is not None:
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def step_on_xla() -> None:
-    """Every chip of a TPU, or the CPU."""
+    """Run on every chip of a TPU, or on the CPU."""
     import torch_xla
 
     in_place = os.environ.get("PJRT_DEVICE") == "CPU"
@@ -43,7 +43,7 @@ def step_on_xla() -> None:
 
 
 def step_on_gpus(count: int) -> None:
-    """Every GPU, with NCCL between them."""
+    """Run on every GPU, with NCCL between them."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
@@ -53,10 +53,7 @@ def step_on_gpus(count: int) -> None:
 def measure(
     device: Any, all_reduce: Callable[[Any], Any], *, wait: Callable[[], None]
 ) -> JsonObject:
-    """Times of the second matmul and all-reduce, in milliseconds, and their values.
-
-    The first ones compile and warm up.
-    """
+    """Return times in ms and values of the second matmul and all-reduce; the first compile."""
     import torch
 
     ones = torch.ones(SIZE, SIZE, device=device)
@@ -69,16 +66,14 @@ def measure(
             wait()
             elapsed = time.perf_counter() - start
         times.append((elapsed * 1000, float(value[0, 0].cpu())))
-    return {
-        "matmul_ms": times[0][0], "all_reduce_ms": times[1][0],
-        "product": times[0][1], "total": times[1][1],
-    }  # fmt: skip
+    (matmul_ms, product), (reduce_ms, total) = times
+    return {"matmul_ms": matmul_ms, "all_reduce_ms": reduce_ms, "product": product, "total": total}
 
 
-def show(device: str, found: JsonObject, *, world: int) -> None:
-    """One line, in one piece."""
-    correct = found["product"] == SIZE and found["total"] == 2.0 * world
-    line = json.dumps({"device": device, "world": world, "correct": correct, **found})
+def show(device: str, result: JsonObject, *, world: int) -> None:
+    """Print a line, in one write."""
+    correct = result["product"] == SIZE and result["total"] == 2.0 * world
+    line = json.dumps({"device": device, "world": world, "correct": correct, **result})
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -95,8 +90,8 @@ def _step_on_xla_device(_: int) -> None:
     def all_reduce(value: Any) -> Any:
         return xm.all_reduce(xm.REDUCE_SUM, value)
 
-    found = measure(torch_xla.device(), all_reduce, wait=wait)
-    show(f"{xr.device_type().lower()}:{xr.global_ordinal()}", found, world=xr.world_size())
+    result = measure(torch_xla.device(), all_reduce, wait=wait)
+    show(f"{xr.device_type().lower()}:{xr.global_ordinal()}", result, world=xr.world_size())
 
 
 def _step_on_gpu(rank: int, count: int, meeting: str) -> None:
@@ -110,8 +105,8 @@ def _step_on_gpu(rank: int, count: int, meeting: str) -> None:
         dist.all_reduce(value)
         return value
 
-    found = measure(torch.device("cuda", rank), all_reduce, wait=torch.cuda.synchronize)
-    show(f"cuda:{rank}", found, world=count)
+    result = measure(torch.device("cuda", rank), all_reduce, wait=torch.cuda.synchronize)
+    show(f"cuda:{rank}", result, world=count)
     dist.destroy_process_group()
 
 

@@ -1,4 +1,4 @@
-"""Reads and decodes the first record of a dataset; a line of JSON tells what it is.
+"""Reads and decodes the first record of a dataset; prints a line of JSON.
 
 python -m tools.doctor.first_record DATA_DIR [NAME]
 """
@@ -14,42 +14,32 @@ from tools.loader.arguments import add_loader_arguments
 from tools.loader.open_loader import open_loader
 from utils.programs import run_program
 
-# Batches have one shape, so the image is made small; its label and id stay.
+# A small image; its label and id stay.
 _DECODE = "decode|resize(32)|value_range(-1, 1)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
+    """Run the program; return the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser()
     add_loader_arguments(parser)
-    name = words[1:2]
     flags = ["--data-dir", words[0], "--batch", "1", "--train-pp", _DECODE, "--eval-pp", _DECODE]
-    # A label without a number of classes is no fault of the machine.
-    flags += ["--num-classes", "1000000"]
-    flags += ["--mode", "eval", *(["--dataset", *name] if name else [])]
+    # A dataset may lack its number of classes: that is no fault of the machine.
+    flags += ["--num-classes", "1000000", "--mode", "eval"]
+    flags += ["--dataset", *words[1:2]] if words[1:] else []
     return run_program(show, parser.parse_args(flags))
 
 
-def show(arguments: argparse.Namespace) -> int:
-    """Open the loader and take one batch of one."""
+def show(arguments: argparse.Namespace) -> None:
+    """Open the loader and print its first example."""
     loader = open_loader(arguments, shard=(0, 1))
     try:
         batch = next(iter(loader.batches()))
     finally:
         loader.close()
-    print(
-        json.dumps(
-            {
-                "name": loader.name or arguments.data_dir,
-                "split": arguments.split,
-                "examples": loader.num_examples,
-                "id": batch.ids[0],
-                "label": int(batch.labels[0]),
-            }
-        )
-    )
-    return 0
+    record = {"name": loader.name or arguments.data_dir, "split": arguments.split}
+    record |= {"examples": loader.num_examples, "id": batch.ids[0], "label": int(batch.labels[0])}
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The machine as the doctor's checks see it, and what they find.
+"""The machine that the doctor checks, and findings of the checks.
 
-Standard library alone: the doctor works where nothing is installed yet.
+Standard library alone: the doctor works before anything is installed.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
 GREEN, YELLOW, RED = "green", "yellow", "red"
 GIB = 1 << 30
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
-      hint: the way out, for what is not green.
-      value: what must be the same on every worker of a pod; empty: nothing.
+      name: set by `examine`.
+      hint: the way out, unless green.
+      value: must be the same on every worker of a pod.
     """
 
     name: str
@@ -40,14 +40,17 @@ class Finding:
     value: str = ""
 
 
+green, yellow, red = (partial(Finding, "", level) for level in (GREEN, YELLOW, RED))
+
+
 @dataclass(frozen=True)
 class Requirements:
-    """What the user is going to do.
+    """Settings of the planned run.
 
     Attributes:
       output: run store, a directory or a URL.
-      processes: input processes of this host; 0: one for each TPU chip, at least one.
-      in_pod: the other workers run the same checks now.
+      processes: input processes of this host; 0 for one for each TPU chip, at least one.
+      in_pod: whether the other workers run the same checks now.
     """
 
     data_dir: str = ""
@@ -60,8 +63,8 @@ class Requirements:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """How a program ended; `code` is none where it did not: `error` says why."""
+class ProgramResult:
+    """Exit code and output of a program; the code is None if it did not end, see `error`."""
 
     code: int | None
     output: str
@@ -70,7 +73,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The last line that tells what went wrong."""
+        """The last line of the output, which usually is the error."""
         lines = [line.strip() for line in f"{self.output}\n{self.error}".splitlines()]
         lines = [line for line in lines if line]
         if self.code is not None and self.code < 0:
@@ -80,11 +83,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where checks look; every place can be another one in a test.
+    """The machine under examination; tests replace its parts.
 
     Attributes:
-      root: holds dev, proc and sys.
-      site: directories with installed packages.
+      root: directory of dev, proc and sys.
+      site: directories of installed packages.
       metadata_url: of the cloud's metadata server.
     """
 
@@ -97,33 +100,26 @@ class Machine:
     requirements: Requirements = field(default_factory=Requirements)
 
     def find(self, folder: str, pattern: str) -> list[Path]:
-        """Paths below a directory of this machine, in order.
-
-        Raises:
-          OSError: the directory cannot be read.
-        """
+        """List paths in a directory of this machine, in order; an OSError if it cannot be read."""
         return sorted(p for p in (self.root / folder).iterdir() if Path(p.name).match(pattern))
 
     def read(self, path: str) -> str:
-        """A file of this machine.
-
-        Raises:
-          OSError: it cannot be read.
-        """
+        """Read a file of this machine; an OSError if it cannot be read."""
         return (self.root / path).read_text(errors="replace")
 
     def get_version(self, name: str) -> str | None:
-        """Version of an installed package; none: it is not there."""
-        found = self.get_distribution(name)
-        return found.version if found else None
+        """Return the version of a package, or None if it is not installed."""
+        package = self.get_distribution(name)
+        return package.version if package else None
 
     def get_distribution(self, name: str) -> importlib.metadata.Distribution | None:
-        """An installed package; none: it is not there."""
-        found = importlib.metadata.distributions(name=name, path=list(self.site))
-        return next(iter(found), None)
+        """Return a package, or None if it is not installed."""
+        return next(iter(importlib.metadata.distributions(name=name, path=list(self.site))), None)
 
-    def run(self, words: Sequence[str], *, timeout_s: float = 60.0, **environment: str) -> Answer:
-        """Run a program to its end, or to the end of our patience."""
+    def run(
+        self, words: Sequence[str], *, timeout_s: float = 60.0, **environment: str
+    ) -> ProgramResult:
+        """Run a program to its end, at most for `timeout_s`."""
         start = time.monotonic()
         try:
             done = subprocess.run(
@@ -131,34 +127,34 @@ class Machine:
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return Answer(None, "", f"did not end within {timeout_s:g} s", timeout_s)
+            return ProgramResult(None, "", f"did not end within {timeout_s:g} s", timeout_s)
         except OSError as error:
-            return Answer(None, "", str(error), time.monotonic() - start)
-        return Answer(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
+            return ProgramResult(None, "", str(error), time.monotonic() - start)
+        return ProgramResult(done.returncode, done.stdout, done.stderr, time.monotonic() - start)
 
     def find_program(self, name: str) -> str | None:
-        """Where a program is on this machine's PATH."""
+        """Return the path of a program on this machine's PATH, or None."""
         return shutil.which(name, path=self.environment.get("PATH", ""))
 
-    def ask_metadata(self, key: str) -> tuple[str, str]:
-        """A value of the cloud's metadata server and the time it tells.
+    def fetch_metadata(self, key: str) -> tuple[str, str]:
+        """Fetch a value of the cloud's metadata server, and the server's date.
 
         Raises:
-          OSError: there is no such server, or it does not know the key.
+          OSError: there is no such server, or no such key.
         """
         url = f"{self.metadata_url}/computeMetadata/v1/{key}"
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=2) as answer:
-            return answer.read().decode().strip(), answer.headers.get("Date", "")
+        with opener.open(request, timeout=2) as response:
+            return response.read().decode().strip(), response.headers.get("Date", "")
 
     def get_disk(self, path: Path) -> tuple[float, float]:
-        """Total and free GiB of the file system that holds a path, there already or not."""
+        """Return total and free GiB of the file system of a path, which may not exist yet."""
         while not path.exists():
             path = path.parent
         usage = shutil.disk_usage(path)
         return usage.total / GIB, usage.free / GIB
 
     def get_open_files(self) -> int:
-        """The limit of open files; -1: none."""
+        """Return the limit of open files; -1 if there is none."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

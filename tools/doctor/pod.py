@@ -1,4 +1,4 @@
-"""The same checks on every worker of a pod, through the launcher."""
+"""Checks on every worker of a pod, through the launcher."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _NUMBER = re.compile(r"worker_(\d+)\.log")
 def examine_pod(
     tpu: Tpu, flags: Sequence[str], executor: Executor, *, workdir: str = WORKDIR
 ) -> dict[str, list[Finding]]:
-    """Findings of every worker, by its number; a worker that told none has one red line.
+    """Return the findings of every worker by its number; one red line if it has none.
 
     Raises:
-      UserError: the TPU VM is not there, or cannot be reached.
+      UserError: the TPU VM does not exist, or cannot be reached.
     """
     hosts = len(require_ready(tpu, executor).hosts)
     words = ("python", "-m", "tools.doctor", "--json", "--in-pod", "--exit-zero", *flags)
@@ -34,18 +34,17 @@ def examine_pod(
         )
         outcome = fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
         logs = {_NUMBER.match(p.name)[1]: p for p in Path(folder).rglob("worker_[0-9]*.log")}
-        told = {worker: path.read_text() for worker, path in logs.items()}
-    return {
-        str(n): read_findings(str(n), told.get(str(n), ""), outcome=outcome) for n in range(hosts)
-    }
+        texts = {worker: path.read_text() for worker, path in logs.items()}
+    workers = map(str, range(hosts))
+    return {name: read_findings(name, texts.get(name, ""), outcome=outcome) for name in workers}
 
 
 def read_findings(worker: str, log: str, *, outcome: Outcome) -> list[Finding]:
-    """What a worker's doctor said."""
+    """Read the findings in the log of a worker."""
     for line in log.splitlines():
         if line.startswith('{"verdict"'):
             return [Finding(**row) for row in json.loads(line)["findings"]]
     lines = [line for line in log.splitlines() if line.strip() and "::xla_dist::" not in line]
-    reason = lines[-1] if lines else outcome.cause or "no word from it"
+    reason = lines[-1] if lines else outcome.cause or "no output"
     hint = "python -m train.tpu_vm sync NAME, then setup NAME"
     return [Finding("doctor", RED, f"could not be run on worker {worker}: {reason}", hint)]

@@ -1,4 +1,4 @@
-"""Shows findings: lines for one machine, a table for the workers of a pod."""
+"""Reports of findings: lines for one machine, a table for the workers of a pod."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ORDER = (GREEN, YELLOW, RED)
 
 
 def format_lines(findings: Sequence[Finding], *, colour: bool) -> str:
-    """A line for each finding, the way out below what is not green, and the count."""
+    """Format a line for each finding, the way out below it unless green, and the counts."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -26,40 +26,35 @@ def format_lines(findings: Sequence[Finding], *, colour: bool) -> str:
         lines.append(f"{level}  {finding.name.ljust(width)}  {finding.text}")
         if finding.hint and finding.level != GREEN:
             lines.append(f"{' ' * (width + 10)}-> {finding.hint}")
-    return "\n".join([*lines, "", count_levels(findings)])
+    counts = Counter(finding.level for finding in findings)
+    return "\n".join([*lines, "", ", ".join(f"{counts[level]} {level}" for level in _ORDER)])
 
 
 def format_hints(findings: Sequence[Finding]) -> str:
-    """The ways out alone, worst first."""
+    """Format the ways out alone, worst first."""
     bad = [finding for finding in findings if finding.hint and finding.level != GREEN]
     bad.sort(key=lambda finding: -_ORDER.index(finding.level))
     return "\n".join(f"{finding.level}: {finding.name}: {finding.hint}" for finding in bad)
 
 
 def format_json(findings: Sequence[Finding]) -> str:
-    """One line, for programs."""
+    """Format one line of JSON."""
     rows = [asdict(finding) for finding in findings]
     return json.dumps({"verdict": get_verdict(findings), "findings": rows})
 
 
 def get_verdict(findings: Sequence[Finding]) -> str:
-    """The worst level."""
+    """Return the worst level."""
     return max((finding.level for finding in findings), key=_ORDER.index, default=GREEN)
 
 
-def count_levels(findings: Sequence[Finding]) -> str:
-    """How many of each."""
-    counts = Counter(finding.level for finding in findings)
-    return ", ".join(f"{counts[level]} {level}" for level in _ORDER)
-
-
 def format_table(workers: Mapping[str, Sequence[Finding]]) -> str:
-    """A row for each check, a column for each worker; what differs from most workers is starred."""
+    """Format a row for each check, a column for each worker; odd ones are starred."""
     names = list(dict.fromkeys(finding.name for row in workers.values() for finding in row))
-    found = {worker: {finding.name: finding for finding in row} for worker, row in workers.items()}
+    by_name = [{finding.name: finding for finding in row} for row in workers.values()]
     rows, odd, details = {}, {}, []
     for name in names:
-        cells = [found[worker].get(name) for worker in workers]
+        cells = [findings.get(name) for findings in by_name]
         odd[name] = find_odd([(cell.level, cell.value) if cell else None for cell in cells])
         rows[name] = [cell.level if cell else "missing" for cell in cells]
         details += [

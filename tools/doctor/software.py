@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 
 from tools.doctor.devices import count_chips
-from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine
+from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine, green, red, yellow
 
 _SETUP = "bash run_commands.sh setup"
-# Imports in the order of a run: TensorFlow before torch_xla aborts Python. The two clash in their
-# libraries, so torch_xla's Python, half of the time, is left to the check of a device's step, and
-# TensorFlow is imported as a run does it, without Keras and all that it loads.
+# In the order of a run: TensorFlow before torch_xla aborts Python. Their libraries clash, too,
+# so torch_xla's Python part, half of the time, is left to the check of a device's step; TensorFlow
+# is imported as in a run, without Keras.
 _TENSORFLOW = "from big_vision.tensorflow_setup import import_tensorflow; import_tensorflow()"
 _IMPORTS = f"import torch, _XLAC; {_TENSORFLOW}"
 _IMPORTS_CPU = f"import torch; {_TENSORFLOW}"
 _CLASHING = ("numpy", "protobuf")
-_TCMALLOC = ("usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
-             "usr/lib/x86_64-linux-gnu/libtcmalloc.so.4")  # fmt: skip
-# Variable -> (what it does, level where it is set).
+_TCMALLOC = [f"usr/lib/x86_64-linux-gnu/libtcmalloc{form}.so.4" for form in ("_minimal", "")]
+# Variable -> (effect, level if it is set).
 _HARMFUL = {
     "XLA_USE_BF16": ("puts weights and moments into bf16; use runtime.precision: bf16", RED),
     "XLA_DOWNCAST_BF16": ("puts weights into bf16; use runtime.precision: bf16", RED),
@@ -35,90 +34,88 @@ _HARMFUL = {
 
 
 def check_python(machine: Machine) -> Finding:
-    """Python 3.11 to 3.13, and not a release candidate of one."""
+    """Check that Python is a final 3.11 to 3.13."""
     version = ".".join(str(part) for part in machine.python_version[:3])
     if not (3, 11) <= tuple(machine.python_version[:2]) <= (3, 13):
         text = f"{version} at {machine.python}, not 3.11 to 3.13"
-        return Finding("python", RED, text, f"install python3.11, then {_SETUP}", version)
+        return red(text, f"install python3.11, then {_SETUP}", version)
     if machine.python_version[3] != "final":
         text = f"{version} is a pre-release ({machine.python_version[3]})"
         hint = "install a final 3.11, for example with conda, and set PYTHON"
-        return Finding("python", YELLOW, text, hint, version)
-    return Finding("python", GREEN, f"{version} at {machine.python}", value=version)
+        return yellow(text, hint, version)
+    return green(f"{version} at {machine.python}", value=version)
 
 
 def check_torch(machine: Machine) -> Finding:
-    """torch, torchvision, torch_xla and libtpu are one set; only their metadata is read."""
+    """Check that torch, torchvision, torch_xla and libtpu fit, by their metadata."""
     names = ("torch", "torchvision", "torch_xla", "libtpu")
     versions = {name: machine.get_version(name) for name in names}
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     level, reason, hint = _explain_torch(machine, versions)
     shown = f"{text}: {reason}" if reason else text
-    return Finding("torch", level, shown, hint, ", ".join(str(v) for v in versions.values()))
+    return Finding("", level, shown, hint, ", ".join(str(v) for v in versions.values()))
 
 
 def check_imports(machine: Machine) -> Finding:
-    """torch_xla and then TensorFlow can be imported; tried in a child, as a clash aborts Python."""
+    """Check imports of torch_xla and then TensorFlow, in a child, as a clash aborts Python."""
     builds = [n for n in ("tensorflow-cpu", "tensorflow", "tf-nightly") if machine.get_version(n)]
     if not builds:
-        text = "TensorFlow is not installed: no data.source of image files can be read"
-        return Finding("tensorflow", RED, text, _SETUP)
+        return red("TensorFlow is not installed: no data.source of image files can be read", _SETUP)
     if len(builds) > 1:
-        text = f"{' and '.join(builds)} overwrite each other's files"
         hint = f"pip uninstall -y {' '.join(builds)}, then {_SETUP}"
-        return Finding("tensorflow", RED, text, hint)
+        return red(f"{' and '.join(builds)} overwrite each other's files", hint)
     code = _IMPORTS if machine.get_version("torch_xla") else _IMPORTS_CPU
-    answer = machine.run([machine.python, "-c", code], timeout_s=300, PJRT_DEVICE="CPU")
+    done = machine.run([machine.python, "-c", code], timeout_s=300, PJRT_DEVICE="CPU")
     version = f"{builds[0]} {machine.get_version(builds[0])}"
-    if answer.code != 0:
-        text = f"{version}: importing torch, torch_xla, then tensorflow failed: {answer.reason}"
-        return Finding("tensorflow", RED, text, f"rm -r .venv, then {_SETUP}", version)
-    text = f"{version} after torch_xla: imports in {answer.seconds:.1f} s"
+    if done.code != 0:
+        text = f"{version}: importing torch, torch_xla, then tensorflow failed: {done.reason}"
+        return red(text, f"rm -r .venv, then {_SETUP}", version)
+    text = f"{version} after torch_xla: imports in {done.seconds:.1f} s"
     if builds[0] != "tensorflow-cpu":
         hint = f"pip uninstall -y {builds[0]}; pip install tensorflow-cpu"
-        return Finding("tensorflow", YELLOW, f"{text}; a build with GPU or TPU", hint, version)
-    return Finding("tensorflow", GREEN, text, value=version)
+        return yellow(f"{text}; a build with GPU or TPU", hint, version)
+    return green(text, value=version)
 
 
 def check_clashes(machine: Machine) -> Finding:
-    """What installed packages demand of NumPy and protobuf is there."""
-    found = {name: machine.get_version(name) for name in _CLASHING}
-    text = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    """Check the requirements of installed packages on NumPy and protobuf."""
+    versions = {name: machine.get_version(name) for name in _CLASHING}
+    text = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
     try:
-        clashes = _find_clashes(machine, found)
+        clashes = _find_clashes(machine, versions)
     except ImportError as error:
-        return Finding("clashes", YELLOW, f"could not look: {error}", "pip install packaging")
+        return yellow(f"could not look: {error}", "pip install packaging")
     if clashes:
         text = f"{text}: {clashes[0]}"
         more = f" (and {len(clashes) - 1} more)" if len(clashes) > 1 else ""
-        return Finding("clashes", RED, text + more, f"rm -r .venv, then {_SETUP}")
-    if not found["numpy"]:
-        return Finding("clashes", RED, text, _SETUP)
-    return Finding("clashes", GREEN, f"{text}: no package demands others", value=text)
+        return red(text + more, f"rm -r .venv, then {_SETUP}")
+    if not versions["numpy"]:
+        return red(text, _SETUP)
+    return green(f"{text}: no package demands others", value=text)
 
 
 def check_allocator(machine: Machine) -> Finding:
-    """tcmalloc is loaded: the input pipeline allocates much and often."""
+    """Check that tcmalloc is loaded: the input pipeline allocates much and often."""
     preload = machine.environment.get("LD_PRELOAD", "")
     try:
         loaded = sorted(set(re.findall(r"\S*tcmalloc\S*", machine.read("proc/self/maps"))))
     except OSError as error:
-        return Finding("tcmalloc", YELLOW, f"could not look: {error}")
+        return yellow(f"could not look: {error}")
     if loaded:
-        return Finding("tcmalloc", GREEN, f"loaded: {loaded[0]}")
+        return green(f"loaded: {loaded[0]}")
     libraries = [f"/{path}" for path in _TCMALLOC if (machine.root / path).exists()]
     if "tcmalloc" in preload:
-        text, hint = f"LD_PRELOAD names {preload}, which was not loaded", "mend the path"
+        text, hint = f"LD_PRELOAD names {preload}, which was not loaded", "correct the path"
     elif libraries:
-        text, hint = "there, but not loaded", f"export LD_PRELOAD={libraries[0]}"
+        text, hint = "installed, but not loaded", f"export LD_PRELOAD={libraries[0]}"
     else:
-        text = "not there"
+        text = "not installed"
         hint = "sudo apt-get install libtcmalloc-minimal4, then export LD_PRELOAD=<its path>"
-    return Finding("tcmalloc", YELLOW, f"{text}: host memory may grow and input be slower", hint)
+    return yellow(f"{text}: host memory may grow and input be slower", hint)
 
 
 def check_variables(machine: Machine) -> Finding:
-    """No variable is set that harms a run."""
+    """Check that no variable is set that harms a run."""
     environment = machine.environment
     bad = []
     for name, (effect, level) in _HARMFUL.items():
@@ -139,10 +136,10 @@ def check_variables(machine: Machine) -> Finding:
         text = "HDF5_USE_FILE_LOCKING makes HDF5 on network file systems fail or hang"
         bad.append((YELLOW, "HDF5_USE_FILE_LOCKING", text))
     if not bad:
-        return Finding("variables", GREEN, "none that harms a run")
+        return green("none that harms a run")
     level = RED if any(entry[0] == RED for entry in bad) else YELLOW
     names = " ".join(entry[1] for entry in bad)
-    return Finding("variables", level, "; ".join(entry[2] for entry in bad), f"unset {names}")
+    return Finding("", level, "; ".join(entry[2] for entry in bad), f"unset {names}")
 
 
 def _explain_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[str, str, str]:
@@ -170,12 +167,12 @@ def _explain_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[s
 
 
 def _find_pin(requires: list[str], name: str) -> str | None:
-    """The version that a package's requirements pin another to, extras included."""
-    found = (re.match(rf"{name}\s*\(?==\s*([\w.]+)", line) for line in requires)
-    return next((match[1] for match in found if match), None)
+    """Return the version that a package's requirements pin another to, extras included."""
+    matches = (re.match(rf"{name}\s*\(?==\s*([\w.]+)", line) for line in requires)
+    return next((match[1] for match in matches if match), None)
 
 
-def _find_clashes(machine: Machine, found: dict[str, str | None]) -> list[str]:
+def _find_clashes(machine: Machine, versions: dict[str, str | None]) -> list[str]:
     import importlib.metadata
 
     from packaging.requirements import Requirement
@@ -186,7 +183,7 @@ def _find_clashes(machine: Machine, found: dict[str, str | None]) -> list[str]:
             if not line.lower().startswith(_CLASHING):
                 continue
             demand = Requirement(line)
-            have = found.get(demand.name.lower())
+            have = versions.get(demand.name.lower())
             applies = demand.marker is None or demand.marker.evaluate({"extra": ""})
             if have and applies and not demand.specifier.contains(have, prereleases=True):
                 demanded = f"{demand.name} {demand.specifier}"

@@ -92,7 +92,7 @@ def test_memory_against_the_shuffle_buffer(machine, chips, gib, level):
 
 def test_memory_that_cannot_be_read_is_told(machine):
     (machine.root / "proc/meminfo").write_text("MemTotal: 1 kB\n")
-    assert "tells no MemAvailable" in host.check_memory(machine).text
+    assert "has no MemAvailable" in host.check_memory(machine).text
 
 
 @pytest.mark.parametrize(("ahead_s", "level"), [(0, GREEN), (20, YELLOW), (-600, RED)])

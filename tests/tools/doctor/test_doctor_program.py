@@ -22,11 +22,12 @@ def test_every_check_has_a_name_of_its_own_and_a_way_out(machine):
     assert all(f.hint for f in findings if f.level == RED), findings
 
 
-def test_a_check_that_fails_says_so_and_is_not_green(machine):
+def test_a_check_that_fails_says_so_and_is_not_green(machine, monkeypatch):
     def check_strange(_: Machine) -> Finding:
         raise KeyError("x")
 
-    found = doctor.run_check(check_strange, machine)
+    monkeypatch.setitem(doctor.CHECKS, "strange", check_strange)
+    found = doctor.run_check("strange", machine)
     assert (found.name, found.level) == ("strange", YELLOW)
     assert "could not look: KeyError" in found.text
 
@@ -49,7 +50,8 @@ def test_lines_hints_and_json():
 
 @pytest.mark.parametrize(("level", "code"), [(GREEN, 0), (YELLOW, 0), (RED, 1)])
 def test_the_exit_code_is_1_for_red_alone(monkeypatch, capsys, level, code):
-    monkeypatch.setattr(doctor, "CHECKS", (lambda machine: Finding("a", level, "x", "y"),))
+    check = {"a": lambda machine: Finding("a", level, "x", "y")}
+    monkeypatch.setattr(doctor, "CHECKS", check)
     assert doctor.main(["--json"]) == code
     assert json.loads(capsys.readouterr().out)["verdict"] == level
     assert doctor.main(["--fix-hints"]) == code
