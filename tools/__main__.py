@@ -14,7 +14,7 @@ from pathlib import Path
 from utils.programs import CommandLine, create_program_parser
 
 FOLDER = Path(__file__).resolve().parent
-# Name by which documents and other programs know it -> what it runs.
+# Old command -> the command that it runs.
 OLD_NAMES = {
     "python -m tools.benchmark": "python -m proofs.benchmark",
     "python -m tools.benchmark_input": "python -m proofs.benchmark_input",
@@ -33,12 +33,12 @@ OLD_NAMES = {
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser, which has no flags."""
     return create_program_parser(__doc__, prog="python -m tools")
 
 
 def show(_: argparse.Namespace) -> None:
-    """Print what can be run."""
+    """Print the programs."""
     programs = list_programs()
     width = max(map(len, programs))
     print("python -m tools.NAME --help says more.")
@@ -50,7 +50,7 @@ def show(_: argparse.Namespace) -> None:
 
 
 def list_programs() -> dict[str, str]:
-    """First line of each program's docstring, by name; those in `OLD_NAMES` are left out."""
+    """Return the first line of each program's docstring by name, without those of `OLD_NAMES`."""
     files = {path.parent.name: path for path in FOLDER.glob("*/__main__.py")}
     files |= {path.stem: path for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
     texts = {name: path.read_text(encoding="utf-8") for name, path in sorted(files.items())}

@@ -1,7 +1,5 @@
 """Another name of `python -m proofs.benchmark`."""
 
-from __future__ import annotations
-
 import sys
 
 from utils.registry import load_object

@@ -1,7 +1,5 @@
 """Another name of `python -m proofs.benchmark_input`."""
 
-from __future__ import annotations
-
 import sys
 
 from utils.registry import load_object

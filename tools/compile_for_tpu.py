@@ -1,7 +1,5 @@
 """Another name of `python -m bill.compile_for_tpu`."""
 
-from __future__ import annotations
-
 import sys
 
 from utils.registry import load_object

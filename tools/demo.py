@@ -1,4 +1,4 @@
-"""The demo: distil a teacher into a student on handwritten digits and show what it gains.
+"""The demo: distils a teacher into a student on handwritten digits and shows the gain.
 
 Writes the dataset, trains the teacher, the student alone and the student distilled through
 `python main.py`, prints a table, draws the curves, and ends with `tools.runs compare`: distilled
@@ -9,6 +9,7 @@ spread; six seeds are the fewest that can tell a difference from chance.
 from __future__ import annotations
 
 import argparse
+import itertools
 import shlex
 import statistics
 import subprocess
@@ -36,25 +37,22 @@ COLUMNS = ("model", "parameters", "test top-1 (%)", "seconds", "graphs")
 
 
 def run_demo(options: argparse.Namespace) -> int:
-    """Run everything, print and write the table; gives the exit code."""
+    """Run everything, print and write the table; return the exit code."""
     dataset = [sys.executable, "-m", "tools.prepare_dataset", "digits"]
-    code = subprocess.call([*dataset, "--out", str(options.data_dir)])
-    if code:
+    if code := subprocess.call([*dataset, "--out", str(options.data_dir)]):
         return code
     rows = []
-    for seed in options.seeds:
-        for role in ROLES:
-            code = train(role, seed, options)
-            if code:
-                sys.stderr.write(f"error: the run {role}-seed{seed} ended with code {code}\n")
-                return code
-            rows.append(read_row(role, seed, options))
+    for seed, role in itertools.product(options.seeds, ROLES):
+        if code := train(role, seed, options):
+            sys.stderr.write(f"error: the run {role}-seed{seed} ended with code {code}\n")
+            return code
+        rows.append(read_row(role, seed, options))
     report(rows, options)
     return compare(options)
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The demo's own flags; what follows `--` goes to every run of main.py."""
+    """Create the parser of the demo's flags; those after `--` go to every run of main.py."""
     parser = ProgramParser(prog="python -m tools.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
@@ -64,7 +62,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def train(role: str, seed: int, options: argparse.Namespace) -> int:
-    """One run of main.py; the distilled student is taught by the teacher of the same seed."""
+    """Train by main.py; the teacher of the distilled student has the same seed."""
     config, label = ROLES[role]
     command = [
         sys.executable, str(ROOT / "main.py"), "--config", str(ROOT / config),
@@ -79,14 +77,14 @@ def train(role: str, seed: int, options: argparse.Namespace) -> int:
 
 
 def get_run(role: str, seed: int, options: argparse.Namespace) -> Run:
-    """The directory of one of the demo's runs."""
+    """Return the directory of a run of the demo."""
     return Run(options.output_dir / EXPERIMENT / f"{role}-seed{seed}")
 
 
 def read_row(role: str, seed: int, options: argparse.Namespace) -> JsonObject:
-    """What a finished run says of itself."""
-    facts = get_run(role, seed, options).read()
-    final = facts["final"]
+    """Read the row of a finished run."""
+    record = get_run(role, seed, options).read()
+    final = record["final"]
     return {
         "role": role,
         "seed": seed,
@@ -94,13 +92,13 @@ def read_row(role: str, seed: int, options: argparse.Namespace) -> JsonObject:
         "parameters": final["parameters"],
         "test_top1": final["test_top1"],
         "eval_top1": final["eval_top1"],
-        "seconds": facts["ended"] - facts["started"],
+        "seconds": record["ended"] - record["started"],
         "graphs": final["graphs"],
     }
 
 
 def report(rows: list[JsonObject], options: argparse.Namespace) -> None:
-    """Print the table; write it as JSON, and the curves as a picture."""
+    """Print the table, write it as JSON, and draw the curves."""
     print()
     print("{:<22}{:>12}{:>18}{:>10}{:>8}".format(*COLUMNS))
     for row in rows:
@@ -117,16 +115,15 @@ def report(rows: list[JsonObject], options: argparse.Namespace) -> None:
     gain = summary["distilled"]["mean"] - summary["alone"]["mean"]
     print(f"\ndistillation gains {gain:+.2f} points of top-1")
     seed = options.seeds[0]
-    places = {label: get_run(role, seed, options).path for role, (_, label) in ROLES.items()}
-    picture = draw_curves(places, options.output_dir / "demo.png")
+    paths = {label: get_run(role, seed, options).path for role, (_, label) in ROLES.items()}
+    picture = draw_curves(paths, options.output_dir / "demo.png")
     target = options.output_dir / "demo.json"
-    content = {"rows": rows, "summary": summary, "gain": gain, "made": time.time()}
-    write_json(target, content)
+    write_json(target, {"rows": rows, "summary": summary, "gain": gain, "made": time.time()})
     print(f"curves: {picture}\ntable:  {target}")
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Distilled against alone over the seeds, as `tools.runs compare` tells it; its exit code."""
+    """Compare distilled against alone over the seeds by `tools.runs compare`; return its code."""
     command = ["compare", *(describe_side(role, options) for role in ("alone", "distilled"))]
     command += ["--store", str(options.output_dir), "--metrics", ",".join(COMPARED)]
     command += ["--html", str(options.output_dir / "demo.html")]
@@ -135,13 +132,13 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def describe_side(role: str, options: argparse.Namespace) -> str:
-    """This demo's runs of a role, whatever else lies in the store."""
+    """Return the query of this demo's runs of a role."""
     names = " or ".join(f"name={role}-seed{seed}" for seed in dict.fromkeys(options.seeds))
     return f"{role}:experiment={EXPERIMENT} and ({names})"
 
 
 def summarise(rows: list[JsonObject]) -> dict[str, dict[str, float]]:
-    """Mean and sample standard deviation of test top-1 for each role."""
+    """Compute mean and sample standard deviation of test top-1 for each role."""
     summary = {}
     for role in ROLES:
         values = [row["test_top1"] for row in rows if row["role"] == role]

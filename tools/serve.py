@@ -31,26 +31,20 @@ from utils.storage.retry import hurry
 
 
 def create_parser() -> ProgramParser:
-    """The tool's flags."""
+    """Create the parser of the flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.serve")
     add = parser.add_argument
     add("--store", default="runs", help="run.output_dir of the runs: directory or URL (runs)")
     add("--index", default="", metavar="URL", help="another database of the index")
-    add(
-        "--root", action="append", default=[], metavar="PLACE",
-        help="a directory or bucket that submissions may name, beside the store and data",
-    )  # fmt: skip
+    text = "a directory or bucket that submissions may name, beside the store and data"
+    add("--root", action="append", default=[], metavar="PATH", help=text)
     add("--port", type=int, default=8080, help="0: any that is free (8080)")
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     add("--allow-remote", action="store_true", help="let --host be no loopback address")
-    add(
-        "--allow-host", action="append", default=[], metavar="NAME",
-        help="a further name by which browsers may call it, without a port",
-    )  # fmt: skip
-    add(
-        "--token-file", type=Path, metavar="FILE",
-        help="hashes of all tokens; none: service/tokens.json in the store",
-    )  # fmt: skip
+    text = "a further name by which browsers may call it, without a port"
+    add("--allow-host", action="append", default=[], metavar="NAME", help=text)
+    text = "hashes of all tokens (default: service/tokens.json in the store)"
+    add("--token-file", type=Path, metavar="FILE", help=text)
     add("--slots", default="1", help="jobs at once, or devices: cuda:0,cuda:1 (1)")
     add("--no-queue", action="store_true", help="start no jobs: python -m tools.queue run does")
     add("--add-token", metavar="NAME", help="print a new token that stays, and end")
@@ -62,7 +56,7 @@ def serve_runs(options: argparse.Namespace) -> None:
     """Check, bind, print the start URL, serve.
 
     Raises:
-      UserError: a flag that cannot be honoured, or a package that is missing.
+      UserError: a flag cannot be used, or a package is missing.
     """
     with hurry():
         check_reachable(options.store)
@@ -87,8 +81,7 @@ def serve_runs(options: argparse.Namespace) -> None:
             "requirements-service.txt and starts it"
         ) from error
     parse_slots(options.slots)
-    is_local = is_loopback(options.host)
-    if not is_local and not (options.allow_remote and options.token_file):
+    if not is_loopback(options.host) and not (options.allow_remote and options.token_file):
         raise UserError(
             f"--host {options.host} lets other machines in; keep 127.0.0.1 and use ssh -L, or give "
             "--allow-remote and --token-file FILE"
@@ -107,25 +100,25 @@ def serve_runs(options: argparse.Namespace) -> None:
 
 
 def check_reachable(store: str) -> None:
-    """Refuse a store that no page could ever show.
+    """Check that the store can be read.
 
     Raises:
-      UserError: no such directory or bucket, or another kind of place.
-      StorageError: the bucket does not answer, or not to us.
+      UserError: no such directory or bucket.
+      StorageError: the bucket cannot be reached, or denies access.
     """
     check_store(store)
     if is_remote(store) and not open_folder(store).list_names():
-        # The listing of a bucket that is not there is empty, too; a new store will be written to.
+        # The listing of a missing bucket is empty, too; a new store will be written to.
         check_writable(store, "--store")
 
 
 def add_token(options: argparse.Namespace, settings: ServiceSettings) -> None:
-    """Print a new token that stays until its row is taken out of the file."""
+    """Print a new token, which is valid until its row is removed from the file."""
     name, role = options.add_token, options.role or "view"
     token = TokenBook(settings.tokens_path).add(name, role)
     AuditLog(settings.state_folder).add(get_user(), "token", name=name, role=role)
     print(f"{name} ({role}): {token}")
-    print(f"It is told this once; {settings.tokens_path} keeps its hash.")
+    print(f"It is shown only once; {settings.tokens_path} keeps its hash.")
 
 
 main = CommandLine(create_parser, serve_runs, logs=True, interrupted="stopped")

@@ -1,7 +1,5 @@
 """Another name of `python -m bill.shape_advisor`."""
 
-from __future__ import annotations
-
 import sys
 
 from utils.registry import load_object

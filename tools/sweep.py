@@ -1,19 +1,20 @@
-"""Many runs from one file: all combinations of its axes, random draws, or what Optuna asks for.
+"""Runs a sweep from a file: all combinations of its axes, random draws, or trials of Optuna.
 
     python -m tools.sweep plan docs/depth.yaml
     python -m tools.sweep run docs/depth.yaml --slots 2
     python -m tools.sweep status docs/depth.yaml
     python -m tools.sweep resume docs/depth.yaml
 
-`plan` lists the trials and asks of each what `main.py --check` would say. `run` puts what is
-missing into the queue of the store and works on it until every trial has ended; Ctrl-C asks them to
-save and end. A trial's name is a hash of its values, so `resume` starts only what no file calls
-complete, after values or seeds were added to the file, too.
+`plan` lists the trials and checks each as `main.py --check` does. `run` submits missing trials to
+the queue of the store and works on it until every trial has ended; Ctrl-C makes them save and end.
+A trial's name is a hash of its values, so `resume` starts only incomplete trials, also after values
+or seeds were added to the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import shlex
 import sys
@@ -27,7 +28,7 @@ from service.jobs.starters import ColdStarter, create_starter
 from service.sweeps.control import SweepControl
 from service.sweeps.elsewhere import SkyBackend, SlurmBackend, TrialLaunch
 from service.sweeps.plan import Trial, read_sweep, resolve_base
-from service.sweeps.report import MISSING, AxisRow, SweepTable, TrialState, tabulate_sweep
+from service.sweeps.report import MISSING, AxisRow, TrialState, tabulate_sweep
 from service.sweeps.spec import SweepSpec, read_spec
 from store.formatting import format_value
 from store.terminal import colour_word, create_console, create_table, print_json
@@ -39,7 +40,7 @@ from utils.storage.retry import hurry
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags."""
+    """Create the parser of the flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.sweep")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (function, text) in _COMMANDS.items():
@@ -55,20 +56,14 @@ def create_parser() -> argparse.ArgumentParser:
 
 def _add_machines(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--slots",
-        help="trials at once, or devices: cuda:0,cuda:1,tpu_vm:NAME@ZONE (1)")  # fmt: skip
-    add("--cold", action="store_true",
-        help="start each trial as a program of its own (those on the CPU are forked from one that "
-        "has imported all)")  # fmt: skip
-    add("--on", choices=("slurm", "sky"), help="give the trials to the queue of other machines")
-    add(
-        "--sbatch",
-        default="",
-        metavar="OPTIONS",
-        help="of sbatch: --sbatch='--gpus=1 --time=12:00:00'",
-    )
+    add("--slots", help="trials at once, or devices: cuda:0,cuda:1,tpu_vm:NAME@ZONE (1)")
+    text = "start each trial as a new program (default: CPU trials are forked from a warm one)"
+    add("--cold", action="store_true", help=text)
+    add("--on", choices=("slurm", "sky"), help="submit the trials to the queue of other machines")
+    text = "of sbatch: --sbatch='--gpus=1 --time=12:00:00'"
+    add("--sbatch", default="", metavar="OPTIONS", help=text)
     add("--accelerator", default="", help="of --on sky, such as v5litepod-8")
-    add("--region", default="", help="of --on sky (SkyPilot looks for one)")
+    add("--region", default="", help="of --on sky (default: SkyPilot chooses)")
     add("--dry-run", action="store_true", help="show the commands of --on, and run none")
 
 
@@ -79,21 +74,21 @@ def plan(options: argparse.Namespace) -> int:
         due = control.list_due()
         _check(control, due)
         states = control.list()
-        if not states:  # Optuna chooses as it goes: this is the first one
-            states = [TrialState(one, MISSING, None, "", "", "") for one in due]
+        if not states:  # Optuna chooses one trial after another: this is the first
+            states = [TrialState(trial, MISSING, None, "", "", "") for trial in due]
         _show(options, control, states)
     return 0
 
 
 def run(options: argparse.Namespace) -> int:
-    """Begin a sweep, or go on with it, until every trial has ended."""
+    """Begin or continue a sweep until every trial has ended."""
     _check_machines(options)
     if options.on or options.dry_run:
         return _launch(options)
     slots = parse_slots(options.slots or "1")
-    say = _say if not options.json else (lambda one: None)
+    report = (lambda state: None) if options.json else _print_state
     with hurry():
-        control = _open(options, tell=say, width=len(slots))
+        control = _open(options, report, len(slots))
         due = control.list_due()
     if control.spec.slots > len(slots):
         raise UserError(
@@ -108,18 +103,18 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             return _end(control, slots, starter)
     _show(options, control, states)
-    return 0 if all(one.state == "complete" for one in states) else EXIT_FAILED
+    return 0 if all(state.state == "complete" for state in states) else EXIT_FAILED
 
 
 def resume(options: argparse.Namespace) -> int:
-    """The same for a sweep that has begun."""
+    """Continue a sweep that has begun."""
     spec = read_spec(to_path(options.spec))
-    read_sweep(_choose_store(options, spec), spec.name)  # refused where there is none
+    read_sweep(_choose_store(options, spec), spec.name)  # refused if there is none
     return run(options)
 
 
 def status(options: argparse.Namespace) -> int:
-    """How the trials stand, and what the axes tell so far."""
+    """Show the states of the trials, and the results of the axes so far."""
     with hurry():
         control = _open(options)
         _show(options, control, control.list())
@@ -127,12 +122,13 @@ def status(options: argparse.Namespace) -> int:
 
 
 def _open(
-    options: argparse.Namespace, *, tell: Callable[[TrialState], None] = lambda one: None,
+    options: argparse.Namespace,
+    report: Callable[[TrialState], None] = lambda state: None,
     width: int = 1,
-) -> SweepControl:  # fmt: skip
+) -> SweepControl:
     spec = read_spec(to_path(options.spec))
     queue = open_queue(_choose_store(options, spec))
-    return SweepControl(queue, spec, getpass.getuser(), tell=tell, width=width)
+    return SweepControl(queue, spec, getpass.getuser(), tell=report, width=width)
 
 
 def _choose_store(options: argparse.Namespace, spec: SweepSpec) -> str:
@@ -140,143 +136,128 @@ def _choose_store(options: argparse.Namespace, spec: SweepSpec) -> str:
 
 
 def _check_machines(options: argparse.Namespace) -> None:
-    """Refuse what would be ignored.
-
-    Raises:
-      UserError: a flag of other machines than the trials are given to.
-    """
+    """Raise a UserError for flags that would be ignored: of other machines than the trials'."""
     if options.on and options.slots:
         raise UserError(
-            f"--slots ({options.slots}) are of this machine's queue; leave them out with "
+            f"--slots ({options.slots}) are of this machine's queue; remove them with "
             f"--on {options.on}, whose queue decides"
         )
     if options.on and options.cold:
         raise UserError(
-            f"--cold is of this machine's queue; leave it out with --on {options.on}, where each "
-            "trial is a program of its own"
+            f"--cold is of this machine's queue; remove it with --on {options.on}, where each "
+            "trial is a new program"
         )
     for flag, on in (("sbatch", "slurm"), ("accelerator", "sky"), ("region", "sky")):
-        told = getattr(options, flag)
-        if told and options.on != on:
-            raise UserError(f"--{flag} ({told!r}) is of --on {on}; add that, or leave it out")
+        value = getattr(options, flag)
+        if value and options.on != on:
+            raise UserError(f"--{flag} ({value!r}) is of --on {on}; add that, or remove it")
 
 
-def _split_words(text: str) -> tuple[str, ...]:
-    """The words of --sbatch as a shell would split them."""
+def _create_backend(options: argparse.Namespace) -> SlurmBackend | SkyBackend:
+    if options.on == "sky":
+        return SkyBackend(options.accelerator.removeprefix("tpu-"), options.region)
     try:
-        return tuple(shlex.split(text))
+        return SlurmBackend(tuple(shlex.split(options.sbatch)))
     except ValueError as error:
-        reason = str(error).lower()
-        raise UserError(f"--sbatch ({text!r}): {reason}; write it as in a shell") from error
+        reason = f"--sbatch ({options.sbatch!r}): {str(error).lower()}"
+        raise UserError(f"{reason}; write it as in a shell") from error
 
 
 def _launch(options: argparse.Namespace) -> int:
-    """Give the trials to other machines; `status` tells how they stand."""
+    """Submit the trials to other machines; `status` shows their states."""
     if not options.on:
         raise UserError("--dry-run shows what --on would run; add --on, or use `plan`")
     if options.on == "sky" and not options.accelerator:
         raise UserError("--accelerator is missing; --on sky needs one, such as v5litepod-8")
-    backend = SlurmBackend(_split_words(options.sbatch)) if options.on == "slurm" else (
-        SkyBackend(options.accelerator.removeprefix("tpu-"), options.region)
-    )  # fmt: skip
+    backend = _create_backend(options)
     executor = Executor(dry_run=options.dry_run)
     with hurry():
         control = _open(options)
         launch = TrialLaunch(control.spec, control.queue.store, backend, executor)
     if not options.dry_run:
         _check(control, launch.list_due())
-    for trial, what in launch.submit():
+    for trial, reply in launch.submit():
         if not options.dry_run:
-            sys.stdout.write(f"{trial.run_id} {trial.describe()}: {what}\n")
+            sys.stdout.write(f"{trial.run_id} {trial.describe()}: {reply}\n")
     return 0
 
 
 def _check(control: SweepControl, trials: Sequence[Trial]) -> None:
-    checker = Checker()
-    try:
+    with contextlib.closing(Checker()) as checker:
         control.check(checker, trials)
-    finally:
-        checker.close()
 
 
 def _end(control: SweepControl, slots: Sequence[str], starter: ColdStarter) -> int:
-    sys.stderr.write("interrupted: the trials that run save and end; Ctrl-C again leaves them\n")
+    sys.stderr.write("interrupted: running trials save and end; Ctrl-C again leaves them\n")
     control.stop()
     try:
         control.run(slots, starter)
     except KeyboardInterrupt:
         sys.stderr.write("left: they end by themselves\n")
-    sys.stderr.write("`python -m tools.sweep resume` goes on\n")
+    sys.stderr.write("`python -m tools.sweep resume` continues\n")
     return EXIT_INTERRUPTED
 
 
-def _say(one: TrialState) -> None:
-    value = "" if one.value is None else f", {format_value(one.value)}"
-    reason = f" ({one.reason})" if one.reason else ""
-    sys.stderr.write(f"{one.run} {one.trial.describe()}: {one.state}{value}{reason}\n")
+def _print_state(state: TrialState) -> None:
+    value = "" if state.value is None else f", {format_value(state.value)}"
+    reason = f" ({state.reason})" if state.reason else ""
+    sys.stderr.write(f"{state.run} {state.trial.describe()}: {state.state}{value}{reason}\n")
 
 
 def _show(options: argparse.Namespace, control: SweepControl, states: Sequence[TrialState]) -> None:
     table = tabulate_sweep(control.spec, states)
     if options.json:
-        print_json({
-            "sweep": control.spec.name, "store": control.queue.store,
-            "trials": [_describe(one) for one in states], "table": asdict(table),
-        })  # fmt: skip
+        record = {"sweep": control.spec.name, "store": control.queue.store, "table": asdict(table)}
+        print_json({**record, "trials": [_describe(state) for state in states]})
         return
     console = create_console()
     console.print(_tabulate_trials(control.spec, states))
-    if any(row.interval for row in table.points):
-        for rows in _list_tables(table):
-            console.print(rows)
+    if not any(row.interval for row in table.points):
+        return
+    console.print(_tabulate_rows(f"{table.metric} of each point", table.points))
+    if len(table.axes) > 1:
+        for key, rows in table.axes.items():
+            console.print(_tabulate_rows(f"{table.metric} of each {key}, over all else", rows))
 
 
 def _tabulate_trials(spec: SweepSpec, states: Sequence[TrialState]):
-    done = sum(one.state == "complete" for one in states)
+    done = sum(state.state == "complete" for state in states)
     title = f"sweep {spec.name}: {done} of {len(states)} trials are complete"
     shown = create_table("trial", "values", "state", f"{spec.metric}>", title=title)
-    for one in states:
-        shown.add_row(
-            one.trial.id, one.trial.describe(), colour_word(one.state), format_value(one.value)
-        )
+    for state in states:
+        trial, value = state.trial, format_value(state.value)
+        shown.add_row(trial.id, trial.describe(), colour_word(state.state), value)
     return shown
-
-
-def _list_tables(table: SweepTable):
-    """The points, the best first, and each axis over all else."""
-    yield _tabulate_rows(f"{table.metric} of each point", table.points)
-    if len(table.axes) > 1:
-        for key, rows in table.axes.items():
-            yield _tabulate_rows(f"{table.metric} of each {key}, over all else", rows)
 
 
 def _tabulate_rows(title: str, rows: Sequence[AxisRow]):
     shown = create_table("values", "mean>", "sd>", "n>", "95 % interval", title=title)
     for row in rows:
         words = " ".join(f"{key}={format_value(value)}" for key, value in row.values.items()) or "-"
-        found = row.interval
-        if found is None:
+        interval = row.interval
+        if interval is None:
             shown.add_row(words, "-", "-", "0", "no seed is complete")
             continue
-        span = "one seed tells none"
-        if found.low is not None:
-            span = f"{format_value(found.low)} to {format_value(found.high)}"
-        shown.add_row(words, format_value(found.mean), format_value(found.sd), str(found.n), span)
+        span = "needs two seeds"
+        if interval.low is not None:
+            span = f"{format_value(interval.low)} to {format_value(interval.high)}"
+        mean, sd = format_value(interval.mean), format_value(interval.sd)
+        shown.add_row(words, mean, sd, str(interval.n), span)
     return shown
 
 
-def _describe(one: TrialState) -> dict[str, object]:
+def _describe(state: TrialState) -> dict[str, object]:
     return {
-        "id": one.trial.id, "run": one.run, "values": one.trial.own, "state": one.state,
-        "value": one.value, "job": one.job_id, "reason": one.reason,
+        "id": state.trial.id, "run": state.run, "values": state.trial.own, "state": state.state,
+        "value": state.value, "job": state.job_id, "reason": state.reason,
     }  # fmt: skip
 
 
 _COMMANDS = {
     "plan": (plan, "list the trials, and check each of them"),
-    "run": (run, "submit what is missing, and work until all have ended"),
-    "status": (status, "how the trials stand, and what the axes tell"),
-    "resume": (resume, "go on with a sweep that has begun"),
+    "run": (run, "submit missing trials, and work until all have ended"),
+    "status": (status, "the states of the trials, and the results of the axes"),
+    "resume": (resume, "continue a sweep that has begun"),
 }
 
 main = CommandLine(create_parser, logs=True)

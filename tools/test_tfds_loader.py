@@ -1,11 +1,11 @@
-"""Shows what the input pipeline delivers: samples, throughput, and a contact sheet to look at.
+"""Shows the output of the input pipeline: samples, throughput, and a contact sheet.
 
     python tools/test_tfds_loader.py --data-dir data --split train --num-samples 8 --time-it
     python tools/test_tfds_loader.py --data-dir data --save-grid sheet.png --views 6 \\
         --train-pp "decode|resize(64)|randaug(2, 10)|value_range(-1, 1)"
 
 The contact sheet has a row for each sample and a column for each epoch: the same example as
-training sees it time after time.
+augmented for training.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # It also runs by its path; then this folder, whose names hide the library's, must make way.
+    # Run by its path, this folder must make way: its names hide the library's.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from tools.loader.arguments import add_loader_arguments
@@ -23,7 +23,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the flags."""
     parser = create_program_parser(__doc__)
     add_loader_arguments(parser)
     add = parser.add_argument

@@ -1,7 +1,5 @@
 """Another name of `python -m proofs.multihost_loader`, which also runs by its path."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

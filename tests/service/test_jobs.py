@@ -315,7 +315,7 @@ def test_a_dispatcher_behind_an_ampersand_answers_to_sigint(tmp_path: Path) -> N
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     assert done.returncode == 130, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("interrupted: the runs go on")
+    assert done.stderr.splitlines()[-1].startswith("interrupted: the runs continue")
 
 
 def test_a_killed_job_goes_on_and_none_is_started_twice(

@@ -198,7 +198,10 @@ BAD = [
     (["RUN", "IMAGES", "--pp", "decode|resize(8"], "--pp"),
     (["RUN", "IMAGES", "--pp", "decode|value_range(-1, 1)"], "is not a fixed [H, W, C]"),
     (["RUN", "IMAGES", "--model", "resnet18"], "is not the model in WEIGHTS"),
-    (["RUN", "IMAGES", "--model-args", "[1]"], "--model-args ('[1]') is no object"),
+    (
+        ["RUN", "IMAGES", "--model-args", "[1]"],
+        "('[1]') cannot be used: Input should be an object",
+    ),
     (["RUN", "IMAGES", "--model-args", '{"num_heads": 1}'], "(num_heads: 1) contradicts WEIGHTS"),
     (["RUN", "IMAGES", "--classes", "7"], "is of another model"),
 ]

@@ -53,8 +53,8 @@ def test_a_file_of_names_gives_names_to_weights_that_have_none(bare, tmp_path):
     ("name", "content", "words"),
     [
         ("two.txt", "cat\ndog\n", "has 2 class names for 3 classes; correct them"),
-        ("none.json", "{", "is no JSON"),
-        ("object.json", '{"cat": 1}', "is no list of texts"),
+        ("none.json", "{", "Invalid JSON"),
+        ("object.json", '{"cat": 1}', "should be a valid array"),
         ("gone.txt", None, "cannot be read: No such file or directory"),
     ],
 )

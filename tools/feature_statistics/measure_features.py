@@ -1,4 +1,4 @@
-"""Measures means and variances of teachers' features over training images."""
+"""Computes means and variances of teachers' features over training images."""
 
 from __future__ import annotations
 
@@ -29,91 +29,83 @@ if TYPE_CHECKING:
     from utils.json_types import JsonObject
     from utils.runtime.base import Runtime
 
-# Enough for a covariance of 1536 pooled features; patches have hundreds of rows an image.
-
 
 def measure(options: argparse.Namespace) -> int:
-    """Check the configuration, ask the teachers on the configured runtime, write the file."""
+    """Check the configuration, compute on its runtime, write the file."""
     config = load_config(get_run_flags(options))
-    place = options.out or config.distill.statistics
+    path = options.out or config.distill.statistics
     if config.train.task != "distil":
         raise UserError(
             f"train.task ({config.train.task}) compares no features of teachers; set distil"
         )
-    if not place:
+    if not path:
         raise UserError("--out is missing and distill.statistics is empty; name a file")
     if options.images < 2:
         raise UserError(f"--images ({options.images}) gives no variance; give 2 or more")
-    open_folder(place).parent.probe()
-    config = change(  # the file that is to be made cannot be read yet
+    open_folder(path).parent.probe()
+    config = change(  # the file to write cannot be read yet
         config,
         distill={"standardise": "none", "statistics": ""},
         run={"resume": "", "run_id": "", "eval_only": False},
     )
     job = check(config)
-    launch(config.runtime, collect, job, place, options.images, describe_source(config))
+    launch(config.runtime, collect, job, path, options.images, describe_source(config))
     return 0
 
 
-def collect(runtime: Runtime, job: Job, place: str, images: int, source: JsonObject) -> None:
-    """Ask the teachers about this rank's images, merge the ranks' sums and write them."""
+def collect(runtime: Runtime, job: Job, path: str, images: int, source: JsonObject) -> None:
+    """Sum over this rank's images, merge the ranks' sums and write the statistics."""
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     parts = build_parts(runtime, job)
     began = time.perf_counter()
     batch = job.config.data.global_batch_size
     steps = min(-(-images // batch), job.steps_per_epoch)
     try:
-        own = look_at_images(runtime, parts, steps)
+        own = sum_images(runtime, parts, steps)
     finally:
         parts.close()
-    found = merge_ranks(runtime.ranks.gather(own))
+    merged, *others = runtime.ranks.gather(own)
+    for other in others:  # in the order of the ranks
+        for name, moments in other.items():
+            merged[name].merge(moments)
     if runtime.ranks.is_writer:
-        written = write_statistics(place, found, source, steps * batch)
-        print_statistics(written, place, time.perf_counter() - began)
+        written = write_statistics(path, merged, source, steps * batch)
+        print_statistics(written, path, time.perf_counter() - began)
     runtime.ranks.barrier("statistics")
 
 
-def look_at_images(runtime: Runtime, parts: Parts, steps: int) -> dict[str, Moments]:
-    """Sums over this rank's share of the first steps, by `NUMBER.KIND`."""
+def sum_images(runtime: Runtime, parts: Parts, steps: int) -> dict[str, Moments]:
+    """Sum over this rank's share of the first steps, by `NUMBER.KIND`."""
     task = parts.task
     shapes = {
         f"{number}.{of}": shape
         for number, kinds in enumerate(task.feature_shapes)
         for of, shape in kinds.items()
     }
-    found = {name: Moments(width) for name, (_, width) in shapes.items()}
+    sums = {name: Moments(width) for name, (_, width) in shapes.items()}
     batches = itertools.islice(iterate_batches(parts, 0), steps)
-    with contextlib.closing(map_batches(task.pack_features, batches, runtime)) as asked:
-        for _, answers in asked:
-            add_answers(found, shapes, runtime.fetch(answers).numpy())
-    return found
+    with contextlib.closing(map_batches(task.pack_features, batches, runtime)) as packed:
+        for _, features in packed:
+            add_features(sums, shapes, runtime.fetch(features).numpy())
+    return sums
 
 
-def add_answers(
-    found: dict[str, Moments], shapes: dict[str, tuple[int, int]], answers: np.ndarray
+def add_features(
+    sums: dict[str, Moments], shapes: dict[str, tuple[int, int]], features: np.ndarray
 ) -> None:
-    """Take what `pack_features` gave: [B, all numbers of an image], kind after kind.
+    """Add the output of `pack_features`: [B, all numbers of an image].
 
     Args:
-      shapes: rows of an image and their width, by kind, in the order of the answers.
+      shapes: rows of an image and their width, by kind, in the order of `features`.
     """
     start = 0
     for name, (rows, width) in shapes.items():
-        found[name].add(answers[:, start : start + rows * width].reshape(-1, width))
+        sums[name].add(features[:, start : start + rows * width].reshape(-1, width))
         start += rows * width
 
 
-def merge_ranks(parts: list[dict[str, Moments]]) -> dict[str, Moments]:
-    """All ranks' sums as one, in the order of the ranks."""
-    first, *others = parts
-    for other in others:
-        for name, moments in other.items():
-            first[name].merge(moments)
-    return first
-
-
-def print_statistics(written: FeatureStatistics, place: str, seconds: float) -> None:
-    """What was found, a line for each teacher and kind."""
+def print_statistics(written: FeatureStatistics, path: str, seconds: float) -> None:
+    """Print a line for each teacher and kind of feature."""
     for name, rows in written.facts["rows"].items():
         variances = written.tensors[f"{name}.variances"]
         spread = np.sqrt([variances.min(), variances.mean(), variances.max()])
@@ -121,4 +113,4 @@ def print_statistics(written: FeatureStatistics, place: str, seconds: float) -> 
             f"teacher {name.replace('.', ', ')}: {rows} rows of {variances.size}; std of channels "
             f"{spread[0]:.3g} to {spread[2]:.3g}, of all {spread[1]:.3g}"
         )
-    print(f"{written.facts['images']} images in {seconds:.0f} s: {place}")
+    print(f"{written.facts['images']} images in {seconds:.0f} s: {path}")

@@ -1,1 +1,1 @@
-"""What the programs that look at a loader share."""
+"""Input pipelines by flags, for the programs that check them."""

@@ -1,4 +1,4 @@
-"""Opens the loader that flags describe."""
+"""Opens a loader by flags."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from utils.storage.places import is_remote, to_path
 
 
 def open_loader(arguments: argparse.Namespace, shard: tuple[int, int]) -> Loader:
-    """The loader that the flags describe, of one input process."""
+    """Open the loader of the flags, for one input process."""
     classes = arguments.num_classes
     known = {} if classes is None else {"num_classes": classes}
     data, role = create_section(arguments)
@@ -22,7 +22,7 @@ def open_loader(arguments: argparse.Namespace, shard: tuple[int, int]) -> Loader
 
 
 def create_section(arguments: argparse.Namespace) -> tuple[DataSection, Role]:
-    """The section that the flags describe, and the role to open."""
+    """Create the data section of the flags, and the role to open."""
     role = arguments.mode or ("train" if arguments.split.startswith("train") else "eval")
     root, name = _find_dataset(arguments)
     values: dict[str, Any] = {
@@ -47,7 +47,7 @@ def create_section(arguments: argparse.Namespace) -> tuple[DataSection, Role]:
 
 
 def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
-    """The data root and the dataset's name, given or the only one that is there."""
+    """Return the data root and the dataset's name, given or the only one."""
     root = arguments.data_dir
     if arguments.dataset or not _is_tfds(arguments) or is_remote(root):
         return root, arguments.dataset
@@ -59,8 +59,8 @@ def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
         return str(path.parent), path.name
     names = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "downloads")
     if len(names) != 1:
-        found = ", ".join(names) or "nothing"
-        raise UserError(f"--data-dir ({root}) holds {found}; choose one dataset with --dataset")
+        held = ", ".join(names) or "nothing"
+        raise UserError(f"--data-dir ({root}) holds {held}; choose one dataset with --dataset")
     return root, names[0]
 
 
@@ -69,10 +69,10 @@ def _is_tfds(arguments: argparse.Namespace) -> bool:
 
 
 def _get_buffer_gib(arguments: argparse.Namespace, values: JsonObject) -> float:
-    """The bytes that hold --shuffle-buffer examples."""
+    """Return the GiB of --shuffle-buffer examples."""
     if not _is_tfds(arguments):
         raise UserError("--shuffle-buffer is for --source tfds; files of a folder are not buffered")
     catalog = load_tfds_catalog(values["root"], values["name"])
     selection = catalog.select(arguments.split, arguments.label_key, "--split")
-    # The loader holds two windows; a hair more, so that rounding does not lose an example.
+    # The loader holds two windows; half an example more, so that rounding does not lose one.
     return (arguments.shuffle_buffer + 0.5) * selection.mean_record_bytes / (1 << 30)

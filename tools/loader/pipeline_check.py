@@ -1,4 +1,4 @@
-"""Shows what the input pipeline delivers."""
+"""Prints, measures and draws the output of an input pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from datasets import ImageBatch, Loader
 
 _GAP = 4
-_MIN_CELL = 104  # pixels: what a caption needs
+_MIN_CELL = 104  # pixels, for the caption
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def print_samples(batch: ImageBatch, loader: Loader, count: int) -> None:
-    """A line for each of the first samples."""
+    """Print a line for each of the first samples."""
     for number in range(min(count, int(batch.mask.sum()))):
         image, label = batch.images[number], int(batch.labels[number])
         names = loader.facts.class_names
@@ -55,7 +55,7 @@ def print_samples(batch: ImageBatch, loader: Loader, count: int) -> None:
 
 
 def measure(loader: Loader, loops: int, loop_batches: int) -> list[str]:
-    """Images per second of this rank, loop by loop, after one loop to warm up."""
+    """Measure images per second of this rank, loop by loop, after a loop to warm up."""
     batches = iter(loader.batches())
     speeds = []
     for _ in range(loops + 1):
@@ -63,7 +63,7 @@ def measure(loader: Loader, loops: int, loop_batches: int) -> list[str]:
         for _ in range(loop_batches):
             batch = next(batches, None)
             if batch is None:
-                # One pass has ended: evaluation starts over.
+                # The end of an evaluation pass.
                 batches = iter(loader.batches())
                 batch = next(batches)
             images += int(batch.mask.sum())
@@ -76,7 +76,7 @@ def measure(loader: Loader, loops: int, loop_batches: int) -> list[str]:
 
 
 def save_grid(views: Sequence[ImageBatch], path: Path) -> None:
-    """A PNG with a row for each sample and a column for each view."""
+    """Save a PNG with a row for each sample and a column for each view."""
     from PIL import Image, ImageDraw
 
     height, width = views[0].images.shape[1:3]

@@ -1,1 +1,1 @@
-"""What a model says of images."""
+"""Predictions of a model for images."""

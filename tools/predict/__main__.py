@@ -1,13 +1,12 @@
-"""What a model says of every image below a folder, as a table.
+"""Writes a model's predictions for every image below a folder to a table.
 
     python -m tools.predict runs/digits_student/RUN photos --top-k 5 --out answers.csv
     python -m tools.predict hf-hub:timm/resnet18.a1_in1k photos --embed --out answers.parquet
 
-Each image is prepared as the run prepared those it was evaluated on (--pp says otherwise). The
-table has a row a file: its path below the folder, the likeliest classes with number, name and
-probability, with --embed the features in front of the head, and, where a file could not be read
-or its answer is not finite, why. A model without a classifier, as a label-free run leaves it, has
-features alone.
+Images are preprocessed as in the run's evaluations, or by --pp. The table has a row for each file:
+its path below the folder, the likeliest classes with number, name and probability, with --embed the
+features in front of the head, and the reason if a file cannot be read or its output is not finite.
+A model without a classifier, as of a label-free run, has features alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Create the parser of the flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.predict")
     add_weights_flags(parser)
     add = parser.add_argument

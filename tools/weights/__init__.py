@@ -1,1 +1,1 @@
-"""Weights and images that programs are given: their flags, and what stands behind them."""
+"""Weights and images for programs: their flags, and how they are opened."""

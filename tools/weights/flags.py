@@ -8,23 +8,14 @@ WEIGHTS_KEY = "WEIGHTS"
 
 
 def add_weights_flags(parser: argparse.ArgumentParser) -> None:
-    """WEIGHTS, and what is said of them where they do not say it themselves."""
+    """Add WEIGHTS, and flags for metadata that weights may lack."""
     add = parser.add_argument
-    add(
-        "weights", metavar=WEIGHTS_KEY,
-        help="run, checkpoint, .safetensors, .pth, .npz, hf-hub:NAME, local-dir:FOLDER, or the "
-        "name of a timm model",
-    )  # fmt: skip
-    add("--model", default="", metavar="NAME", help="architecture, where the weights tell none")
+    forms = "run, checkpoint, .safetensors, .pth, .npz, hf-hub:NAME, local-dir:FOLDER"
+    add("weights", metavar=WEIGHTS_KEY, help=f"{forms}, or the name of a timm model")
+    add("--model", default="", metavar="NAME", help="architecture, if the weights have none")
     add("--model-args", default="", metavar="JSON", help="its arguments: '{\"img_size\": 32}'")
-    add("--classes", type=int, metavar="K", help="its classes, where the weights tell none")
-    add(
-        "--names",
-        default="",
-        metavar="FILE",
-        help="names of its classes, where the weights tell none: a name a line, or a JSON list",
-    )
-    add(
-        "--pp", default="", metavar="STRING",
-        help="preprocessing of an encoded image (docs/preprocessing.md); none: the run's own",
-    )  # fmt: skip
+    add("--classes", type=int, metavar="K", help="number of classes, if the weights have none")
+    text = "names of the classes, if the weights have none: a name a line, or a JSON list"
+    add("--names", default="", metavar="FILE", help=text)
+    text = "preprocessing of an encoded image (docs/preprocessing.md; default: the run's own)"
+    add("--pp", default="", metavar="STRING", help=text)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from big_vision.input.images.image_files import LooseImages
 from big_vision.input.order import ShardSpec
@@ -18,16 +20,17 @@ from utils.storage.places import open_folder
 
 
 def load_trained(options: argparse.Namespace) -> TrainedModel:
-    """The model that the flags name.
+    """Load the model of the flags.
 
     Raises:
-      UserError: there are no weights, or flags that do not fit them.
+      UserError: there are no weights, or flags do not fit them.
     """
     given: JsonObject = {}
     if options.model:
         given["model"] = options.model
     if options.model_args:
-        given["args"] = _read_arguments(options.model_args)
+        flag = f"--model-args ({options.model_args!r})"
+        given["args"] = _parse_json(JsonObject, options.model_args, flag, '{"img_size": 32}')
     if options.classes is not None:
         given["num_classes"] = options.classes
     if options.names:
@@ -37,55 +40,45 @@ def load_trained(options: argparse.Namespace) -> TrainedModel:
     return open_trained(options.weights, WEIGHTS_KEY, given)
 
 
-def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
-    """A loader of every image below a folder; other files are left out, which is logged.
+def open_images(path: str, key: str, pp: str, batch_size: int) -> Loader:
+    """Open a loader of every image below a folder; the log counts other files.
 
-    TensorFlow is imported: the runtime must be there already.
+    TensorFlow is imported: the runtime must exist already.
 
     Args:
-      key: what named the folder, for errors.
+      key: flag of the folder, for errors.
 
     Raises:
-      UserError: no image there.
+      UserError: there is no image.
     """
     section = DataSection(
-        source="folder", root=place, eval_split="all", eval_pp=pp, eval_batch_size=batch_size,
+        source="folder", root=path, eval_split="all", eval_pp=pp, eval_batch_size=batch_size,
         order="exact", return_id=True, skip_corrupt=1 << 30,
     )  # fmt: skip
     source = LooseImages(section, {"num_classes": 1})
     selection = source.select_files("all", key)
     shard = ShardSpec(0, 1, batch_size, 1)
     reader = source.open(selection, Reading("eval", shard, 0))
-    warn_of_left_out(f"{key} ({place})", selection)
+    warn_of_left_out(f"{key} ({path})", selection)
     return Loader(section, "eval", reader, shard, "exact")
 
 
-def _read_names(place: str) -> list[str]:
+def _read_names(path: str) -> list[str]:
     """Read names of classes, in the order of their numbers."""
-    folder = open_folder(place)
+    folder = open_folder(path)
     try:
         text = folder.parent.read_text(folder.name)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
-        raise UserError(
-            f"--names ({place!r}) cannot be read: {reason}; give a text file"
-        ) from error
-    if not place.endswith(".json"):
+        raise UserError(f"--names ({path!r}) cannot be read: {reason}; give a text file") from error
+    if not path.endswith(".json"):
         return [line.strip() for line in text.splitlines() if line.strip()]
-    try:
-        names = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--names ({place!r}) is no JSON: {error}; write a list") from error
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f'--names ({place!r}) is no list of texts; write \'["cat", "dog"]\'')
-    return names
+    return _parse_json(list[str], text, f"--names ({path!r})", '["cat", "dog"]')
 
 
-def _read_arguments(text: str) -> JsonObject:
+def _parse_json(form: object, text: str, flag: str, example: str) -> Any:
     try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--model-args ({text!r}) is no JSON: {error}; write an object") from error
-    if not isinstance(found, dict):
-        raise UserError(f"--model-args ({text!r}) is no object; write '{{\"img_size\": 32}}'")
-    return found
+        return TypeAdapter(form).validate_json(text, strict=True)
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise UserError(f"{flag} cannot be used: {reason}; write '{example}'") from error

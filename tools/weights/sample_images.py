@@ -1,4 +1,4 @@
-"""Images for programs that ask a model: a folder's, or pieces of scikit-learn's two photographs."""
+"""Input images: those of a folder, or pieces of scikit-learn's two photographs."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ _READ_AT_ONCE = 16
 _SIDE = 240  # of a piece; the photographs have 427 x 640 pixels
 
 
-def read_images(trained: TrainedModel, place: str, count: int, *, normalize: bool) -> Tensor:
-    """Real images as the program takes them, at most `count`.
-
-    Args:
-      place: a folder; empty: pieces of two photographs.
+def read_images(trained: TrainedModel, path: str, count: int, *, normalize: bool) -> Tensor:
+    """Read at most `count` images of a folder, or pieces of two photographs if `path` is empty.
 
     Raises:
       UserError: there is no image.
     """
     with tempfile.TemporaryDirectory() as folder:
-        if not place:
+        if not path:
             write_samples(Path(folder), count)
-        loader = open_images(place or folder, "--images", trained.pp, _READ_AT_ONCE)
+        loader = open_images(path or folder, "--images", trained.pp, _READ_AT_ONCE)
         parts: list[Tensor] = []
         for batch in loader.batches():
             parts.append(to_pixels(batch.images[batch.indices >= 0]))
@@ -38,12 +35,12 @@ def read_images(trained: TrainedModel, place: str, count: int, *, normalize: boo
         loader.close()
     pixels = torch.cat(parts)[:count]
     if not len(pixels):
-        raise UserError(f"--images ({place!r}) holds no image that can be read; name another")
+        raise UserError(f"--images ({path!r}) holds no image that can be read; name another")
     return pixels if normalize else trained.create_transform()(pixels)
 
 
 def write_samples(folder: Path, count: int) -> None:
-    """Write so many pieces of the photographs, half of them mirrored, as PNG files."""
+    """Write `count` pieces of the photographs, half of them mirrored, as PNG files."""
     from PIL import Image
     from sklearn.datasets import load_sample_images
 
