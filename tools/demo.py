@@ -3,7 +3,7 @@
 Writes the dataset, trains the teacher, the student alone and the student distilled through
 `python main.py`, prints a table, draws the curves, and ends with `tools.runs compare`: distilled
 against alone with the interval of the difference. `--seeds 0 1 2` repeats it and adds mean and
-spread; six seeds are the fewest that can tell a difference from chance.
+spread; at least six seeds distinguish a difference from chance.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def _explain_kernel_clock(read_status: Callable[[], int]) -> Finding:
     try:
         status = read_status()
     except (OSError, AttributeError) as error:
-        return yellow(f"{now}; could not ask the kernel: {error}")
+        return yellow(f"{now}; could not read the status of the kernel: {error}")
     if status & _STA_UNSYNC:
         text = f"{now}; not synchronised, and no server of the cloud to compare it with"
         return yellow(text, "sudo apt-get install chrony, or compare it by eye")

@@ -108,7 +108,7 @@ def test_the_clock_without_a_cloud_is_the_kernels_word(machine):
 
     assert host.check_clock(machine, lambda: 0x2001).level == GREEN
     assert host.check_clock(machine, lambda: 0x0040).level == YELLOW
-    assert "could not ask the kernel" in host.check_clock(machine, refuse).text
+    assert "could not read the status of the kernel" in host.check_clock(machine, refuse).text
 
 
 def test_the_kernel_tells_its_clocks_status():
