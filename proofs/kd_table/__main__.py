@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab.marked_tables import check_document, write_between
-from proofs.kd_table.entries import ENTRIES, UNSERVED, Entry
+from proofs.kd_table.entries import ENTRIES, SETS, UNSERVED, Entry, TableSet
 from proofs.kd_table.phases import (
     FOLDER,
     TEACHER_SEEDS,
@@ -42,30 +42,19 @@ from proofs.kd_table.report import (
     tell_report,
 )
 from proofs.kd_table.results import choose_weight, compare_rows, find_further, make_row, read_score
-from proofs.kd_table.sets import SETS, TableSet
 from proofs.study.frame import require_distinct
 from service.jobs.slots import parse_slots
 from service.jobs.starters import create_starter
 from service.sweeps.report import TrialState
 from utils.errors import EXIT_FAILED, UserError, get_hint
-from utils.log import setup_logging
-from utils.programs import DefaultsHelp, ProgramParser, run_program
+from utils.programs import CommandLine, DefaultsHelp, ProgramParser
 from utils.storage.retry import hurry
 
 PROGRAM = "python -m proofs.kd_table"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line's way in; gives the exit code."""
-    setup_logging()
-    words = sys.argv[1:] if argv is None else list(argv)
-    options = parse_arguments(words)
-    interrupted = "interrupted; the same command continues"
-    return run_program(lambda: make_table(options, words), interrupted=interrupted)
-
-
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """The tool's flags."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line."""
     parser = ProgramParser(prog=PROGRAM, description=__doc__, formatter_class=DefaultsHelp)
     add = parser.add_argument
     add("--data-dir", type=Path, default=Path("data"), help="root of the prepared sets")
@@ -87,11 +76,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--finished", action="store_true",
         help="start nothing; a method has a row where all of its runs are complete")  # fmt: skip
     add("--plan", action="store_true", help="count the runs, and start none")
-    return parser.parse_args(argv)
+    return parser
 
 
-def make_table(options: argparse.Namespace, words: Sequence[str]) -> int:
-    """Run what is missing and write the table; 1 if a run failed.
+def make_table(options: argparse.Namespace) -> int:
+    """Run what is missing and write the table; return 1 if a run failed.
 
     Raises:
       UserError: wrong use, or the store holds a table of another budget.
@@ -99,7 +88,7 @@ def make_table(options: argparse.Namespace, words: Sequence[str]) -> int:
     check_options(options)
     check_document(options.docs, FOLDER)
     budget = make_budget(options)
-    entries = [one for one in ENTRIES if not options.only or one.name in options.only]
+    entries = [item for item in ENTRIES if not options.only or item.name in options.only]
     chosen = [SETS[name] for name in options.sets]
     if options.plan:
         print(count_runs(entries, chosen, budget))
@@ -114,22 +103,22 @@ def make_table(options: argparse.Namespace, words: Sequence[str]) -> int:
     with hurry(), create_starter(is_warm=options.warm) as starter:
         workers = None if options.finished else Workers(slots, starter)
         tables = {
-            one.name: fill_table(one, entries, replace(budget, epochs=epochs), workers)
-            for one, epochs in zip(chosen, spread_epochs(options), strict=True)
+            item.name: fill_table(item, entries, replace(budget, epochs=epochs), workers)
+            for item, epochs in zip(chosen, spread_epochs(options), strict=True)
         }
-    write_table(tables, make_account(options, words, tables), options)
-    rows = [row for one in tables.values() for row in (one.alone, *one.rows)]
+    write_table(tables, make_account(options, tables), options)
+    rows = [row for item in tables.values() for row in (item.alone, *item.rows)]
     return EXIT_FAILED if any(row.failures for row in rows) else 0
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Refuse what would make a wrong table, before the first run.
+    """Check the flags before the first run.
 
     Raises:
       UserError: names the flag.
     """
     known = {"--sets": (options.sets, list(SETS)),
-             "--only": (options.only or [], [one.name for one in ENTRIES])}  # fmt: skip
+             "--only": (options.only or [], [entry.name for entry in ENTRIES])}  # fmt: skip
     for flag, (given, names) in known.items():
         for name in given:
             if name not in names:
@@ -138,11 +127,11 @@ def check_options(options: argparse.Namespace) -> None:
     require_distinct(options, "sets", "seeds", "search_seeds", "multiples", "only")
     if both := set(options.seeds) & set(options.search_seeds):
         raise UserError(
-            f"--search-seeds ({min(both)}) is one of --seeds; the search must not see the runs "
-            "that the table shows: give others"
+            f"--search-seeds ({min(both)}) is one of --seeds; the search must not use the runs "
+            "that the table shows: use others"
         )
     if len(options.seeds) < 2:
-        raise UserError("--seeds holds one seed, which tells no interval; give at least 2")
+        raise UserError("--seeds needs at least 2 seeds for an interval; add one")
     if min(options.multiples) <= 0:
         raise UserError(f"--multiples ({min(options.multiples):g}) must be above 0; raise it")
     if options.widen < 0:
@@ -161,12 +150,12 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def spread_epochs(options: argparse.Namespace) -> list[int]:
-    """The epochs of each set's students."""
+    """Return the epochs of each set's students."""
     return options.epochs * len(options.sets) if len(options.epochs) == 1 else options.epochs
 
 
 def make_budget(options: argparse.Namespace) -> Budget:
-    """The flags as values; places are whole, because runs start elsewhere."""
+    """Create the budget; paths are absolute, because runs start in other directories."""
     return Budget(
         options.data_dir.absolute(), options.output_dir.absolute(), tuple(options.seeds),
         tuple(options.search_seeds), tuple(sorted(options.multiples)), options.epochs[0],
@@ -175,7 +164,7 @@ def make_budget(options: argparse.Namespace) -> Budget:
 
 
 def count_runs(entries: Sequence[Entry], chosen: Sequence[TableSet], budget: Budget) -> str:
-    """What the table costs, in runs."""
+    """Describe the table's cost, in runs."""
     total = 0
     lines = []
     for table_set in chosen:
@@ -196,38 +185,38 @@ def count_runs(entries: Sequence[Entry], chosen: Sequence[TableSet], budget: Bud
 def search_weights(
     table_set: TableSet, entries: Sequence[Entry], budget: Budget, workers: Workers | None
 ) -> list[list[TrialState]]:
-    """The trials of each method's search, which goes on where its best weight is at an edge."""
+    """Run each method's search, which continues where its best weight is at an edge."""
     first = [make_search_spec(entry, table_set, budget) for entry in entries]
-    found = run_all(first, budget, workers)
+    tried = run_all(first, budget, workers)
     for _ in range(budget.widen):
-        further = [find_further(*pair) for pair in zip(entries, found, strict=True)]
+        further = [find_further(*pair) for pair in zip(entries, tried, strict=True)]
         due = [place for place, multiple in enumerate(further) if multiple is not None]
         specs = [
             make_search_spec(entries[place], table_set, budget, further[place]) for place in due
         ]
         for place, states in zip(due, run_all(specs, budget, workers), strict=True):
-            found[place] = [*found[place], *states]
-    return found
+            tried[place] = [*tried[place], *states]
+    return tried
 
 
 def fill_table(
     table_set: TableSet, entries: Sequence[Entry], budget: Budget, workers: Workers | None
 ) -> SetTable:
-    """All runs of one set, and what they say; without workers those that are there.
+    """Run all of one set, and collect the results; without workers, of finished runs.
 
     Raises:
-      UserError: a teacher failed, without which there is nothing to compare.
+      UserError: a teacher failed.
     """
     entries = [entry for entry in entries if entry.name not in table_set.unserved]
     alone_spec = make_alone_spec(table_set, budget)
     first = [make_teacher_spec(table_set, budget), alone_spec]
     teachers, alone = run_all(first, budget, workers)
-    scores = [read_score(one) for one in teachers]
+    scores = [read_score(trial) for trial in teachers]
     if None in scores:
-        reason = next(one.reason for one in teachers if read_score(one) is None)
+        reason = next(trial.reason for trial in teachers if read_score(trial) is None)
         raise UserError(f"the teacher of {table_set.name} is not there: {reason}")
-    found = search_weights(table_set, entries, budget, workers)
-    choices = [choose_weight(*pair) for pair in zip(entries, found, strict=True)]
+    tried = search_weights(table_set, entries, budget, workers)
+    choices = [choose_weight(*pair) for pair in zip(entries, tried, strict=True)]
     specs = [
         make_row_spec(entry, table_set, budget, choice.multiple)
         for entry, choice in zip(entries, choices, strict=True)
@@ -236,7 +225,7 @@ def fill_table(
     measured = iter(run_all(specs, budget, workers))
     rows = [
         make_row(entry.name, choice, states if choice is None else next(measured))
-        for entry, choice, states in zip(entries, choices, found, strict=True)
+        for entry, choice, states in zip(entries, choices, tried, strict=True)
     ]
     if workers is None:
         rows = [row for row in rows if len(row.scores) == len(budget.seeds)]
@@ -244,10 +233,8 @@ def fill_table(
     return SetTable(tuple(scores), untaught, tuple(compare_rows(untaught, rows)))
 
 
-def make_account(
-    options: argparse.Namespace, words: Sequence[str], tables: Mapping[str, SetTable]
-) -> Account:
-    """How the table came about; methods that were left out are said so."""
+def make_account(options: argparse.Namespace, tables: Mapping[str, SetTable]) -> Account:
+    """Collect the settings of the table, and why methods have no row."""
     missing: dict[str, list[str]] = {name: [why] for name, why in UNSERVED.items()}
     for name, table in tables.items():
         rows = {row.name for row in table.rows}
@@ -256,14 +243,14 @@ def make_account(
                 why = SETS[name].unserved.get(entry.name, "not run")
                 missing.setdefault(entry.name, []).append(f"on {name}: {why}")
     return Account(
-        f"{PROGRAM} {shlex.join(words)}".rstrip(), tuple(spread_epochs(options)),
+        f"{PROGRAM} {shlex.join(options.words)}".rstrip(), tuple(spread_epochs(options)),
         tuple(options.seeds), tuple(options.search_seeds), tuple(sorted(options.multiples)),
         {name: "; ".join(reasons) for name, reasons in missing.items()}, options.widen,
     )  # fmt: skip
 
 
 def write_table(tables: Tables, account: Account, options: argparse.Namespace) -> None:
-    """The table's three files, and the document's lines where one is given."""
+    """Write the table's three files, and the document's lines if one is given."""
     folder = options.output_dir / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     text = format_report(tables, account)
@@ -274,6 +261,10 @@ def write_table(tables: Tables, account: Account, options: argparse.Namespace) -
     if options.docs:
         write_between(options.docs, FOLDER, text)
 
+
+main = CommandLine(
+    create_parser, make_table, logs=True, interrupted="interrupted; the same command continues"
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
 """The sweeps behind the table: teachers, the student alone, the search, and the rows themselves.
 
-Each is one of `tools.sweep`, with its file below `OUTPUT/kd_table/specs`; what a name says decides
-what is trained, so a killed table goes on where it stopped, and one that gets more seeds, methods
-or weights trains those alone.
+Each is one of `tools.sweep`, with its file below `OUTPUT/kd_table/specs`; its name decides what is
+trained, so a killed table continues where it stopped, and further seeds, methods or weights are
+trained alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from proofs.kd_table.entries import CLASSES, EXAMPLES, STRONG, Entry
-from proofs.kd_table.sets import STUDENT, TEACHER, TableSet
+from proofs.kd_table.entries import STUDENT, TEACHER, Entry, TableSet
 from service.jobs.files import JobQueue, open_queue
 from service.jobs.starters import ColdStarter
 from service.sweeps.control import SweepControl
@@ -37,11 +36,11 @@ _SAME = {
 
 @dataclass(frozen=True)
 class Budget:
-    """What a table may cost, and where it lies.
+    """Limits of a table's cost, and its directories.
 
     Args:
       seeds: of the rows.
-      search_seeds: of the search; none of them is one of the rows.
+      search_seeds: of the search, other than the rows' seeds.
       multiples: of an entry's own weight that are tried.
       widen: further ones at most, one at a time, where the best is the least or the largest.
       epochs: of every student.
@@ -59,21 +58,21 @@ class Budget:
 
 @dataclass(frozen=True)
 class Workers:
-    """What works on the queue: how many at once, and how each run is started."""
+    """Slots of the queue, and how each run is started."""
 
     slots: Sequence[str]
     starter: ColdStarter
 
 
 def make_teacher_spec(table_set: TableSet, budget: Budget) -> SweepSpec:
-    """Two teachers, of two seeds: the same for all students and for the whole table."""
+    """Create the sweep of two teachers of two seeds, the same for all students."""
     settings = {"train.epochs": budget.teacher_epochs, **table_set.teacher}
     spec = _make_spec(f"{table_set.name}-teacher", TEACHER, table_set, budget, settings)
     return _change(spec, seeds=list(TEACHER_SEEDS))
 
 
 def make_alone_spec(table_set: TableSet, budget: Budget) -> SweepSpec:
-    """The student with labels only."""
+    """Create the sweep of the student with labels only."""
     settings = {"train.epochs": budget.epochs, **table_set.student}
     spec = _make_spec(f"{table_set.name}-alone", STUDENT, table_set, budget, settings)
     return _change(spec, seeds=list(budget.seeds))
@@ -82,10 +81,10 @@ def make_alone_spec(table_set: TableSet, budget: Budget) -> SweepSpec:
 def make_search_spec(
     entry: Entry, table_set: TableSet, budget: Budget, further: float | None = None
 ) -> SweepSpec:
-    """All weights of one method, judged on the validation split; the test split is not read.
+    """Create the search for a method's weight, on the validation split without the test split.
 
     Args:
-      further: the one multiple beyond the budget's that is tried; none: the budget's.
+      further: one multiple beyond the budget's; None: the budget's.
     """
     name = f"{entry.name}-search" + ("" if further is None else f"-x{further:g}")
     spec = _make_taught(name, table_set, budget)
@@ -102,27 +101,27 @@ def make_search_spec(
 def make_row_spec(
     entry: Entry, table_set: TableSet, budget: Budget, multiple: float
 ) -> SweepSpec:  # fmt: skip
-    """The row itself, with the weight that was found."""
+    """Create the sweep of a row, with the chosen weight."""
     spec = _make_taught(f"{entry.name}-x{multiple:g}", table_set, budget)
     axes = _make_axes(entry, table_set, budget, [multiple])
     return _change(spec, axes=axes, seeds=list(budget.seeds))
 
 
 def _change(spec: SweepSpec, **values: object) -> SweepSpec:
-    """A sweep with other values, which are checked."""
+    """Return a sweep with other values, which are checked."""
     return SweepSpec.model_validate({**spec.model_dump(), **values})
 
 
 def read_multiple(state: TrialState, entry: Entry) -> float:
-    """Which multiple of the entry's weight a trial of the search has tried."""
+    """Return the multiple of the entry's weight that a trial of the search has tried."""
     return state.trial.point[_LOSSES][0]["weight"] / entry.term["weight"]
 
 
 def open_control(spec: SweepSpec, budget: Budget, queue: JobQueue) -> SweepControl:
-    """The sweep as it stands in the store; its file is written for `tools.sweep status`.
+    """Open the sweep in the store, and write its file for `tools.sweep status`.
 
     Raises:
-      UserError: a sweep of this name has begun otherwise.
+      UserError: a sweep of this name has begun with other values.
     """
     control = SweepControl(queue, spec, getpass.getuser(), tell=_say)
     path = budget.output_dir / FOLDER / "specs" / f"{spec.name}.yaml"
@@ -134,11 +133,9 @@ def open_control(spec: SweepSpec, budget: Budget, queue: JobQueue) -> SweepContr
 def run_all(
     specs: Sequence[SweepSpec], budget: Budget, workers: Workers | None
 ) -> list[list[TrialState]]:
-    """See sweeps through, all in one queue; gives the trials of each.
+    """Run sweeps to their end, all in one queue; return the trials of each.
 
-    Without workers nothing is started, and the trials are as they stand.
-
-    Ctrl-C asks the trials that run to save and end.
+    Without workers nothing is started. Ctrl-C lets running trials save and end.
 
     Raises:
       UserError: as `open_control`.
@@ -160,7 +157,7 @@ def run_all(
 
 
 def find_teacher(table_set: TableSet, budget: Budget, seed: int) -> Path:
-    """Where the teacher of a seed lies."""
+    """Return the directory of the teacher of a seed."""
     trial = make_trial(make_teacher_spec(table_set, budget), {}, seed)
     return budget.output_dir / Path(TEACHER).stem / trial.run_id
 
@@ -182,9 +179,9 @@ def _make_taught(name: str, table_set: TableSet, budget: Budget) -> SweepSpec:
 def _make_axes(
     entry: Entry, table_set: TableSet, budget: Budget, multiples: Sequence[float]
 ) -> dict[str, list[JsonValue]]:
-    """Who teaches and by what; all axes but the losses have one value.
+    """Create the axes of teachers and losses; all but the losses have one value.
 
-    They are no settings of the sweep, which must be whole without its axes: a teacher without a
+    They cannot be settings of the sweep, which must be valid without its axes: a teacher without a
     loss is refused.
     """
     places = [str(find_teacher(table_set, budget, seed)) for seed in TEACHER_SEEDS]
@@ -200,18 +197,17 @@ def _make_axes(
 
 
 def _make_losses(entry: Entry, table_set: TableSet, multiple: float) -> list[JsonObject]:
-    """`distill.losses` of a method at a multiple of its weight."""
+    """Create `distill.losses` of a method at a multiple of its weight."""
     args = {name: _fill(value, table_set) for name, value in entry.term["args"].items()}
     return [{**entry.term, "args": args, "weight": entry.term["weight"] * multiple}]
 
 
 def _fill(value: JsonValue, table_set: TableSet) -> JsonValue:
-    """A value, or what the set has in its place."""
-    known = {EXAMPLES: table_set.train_examples, CLASSES: table_set.classes,
-             STRONG: table_set.strong_pp}  # fmt: skip
-    return known.get(value, value) if isinstance(value, str) else value
+    """Return a value, or the set's own for a name in braces."""
+    is_named = isinstance(value, str) and value.startswith("{")
+    return getattr(table_set, value.strip("{}")) if is_named else value
 
 
-def _say(one: TrialState) -> None:
-    if one.state == "failed":
-        print(f"{one.run}: failed: {one.reason}", flush=True)
+def _say(state: TrialState) -> None:
+    if state.state == "failed":
+        print(f"{state.run}: failed: {state.reason}", flush=True)

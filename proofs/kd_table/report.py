@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proofs.kd_table.entries import SETS
 from proofs.kd_table.results import (
     BASE,
     JointRow,
@@ -19,7 +20,7 @@ from proofs.kd_table.results import (
     compare_sets,
     join_sets,
 )
-from proofs.kd_table.sets import SETS
+from proofs.study.frame import format_markdown
 from store.compare.statistics import Delta
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ _LEVEL = 0.05
 
 @dataclass(frozen=True)
 class SetTable:
-    """All that is told of one set.
+    """Results of one set.
 
     Args:
       teachers: test top-1 of each.
@@ -44,7 +45,7 @@ class SetTable:
 
 @dataclass(frozen=True)
 class Account:
-    """How the tables came about.
+    """Settings of the tables.
 
     Args:
       epochs: of each set's students.
@@ -64,8 +65,8 @@ Tables = Mapping[str, SetTable]
 
 
 def format_report(tables: Tables, account: Account) -> str:
-    """Markdown: how it was made, a table for each set, and how far to trust the order."""
-    multiples = " ".join(f"{one:g}" for one in account.multiples)
+    """Format the settings, a table for each set, and the stability of the order as Markdown."""
+    multiples = " ".join(f"{multiple:g}" for multiple in account.multiples)
     lines = [
         f"`{account.command}`",
         "",
@@ -85,19 +86,21 @@ def format_report(tables: Tables, account: Account) -> str:
 
 
 def tell_report(tables: Tables, account: Account) -> str:
-    """The same as JSON."""
-    told = {
+    """Format the same as JSON."""
+    report = {
         "account": asdict(account),
-        "sets": {name: {"what": SETS[name].what, **asdict(one)} for name, one in tables.items()},
-        "seeds_tau": {name: _as_dict(compare_seeds(one.rows)) for name, one in tables.items()},
+        "sets": {
+            name: {"what": SETS[name].what, **asdict(table)} for name, table in tables.items()
+        },
+        "seeds_tau": {name: _as_dict(compare_seeds(table.rows)) for name, table in tables.items()},
         "joint": [asdict(row) for row in _join_tables(tables)],
         "sets_tau": _as_dict(_compare_sets(tables)),
     }
-    return json.dumps(told, indent=1) + "\n"
+    return json.dumps(report, indent=1) + "\n"
 
 
 def draw_report(tables: Tables, path: Path) -> Path:
-    """Gains with their intervals for each set, and of two sets one against the other."""
+    """Draw the gains with their intervals of each set, and of two sets against each other."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -108,8 +111,8 @@ def draw_report(tables: Tables, path: Path) -> Path:
     figure, axes = pyplot.subplots(
         1, panels, figsize=(5.0 * panels, height), constrained_layout=True, squeeze=False
     )
-    for one, (name, table) in zip(axes[0], tables.items(), strict=False):
-        _draw_gains(one, name, table)
+    for panel, (name, table) in zip(axes[0], tables.items(), strict=False):
+        _draw_gains(panel, name, table)
     if len(tables) == 2:
         _draw_pair(axes[0][-1], tables)
     figure.savefig(path, dpi=120)
@@ -118,35 +121,37 @@ def draw_report(tables: Tables, path: Path) -> Path:
 
 
 def describe_machine() -> str:
-    """Cores and processor of this machine."""
+    """Describe cores and processor of this machine."""
     cores = len(os.sched_getaffinity(0))
     return f"Native CPU runtime, 1 thread a run, {cores} cores ({platform.machine()})"
 
 
 def _format_table(table: SetTable) -> list[str]:
-    teachers = ", ".join(f"{one:.1f}" for one in table.teachers)
+    teachers = ", ".join(f"{item:.1f}" for item in table.teachers)
     lines = [
         f"Teachers: {teachers} (all methods have the first, `multi_*` both).",
         "",
-        f"| method | weight | top-1 | gain [] | p, alone | p, `{BASE}` | runs |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-        _format_row(table.alone),
+        format_markdown(
+            ["method", "weight", "top-1", "gain []", "p, alone", f"p, `{BASE}`", "runs"],
+            [_list_cells(row) for row in (table.alone, *table.rows)],
+        ),
     ]
-    lines += [_format_row(row) for row in table.rows]
-    failures = [f"- `{row.name}`: {one}" for row in table.rows for one in row.failures]
+    failures = [f"- `{row.name}`: {item}" for row in table.rows for item in row.failures]
     return lines + (["", "Failed:", *failures] if failures else [])
 
 
-def _format_row(row: TableRow) -> str:
+def _list_cells(row: TableRow) -> list[str]:
     weight = "" if row.choice is None else f"{row.choice.weight:g}{'!' * row.choice.is_edge}"
     score = "failed"
     if row.interval is not None:
         score = f"{row.interval.mean:.2f}"
         if row.interval.low is not None:
             score += f" ± {row.interval.mean - row.interval.low:.2f}"
-    cells = [f"`{row.name}`", weight, score, _format_gain(row.gain), _format_p(row.p_alone),
-             _format_p(row.p_base), str(len(row.scores))]  # fmt: skip
-    return f"| {' | '.join(cells)} |"
+    return [f"`{row.name}`", weight, score, *_format_deltas(row), str(len(row.scores))]
+
+
+def _format_deltas(row: TableRow | JointRow) -> list[str]:
+    return [_format_gain(row.gain), _format_p(row.p_alone), _format_p(row.p_base)]
 
 
 def _format_gain(gain: Delta | None) -> str:
@@ -164,7 +169,7 @@ def _format_p(p: float | None) -> str:
 
 
 def _format_joint(tables: Tables) -> list[str]:
-    """What the sets say together; empty: of one set, or of no method on all of them."""
+    """Format the sets together; empty with one set, or without a method on all of them."""
     rows = _join_tables(tables)
     if not rows:
         return []
@@ -173,25 +178,21 @@ def _format_joint(tables: Tables) -> list[str]:
         f"**{' and '.join(tables)}** together: the mean of the gains on each, paired by seeds "
         "within a set; p is Holm's over the methods of this list.",
         "",
-        f"| method | gain [] | p, alone | p, `{BASE}` |",
-        "|---|---:|---:|---:|",
-        *(f"| `{row.name}` | {_format_gain(row.gain)} | {_format_p(row.p_alone)} | "
-          f"{_format_p(row.p_base)} |" for row in rows),
+        format_markdown(["method", "gain []", "p, alone", f"p, `{BASE}`"], [
+            [f"`{row.name}`", *_format_deltas(row)] for row in rows
+        ]),
     ]  # fmt: skip
 
 
 def _format_stability(tables: Tables) -> list[str]:
     lines = []
     for name, table in tables.items():
-        found = compare_seeds(table.rows)
-        if found is not None:
-            lines.append(f"Order of {found.methods} methods on {name}, between seeds: Kendall's "
-                         f"tau {found.mean:.2f} ({found.low:.2f} to {found.high:.2f} over "
-                         f"{found.pairs} pairs).")  # fmt: skip
-    found = _compare_sets(tables)
-    if found is not None:
-        lines.append(f"Between sets, by their means: tau {found.mean:.2f} ({found.methods} "
-                     "methods).")  # fmt: skip
+        if (tau := compare_seeds(table.rows)) is not None:
+            lines.append(f"Order of {tau.methods} methods on {name}, between seeds: Kendall's "
+                         f"tau {tau.mean:.2f} ({tau.low:.2f} to {tau.high:.2f} over "
+                         f"{tau.pairs} pairs).")  # fmt: skip
+    if (tau := _compare_sets(tables)) is not None:
+        lines.append(f"Between sets, by their means: tau {tau.mean:.2f} ({tau.methods} methods).")
     return lines
 
 
@@ -203,7 +204,9 @@ def _format_missing(missing: Mapping[str, str]) -> list[str]:
 
 
 def _join_tables(tables: Tables) -> list[JointRow]:
-    return join_sets([one.alone for one in tables.values()], [one.rows for one in tables.values()])
+    return join_sets(
+        [table.alone for table in tables.values()], [table.rows for table in tables.values()]
+    )
 
 
 def _compare_sets(tables: Tables) -> Stability | None:
@@ -224,7 +227,7 @@ def _draw_gains(axes: Axes, name: str, table: SetTable) -> None:
 
 
 def _choose_colour(row: TableRow | JointRow) -> str:
-    """Grey where chance is not ruled out."""
+    """Return the colour of a row: grey where chance is not ruled out."""
     if row.p_alone is None or row.p_alone > _LEVEL:
         return "0.55"
     return "tab:green" if row.gain.value > 0 else "tab:red"
@@ -232,13 +235,13 @@ def _choose_colour(row: TableRow | JointRow) -> str:
 
 def _draw_pair(axes: Axes, tables: Tables) -> None:
     (first, left), (second, right) = tables.items()
-    gains = [{row.name: row.gain for row in one.rows} for one in (left, right)]
+    gains = [{row.name: row.gain for row in part.rows} for part in (left, right)]
     for row in _join_tables(tables):
-        place = [one[row.name].value for one in gains]
+        place = [part[row.name].value for part in gains]
         axes.plot(*place, "o", color=_choose_colour(row), markersize=4)
         axes.annotate(row.name, place, fontsize=7, xytext=(3, 3), textcoords="offset points")
-    found = _compare_sets(tables)
-    tau = "" if found is None else f", Kendall's tau {found.mean:.2f}"
+    stability = _compare_sets(tables)
+    tau = "" if stability is None else f", Kendall's tau {stability.mean:.2f}"
     axes.axhline(0.0, color="black", linewidth=0.5)
     axes.axvline(0.0, color="black", linewidth=0.5)
     axes.set(title=f"both sets{tau}", xlabel=f"gain on {first}", ylabel=f"gain on {second}")
@@ -253,7 +256,7 @@ def _format_widening(account: Account) -> str:
 
 
 def _format_epochs(tables: Tables, account: Account) -> str:
-    """The budget: one for all, or each set's own."""
+    """Format the epochs: one number for all, or one for each set."""
     if len(set(account.epochs)) == 1:
         return f"{account.epochs[0]} epochs"
     own = zip(account.epochs, tables, strict=True)
@@ -264,5 +267,5 @@ def _join(numbers: Sequence[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def _as_dict(found: Stability | None) -> dict[str, float] | None:
-    return None if found is None else asdict(found)
+def _as_dict(stability: Stability | None) -> dict[str, float] | None:
+    return None if stability is None else asdict(stability)

@@ -1,7 +1,4 @@
-"""What the finished runs say: the weight that was chosen, the rows, and how stable their order is.
-
-Nothing here prints or trains.
-"""
+"""Results of finished runs: the chosen weight, the rows, and how stable their order is."""
 
 from __future__ import annotations
 
@@ -51,8 +48,8 @@ class TableRow:
       scores: seed -> top-1 on the test split, of the seeds whose runs are complete.
       gain: over the student alone, paired by seeds.
       p_alone, p_base: of no difference to the student alone and to `kd`, after Holm's correction
-        over all methods of the set; none: too few runs to say.
-      failures: what went wrong, one for each reason.
+        over all methods of the set; None with too few runs.
+      failures: reasons of failed runs.
     """
 
     name: str
@@ -96,13 +93,13 @@ class Stability:
 
 
 def choose_weight(entry: Entry, states: Sequence[TrialState]) -> WeightChoice | None:
-    """The multiple with the best mean on the validation split, of equals the smallest.
+    """Choose the multiple with the best mean on the validation split, of equals the smallest.
 
-    None where no multiple has all of its seeds.
+    Returns None if no multiple has all of its seeds.
     """
     tried: dict[float, list[float | None]] = {}
-    for one in states:
-        tried.setdefault(round(read_multiple(one, entry), 9), []).append(read_score(one))
+    for state in states:
+        tried.setdefault(round(read_multiple(state, entry), 9), []).append(read_score(state))
     whole = {
         multiple: math.fsum(scores) / len(scores)
         for multiple, scores in sorted(tried.items())
@@ -116,9 +113,9 @@ def choose_weight(entry: Entry, states: Sequence[TrialState]) -> WeightChoice | 
 
 
 def find_further(entry: Entry, states: Sequence[TrialState]) -> float | None:
-    """The multiple to try beyond the best one, as far from it as its neighbour; none: no edge.
+    """Return the multiple to try beyond the best one, as far from it as its neighbour.
 
-    None, too, where that one was tried and is not whole: its runs have failed.
+    None if the best one is not at an edge, or the further one was tried and its runs failed.
     """
     choice = choose_weight(entry, states)
     if choice is None or not choice.is_edge:
@@ -126,26 +123,28 @@ def find_further(entry: Entry, states: Sequence[TrialState]) -> float | None:
     tried = sorted(choice.validation)
     neighbour = tried[1] if choice.multiple == tried[0] else tried[-2]
     further = float(f"{choice.multiple * choice.multiple / neighbour:.6g}")
-    return None if further in {round(read_multiple(one, entry), 9) for one in states} else further
+    return (
+        None if further in {round(read_multiple(state, entry), 9) for state in states} else further
+    )
 
 
 def read_score(state: TrialState) -> float | None:
-    """A trial's metric; none: it is not complete, or the metric is no number."""
+    """Return a trial's metric, or None if it is not complete or not finite."""
     is_good = state.state == "complete" and state.value is not None
     return state.value if is_good and math.isfinite(state.value) else None
 
 
 def make_row(name: str, choice: WeightChoice | None, states: Sequence[TrialState]) -> TableRow:
-    """A row without its comparisons."""
-    found = {one.trial.seed: read_score(one) for one in states}
-    scores = {seed: score for seed, score in sorted(found.items()) if score is not None}
-    reasons = [one.reason or one.state for one in states if read_score(one) is None]
+    """Create a row without its comparisons."""
+    by_seed = {state.trial.seed: read_score(state) for state in states}
+    scores = {seed: score for seed, score in sorted(by_seed.items()) if score is not None}
+    reasons = [state.reason or state.state for state in states if read_score(state) is None]
     interval = compute_interval(list(scores.values())) if scores else None
     return TableRow(name, choice, scores, interval, failures=tuple(dict.fromkeys(reasons)))
 
 
 def compare_rows(alone: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
-    """The rows with their gains and corrected p values, the best first."""
+    """Return the rows with their gains and corrected p values, the best first."""
     base = next((row for row in rows if row.name == BASE), None)
     rows = [replace(row, gain=_compare(alone, row)) for row in rows]
     against = [None if base is None or row.name == BASE else _compare(base, row) for row in rows]
@@ -158,7 +157,7 @@ def compare_rows(alone: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
 
 
 def join_sets(alone: Sequence[TableRow], rows: Sequence[Sequence[TableRow]]) -> list[JointRow]:
-    """What all sets say of each method together, the best first; empty: of one set alone.
+    """Join the sets of each method, the best first; empty with one set.
 
     Seeds are paired within a set, sets have the same weight, and only methods with a row on each
     set are there. Five seeds have 4 degrees of freedom on a set and up to 8 on two.
@@ -168,27 +167,27 @@ def join_sets(alone: Sequence[TableRow], rows: Sequence[Sequence[TableRow]]) -> 
     """
     known = [{row.name: row.scores for row in some} for some in rows]
     names = sorted(set.intersection(*map(set, known))) if len(known) > 1 else []
-    bases = [one.scores for one in alone]
+    bases = [table.scores for table in alone]
     gains = {name: _join(bases, known, name) for name in names}
     against = {}
     if BASE in names:
-        bases = [one[BASE] for one in known]
+        bases = [table[BASE] for table in known]
         against = {name: _join(bases, known, name) for name in names if name != BASE}
     names = [name for name in names if gains[name] is not None]
     p_alone = _correct([gains[name] for name in names])
     p_base = _correct([against.get(name) for name in names])
-    found = map(JointRow, names, [gains[name] for name in names], p_alone, p_base)
-    return sorted(found, key=lambda row: -row.gain.value)
+    joined = map(JointRow, names, [gains[name] for name in names], p_alone, p_base)
+    return sorted(joined, key=lambda row: -row.gain.value)
 
 
 def compare_seeds(rows: Sequence[TableRow]) -> Stability | None:
-    """Kendall's tau between the rankings that the seeds of one set give."""
+    """Compute Kendall's tau between the rankings of the seeds of one set."""
     seeds = sorted({seed for row in rows for seed in row.scores})
     return _rank([{row.name: row.scores[s] for row in rows if s in row.scores} for s in seeds])
 
 
 def compare_sets(tables: Mapping[str, Sequence[TableRow]]) -> Stability | None:
-    """The same between the rankings of the sets, each by its means."""
+    """Compute Kendall's tau between the rankings of the sets, each by its means."""
     means = [{r.name: r.interval.mean for r in rows if r.interval} for rows in tables.values()]
     return _rank(means)
 
@@ -200,23 +199,25 @@ def _compare(base: TableRow, row: TableRow) -> Delta | None:
 def _join(
     bases: Sequence[Scores], known: Sequence[Mapping[str, Scores]], name: str
 ) -> Delta | None:
-    return compute_joint_delta([(base, one[name]) for base, one in zip(bases, known, strict=True)])
+    return compute_joint_delta(
+        [(base, scores[name]) for base, scores in zip(bases, known, strict=True)]
+    )
 
 
 def _correct(deltas: Sequence[Delta | None]) -> list[float | None]:
-    asked = [one.p for one in deltas if one is not None and one.p is not None]
+    asked = [delta.p for delta in deltas if delta is not None and delta.p is not None]
     corrected = iter(adjust(asked))
-    return [None if one is None or one.p is None else next(corrected) for one in deltas]
+    return [None if delta is None or delta.p is None else next(corrected) for delta in deltas]
 
 
 def _rank(rankings: Sequence[Mapping[str, float]]) -> Stability | None:
-    """Tau over all pairs, on the methods that every ranking has."""
+    """Compute tau over all pairs, on the methods that every ranking has."""
     from scipy.stats import kendalltau
 
     names = sorted(set.intersection(*map(set, rankings))) if rankings else []
     pairs = [
-        float(kendalltau([one[n] for n in names], [other[n] for n in names]).statistic)
-        for one, other in itertools.combinations(rankings, 2)
+        float(kendalltau([ranking[n] for n in names], [other[n] for n in names]).statistic)
+        for ranking, other in itertools.combinations(rankings, 2)
         if len(names) > 1
     ]
     pairs = [tau for tau in pairs if math.isfinite(tau)]  # none where all methods are equal

@@ -15,7 +15,7 @@ from scipy import stats
 
 from losses.table import LOSSES
 from proofs.kd_table import __main__ as program
-from proofs.kd_table.entries import ENTRIES, UNSERVED
+from proofs.kd_table.entries import ENTRIES, SETS, UNSERVED
 from proofs.kd_table.phases import (
     Budget,
     find_teacher,
@@ -34,7 +34,6 @@ from proofs.kd_table.results import (
     join_sets,
     make_row,
 )
-from proofs.kd_table.sets import SETS
 from service.jobs.files import open_queue
 from service.sweeps.plan import Trial, plan_trials, resolve_base
 from service.sweeps.report import TrialState
@@ -102,10 +101,10 @@ def test_a_loss_is_told_how_many_its_set_has(method, key, counts, tmp_path):
 def test_a_set_says_which_methods_cannot_teach_its_student(tmp_path):
     names = {entry.name for entry in ENTRIES}
     assert all(names >= one.unserved.keys() for one in SETS.values())
-    options = program.parse_arguments(["--output-dir", str(tmp_path)])
+    options = program.main.parse(["--output-dir", str(tmp_path)])
     row = make_scored("kd", 1.0, 2.0)
     tables = {name: SetTable((97.0, 96.0), make_scored("alone", 1.0, 2.0), (row,)) for name in SETS}
-    missing = program.make_account(options, [], tables).missing
+    missing = program.make_account(options, tables).missing
     assert "kd" not in missing and missing["dkd"] == "on digits: not run; on fonts: not run"
     assert missing["vitkd"].startswith("on digits: asks for the teacher's grid of patches")
     assert missing["fsp"] == UNSERVED["fsp"]
@@ -270,7 +269,7 @@ def test_a_report_says_all_of_it_three_times(tmp_path):
             "--only fsp: matches maps of convnets; the table's student is a ViT; name an",
         ),
         ("--only kd kd", "--only contains duplicates"),
-        ("--seeds 3", "--seeds holds one seed, which tells no interval"),
+        ("--seeds 3", "--seeds needs at least 2 seeds for an interval"),
         ("--seeds 1 1", "--seeds contains duplicates"),
         ("--search-seeds 4 100", "--search-seeds (4) is one of --seeds"),
         ("--multiples 0 1", "--multiples (0) must be above 0"),
