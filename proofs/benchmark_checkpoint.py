@@ -1,9 +1,9 @@
-"""What a checkpoint costs the loop.
+"""Measures what a checkpoint costs the loop.
 
     python -m proofs.benchmark_checkpoint --config configs/x.yaml [flags of main.py]
 
 Times windows of real training steps, with and without one checkpoint that is taken, written, read
-back and verified in them. Tells the share of the loop's time at one checkpoint a minute, as the
+back and verified in them. Prints the share of the loop's time at one checkpoint a minute, as the
 windows show it, and at most: the copy to the host, for which the loop is held, and all CPU time of
 the writing thread, as if no core were free. The second one hardly depends on other work on the
 machine and decides the exit code. Further flags go to main.py's configuration. Nothing is kept.
@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine import run_steps
-from proofs.timed_run import open_run
+from proofs.timed_run import load_timed_config, open_run
 from store.record.environment import read_environment
-from utils.config.load import load_config
 from utils.json_types import JsonObject
-from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -44,19 +42,10 @@ _WARM_UP = 5
 _ROOM = 4.0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; gives the exit code, 1 if the share exceeds --limit."""
-    setup_logging()
-    return run_program(run, *parse_arguments(argv))
-
-
-def run(options: argparse.Namespace, flags: list[str]) -> int:
-    """Measure in a folder that goes afterwards, and report; gives the exit code."""
+def run(options: argparse.Namespace) -> int:
+    """Measure in a temporary directory, and report; return 1 if the share exceeds --limit."""
     with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
-        places = [f"--run.output_dir={folder}", "--run.run_id=cost", "--run.tensorboard=false"]
-        places += ["--train.steps=1000000"]  # more than will be timed
-        config = load_config(["--config", options.config, *flags, *places])
-        facts = measure(config, options.windows)
+        facts = measure(load_timed_config(options, folder), options.windows)
     facts["environment"] = read_environment()
     if options.out:
         write_json(options.out, facts)
@@ -74,8 +63,8 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     return int(facts["bound_percent"] > options.limit)
 
 
-def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the tool's flags, and those for main.py."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line; all other flags are keys of the run."""
     parser = create_program_parser(
         __doc__, prog="python -m proofs.benchmark_checkpoint", allow_abbrev=False
     )
@@ -83,11 +72,11 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--windows", type=int, default=5, help="pairs of windows to time")
     parser.add_argument("--limit", type=float, default=2.0, help="percent above which it fails")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    return parser.parse_known_args(argv)
+    return parser
 
 
 def measure(config: RunConfig, windows: int) -> JsonObject:
-    """Times of steps and checkpoints of a run, in seconds."""
+    """Time steps and checkpoints of a run, in seconds."""
     with open_run(config) as callbacks:
         runtime, parts = callbacks.runtime, callbacks.parts
         steps = run_steps(parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan)
@@ -103,7 +92,7 @@ def measure(config: RunConfig, windows: int) -> JsonObject:
 
 
 def time_steps(runtime: Runtime, steps: Iterator[StepResult], count: int) -> float:
-    """Seconds of that many steps, until the device has done them."""
+    """Return the seconds of that many steps, until the device has finished them."""
     began = time.perf_counter()
     for _ in range(count):
         result = next(steps)
@@ -146,6 +135,8 @@ def _time_windows(callbacks: RunCallbacks, steps: Iterator[StepResult], count: i
         "mib": sum(newest.get_size(name) for name in newest.list_names()) / _MIB,
     }
 
+
+main = CommandLine(create_parser, run, takes_keys=True, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

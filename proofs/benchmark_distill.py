@@ -13,6 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from proofs.timed_run import measure_in_turns
 from store.record.environment import read_environment
 from tasks.classify.synthetic import create_random_teacher, name_examples, write_random_answers
 from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
@@ -29,7 +31,7 @@ from utils.config.devices import DEVICES
 from utils.config.distill import TeacherSection
 from utils.config.load import load_config
 from utils.json_types import JsonObject
-from utils.programs import ProgramParser, run_program
+from utils.programs import CommandLine, ProgramParser
 from utils.runtime.launcher import create_runtime
 from utils.storage.json_files import write_json
 
@@ -41,8 +43,8 @@ _STEPS_PER_EPOCH = 64
 _CHANNELS = 3
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Parse flags, measure, print; gives the exit code."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line."""
     parser = ProgramParser(
         prog="python -m proofs.benchmark_distill", description=__doc__.splitlines()[0]
     )
@@ -58,11 +60,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each kind, in turn")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    return run_program(run, parser.parse_args(argv))
+    return parser
 
 
 def run(options: argparse.Namespace) -> None:
-    """Measure, print, and write the figures where they are wanted."""
+    """Measure, print, and write the figures to --json."""
     report = measure(options)
     print_report(report)
     if options.json:
@@ -86,14 +88,12 @@ def measure(options: argparse.Namespace) -> JsonObject:
         for kind, runner in kinds.items():
             runner.run(2)
             report["kinds"][kind] = {"flops": runner.count_flops()}
-        times: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for _ in range(options.rounds):
-            for kind, runner in kinds.items():
-                times[kind].append(runner.run(options.steps) / options.steps)
+        cases = {kind: partial(runner.run, options.steps) for kind, runner in kinds.items()}
+        times = measure_in_turns(cases, options.rounds)
         for runner in kinds.values():
             runner.close()
     for kind, values in times.items():
-        report["kinds"][kind]["step_s"] = statistics.median(values)
+        report["kinds"][kind]["step_s"] = statistics.median(values) / options.steps
     for kind in _list_kinds(options)[1:]:
         pairs = zip(times[kind], times["plain"], strict=True)
         flops = report["kinds"][kind]["flops"], report["kinds"]["plain"]["flops"]
@@ -216,6 +216,8 @@ def print_report(report: JsonObject) -> None:
         f"{storage['minimum']}"
     )
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

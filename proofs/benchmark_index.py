@@ -25,7 +25,7 @@ from store.index.database import RunIndex
 from store.record.environment import read_environment
 from store.record.ids import create_id
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.json_files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,18 +55,13 @@ _FINAL = ("eval_top1", "eval_top5", "eval_loss", "eval_ece", "test_top1", "test_
           "steps", "parameters", "graphs", "host_reads")  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
-    return run_program(run, parse_arguments(argv))
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the tool's flags."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_index")
     parser.add_argument("--runs", type=int, default=10_000, help="runs in the store")
     parser.add_argument("--url", default="", help="of another database, as for --index")
     parser.add_argument("--out", type=Path, help="JSON file with the figures")
-    return parser.parse_args(argv)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -178,6 +173,8 @@ def _read_processor() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -43,10 +43,11 @@ import numpy as np
 
 from big_vision.tensorflow_setup import import_tensorflow
 from datasets import Position, create_loader
+from proofs.timed_run import measure_in_turns
 from utils.config.data import DataSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file, require_at_least
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -79,21 +80,16 @@ _JPEG_NOISE = 22
 _SPLIT = "train"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
+def run(arguments: argparse.Namespace) -> int | None:
+    """Measure all modes, print, and write the figures to --json."""
     if arguments.child:
         return _serve(arguments)
-    return run_program(run, arguments)
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Measure all modes, print, and write the figures where they are wanted."""
     _check(arguments)
     with tempfile.TemporaryDirectory() as work:
         print_result(result := run_benchmark(arguments, Path(work)))
     if arguments.json:
         write_json(arguments.json, result)
+    return None
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -269,16 +265,12 @@ def _measure_in_turns(arguments: argparse.Namespace, work: Path) -> dict[str, li
     modes = MODES + (STORES if arguments.stores else ())
     children = {mode: _start_child(arguments, work, mode) for mode in modes}
     try:
-        rounds = [
-            {mode: _ask(mode, child) for mode, child in children.items()}
-            for _ in range(arguments.rounds + 1)
-        ]
+        cases = {mode: partial(_ask, mode, child) for mode, child in children.items()}
+        return measure_in_turns(cases, arguments.rounds, warm_up=1)
     finally:
         for child in children.values():
             child.kill()
             child.wait()
-    # The first round warms up.
-    return {mode: [measured[mode] for measured in rounds[1:]] for mode in modes}
 
 
 def _ask(mode: str, child: subprocess.Popen[str]) -> float:
@@ -489,7 +481,7 @@ _STARTUP = {
     "startup_exact": lambda arguments: _start_order(arguments, "exact"),
     "startup_sharded": lambda arguments: _start_order(arguments, "sharded"),
 }
-
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,7 +22,7 @@ import numpy as np
 from store.record.environment import read_environment
 from store.record.sketches import QuantileSketch, merge_sketches
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.json_files import write_json
 
 QUANTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -49,18 +49,13 @@ STREAMS: dict[str, Draw] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
-    return run_program(run, parse_arguments(argv))
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Parse the tool's flags."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_quantiles")
     parser.add_argument("--seeds", type=int, default=20, help="of each stream and epsilon")
     parser.add_argument("--points", type=int, default=10_000_000, help="values of the timed stream")
     parser.add_argument("--out", type=Path, help="JSON file with the figures")
-    return parser.parse_args(argv)
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
@@ -149,6 +144,8 @@ def measure_loop(steps: int = 200_000, every: int = 100) -> float:
             waiting.clear()
     return (time.process_time() - began) / steps * 1e6
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

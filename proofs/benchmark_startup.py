@@ -20,10 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from proofs.timed_run import measure_in_turns
 from utils.errors import EXIT_USER_ERROR, UserError
-from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file, require_at_least
 
 _ROOT = Path(__file__).resolve().parents[1]
 _POINTS = ("flags", "checks", "parts", "step")
@@ -70,11 +72,6 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    return run_program(run, create_parser().parse_args(argv))
-
-
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_startup")
@@ -88,17 +85,18 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Measure in turns, print, and write the figures where they are wanted."""
+    """Measure in turns, print, and write the figures to --json."""
     require_at_least(1, arguments, "rounds")
     trees = {"this": _ROOT}
     if arguments.against:
         trees["before"] = _find_tree(arguments.against)
     prepare_file(arguments.json, "--json")
     with tempfile.TemporaryDirectory(prefix="benchmark_startup_") as folder:
-        rounds = [
-            {name: _measure(tree, arguments.flags, folder) for name, tree in trees.items()}
-            for _ in range(arguments.rounds + 1)
-        ][1:]
+        cases = {
+            name: partial(_measure, tree, arguments.flags, folder) for name, tree in trees.items()
+        }
+        turns = measure_in_turns(cases, arguments.rounds, warm_up=1)
+    rounds = [dict(zip(turns, values, strict=True)) for values in zip(*turns.values(), strict=True)]
     medians = {
         name: {
             point: [statistics.median(r[name][point][i] for r in rounds) for i in range(3)]
@@ -155,6 +153,8 @@ def _describe_end(tree: Path, code: int, log: str) -> str:
         "with the same flags to see why"
     )
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

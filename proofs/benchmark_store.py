@@ -1,4 +1,4 @@
-"""What the run store's spans and sketches cost the loop.
+"""Measures what the run store's spans and sketches cost the loop.
 
     python -m proofs.benchmark_store --config configs/x.yaml [flags of main.py]
 
@@ -18,16 +18,15 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import run_steps
-from proofs.timed_run import open_run
+from proofs.timed_run import load_timed_config, measure_in_turns, open_run
 from store.record.environment import read_environment
-from utils.config.load import load_config
 from utils.json_types import JsonObject
-from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ _VALUES = 1_000_000
 
 
 class _Nobody:
-    """Stands where recorder and keeper stand, and does nothing."""
+    """A stand-in for recorder and keeper that does nothing."""
 
     def __init__(self, done: int) -> None:
         self.done = done
@@ -55,14 +54,8 @@ class _Nobody:
         return lambda *arguments: None
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
-    setup_logging()
-    return run_program(run, *parse_arguments(argv))
-
-
-def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the tool's flags, and those for main.py."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line; all other flags are keys of the run."""
     parser = create_program_parser(
         __doc__, prog="python -m proofs.benchmark_store", allow_abbrev=False
     )
@@ -70,15 +63,13 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--pairs", type=int, default=200, help="windows with and without to time")
     parser.add_argument("--steps", type=int, default=20, help="of a window")
     parser.add_argument("--out", type=Path, help="write the figures as JSON")
-    return parser.parse_known_args(argv)
+    return parser
 
 
-def run(options: argparse.Namespace, flags: list[str]) -> int:
-    """Measure in a folder that goes afterwards, and report; gives the exit code."""
+def run(options: argparse.Namespace) -> int:
+    """Measure in a temporary directory, and report; return the exit code."""
     with tempfile.TemporaryDirectory(prefix="store-cost-") as folder:
-        places = [f"--run.output_dir={folder}", "--run.run_id=cost", "--run.tensorboard=false"]
-        places += ["--train.steps=100000000"]  # more than will be timed
-        facts = measure(load_config(["--config", options.config, *flags, *places]), options)
+        facts = measure(load_timed_config(options, folder), options)
     facts["environment"] = read_environment()
     if options.out:
         write_json(options.out, facts)
@@ -117,7 +108,7 @@ def measure(config: RunConfig, options: argparse.Namespace) -> JsonObject:
 def time_steps(
     callbacks: RunCallbacks, steps: Iterator[StepResult], count: int
 ) -> tuple[float, float]:
-    """Seconds of that many steps with their log lines: by the processor, and by the clock."""
+    """Time that many steps with their log lines: processor and wall seconds."""
     runtime = callbacks.runtime
     began, began_s = time.process_time(), time.perf_counter()
     for number in range(1, count + 1):
@@ -131,21 +122,23 @@ def time_steps(
 def _time_pairs(
     callbacks: RunCallbacks, steps: Iterator[StepResult], options: argparse.Namespace
 ) -> JsonObject:
-    """Windows with and without the recorder, each pair in the other order than the one before."""
+    """Time windows with and without the recorder, each pair in the opposite order of the last."""
     runtime, recording = callbacks.runtime, callbacks.recording
     recorder, keeper = recording.recorder, recording.keeper
-    plain: list[float] = []
-    ratios: list[tuple[float, float]] = []
-    for pair in range(options.pairs):
-        seconds = {}
-        for is_on in (True, False) if pair % 2 else (False, True):
-            nobody: Any = _Nobody(recorder.done)
-            recording.recorder, recording.keeper = (recorder, keeper) if is_on else (nobody, nobody)
-            runtime.instruments.watcher = recorder if is_on else None
-            seconds[is_on] = time_steps(callbacks, steps, options.steps)
-            recorder.end_steps()
-        plain.append(seconds[False][1] / options.steps)
-        ratios.append((seconds[True][0] / seconds[False][0], seconds[True][1] / seconds[False][1]))
+
+    def time_window(*, is_on: bool) -> tuple[float, float]:
+        nobody: Any = _Nobody(recorder.done)
+        recording.recorder, recording.keeper = (recorder, keeper) if is_on else (nobody, nobody)
+        runtime.instruments.watcher = recorder if is_on else None
+        seconds = time_steps(callbacks, steps, options.steps)
+        recorder.end_steps()
+        return seconds
+
+    cases = {"on": partial(time_window, is_on=True), "off": partial(time_window, is_on=False)}
+    turns = measure_in_turns(cases, options.pairs, alternate=True)
+    pairs = zip(turns["on"], turns["off"], strict=True)
+    ratios = [(on[0] / off[0], on[1] / off[1]) for on, off in pairs]
+    plain = [off[1] / options.steps for off in turns["off"]]
     recording.recorder, recording.keeper, runtime.instruments.watcher = recorder, keeper, recorder
     processor, clock = (statistics.quantiles(side, n=4) for side in zip(*ratios, strict=True))
     return {"step_s": statistics.median(plain), "processor": processor, "clock": clock}
@@ -170,7 +163,7 @@ def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
 
 
 def _time_dry_steps(callbacks: RunCallbacks, *, is_on: bool) -> float:
-    """Seconds of processor time of steps in which nothing happens."""
+    """Return the processor seconds of steps in which nothing happens."""
     runtime, recording = callbacks.runtime, callbacks.recording
     recorder, keeper = recording.recorder, recording.keeper
     runtime.instruments.watcher = recorder if is_on else None
@@ -187,6 +180,8 @@ def _time_dry_steps(callbacks: RunCallbacks, *, is_on: bool) -> float:
             keeper.add("grad_norm", 1.0)
     return time.process_time() - began
 
+
+main = CommandLine(create_parser, run, takes_keys=True, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from store.quality.trends import NEWEST, WINDOW, find_trends, judge, keep_report, read_reports
-from utils.errors import EXIT_FAILED, UserError
+from utils.errors import EXIT_FAILED
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file, require_at_least
 from utils.storage.json_files import write_json
 
 SLOW_DOWN, NOISE = 0.05, 0.03
@@ -45,19 +45,18 @@ KINDS: dict[str, Draw] = {
 }
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure and print; gives the exit code."""
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m proofs.benchmark_trends")
     parser.add_argument("--tries", type=int, default=4000, help="simulations of each kind")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
-    return run_program(prove, parser.parse_args(argv))
+    return parser
 
 
 def prove(options: argparse.Namespace) -> int:
     """Measure all figures; return 1 if quiet reports raise too many alarms."""
-    if options.tries < 1:
-        raise UserError(f"--tries ({options.tries}) must be at least 1; raise it")
+    require_at_least(1, options, "tries")
     prepare_file(options.json, "--json")
     rows = {}
     print(f"{'noise':<24}{'found within 3':>16}{'quiet reports with alarm':>26}")
@@ -149,6 +148,8 @@ def make_report(number: int, step_s: float) -> JsonObject:
         "results": [result],
     }  # fmt: skip
 
+
+main = CommandLine(create_parser, prove)
 
 if __name__ == "__main__":
     sys.exit(main())

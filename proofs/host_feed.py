@@ -19,7 +19,7 @@ from pathlib import Path
 
 from utils.errors import UserError
 from utils.json_types import JsonValue, load_json
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file
 from utils.storage.json_files import write_json
 
 
@@ -73,11 +73,6 @@ class HostFeed:
     enough_ms: float | None
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    return run_program(run, create_parser().parse_args(argv))
-
-
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
     parser = create_program_parser(__doc__, prog="python -m tools.host_feed")
@@ -96,7 +91,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Print the table, and write it where it is wanted."""
+    """Print the table, and write it to --json."""
     _check(options)
     costs = {"given": options.cpu_ms} if options.input is None else read_costs(options.input)
     names = options.hosts or list(HOSTS)
@@ -198,6 +193,8 @@ def _format(row: HostFeed) -> str:
     short = "" if row.chips_fed >= host.chips else "  too few: chips would wait"
     return f"{line} {row.chips_fed:6.1f} {row.enough_ms:5.2f} ms{short}"
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     raise SystemExit(main())
