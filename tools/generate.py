@@ -108,11 +108,7 @@ def load_model(path: str) -> tuple[nn.Module, JsonMapping]:
 
 
 def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTokenizer | None:
-    """Find the tokenizer of a model; None for synthetic sequences, whose tokens are numbers.
-
-    Raises:
-      UserError: the run or --data names no dataset, or one of another tokenizer.
-    """
+    """Find the tokenizer of a model; None for synthetic sequences, whose tokens are numbers."""
     name = str(facts.get("tokenizer", ""))
     kind = name.partition(" ")[0]
     if not kind and (shared := load_shared_tokenizer(arguments.run)) is not None:
@@ -149,11 +145,7 @@ def load_shared_tokenizer(path: str) -> SharedTokenizer | None:
 
 
 def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -> list[int]:
-    """Encode a prompt; an empty one becomes the token that separates texts.
-
-    Raises:
-      UserError: the model needs numbers of tokens, or does not have a token.
-    """
+    """Encode a prompt; an empty one becomes the token that separates texts."""
     if tokenizer is not None:
         tokens = tokenizer.encode(text.encode()).tolist()
         tokens = tokens or [end for end in (tokenizer.end,) if end is not None]
@@ -213,11 +205,7 @@ def generate(
 
 
 def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
-    """Move the model to a device, with the kernels that `model.kernels` of its run chooses.
-
-    Raises:
-      UserError: the device or the kernels are not available.
-    """
+    """Move the model to a device, with the kernels that `model.kernels` of its run chooses."""
     section = RuntimeSection(device=arguments.device)
     get_start(choose_device(section)).prepare_environment()
     runtime = create_runtime(section)

@@ -62,11 +62,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def read_run(folder: Path) -> JsonObject:
-    """Read the metrics of student and teachers of a finished run, on its evaluation split.
-
-    Raises:
-      UserError: no run, or one that has not finished or does not classify.
-    """
+    """Read student and teacher metrics of a run; UserError unless it is complete and classifies."""
     facts = Run(folder).read()
     if facts.get("status") != "complete":
         status = facts.get("status", "no run.json")

@@ -30,9 +30,6 @@ class RunScorer:
     Args:
       location: of weights in a run, whose configuration is used.
       flags: keys that replace those of the configuration.
-
-    Raises:
-      UserError: the weights are not in a run, or its data does not exist.
     """
 
     def __init__(self, location: str, flags: Sequence[str]) -> None:

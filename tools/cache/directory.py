@@ -41,9 +41,6 @@ class CacheDirectory:
 
         Args:
           names: of them, with the manifest; if that differs, local files are deleted.
-
-        Raises:
-          UserError: the destination cannot be written.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         if self._is_local:

@@ -107,12 +107,8 @@ def import_published(options: argparse.Namespace) -> None:
 
 
 def _is_complete(directory: CacheDirectory, column: Column) -> bool:
-    """Return whether a bucket has the whole cache, whose manifest is uploaded last.
-
-    Raises:
-      UserError: the destination holds another cache.
-    """
-    if MANIFEST not in directory.folder.list_names():
+    """Return whether a bucket has the whole cache; UserError if it is another cache."""
+    if MANIFEST not in directory.folder.list_names():  # it is uploaded last
         return False
     if read_shape(read_manifest(directory.folder)).columns != (column,):
         raise UserError(

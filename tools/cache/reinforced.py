@@ -134,11 +134,7 @@ class ReinforcedFiles:
 
 
 def read_plain(path: Path) -> object:
-    """Read a file of `torch.save` that holds numbers, texts, lists and tables only.
-
-    Raises:
-      UserError: it does not exist, is no such file, or holds other objects.
-    """
+    """Read a file of `torch.save`; UserError unless it is numbers, texts, lists and tables."""
     try:
         with zipfile.ZipFile(path) as archive:
             (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))

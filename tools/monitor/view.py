@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from store.formatting import draw_line
+from store.formatting import draw_line, format_duration
 from store.query.record import RunRecord
 from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.record.claim import is_of_this_machine, is_running
@@ -123,10 +123,10 @@ def _describe_progress(record: RunRecord, lines: Sequence[Line], now: float) -> 
     if total is not None and len(lines) > 1 and record.facts.get("status") == "running":
         steps, seconds = step - lines[-2]["step"], _measure(*lines[-2:])
         if steps > 0 and seconds > 0:
-            parts.append(f"about {_format_time((total - step) * seconds / steps)} of steps left")
+            parts.append(f"about {format_duration((total - step) * seconds / steps)} of steps left")
     if not is_remote(str(record.folder)):
         path = to_path(str(record.folder)) / METRICS_FILE
-        parts.append(f"newest line {_format_time(max(0.0, now - path.stat().st_mtime))} ago")
+        parts.append(f"newest line {format_duration(max(0.0, now - path.stat().st_mtime))} ago")
     return ", ".join(parts)
 
 
@@ -203,13 +203,6 @@ def _format(name: str, value: float | None) -> str:
     if name.endswith("_per_s") or abs(value) >= 1000:
         return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.3g}"
     return f"{value:.4g}"
-
-
-def _format_time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
 def _draw(values: Sequence[float]) -> str:

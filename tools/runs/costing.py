@@ -82,11 +82,7 @@ def _read_records(options: argparse.Namespace) -> list[RunRecord]:
 def group_costs(
     options: argparse.Namespace, records: Sequence[RunRecord], costs: Sequence[RunCost]
 ) -> list[CostRow]:
-    """Create a row for each run, or for each value of the keys of `--by`.
-
-    Raises:
-      UserError: no run has a key.
-    """
+    """Create a row for each run, or for each value of the keys of `--by`."""
     keys = [key.strip() for key in options.by.split(",") if key.strip()]
     if options.by and not keys:
         raise UserError(f"--by {options.by!r} names no key; give some such as optim.lr")

@@ -29,11 +29,7 @@ def open_index(options: argparse.Namespace) -> RunIndex:
 
 
 def check_store(store: str) -> None:
-    """Refuse a directory that does not exist: an empty result would hide a typo.
-
-    Raises:
-      UserError: also a URL without a bucket, or with a protocol that is not installed.
-    """
+    """Refuse a directory that does not exist, which would hide a typo, or an invalid URL."""
     # Before it is opened, which looks for credentials first.
     if is_remote(store) and not store.partition("://")[2].strip("/"):
         raise UserError(f"--store {store!r} names no bucket; give one such as gs://BUCKET/runs")
@@ -52,11 +48,7 @@ def check_choice(options: argparse.Namespace, command: str, names: list[str]) ->
 
 
 def find_paths(options: argparse.Namespace, names: list[str]) -> list[str | Path]:
-    """Find the paths of named runs and exports, in their order, damaged ones too.
-
-    Raises:
-      UserError: a run does not exist, or a name fits several.
-    """
+    """Find the paths of named runs and exports, in their order, damaged ones too."""
     selector: RunSelector | None = None
     paths: list[str | Path] = []
     for name in names:
@@ -76,11 +68,7 @@ def find_paths(options: argparse.Namespace, names: list[str]) -> list[str | Path
 
 
 def choose_paths(options: argparse.Namespace, command: str, names: list[str]) -> list[str | Path]:
-    """Find the paths of runs that are named, or that fit `--filter`, damaged ones too.
-
-    Raises:
-      UserError: both or neither are given, a run does not exist, or none fits.
-    """
+    """Find the paths of runs that are named, or that fit `--filter`, damaged ones too."""
     check_choice(options, command, names)
     if names:
         return find_paths(options, names)
@@ -115,11 +103,7 @@ def select_records(options: argparse.Namespace, text: str) -> list[RunRecord]:
 
 
 def read_side(options: argparse.Namespace, text: str) -> Side:
-    """Read a side of a comparison: a run, several with commas between, or a filter.
-
-    Raises:
-      UserError: a run does not exist, or none fits the filter, or `--filter` too.
-    """
+    """Read a side of a comparison: a run, several with commas between, or a filter."""
     if split_side(text)[1]:
         side = RunSelector(open_index(options)).read_side(text)
     else:

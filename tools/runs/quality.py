@@ -73,9 +73,6 @@ def show_trends(options: argparse.Namespace) -> int:
     """Keep the given reports, print each figure's trend; exit code 1 if one is worse.
 
     If gates are given, they decide instead: the newest three reports against the twenty before.
-
-    Raises:
-      UserError: a file is no report, a gate has a fault, or there are no reports.
     """
     check_store(options.store)
     prepare_file(options.html, "--html")
