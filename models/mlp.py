@@ -108,19 +108,12 @@ class LinearRegression(RowModel):
 
 @dataclass(frozen=True)
 class MLPShape(ModelArguments):
-    """`model.args` of an `mlp`.
+    """`model.args` of an `mlp`."""
 
-    Attributes:
-      widths: units of each hidden layer.
-      activation: one of ACTIVATIONS.
-      norm: before each activation, one of NORMS; `batch` uses the batch in training.
-      dropout: after each activation.
-    """
-
-    widths: tuple[int, ...] = (64, 64)
-    activation: str = "relu"
-    norm: str = "none"
-    dropout: float = 0.0
+    widths: tuple[int, ...] = (64, 64)  # units of each hidden layer
+    activation: str = "relu"  # one of ACTIVATIONS
+    norm: str = "none"  # before each activation, one of NORMS
+    dropout: float = 0.0  # after each activation
 
     def check(self) -> None:
         """Raise a UserError for values that no model can be built from."""

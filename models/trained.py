@@ -40,24 +40,15 @@ _OTHER_TASKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedModel:
-    """A trained model of images.
+    """A trained model of images."""
 
-    Attributes:
-      model: in eval mode, float32, on the CPU; normalised images [B, C, H, W] -> logits [B, K].
-      name: of its architecture.
-      location: the file or checkpoint of its weights, or timm's name of them.
-      pp: preprocessing string: an encoded image -> its normalised input.
-      class_names: in the order of the logits; None if unknown.
-      facts: metadata of the weights, updated by what the caller gave.
-    """
-
-    model: nn.Module
-    name: str
-    location: str
-    pp: str
+    model: nn.Module  # in eval mode, float32, on the CPU; images [B, C, H, W] -> logits [B, K]
+    name: str  # of its architecture
+    location: str  # the file or checkpoint of its weights, or timm's name of them
+    pp: str  # preprocessing string: an encoded image -> its normalised input
     num_classes: int
-    class_names: tuple[str, ...] | None
-    facts: JsonObject
+    class_names: tuple[str, ...] | None  # in the order of the logits; None if unknown
+    facts: JsonObject  # metadata of the weights, updated by the caller's
 
     @property
     def image_shape(self) -> tuple[int, int, int]:

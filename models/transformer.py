@@ -24,24 +24,16 @@ _MLP_MULTIPLE = 32
 
 @dataclass(frozen=True)
 class TransformerShape(ModelArguments):
-    """`model.args` of a decoder.
-
-    Attributes:
-      kv_heads: heads of keys and values, each shared by heads / kv_heads queries; default `heads`.
-      mlp_width: hidden size of SwiGLU; default 8/3 of the width, rounded up to a multiple of 32.
-      positions: rope, learned or sinusoidal.
-      tied: the head's weight is the embedding's.
-      rope_base: wavelengths of the rotation go up to 2 pi times this.
-    """
+    """`model.args` of a decoder."""
 
     depth: int = 4
     width: int = 256
     heads: int = 4
-    kv_heads: int | None = None
-    mlp_width: int | None = None
-    positions: str = "rope"
-    tied: bool = True
-    rope_base: float = 10_000.0
+    kv_heads: int | None = None  # each shared by heads / kv_heads queries; default `heads`
+    mlp_width: int | None = None  # of SwiGLU; default 8/3 of the width, in multiples of 32
+    positions: str = "rope"  # or learned or sinusoidal
+    tied: bool = True  # the head's weight is the embedding's
+    rope_base: float = 10_000.0  # wavelengths of the rotation go up to 2 pi times this
 
     def __post_init__(self) -> None:
         self._check_numbers()

@@ -25,19 +25,12 @@ _MOST_NUMBERS = 128 * 1024  # of queries, of keys and of values in a program
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Constants of a compiled program.
+    """Constants of a compiled program."""
 
-    Attributes:
-      scale: of scores.
-      heads: of a program of the grid; divides those of the model.
-      keep: return the logarithms of the sums of exponentials, too.
-      interpret: run as plain XLA, for devices other than TPUs.
-    """
-
-    scale: float
-    heads: int
-    keep: bool = False
-    interpret: bool = False
+    scale: float  # of scores
+    heads: int  # of a program of the grid; divides those of the model
+    keep: bool = False  # return the logarithms of the sums of exponentials, too
+    interpret: bool = False  # run as plain XLA, for devices other than TPUs
 
 
 def choose_group(heads: int, width: int, tokens: int) -> int:

@@ -90,9 +90,8 @@ class JobQueue:
             created=time.time(), who=who,
         )  # fmt: skip
         if read_run_status(job) == "complete":
-            raise UserError(
-                f"run.run_id: {job.experiment}/{job.name} is complete; choose another run.run_id"
-            )
+            run = f"{job.experiment}/{job.name}"
+            raise UserError(f"run.run_id: {run} is complete; choose another run.run_id")
         made = self.folder / f".{job_id}-{secrets.token_hex(4)}"
         made.mkdir(parents=True)
         try:

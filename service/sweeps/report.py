@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from service.jobs.files import JobQueue
@@ -101,21 +101,17 @@ def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
 
 def tabulate_sweep(spec: SweepSpec, states: Sequence[TrialState]) -> SweepTable:
     """Compute means over seeds with 95 % intervals: seeds differ by chance, points by design."""
-    points = _group(states, lambda trial: trial.point)
+    points = _group(states, spec.axes)
     sign = -1.0 if spec.direction == "higher" else 1.0
     points.sort(key=lambda row: sign * row.interval.mean if row.interval else math.inf)
-    axes = {key: tuple(_group(states, _choose(key))) for key in spec.axes}
+    axes = {key: tuple(_group(states, [key])) for key in spec.axes}
     return SweepTable(spec.metric, spec.direction, tuple(points), axes)
 
 
-def _choose(key: str) -> Callable[[Trial], JsonObject]:
-    return lambda trial: {key: trial.point.get(key)}
-
-
-def _group(states: Sequence[TrialState], choose: Callable[[Trial], JsonObject]) -> list[AxisRow]:
+def _group(states: Sequence[TrialState], keys: Iterable[str]) -> list[AxisRow]:
     rows: dict[str, tuple[JsonObject, dict[int | None, list[float | None]]]] = {}
     for state in states:
-        values, value = choose(state.trial), state.value
+        values, value = {key: state.trial.point.get(key) for key in keys}, state.value
         _, by_seed = rows.setdefault(json.dumps(values, sort_keys=True), (values, {}))
         is_good = state.state == "complete" and value is not None and math.isfinite(value)
         by_seed.setdefault(state.trial.seed, []).append(value if is_good else None)

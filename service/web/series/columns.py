@@ -64,10 +64,9 @@ class RunColumns:
             self._path = record.folder.path / METRICS_FILE
         digest = hashlib.sha256(str(record.folder).encode()).hexdigest()[:24]
         self._stored = StoredColumns(cache / digest)
-        self._kept: Chunk = {}
+        self._kept, self._offset, self._sum = self._stored.open() or ({}, 0, 0)
         self._grown: list[Chunk] = []
-        self._offset, self._kept_offset, self._sum = 0, 0, 0
-        self._open()
+        self._kept_offset = self._offset
 
     def refresh(self) -> None:
         """Read new lines; read a history that was taken back from its start."""
@@ -107,12 +106,6 @@ class RunColumns:
         values = join_columns([self._kept, *self._grown], kind, name)
         missing = is_missing(values)
         return (steps[~missing], values[~missing]) if missing.any() else (steps, values)
-
-    def _open(self) -> None:
-        state = self._stored.open()
-        if state is not None:
-            self._kept, self._offset, self._sum = state
-            self._kept_offset = self._offset
 
     def _forget(self) -> None:
         self._kept, self._grown = {}, []
