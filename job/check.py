@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run, describe_start
 from job.spec import Job, count_eval_steps, describe_stream
-from models.factory import create_model, find_model_name, settle_model
+from models.factory import create_model, find_model_name, resolve_model
 from models.freezing import freeze
 from models.patches.choice import check_attention_kernel, check_kernels, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
@@ -120,7 +120,7 @@ def _refuse_unread_keys(config: RunConfig, task_class: type[RunTask]) -> None:
 
 def _resolve_model(config: RunConfig) -> RunConfig:
     """Use timm's own names; an evaluation keeps the head of its weights."""
-    keys = settle_model(config.model)
+    keys = resolve_model(config.model)
     if config.run.eval_only and config.model.reset_head == "always":
         raise UserError(
             "model.reset_head (always) with run.eval_only would evaluate an untrained head; remove "

@@ -53,7 +53,7 @@ def find_model_name(name: str, key: str = "model.name") -> str:
     raise UserError(f"{key} {name!r} is no model of timm or of models/; {hint}")
 
 
-def settle_model(section: ModelSection) -> JsonObject:
+def resolve_model(section: ModelSection) -> JsonObject:
     """Return the keys that a shared model's name sets; UserError if weights are set twice."""
     if not is_shared(section.name):
         return {}

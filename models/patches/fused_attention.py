@@ -18,14 +18,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from models.delta.kernels.bridge import deal, run_kernel
+from models.patches import kernels_attention as kernels
 from models.patches.attention import XlaAttention, merge_heads, normalise_heads, project_packed
 from models.patches.dense import get_compute_dtype, without_autocast
-from models.patches.kernels_attention import (
-    AttentionPlan,
-    attend_back,
-    attend_forward,
-    choose_group,
-)
 from utils.errors import UserError
 from utils.runtime.xla.kernels import count_chips, has_custom_calls, takes_kernels
 
@@ -173,16 +168,16 @@ def _(packed: Tensor, sums: Tensor, mixed: Tensor, gradient: Tensor, scale: floa
     return torch.empty_like(packed, memory_format=torch.contiguous_format)
 
 
-def _plan(packed: Tensor, scale: float, keep: bool) -> AttentionPlan:
-    return AttentionPlan(scale, choose_group(*packed.shape[2:]), keep)
+def _plan(packed: Tensor, scale: float, keep: bool) -> kernels.AttentionPlan:
+    return kernels.AttentionPlan(scale, kernels.choose_group(*packed.shape[2:]), keep)
 
 
-def _run(plan: AttentionPlan, packed: Tensor) -> list[Tensor]:
+def _run(plan: kernels.AttentionPlan, packed: Tensor) -> list[Tensor]:
     batch, _, heads, width, tokens = packed.shape
     rows = [((batch, heads, 1, tokens), torch.float32)] if plan.keep else []
     shape = (batch, heads, width, tokens)
-    return run_kernel(attend_forward, plan, [packed], [(shape, packed.dtype), *rows])
+    return run_kernel(kernels.attend_forward, plan, [packed], [(shape, packed.dtype), *rows])
 
 
-def _run_back(plan: AttentionPlan, packed: Tensor, *given: Tensor) -> list[Tensor]:
-    return run_kernel(attend_back, plan, [packed, *given], [(packed.shape, packed.dtype)])
+def _run_back(plan: kernels.AttentionPlan, packed: Tensor, *given: Tensor) -> list[Tensor]:
+    return run_kernel(kernels.attend_back, plan, [packed, *given], [(packed.shape, packed.dtype)])

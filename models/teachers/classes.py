@@ -51,7 +51,7 @@ def check_teacher_names(
 def load_label_map(
     source: TeacherSource, num_classes: int, class_names: tuple[str, ...] | None
 ) -> Tensor | None:
-    """Load a teacher's map, int64 [K], or None; UserError if it is missing, broken or too large."""
+    """Load a teacher's map, int64 [K], or None; UserError if it is broken or of other classes."""
     path, own_classes = source.section.label_map, count_classes(source, num_classes)
     if not path:
         return None

@@ -76,17 +76,7 @@ def require_features(model: nn.Module, key: str, name: str) -> None:
 
 
 class FeatureTeacher(FrozenModel):
-    """A teacher of features.
-
-    Args:
-      transform: pixels [B, C, H, W] of 0..255 -> its normalised input.
-      weight: factor of the weights of its terms.
-    """
-
-    def __init__(self, model: nn.Module, transform: InputTransform, *, weight: float = 1.0) -> None:
-        super().__init__(model, weight=weight)
-        self.transform = transform
-        self.eval()
+    """A teacher of features; `weight` is a factor of the weights of its terms."""
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> ImageFeatures:

@@ -42,13 +42,16 @@ class FrozenModel(nn.Module):
     """Base of teachers, which never train; a subclass's `forward` gives float32 outputs.
 
     Args:
+      transform: of images: raw pixels [B, C, H, W] of 0..255 -> the model's normalised input.
       weight: share in an ensemble.
     """
 
-    def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
+    def __init__(
+        self, model: nn.Module, transform: InputTransform | None = None, *, weight: float = 1.0
+    ) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
-        self.weight = weight
+        self.transform, self.weight = transform, weight
         self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
         self.eval()
 
@@ -75,7 +78,6 @@ class Teacher(FrozenModel):
 
     Args:
       model: logits [B, Kt] of its normalised input.
-      transform: pixels [B, C, H, W] of 0..255 -> that input.
       classes: int [K], the teacher's class for each class of the student; None for the same.
       follows: whether its input has the student's size, if that is smaller than the crop.
       kept: the part of `model` that keeps some of its patches; None if all are kept.
@@ -91,11 +93,10 @@ class Teacher(FrozenModel):
         follows: bool = False,
         kept: KeptTokens | None = None,
     ) -> None:
-        super().__init__(model, weight=weight)
-        self.transform, self.follows = transform, follows
+        super().__init__(model, transform, weight=weight)
+        self.follows = follows
         self._kept = [kept]  # a list: the module has its place in the model
         self.register_buffer("classes", classes, persistent=False)
-        self.eval()  # the transform, too
 
     @property
     def kept(self) -> KeptTokens | None:

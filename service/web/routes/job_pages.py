@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -62,19 +62,13 @@ def show_one(request: Request, parts: Parts, job_id: JobId) -> Response:
 @router.post("/queue/{job_id}/stop")
 def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
     """Request a job's end, and show it."""
-    try:
-        return RedirectResponse(f"/queue/{stop_job(parts, asker, job_id).id}", 303)
-    except ServiceProblem as error:
-        return _refuse(request, parts, job_id, error)
+    return _change(request, parts, job_id, lambda: stop_job(parts, asker, job_id))
 
 
 @router.post("/queue/{job_id}/reopen")
 def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
     """Continue a job, and show it."""
-    try:
-        return RedirectResponse(f"/queue/{reopen_job(parts, asker, job_id).id}", 303)
-    except ServiceProblem as error:
-        return _refuse(request, parts, job_id, error)
+    return _change(request, parts, job_id, lambda: reopen_job(parts, asker, job_id))
 
 
 @router.get("/sweeps")
@@ -225,10 +219,15 @@ def read_log(parts: Service, job_id: str) -> str:
     return strip_controls(parts.queue.read_log(job_id, _LOG_BYTES))
 
 
-def _refuse(request: Request, parts: Service, job_id: str, error: ServiceProblem) -> Response:
-    """Show a job that cannot be changed, with the reason; raise it if there is no such job."""
+def _change(
+    request: Request, parts: Service, job_id: str, change: Callable[[], JobView]
+) -> Response:
+    """Change a job and show it, or the reason why it cannot be changed."""
     try:
-        job = parts.queue.get(job_id)
-    except UserError:
-        raise error from None
-    return _render_job(request, parts, job, error)
+        return RedirectResponse(f"/queue/{change().id}", 303)
+    except ServiceProblem as error:
+        try:
+            job = parts.queue.get(job_id)
+        except UserError:
+            raise error from None
+        return _render_job(request, parts, job, error)

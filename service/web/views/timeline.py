@@ -7,28 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from store.formatting import format_duration
 from store.query.record import RunRecord
 from store.query.timeline import compute_time, list_attempts
-from store.record.spans import (
-    COMPILE,
-    EVALUATION,
-    HELD,
-    INPUT,
-    ROLLBACK,
-    STALL,
-    WINDOW,
-    WRITE,
-    Span,
-)
+from store.record import spans as run_spans
 from utils.json_types import JsonObject
 
 # Lane -> names of its spans, and the class that gives it its colour.
 _LANES = (
-    ("steps", (WINDOW,), "step"),
-    ("waits for input", (INPUT,), "input"),
-    ("compiling", (COMPILE,), "compile"),
-    ("evaluations", (EVALUATION,), "evaluation"),
-    ("checkpoints held the loop", (HELD,), "checkpoint"),
-    ("checkpoints written beside it", (WRITE,), "checkpoint"),
-    ("taken back, or stalled", (ROLLBACK, STALL), "stall"),
+    ("steps", (run_spans.WINDOW,), "step"),
+    ("waits for input", (run_spans.INPUT,), "input"),
+    ("compiling", (run_spans.COMPILE,), "compile"),
+    ("evaluations", (run_spans.EVALUATION,), "evaluation"),
+    ("checkpoints held the loop", (run_spans.HELD,), "checkpoint"),
+    ("checkpoints written beside it", (run_spans.WRITE,), "checkpoint"),
+    ("taken back, or stalled", (run_spans.ROLLBACK, run_spans.STALL), "stall"),
 )
 _WORDS = {"step": "steps that count", "input_wait": "waiting for input", "redone": "done again"}
 _CLASSES = {"input_wait": "input", "redone": "stall", "other": "other"}
@@ -81,7 +71,7 @@ def make_shares(
 
 
 def make_lanes(
-    spans: Sequence[Span], starts: Mapping[int, tuple[float, float]], scale: float
+    spans: Sequence[run_spans.Span], starts: Mapping[int, tuple[float, float]], scale: float
 ) -> Iterator[tuple[str, str, list[Box]]]:
     """Yield word, class and boxes of the lanes that have spans of rank zero.
 

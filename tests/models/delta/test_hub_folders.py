@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import main
-from models.factory import create_model, export_model, settle_model
+from models.factory import create_model, export_model, resolve_model
 from tests.models.delta.test_qwen import CLOSE, KINDS, VOCAB, create, create_argv, draw_tokens
 from tests.models.delta.test_rwkv import SHAPE, create_rwkv
 from tools import generate as generate_tool
@@ -50,7 +50,7 @@ def test_a_folder_gives_the_model_that_was_written(name, tmp_path):
     for key, value in model.state_dict().items():
         assert torch.equal(found.state_dict()[key], value), key
     section = ModelSection(name=place, pretrained=True)
-    settled = section.model_copy(update=settle_model(section))
+    settled = section.model_copy(update=resolve_model(section))
     again = create_model(settled, vocab_size=VOCAB, sequence_length=16)
     assert torch.equal(again.eval()(draw_tokens(9)), found(draw_tokens(9)))
 
