@@ -156,5 +156,5 @@ class Machine:
         return usage.total / GIB, usage.free / GIB
 
     def get_open_files(self) -> int:
-        """Return the limit of open files; -1 if there is none."""
+        """Return the limit of open files; -1 if unlimited."""
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

@@ -15,7 +15,7 @@ def add_weights_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", default="", metavar="NAME", help="architecture, if the weights have none")
     add("--model-args", default="", metavar="JSON", help="its arguments: '{\"img_size\": 32}'")
     add("--classes", type=int, metavar="K", help="number of classes, if the weights have none")
-    text = "names of the classes, if the weights have none: a name a line, or a JSON list"
+    text = "names of the classes, one a line or a JSON list, if the weights have none"
     add("--names", default="", metavar="FILE", help=text)
     text = "preprocessing of an encoded image (docs/preprocessing.md; default: the run's own)"
     add("--pp", default="", metavar="STRING", help=text)
