@@ -1,4 +1,4 @@
-"""What counting cycles needs to know of a chip, and how its memory is modelled.
+"""Facts of a chip that counting cycles needs, and the model of its memory.
 
 The model of HBM: a transfer's first byte comes after a fixed latency; from then on all transfers
 under way share nine tenths of the public bandwidth evenly. Refresh, banks, short strides and the
@@ -47,6 +47,7 @@ def get_chip_model(generation: Generation) -> ChipModel:
     """Return the model of a generation's core."""
     delay, granule, units, cores = _FACTS[generation.name]
     flops = generation.peak_tflops * 1e3 / generation.clock_ghz
+    # FLOPs of a row in all units of all cores: the peak divided by it is rows a cycle and unit.
     of_row = 2 * cores * units * generation.unit_width**2
     return ChipModel(
         delay_slots=delay,
@@ -113,7 +114,10 @@ class HbmTraffic:
             self._step(cycle)
 
     def _step(self, limit: float) -> None:
-        """Up to the next beginning or end of a transfer, or to the limit."""
+        """Advance to the next beginning or end of a transfer, or to the limit.
+
+        Between these events the number of active transfers, and so each one's share, is constant.
+        """
         now, until = self.now, limit
         active = [transfer for transfer in self.live if transfer.begins <= now]
         share = self.model.bytes_per_cycle / max(1, len(active))

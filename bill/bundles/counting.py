@@ -12,7 +12,7 @@ from bill.bundles.listing import Bundle, list_listings, read_listing
 from bill.bundles.machine import EndlessProgramError, ScalarCore
 from bill.hlo import COLLECTIVES, FREE, Instruction
 
-# Costs of listings by the names of their operations; none: the listing does not end.
+# Costs of listings by the names of their operations; None if the listing does not end.
 ListingCosts = dict[str, "BundleCost | None"]
 
 # Calls that name memory and do nothing.
@@ -25,7 +25,7 @@ _ROWS, _ROWS_BF16 = 8, 16
 
 @dataclass(frozen=True)
 class BundleCost:
-    """What one execution of an operation costs.
+    """Cost of one execution of an operation.
 
     Attributes:
       issued: bundles, one a cycle.
@@ -83,7 +83,7 @@ class ProgramCost:
     unseen: list[str] = field(default_factory=list)
 
     def sum_of(self, name: str) -> float:
-        """Of a field of `BundleCost` over the whole program."""
+        """Sum a field of `BundleCost` over the whole program."""
         return sum(
             operation.trips * float(getattr(operation.cost, name))
             for operation in self.operations
@@ -116,13 +116,14 @@ class ProgramCost:
 
     @property
     def with_dma(self) -> float:
-        """Cycles with waits; never less than all bytes take at the model's bandwidth."""
+        """Cycles with waits; at least what all bytes take at the model's bandwidth."""
+        # Copies beside operations wait nowhere in the model, so their bytes count here alone.
         waits = self.issued + self.sum_of("waited")
         return max(waits, self.hbm_bytes / self.model.bytes_per_cycle)
 
 
 def count_bundles(bundles: Sequence[Bundle], model: ChipModel) -> BundleCost:
-    """Cycles of one execution of a listing."""
+    """Count the cycles of one execution of a listing."""
     execution = ScalarCore(bundles, model).run()
     pairs = list(zip(execution.counts, bundles, strict=True))
     busy = [0.0] * model.units
@@ -130,6 +131,7 @@ def count_bundles(bundles: Sequence[Bundle], model: ChipModel) -> BundleCost:
         for kind, times in bundle.kinds.items():
             unit = _UNIT.search(kind) if kind.startswith("vmatmul") else None
             if unit:
+                # An instruction feeds a register of rows, of which the unit takes some a cycle.
                 busy[int(unit[1])] += count * times * _count_rows(kind) / model.rows_per_cycle
     return BundleCost(
         issued=sum(execution.counts),
@@ -156,12 +158,13 @@ def count_listings(folder: Path, model: ChipModel) -> ListingCosts:
 def count_program(
     instructions: Sequence[Instruction], costs: ListingCosts, model: ChipModel
 ) -> ProgramCost:
-    """Cycles of a compiled program.
+    """Count the cycles of a compiled program.
 
     Args:
-      instructions: of `list_instructions`, which know how often they run.
+      instructions: of `list_instructions`, with the number of their runs.
       costs: of the listings that were written while it was compiled.
     """
+    # libtpu writes one listing for operations of equal code: shapes and estimate identify them.
     twins: dict[tuple[object, ...], str] = {}
     for instruction in instructions:
         if instruction.name in costs:
@@ -184,19 +187,23 @@ def count_program(
     return program
 
 
-def is_copy_beside(one: Instruction) -> bool:
+def is_copy_beside(instruction: Instruction) -> bool:
     """Return whether an operation begins an asynchronous copy, of which bytes alone count."""
-    kind = one.opcode.removesuffix("-start")
-    return kind != one.opcode and kind not in COLLECTIVES
+    kind = instruction.opcode.removesuffix("-start")
+    return kind != instruction.opcode and kind not in COLLECTIVES
 
 
-def _does_something(one: Instruction) -> bool:
-    is_array = any(array.elements > 1 for array in one.arrays)
-    return is_array and one.opcode not in FREE and not any(name in one.text for name in _NAMING)
+def _does_something(instruction: Instruction) -> bool:
+    is_array = any(array.elements > 1 for array in instruction.arrays)
+    return (
+        is_array
+        and instruction.opcode not in FREE
+        and not any(name in instruction.text for name in _NAMING)
+    )
 
 
-def _describe(one: Instruction) -> tuple[object, ...]:
-    return one.opcode, one.arrays, one.cycles
+def _describe(instruction: Instruction) -> tuple[object, ...]:
+    return instruction.opcode, instruction.arrays, instruction.cycles
 
 
 def _count_rows(kind: str) -> int:

@@ -38,10 +38,10 @@ class ScalarStep:
     """One scalar instruction.
 
     Attributes:
-      result: register that it writes; empty: none.
+      result: register that it writes; may be empty.
       opcode: such as `scmp.lt.s32.totalorder`; `root` is what stands before the first dot.
-      guard: predicate without which it does nothing; empty: none.
-      kept: what the result is without the guard; empty: what it was.
+      guard: predicate without which it does nothing; may be empty.
+      kept: the result if the guard is false; empty: the old value.
       named: operands that carry a name, such as `size_in_granules`.
       target: bundle that a branch goes to.
     """
@@ -69,7 +69,7 @@ class Bundle:
 
 
 def list_listings(folder: Path) -> dict[str, Path]:
-    """Listings of a folder by the operation's name; the last one of a name counts."""
+    """List the listings of a folder by the operation's name; the last one of a name counts."""
     listings = {}
     for path in sorted(folder.iterdir()):
         name = _NAME.match(path.name)
@@ -87,6 +87,7 @@ def read_listing(text: str) -> list[Bundle]:
         match = _LINE.match(line)
         if match is None:
             continue
+        # Numbers may leave gaps: empty bundles, which are issued all the same.
         place = int(match[1], 16)
         while len(bundles) <= place:
             bundles.append(Bundle())
@@ -126,7 +127,7 @@ def _read_step(result: str, opcode: str, rest: str) -> ScalarStep:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside brackets."""
+    """Split at commas outside brackets."""
     parts, depth, current = [], 0, ""
     for letter in text:
         depth += {"[": 1, "(": 1, "]": -1, ")": -1}.get(letter, 0)

@@ -29,7 +29,7 @@ class EndlessProgramError(Exception):
 
 @dataclass
 class Execution:
-    """What a listing does.
+    """Result of running a listing.
 
     Attributes:
       counts: how often each bundle is issued.
@@ -70,6 +70,8 @@ class ScalarCore:
         issues: list[Callable[[], int] | None] = [None] * end
         # Where counts of bundles grow and fall: each straight run is noted by its two ends.
         changes = [0] * (end + 1)
+        # `begun`: first bundle of this straight run. `jump`: where a taken branch comes into force,
+        # behind its delay slots; end + 1: no branch is pending.
         place, begun, turns = 0, 0, 0
         jump, target = end + 1, 0
         while place < end or place == jump:
@@ -82,6 +84,7 @@ class ScalarCore:
                 if turns > _LIMIT:
                     raise EndlessProgramError(f"no end after {_LIMIT} turns")
                 continue
+            # Bundles without scalar steps change nothing here: only their cycles count.
             stop = following[place]
             if stop != place:
                 stop = min(stop, jump)
@@ -94,6 +97,7 @@ class ScalarCore:
             execution.cycles += 1
             chosen = issue()
             place += 1
+            # A branch within the delay slots of another has no effect.
             if chosen >= 0 and jump > end:
                 jump, target = place + self.model.delay_slots, chosen
         if begun < end:
@@ -143,7 +147,7 @@ class ScalarCore:
         return branch
 
     def _create_move(self, step: ScalarStep) -> Read:
-        """Issues a transfer, or waits for some; it gives nothing."""
+        """Create a step that issues a transfer, or waits for some."""
         guard, execution, state = (
             read_value(step.guard or "1", self.state),
             self.execution,
@@ -173,7 +177,7 @@ class ScalarCore:
         return lambda: self._transfer(size(), flag(), self._is_of_hbm(step))
 
     def _transfer(self, size: int | None, flag: int | None, is_of_hbm: bool) -> None:
-        """Granules that signal a flag when they have come, and whether HBM is a side of it."""
+        """Issue a transfer of granules, which signal a flag on arrival; on-chip ones are free."""
         if size is None:
             self.execution.unknown += 1
         elif is_of_hbm:
@@ -201,7 +205,7 @@ class ScalarCore:
         return "hbm" in known or None in known
 
     def _wait(self, flag: int | None, granules: int | None) -> None:
-        """Until so much has come that signals a flag."""
+        """Wait until that many granules of a flag have arrived; None: all that are under way."""
         waiting, come = self.flags[flag], 0
         while waiting and (granules is None or come < granules):
             transfer = waiting.popleft()

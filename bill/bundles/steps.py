@@ -10,20 +10,20 @@ from dataclasses import dataclass, field
 
 from bill.bundles.listing import ScalarStep
 
-# A value when it is asked for; none: it depends on data.
+# Returns the current value; None if it depends on data.
 Read = Callable[[], int | None]
 
 _MASK, _HALF = 0xFFFFFFFF, 0x80000000
 _SYMBOL = re.compile(r"\[#(\w+)(?:\s*\+\s*\$?(\w+))?\]")
 _STORED = re.compile(r"\]\s*(\S+)$")
 _REGISTER = re.compile(r"%\w+")
-# Symbols stand this far apart, so that sums of one and an offset are no other.
+# Symbols are this far apart, so that a symbol plus an offset never equals another one.
 _SPACING = 1 << 24
 
 
 @dataclass
 class ScalarState:
-    """What scalar steps read and write.
+    """State that scalar steps read and write.
 
     Attributes:
       registers: values by the names of registers; numbers and symbols stand there as well, under
@@ -40,7 +40,7 @@ class ScalarState:
 
 
 def read_value(text: str, state: ScalarState) -> Read:
-    """Of a register, a number, or a symbol's address."""
+    """Create the reader of a register, a number, or a symbol's address."""
     text = text.strip()
     if text.startswith("!"):
         read = read_value(text[1:], state)
@@ -72,7 +72,7 @@ def _choose(step: ScalarStep, state: ScalarState, compute: Read) -> Read:
             return compute()
         if decided is not None:
             return kept()
-        # Either way, if it is the same.
+        # The guard depends on data, but both sides may be equal.
         value = compute()
         return value if step.kept and value == kept() else None
 
@@ -197,11 +197,12 @@ def _read_known(compute: Callable[..., int], reads: Sequence[Read]) -> Read:
 
 
 def _sign(value: int) -> int:
+    """Wrap to a signed word of 32 bits."""
     return ((value + _HALF) & _MASK) - _HALF
 
 
 def _compare(opcode: str) -> Callable[[int, int], int]:
-    """0 or 1 of two values."""
+    """Create a comparison of two words, which returns 0 or 1."""
     _, relation, kind, *_ = opcode.split(".")
     decide = getattr(operator, relation)
     if kind == "u32":

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill.step.twin import create_twin
+from bill.step.synthetic_run import create_synthetic_run
 from job.spec import describe_stream, with_input_processes
 from models.teachers.teacher import get_teacher_sections
 from utils.config.load import change
@@ -45,10 +45,10 @@ def derive_config(
     Raises:
       UserError: the shape of an example or a teacher cannot be told.
     """
-    twin = create_twin(config, given or {})
+    synthetic = create_synthetic_run(config, given or {})
     size = batch * devices
     derived = change(
-        twin.replace_data(size * _EXAMPLES_IN_BATCHES, folder, by_trial=True),
+        synthetic.replace_data(size * _EXAMPLES_IN_BATCHES, folder, by_trial=True),
         data={"global_batch_size": size, "eval_batch_size": None, "return_id": False},
         model={"pretrained": False, "weights": ""},
         train={"steps": _STEPS, "log_every_steps": 1},
@@ -63,10 +63,12 @@ def derive_config(
     )  # fmt: skip
     if not get_teacher_sections(config.distill):
         return derived
-    taught = twin.replace_teachers(derived, folder)
+    taught = synthetic.replace_teachers(derived, folder)
     if not config.distill.teacher_cache:
         return taught
-    return twin.replace_stored_outputs(taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one)
+    return synthetic.replace_stored_outputs(
+        taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one
+    )
 
 
 def describe_stream_of_one(

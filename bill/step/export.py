@@ -19,8 +19,8 @@ import torch
 
 from bill.step.kernels import call_kernels
 from bill.step.scopes import ScopeLabels
+from bill.step.synthetic_run import describe_example
 from bill.step.tracing import StepExport
-from bill.step.twin import describe_example
 from engine import run_steps
 from job.build import build_parts
 from job.check import check

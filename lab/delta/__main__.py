@@ -21,8 +21,8 @@ from bill.targets import Target
 from lab.costing import PLACES, choose_target
 from lab.delta import compiling
 from lab.delta.cases import MODES, TYPES, VARIANTS, LabCase, check_case
+from lab.delta.errors import check_program, shrink
 from lab.delta.gaps import FORMS, PACKAGES, leave_out
-from lab.delta.judging import check_program, shrink
 from lab.delta.report import (
     describe_case,
     describe_cost,

@@ -13,8 +13,8 @@ from bill.step.kernels import call_kernels
 from bill.targets import Target
 from lab.costing import CompiledCost, compile_program, export_in_jax, run_in_jax
 from lab.delta.cases import RULES, LabCase, create_inputs
+from lab.delta.errors import Errors, find_error
 from lab.delta.forms import add_extra, create_program, describe_inputs, recur
-from lab.delta.judging import Errors, find_error
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

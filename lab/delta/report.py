@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from lab.costing import CompiledCost
 from lab.delta.cases import ATTENTION, VARIANTS, LabCase
-from lab.delta.judging import Errors
+from lab.delta.errors import Errors
 from lab.delta.running import Timing
 from utils.errors import UserError
 from utils.generations import Generation

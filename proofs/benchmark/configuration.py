@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill.step.twin import create_twin, get_usual_sizes
+from bill.step.synthetic_run import create_synthetic_run, get_default_sizes
 from datasets import create_source
 from models.teachers.teacher import get_teacher_sections
 from utils.config.load import change
@@ -44,24 +44,24 @@ def create_measured_config(
     needs_data = synthetic and not create_source(config.data).is_made_up
     if not needs_data and not random_teachers:
         return changed
-    twin = _create_twin(changed)
+    synthetic = _create_synthetic_run(changed)
     if needs_data:
-        changed = twin.replace_data(
+        changed = synthetic.replace_data(
             max(_SYNTHETIC_EXAMPLES, config.data.global_batch_size), scratch
         )
     if random_teachers:
-        changed = twin.replace_teachers(changed, scratch, only_missing=True)
+        changed = synthetic.replace_teachers(changed, scratch, only_missing=True)
     return changed
 
 
-def _create_twin(config: RunConfig) -> SyntheticRun:
+def _create_synthetic_run(config: RunConfig) -> SyntheticRun:
     """Create the synthetic run; a dataset without known metadata gets the default sizes."""
     try:
-        return create_twin(config, {})
+        return create_synthetic_run(config, {})
     except UserError as error:
-        sizes = get_usual_sizes(config)
+        sizes = get_default_sizes(config)
         if not sizes:
             raise
         text = ", ".join(f"{name} {number}" for name, number in sizes.items())
         get_logger().warning("%s is assumed: %s", text, error)
-        return create_twin(config, sizes)
+        return create_synthetic_run(config, sizes)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bill.step.twin import describe_example
+from bill.step.synthetic_run import describe_example
 from engine import run_steps
 from job.build import build_parts
 from job.stream import iterate_batches
@@ -52,7 +52,7 @@ class UnstableGraphsError(RuntimeError):
 
 @dataclass(frozen=True)
 class Pace:
-    """How much is measured.
+    """Numbers of steps and blocks to measure.
 
     Args:
       steps: of one block.
@@ -71,7 +71,7 @@ class Pace:
 
 @dataclass
 class Block:
-    """What one block of steps took on one rank.
+    """Times of one block of steps on one rank.
 
     Args:
       wall_s, cpu_s: by the clock, and of the process's CPU time.
@@ -89,7 +89,7 @@ class Block:
 
 @dataclass
 class Record:
-    """What one rank has measured."""
+    """Measurements of one rank."""
 
     warmup_s: list[float] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Record:
 
 
 def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
-    """On one replica: build the run's parts, let the engine run, write figures on rank zero."""
+    """Measure on one replica: build the run's parts, run the engine, write figures on rank zero."""
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     before = create_gauge(runtime).count_compiles()
     parts = build_parts(runtime, job)
@@ -171,7 +171,7 @@ class Recorder:
         self._wait_s = 0.0
 
     def exclude(self, before: tuple[int, float]) -> None:
-        """Graphs and compile seconds that are not the run's: earlier ones and the bare loop's."""
+        """Leave out graphs and compile seconds of before, and those of the bare loop."""
         self._counted = before
         if self._bare is not None:
             graphs, seconds = self._bare.compiled
@@ -196,15 +196,16 @@ class Recorder:
         return self._start_block()
 
     def finish(self) -> Record:
-        """Everything, with what is known at the end alone."""
+        """Return the record, completed."""
         record = self._record
+        # torch.compile has no count of its own: what warm-up steps took beyond a usual step.
         if self._runtime.section.compile:
             usual = np.median([s for block in record.blocks for s in block.step_s])
             record.compile_s = float(sum(max(0.0, s - usual) for s in record.warmup_s))
         return record
 
     def _warm_up(self, step: int) -> None:
-        """Go on until some steps have brought no rank a new graph."""
+        """Continue until some steps have brought no rank a new graph."""
         now = time.perf_counter()
         if step:
             self._record.warmup_s.append(now - self._last)
@@ -225,12 +226,13 @@ class Recorder:
         self._last = time.perf_counter()
 
     def _start_block(self) -> bool:
-        """Set the watch, unless all blocks are measured; whether they are."""
+        """Start the clock of the next block; return True if all blocks are measured."""
         if len(self._record.blocks) == self._pace.repeats:
             self._close()
             return True
         if self._bare is not None:
             self._bare_times = self._bare.run(self._pace.steps)
+        # Only before the first block: later ones follow the block before them.
         if not self._record.blocks:
             self._runtime.ranks.barrier("start of the measurement")
         self._wait_s = 0.0
@@ -247,7 +249,7 @@ class Recorder:
         self._record.blocks.append(block)
 
     def _close(self) -> None:
-        """Note what was compiled and held."""
+        """Record compiled graphs, host reads and peak memory."""
         record, runtime = self._record, self._runtime
         graphs, seconds = self._gauge.count_compiles()
         record.graphs = graphs - self._counted[0]
@@ -312,6 +314,7 @@ def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
     waits = [sum(b.wait_s for b in r.blocks) for r in records]
     steps_s = [seconds for block in first.blocks for seconds in block.step_s]
     device_gib = [r.device_gib for r in records if r.device_gib is not None]
+    # MFU: model FLOPs of a second over the peak of all devices.
     flops, peak = facts["flops_per_example"], facts["peak_tflops"]
     mfu = None
     if flops is not None and peak is not None:
@@ -341,6 +344,7 @@ def _compare_with_bare(blocks: list[Block]) -> JsonObject:
     if blocks[0].bare is None:
         return {}
     steps = len(blocks[0].step_s)
+    # Each block is compared with the bare one just before it, so drift of the machine cancels.
     ratios = [block.wall_s / block.bare[0] for block in blocks]
     fastest = min(block.wall_s for block in blocks) / min(block.bare[0] for block in blocks)
     cpu_ratios = [block.cpu_s / block.bare[1] for block in blocks]

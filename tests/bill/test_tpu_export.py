@@ -12,8 +12,8 @@ import pytest
 from big_vision.input.synthetic import parse_synthetic_name
 from bill.step.derive import derive_config
 from bill.step.export import compute_digest, trace_step
+from bill.step.synthetic_run import create_synthetic_run
 from bill.step.tracing import StepExport, trace_alone
-from bill.step.twin import create_twin
 from tests.support.language import create_language_argv
 from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import create_config
@@ -147,8 +147,8 @@ def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
 
 def find_image_shape(config: RunConfig) -> tuple[int, int]:
     """Side and channels of the images that the run's twin makes up."""
-    twin = create_twin(config, {"num_classes": 10})
-    data = twin.replace_data(64, Path("unwritten"), by_trial=True).data
+    synthetic = create_synthetic_run(config, {"num_classes": 10})
+    data = synthetic.replace_data(64, Path("unwritten"), by_trial=True).data
     made = parse_synthetic_name(data.name)
     assert data.source == "synthetic" and made.num_examples == 64
     return made.image_size, made.channels

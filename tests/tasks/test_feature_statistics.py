@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import main
-from bill.step.twin import create_twin
+from bill.step.synthetic_run import create_synthetic_run
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
@@ -270,8 +270,8 @@ def test_the_tool_says_what_it_cannot_measure(flags, tmp_path, capsys):
 def test_a_twin_has_statistics_of_its_random_teachers(flags, tmp_path):
     """So that a run is compiled and measured where neither teachers nor statistics are."""
     given = [*flags, "--distill.standardise=phi_s", "--distill.statistics=elsewhere"]
-    twin = create_twin(load_config(given), {})
-    config = twin.replace_teachers(twin.replace_data(96, tmp_path), tmp_path)
+    synthetic = create_synthetic_run(load_config(given), {})
+    config = synthetic.replace_teachers(synthetic.replace_data(96, tmp_path), tmp_path)
     parts = build_parts(create_cpu_runtime(), check(config))
     maps = parts.task.get_modules()["scalings"]
     assert [sorted(one) for one in maps] == [["patches", "pooled"], ["pooled"]]

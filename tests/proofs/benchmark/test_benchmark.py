@@ -46,7 +46,7 @@ def names_task(path: Path) -> bool:
     return "task" in (values.get("train") or {}) or bool(base and names_task(path.parent / base))
 
 
-# What a run of images reads; tests/bill/test_twin.py holds the twins of other tasks.
+# What a run of images reads; tests/bill/test_synthetic_run.py holds those of other tasks.
 OF_IMAGES = [path for path in CONFIGS if path.parent.name != "presets" and not names_task(path)]
 FEW = ("--steps=2", "--repeats=3", "--warmup-steps=1")
 # Of one token of tests.support.language: two blocks of width 32 with two heads of keys and values,

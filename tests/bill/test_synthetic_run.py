@@ -1,11 +1,11 @@
-"""A tool asks the run's task for its twin; what nobody can tell is refused in one sentence."""
+"""The synthetic run of a run's task; sizes that are not known are refused in one sentence."""
 
 from __future__ import annotations
 
 import pytest
 
 from bill import compile_for_tpu, step_report
-from bill.step.twin import create_twin, get_usual_sizes
+from bill.step.synthetic_run import create_synthetic_run, get_default_sizes
 from tasks import TASKS
 from tasks.protocol import RunTask
 from tests.support.tiny_parts import create_config
@@ -16,20 +16,20 @@ from utils.registry import Registry, load_object
 def test_sizes_of_a_dataset_that_is_not_here_are_given_by_name(tmp_path):
     pp = "--data.train_pp=decode|resize(8)|value_range(-1, 1)"
     config = create_config(tmp_path, "--data.source=folder", f"--data.root={tmp_path}", pp)
-    made = create_twin(config, {"num_classes": 7}).replace_data(9, tmp_path)
+    made = create_synthetic_run(config, {"num_classes": 7}).replace_data(9, tmp_path)
     assert "num_classes=7" in made.data.name
     with pytest.raises(UserError, match=r"--assume vocab_size is not a size .*: num_classes"):
-        create_twin(config, {"vocab_size": 7})
+        create_synthetic_run(config, {"vocab_size": 7})
 
 
 def test_a_task_without_a_twin_is_measured_with_its_own_data(tmp_path, monkeypatch):
     config = create_config(tmp_path)
     tasks = Registry("train.task")
     tasks.register("classify")(type("Plain", (RunTask,), {}))
-    monkeypatch.setattr("bill.step.twin.TASKS", tasks)
-    assert dict(get_usual_sizes(config)) == {}
+    monkeypatch.setattr("bill.step.synthetic_run.TASKS", tasks)
+    assert dict(get_default_sizes(config)) == {}
     with pytest.raises(UserError, match=r"train.task=classify makes up no data; .*--input real"):
-        create_twin(config, {})
+        create_synthetic_run(config, {})
 
 
 @pytest.mark.parametrize("name", list(TASKS))

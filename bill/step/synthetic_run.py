@@ -1,4 +1,4 @@
-"""Finds a run's twin: how it is measured and compiled where its data and teachers are not."""
+"""Creates the synthetic run that is measured and compiled without a run's data and teachers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 
-def create_twin(config: RunConfig, given: Mapping[str, int]) -> SyntheticRun:
+def create_synthetic_run(config: RunConfig, given: Mapping[str, int]) -> SyntheticRun:
     """Create the synthetic run of a run's task.
 
     Args:
@@ -38,7 +38,7 @@ def create_twin(config: RunConfig, given: Mapping[str, int]) -> SyntheticRun:
     return kind(config, given)
 
 
-def get_usual_sizes(config: RunConfig) -> Mapping[str, int]:
+def get_default_sizes(config: RunConfig) -> Mapping[str, int]:
     """Return the sizes that may be assumed of a dataset without known metadata, by name."""
     kind = _find_kind(config)
     return {} if kind is None else kind.usual
