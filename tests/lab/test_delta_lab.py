@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from lab import matmul
 from lab.delta import __main__ as tool
-from lab.delta import judging
+from lab.delta import errors as lab_errors
 from lab.delta.cases import VARIANTS, LabCase, create_inputs, create_typed
 from lab.delta.compiling import export_in_torch
 from lab.delta.forms import describe_inputs
@@ -167,17 +167,17 @@ def test_help_names_every_tpu_that_is_compiled_for(capsys):
 
 def test_a_rule_that_is_wrong_is_not_timed(monkeypatch):
     monkeypatch.setattr(
-        judging, "recur", lambda case, tensors: torch.zeros(1, case.tokens, 2, case.width) + 1
+        lab_errors, "recur", lambda case, tensors: torch.zeros(1, case.tokens, 2, case.width) + 1
     )
-    small = replace(judging.shrink(replace(CASE, width=8)), tokens=16)
+    small = replace(lab_errors.shrink(replace(CASE, width=8)), tokens=16)
     with pytest.raises(UserError, match="gdn forward is wrong on cpu"):
-        judging.check_program(small, CoreOptions(chunk=8), torch.device("cpu"))
+        lab_errors.check_program(small, CoreOptions(chunk=8), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_rule_has_inputs_that_leave_it_finite(name):
-    case = judging.shrink(LabCase(name, "both", 2, 4, 1, 64, width=4))
-    errors = judging.check_program(case, CoreOptions(chunk=16), torch.device("cpu"))
+    case = lab_errors.shrink(LabCase(name, "both", 2, 4, 1, 64, width=4))
+    errors = lab_errors.check_program(case, CoreOptions(chunk=16), torch.device("cpu"))
     assert errors.output < 1e-5 and errors.gradients < 1e-4 and errors.rounded < 0.02
     assert all(torch.isfinite(x).all() for x in create_inputs(case, torch.float32))
 
