@@ -39,7 +39,7 @@ class TransformerShape(ModelArguments):
         self._check_numbers()
         if self.width % self.heads or self.width // self.heads % 2:
             raise UserError(
-                f"model.args.heads ({self.heads}) must divide model.args.width ({self.width}) into "
+                f"model.args.heads ({self.heads}) must cut model.args.width ({self.width}) into "
                 "heads of an even size; change one of them"
             )
         if self.heads % self.num_kv_heads:

@@ -218,7 +218,7 @@ def test_a_classifier_is_taken_off(teacher_run, feature_teachers, tmp_path, digi
     torch.save(saved, bare)
     section = {"model": "vit_tiny_patch16_224", "weights": str(bare),
                "args": {**config.model.args, "img_size": 8}}  # fmt: skip
-    with pytest.raises(UserError, match=r"say of how many classes by num_classes in distill"):
+    with pytest.raises(UserError, match=r"set its num_classes in distill"):
         check(change(config, distill={"teachers": [section]}))
     check(change(config, distill={"teachers": [{**section, "num_classes": 10}]}))
 
@@ -278,7 +278,7 @@ def test_images_of_two_sizes_have_no_grid_in_common(digits_root, feature_teacher
     [
         ({"label_map": "map.json"}, "which uses no classes"),
         ({"num_classes": 10}, "of another model"),
-        ({"mean": [127.5], "std": [0]}, "give numbers above 0"),
+        ({"mean": [127.5], "std": [0]}, "must be above 0"),
         ({"mean": [1, 2], "std": [1]}, "give mean and std in distill.teachers as many numbers as"),
         ({"model": "ema", "weights": ""}, "is the student's own average"),
     ],
