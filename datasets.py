@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -74,8 +74,8 @@ class DatasetFacts:
       files: hash of the training split's files, by their names below the root and their sizes.
     """
 
-    num_examples: dict[Role, int]
-    examples: dict[Role, object]
+    num_examples: dict[str, int]
+    examples: dict[str, Any]
     version: str = ""
     files: str = ""
 

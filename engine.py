@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from optim_factory import Schedule
     from utils.runtime.base import Runtime
 
+BatchT = TypeVar("BatchT", bound="Batch")
+BatchT_contra = TypeVar("BatchT_contra", bound="Batch", contravariant=True)
+
 
 class TaskLoss(Protocol):
     """Loss of one micro-batch.
@@ -38,23 +41,24 @@ class TaskLoss(Protocol):
       terms: detached scalars by name, for the log.
     """
 
-    total: Tensor
-    terms: Mapping[str, Tensor]
+    @property
+    def total(self) -> Tensor: ...
+
+    @property
+    def terms(self) -> Mapping[str, Tensor]: ...
 
 
-class Task(Protocol):
-    """A training task: the loss of a batch, and the metrics of an evaluation from its sums.
+class Task(Protocol[BatchT_contra]):
+    """A training task: the loss of a batch, and the metrics of an evaluation from its sums."""
 
-    Attributes:
-      unit: what throughput counts, and how many of it an example holds.
-    """
+    @property
+    def unit(self) -> tuple[str, int]:
+        """What throughput counts, and how many of it an example holds."""
 
-    unit: tuple[str, int]
-
-    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
+    def loss(self, model: nn.Module, batch: BatchT_contra) -> TaskLoss:
         """Compute the loss of a micro-batch on the device."""
 
-    def count(self, model: nn.Module, batch: Batch) -> Tensor:
+    def count(self, model: nn.Module, batch: BatchT_contra) -> Tensor:
         """Return float32 [C] on the device: sums over valid examples of an evaluation's batch."""
 
     def summarise(self, sums: Tensor) -> Evaluation:
@@ -196,7 +200,7 @@ class Callbacks:
 
 
 def train_step(
-    state: TrainState, batch: Batch, task: Task, runtime: Runtime, plan: Plan
+    state: TrainState, batch: BatchT, task: Task[BatchT], runtime: Runtime, plan: Plan
 ) -> dict[str, Tensor]:
     """Run one optimizer step; the returned scalars stay on the device."""
     totals: dict[str, Tensor] = {}
@@ -219,12 +223,12 @@ def train_step(
 
 def run_steps(
     state: TrainState,
-    batches: Iterable[Batch],
-    task: Task,
+    batches: Iterable[BatchT],
+    task: Task[BatchT],
     runtime: Runtime,
     plan: Plan,
     begin_step: Callable[[int], None] = lambda step: None,
-) -> Iterator[StepResult]:
+) -> Generator[StepResult]:
     """Train on one batch after the other; the caller decides what happens in between, and when.
 
     A caller that leaves early closes the loop (`contextlib.closing`) to end the feeder's thread.
@@ -239,14 +243,14 @@ def run_steps(
 class _Stepper:
     """Makes steps and keeps, on the device, the number of the first one that was not finite."""
 
-    def __init__(self, state: TrainState, task: Task, runtime: Runtime, plan: Plan) -> None:
+    def __init__(self, state: TrainState, task: Task[Any], runtime: Runtime, plan: Plan) -> None:
         self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
         self._first_bad_step = runtime.upload([-1.0])[0]
         runtime.finish_step()  # a graph of its own, not a part of the first step's
 
     def iterate(
         self, batches: Iterable[Batch], begin_step: Callable[[int], None]
-    ) -> Iterator[StepResult]:
+    ) -> Generator[StepResult]:
         state = self.state
         with self.runtime.prefetch(batches) as feeder:
             state.model.train()
@@ -287,7 +291,7 @@ class _Stepper:
 
 
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], task: Task, runtime: Runtime
+    model: nn.Module, batches: Iterable[BatchT], task: Task[BatchT], runtime: Runtime
 ) -> Evaluation:
     """Evaluate every valid example of host batches of one shape once, exact for any split."""
     was_training = model.training
@@ -299,12 +303,12 @@ def evaluate(
 
 @torch.no_grad()
 def sum_batches(
-    count: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
+    count: Callable[[BatchT], Tensor], batches: Iterable[BatchT], runtime: Runtime
 ) -> Tensor:
     """Sum `count` over all batches of all ranks, on the host. # host read: one in all"""
-    sums = None
+    sums: Tensor | None = None
 
-    def add(batch: Batch) -> Tensor:
+    def add(batch: BatchT) -> Tensor:
         nonlocal sums
         counted = count(batch)
         if sums is None:
@@ -315,12 +319,13 @@ def sum_batches(
 
     for _ in map_batches(add, batches, runtime):
         pass
+    assert sums is not None, "an evaluation without batches"
     return runtime.fetch(runtime.ranks.sum(sums))
 
 
 def map_batches(
-    function: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
-) -> Iterator[tuple[Batch, Tensor]]:
+    function: Callable[[BatchT], Tensor], batches: Iterable[BatchT], runtime: Runtime
+) -> Generator[tuple[BatchT, Tensor]]:
     """Yield device batches and a function's result for each, dispatched one after the other."""
     with runtime.prefetch(batches) as feeder:
         for batch in feeder:
@@ -331,7 +336,7 @@ def map_batches(
 
 
 def fit(
-    state: TrainState, plan: Plan, callbacks: Callbacks, task: Task, runtime: Runtime
+    state: TrainState, plan: Plan, callbacks: Callbacks, task: Task[Any], runtime: Runtime
 ) -> Evaluation:
     """Train from `state.step` to the plan's end, or until the score has not risen for long enough.
 
@@ -368,7 +373,12 @@ class _Loop:
     """Work between the steps of a run."""
 
     def __init__(
-        self, state: TrainState, plan: Plan, callbacks: Callbacks, task: Task, runtime: Runtime
+        self,
+        state: TrainState,
+        plan: Plan,
+        callbacks: Callbacks,
+        task: Task[Any],
+        runtime: Runtime,
     ) -> None:
         self.state, self.plan, self.callbacks = state, plan, callbacks
         self.task, self.runtime = task, runtime
@@ -467,7 +477,7 @@ class _Loop:
 
     def _require_finite(self) -> None:
         """Refuse to save the result of a bad step. # host read: checkpoints only"""
-        if self.last is None:
+        if self.last is None or self.last.values is None:
             return
         bad_step = int(self.runtime.fetch(self.last.values)[-1])
         if bad_step >= 0:

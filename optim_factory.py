@@ -154,7 +154,8 @@ def _check_betas(name: str, betas: tuple[float, ...]) -> None:
 
 def _try_muon(name: str, arguments: Mapping[str, Any]) -> None:
     """Try a step on a small matrix: the Muon family checks its arguments no sooner."""
-    if issubclass(get_optimizer_class(name, bind_defaults=False), Muon):
+    kind: Any = get_optimizer_class(name, bind_defaults=False)
+    if issubclass(kind, Muon):
         weight = nn.Parameter(torch.eye(8))
         weight.grad = torch.eye(8)
         create_optimizer_v2([{"params": [weight]}], opt=name, lr=0.1, **arguments).step()
@@ -165,7 +166,7 @@ def check_optimizer_name(name: str) -> None:
     name = name.lower()
     if name in REFUSED:
         raise UserError(f"optim.name {name!r} is refused: {REFUSED[name]}")
-    known = list_optimizers()
+    known = [str(known) for known in list_optimizers()]
     if name not in known:
         raise UserError(f"unknown optim.name {name!r}; {get_hint(name, known)}")
     if name not in PROVEN:
@@ -175,15 +176,16 @@ def check_optimizer_name(name: str) -> None:
 
 def list_head(model: nn.Module) -> tuple[nn.Parameter, ...]:
     """Return the parameters of a model's classifier; empty unless the model declares one."""
-    head = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    get_classifier: Any = getattr(model, "get_classifier", tuple)
+    head = get_classifier()
     heads = head if isinstance(head, tuple) else (head,)
     return tuple(p for part in heads if isinstance(part, nn.Module) for p in part.parameters())
 
 
 def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[str, Any]]:
     """Return parameter groups of a model, with layer decay if set."""
-    own = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
-    patterns = (*sorted(own), *_NO_DECAY_PATTERNS)
+    list_own: Any = getattr(model, "no_weight_decay", tuple)
+    patterns = (*sorted(set(list_own())), *_NO_DECAY_PATTERNS)
     weight_decay = _get_first_decay(section)
     if section.layer_decay is None:
         return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=patterns)
@@ -306,7 +308,7 @@ def check_unfreeze(section: OptimSection) -> None:
     Only on devices that bake numbers into their graphs: elsewhere a rate of 0 changes nothing.
     """
     name = section.name.lower()
-    kind = get_optimizer_class(name, bind_defaults=False)
+    kind: Any = get_optimizer_class(name, bind_defaults=False)
     if section.unfreeze and _get_first_decay(section) and kind.__name__ in FACTOR_DECAYS:
         raise UserError(
             f"optim.unfreeze needs weights that stay, but on XLA {name}'s weight decay takes "

@@ -40,9 +40,9 @@ class StepsAhead:
             return batches
         parts, first = self._parts, next(batches)
         total_steps = parts.plan.total_steps
-        is_changing = isinstance(parts.task, ChangesShape)
-        later = parts.task.list_future_shapes if is_changing else lambda *_: []
-        self._shapes = later(parts.state.step, total_steps, first)
+        task, self._shapes = parts.task, []
+        if isinstance(task, ChangesShape):
+            self._shapes += task.list_future_shapes(parts.state.step, total_steps, first)
         if self._shapes:
             self._kept = collect_state(parts.state, self._runtime.fetch_all)
             # Restored here too, so that the graph of restoring is not counted as a step's.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from datasets import Batch
+    from engine import TaskLoss
     from job.build import Parts
     from job.spec import Job
     from tasks.protocol import RunTask
@@ -52,7 +53,7 @@ class Answers:
         """Evaluate a model as `engine.evaluate` does."""
         return evaluate(model, self._follow(batches), self, self._runtime)
 
-    def loss(self, model: nn.Module, batch: Batch) -> object:
+    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
         """Call the task's method."""
         return self._task.loss(model, batch)
 

@@ -110,7 +110,8 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     if isinstance(task, Traceable) and find_peak_tflops(runtime) is not None:
         plan = replace(plan, flops_per_example=task.count_flops(state.model))
     if config.train.scan_layers:
-        part = train_loaders[0].rank_batch_size // config.train.accumulate_steps
+        assert isinstance(task, Traceable)
+        part = train_loaders[0].rank_batch_size // config.train.known_parts
         runtime.trace_once(state.model, task.create_inputs(part))
     resumed = restore(runtime, job, state)
     return Parts(state, plan, task, train_loaders, eval_loader, resumed)
@@ -145,7 +146,7 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
     runtime.prepare(losses)
     for model in (student, *averages.values()):
         runtime.accelerate(runtime.prepare(model))
-    if config.train.accumulate_steps > 1:
+    if config.train.known_parts > 1:
         runtime.keep_gradients_apart(student)
     optimizer = create_optimizer(
         scale_lr(config),
@@ -197,7 +198,7 @@ def _create_plan(job: Job) -> Plan:
             scale_lr(config), total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
         ),
         global_batch_size=config.data.global_batch_size,
-        accumulate_steps=train.accumulate_steps,
+        accumulate_steps=train.known_parts,
         averaging=Averaging(
             get_decays(config),
             round(train.ema_start_epoch * steps_per_epoch),

@@ -120,6 +120,7 @@ class Recording:
         """Drop all later records after a rollback; `began`: `time.perf_counter` at the bad step."""
         if self.writer is not None:
             self.writer.rewind(state.step)
+            assert self._hits is not None  # both exist where a rank writes
             self._hits.drop_later_than(state.step)
             # If a broken checkpoint was skipped, fewer steps are final than before.
             facts = {"skipped_steps": list(state.skipped_steps), "final_up_to_step": state.step}

@@ -87,7 +87,10 @@ def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSes
         if session is not None:
             session.complete(parts.state.step, outcome, reason)
     except BaseException as error:
-        status = {PreemptedError: "preempted", KeyboardInterrupt: "interrupted"}
+        status: dict[type[BaseException], str] = {
+            PreemptedError: "preempted",
+            KeyboardInterrupt: "interrupted",
+        }
         if session is not None:
             reason = f"{type(error).__name__}: {error}"
             session.end(parts.state.step, status.get(type(error), "failed"), reason)
@@ -127,7 +130,7 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | N
     if session is not None:
         try:
             environment = {**read_environment(), **runtime.describe()}
-            facts = {"environment": environment, "teachers": parts.teacher_metrics}
+            facts: JsonObject = {"environment": environment, "teachers": parts.teacher_metrics}
             # The lineage at the run's start stays, and a later attempt may add another teacher.
             new = find_lineage(job, parts.teacher_metrics)
             if lineage := join_lineages(read_lineage(job.run.read()), new):

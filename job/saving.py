@@ -136,7 +136,9 @@ class Saving:
         with contextlib.suppress(OSError):
             kept = self.manager.list_steps()
         self._recording.keeper.save(step, kept)
-        self._recording.writer.sync()
+        writer = self._recording.writer
+        assert writer is not None  # the rank that saves also writes
+        writer.sync()
 
     def _collect(self, state: TrainState) -> tuple[Tensors, JsonMapping]:
         replica = self._replica
@@ -145,7 +147,9 @@ class Saving:
 
     def _note_checkpoint(self, step: int) -> None:
         """Record a complete checkpoint; called by the thread that wrote it."""
-        self._replica.session.note_checkpoint(step)
+        session = self._replica.session
+        assert session is not None  # the rank that saves also writes
+        session.note_checkpoint(step)
         self._recording.recorder.note_write(step, self.manager.written_s)
 
 

@@ -26,7 +26,6 @@ def iterate_batches(
     task, loader = parts.task, parts.train_loader
     epochs = task.stream_epochs if isinstance(task, Caches) else None
     period = epochs and epochs * loader.batches_per_epoch
-    draws, has_values = isinstance(task, Draws), isinstance(task, HasStepValues)
     processes = loader.shard[1] if input_processes is None else input_processes
     step = first_step
     while True:
@@ -35,8 +34,8 @@ def iterate_batches(
         position = Position(epoch, batch_in_epoch * loader.global_batch_size, processes)
         streams = (part.batches(position) for part in parts.train_loaders)
         for batches in zip(*streams, strict=True):
-            batch = task.draw(stream_step, *batches) if draws else batches[0]
-            if has_values:
+            batch = task.draw(stream_step, *batches) if isinstance(task, Draws) else batches[0]
+            if isinstance(task, HasStepValues):
                 batch = replace(batch, values={**batch.values, **task.get_values(step)})
             yield batch
             step, stream_step = step + 1, stream_step + 1

@@ -112,7 +112,10 @@ class LossInputs:
 
     def target_classes(self) -> Tensor:
         """Return int [B], the heaviest class of each target: the label, or mixup's larger one."""
-        return self.labels if self.targets is None else self.targets.argmax(dim=-1)
+        if self.targets is not None:
+            return self.targets.argmax(dim=-1)
+        assert self.labels is not None
+        return self.labels
 
 
 @dataclass(frozen=True)

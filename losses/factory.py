@@ -96,7 +96,7 @@ def define(
         inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
         for key, value in defaults.items()
     ]
-    create.__signature__ = inspect.Signature(keywords)
+    vars(create)["__signature__"] = inspect.Signature(keywords)
     return create
 
 

@@ -64,4 +64,4 @@ def get_noise_key(inputs: LossInputs) -> Tensor:
     """Return the step's int64 [1]; 0 if it has none."""
     if inputs.noise_key is not None:
         return inputs.noise_key
-    return torch.zeros(1, dtype=torch.int64, device=inputs.example_indices.device)
+    return torch.zeros(1, dtype=torch.int64, device=inputs.student_logits.device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -63,8 +66,14 @@ def mean_groups(per_group: Tensor, weights: Tensor) -> Tensor:
     return (per_group * counts).sum() / counts.sum().clamp(min=1)
 
 
+def sum_terms(terms: Iterable[Tensor]) -> Tensor:
+    """Sum the terms of a loss, in their order."""
+    total: Any = sum(terms)
+    return total
+
+
 def soften(
-    student_logits: Tensor, teacher_logits: Tensor, temperature: float
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float | Tensor
 ) -> tuple[Tensor, Tensor]:
     """Compute log-probabilities of the teacher, then of the student, at a temperature."""
     log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from losses.base import Loss, LossInputs, LossOutput, Shapes
 from losses.factory import create_loss
 from losses.logits.kd import soft_cross_entropy
+from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection
@@ -35,6 +36,8 @@ class WeightedLoss(nn.Module):
     it cannot spread. `LossInputs.term_scales` multiplies the weights by data, for schedules.
     """
 
+    peer: nn.Module | None
+
     def __init__(
         self,
         terms: Sequence[tuple[str, Loss, float]] = (),
@@ -46,7 +49,7 @@ class WeightedLoss(nn.Module):
         self.alpha = alpha if terms else 0.0
         self.names = _number_repeats([name for name, _, _ in terms])
         self.register_module("peer", None)
-        self.losses = nn.ModuleList(loss for _, loss, _ in terms)
+        self.losses = ModuleListOf(loss for _, loss, _ in terms)
         self.weights = tuple(weight for _, _, weight in terms)
         of_terms = zip(self.names, self.weights, strict=True)
         self._factors = {"task": 1 - self.alpha} | {n: self.alpha * w for n, w in of_terms}
@@ -132,6 +135,7 @@ class WeightedLoss(nn.Module):
 
 def compute_class_loss(inputs: LossInputs) -> Tensor:
     """Compute the cross-entropy with the targets: a classification's task loss."""
+    assert inputs.targets is not None
     return soft_cross_entropy(inputs.student_logits, inputs.targets, mask=inputs.mask)
 
 

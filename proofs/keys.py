@@ -74,7 +74,7 @@ def format_page() -> str:
 
 def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str]) -> Iterator[str]:
     for name, field in section.model_fields.items():
-        info = read_key_info(field.json_schema_extra)
+        info = read_key_info(field)
         key = f"{prefix}.{name}"
         only = []
         if info.devices:

@@ -83,7 +83,7 @@ def _iterate(section: ConfigSection, prefix: str) -> Iterator[tuple[str, JsonVal
                 inner = f"{key}.{number}." if isinstance(value, tuple) else f"{key}."
                 yield from _iterate(item, inner)
         else:
-            yield key, value, read_key_info(field.json_schema_extra).is_path
+            yield key, value, read_key_info(field).is_path
 
 
 def _check_place(key: str, value: str, roots: Sequence[str], base: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from utils.registry import Registry
 
-TASKS = Registry(
+if TYPE_CHECKING:
+    from tasks.protocol import RunTask
+
+TASKS: Registry[type[RunTask[Any]]] = Registry(
     "train.task",
     {
         "classify": "tasks.classify.task:Classify",

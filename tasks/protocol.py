@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    runtime_checkable,
+)
 
 from torch import Tensor, nn
 
@@ -27,8 +35,9 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
+BatchT_contra = TypeVar("BatchT_contra", bound=Batch, contravariant=True)
 # Sums over the evaluation split: a count of each batch -> its sum over batches and ranks.
-SumOver = Callable[[Callable[[Batch], Tensor]], Tensor]
+SumOver = Callable[[Callable[[Any], Tensor]], Tensor]
 # The same over given batches.
 SumBatches = Callable[[Callable[[Any], Tensor], Iterable[Any]], Tensor]
 # A run, its dataset and the task's part of the stream's description -> the whole description.
@@ -146,7 +155,7 @@ class SyntheticRun(Protocol):
         )
 
 
-class RunTask(Protocol):
+class RunTask(Protocol[BatchT_contra]):
     """A task in a run: created on each replica, after the student and its loaders.
 
     What only some tasks do stands in the protocols below.
@@ -159,19 +168,19 @@ class RunTask(Protocol):
       losses: modules that are trained beside the student.
     """
 
-    unit: ClassVar[tuple[str, int]]
-    score_name: ClassVar[str]
+    unit: tuple[str, int]
+    score_name: str
     check: ClassVar[type[TaskCheck]]
     twin: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset()
     losses: nn.Module
 
-    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+    def __init__(self, config: RunConfig, facts: Any, loaders: Mapping[str, Loader]) -> None:
         """Create what needs no device; an evaluation has no `train` loader."""
 
-    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss: ...
+    def loss(self, model: nn.Module, batch: BatchT_contra) -> TaskLoss: ...
 
-    def count(self, model: nn.Module, batch: Batch) -> Tensor: ...
+    def count(self, model: nn.Module, batch: BatchT_contra) -> Tensor: ...
 
     def summarise(self, sums: Tensor) -> Evaluation: ...
 
@@ -206,7 +215,7 @@ class Prepares(Protocol):
 class Draws(Protocol):
     """Tasks with random draws, or stored outputs, for each example."""
 
-    def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
+    def draw(self, step: int, batch: Any, *others: Any) -> Batch:
         """Return a host batch with draws; `others` are other augmentations of its examples."""
 
 
@@ -222,7 +231,7 @@ class HasStepValues(Protocol):
 class ChangesShape(Protocol):
     """Tasks whose steps work on more than one shape (`TaskFacts.step_shapes`)."""
 
-    def list_future_shapes(self, step: int, total_steps: int, batch: Batch) -> list[Batch]:
+    def list_future_shapes(self, step: int, total_steps: int, batch: Any) -> Sequence[Batch]:
         """Return a host batch of a step in each other shape that later steps work on."""
 
 
@@ -230,7 +239,9 @@ class ChangesShape(Protocol):
 class Distils(Protocol):
     """Tasks whose teachers run in the step beside the student, or have stored outputs."""
 
-    teachers: Sequence[nn.Module]
+    @property
+    def teachers(self) -> Sequence[nn.Module]:
+        """Teachers in the step."""
 
     def evaluate_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Return metrics of the teachers before the run begins; refuse a useless one."""
@@ -248,9 +259,11 @@ class Compares(Protocol):
 class Caches(Protocol):
     """Tasks whose teachers' outputs can be stored; the stream repeats after `stream_epochs`."""
 
-    stream_epochs: int | None
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs after which the stream starts over; None if it never does."""
 
-    def compute_cached_outputs(self, batch: Batch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(self, batch: Any, columns: Sequence[Column]) -> tuple[Tensor, ...]:
         """Return logits by `condense_answers`, or features, for each column, on the device."""
 
     def close(self) -> None:
@@ -276,9 +289,7 @@ class HasExtraSets(Protocol):
 class MarksExamples(Protocol):
     """Tasks with a correct or wrong output for each example."""
 
-    def count_with_correctness(
-        self, model: nn.Module, batch: Batch
-    ) -> tuple[Tensor, Tensor | None]:
+    def count_with_correctness(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor | None]:
         """Return the sums of `count`, and bool [B] of correct examples if there are such."""
 
 
@@ -314,5 +325,5 @@ class Traceable(Protocol):
 class HasPlainLoss(Protocol):
     """Tasks whose plain loss is not `loss` of an unprepared batch."""
 
-    def create_supervised_loss(self, batch: Batch) -> Callable[[nn.Module], Tensor]:
+    def create_supervised_loss(self, batch: Any) -> Callable[[nn.Module], Tensor]:
         """Return the loss of a model on this device batch, as one would write it by hand."""

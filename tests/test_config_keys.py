@@ -92,7 +92,7 @@ def test_keys_of_list_elements_say_nothing_of_their_own():
     """A list is one key: what it says holds for all that stands in it."""
     for section in ELEMENTS.values():
         for name, field in section.model_fields.items():
-            info = read_key_info(field.json_schema_extra)
+            info = read_key_info(field)
             assert replace(info, is_path=False, needs=()) == KeyInfo(), name
 
 
@@ -102,7 +102,7 @@ def test_a_key_that_is_named_like_a_path_says_so():
     words = ("path", "directory", "file", "root", "cache", "weights")
     for prefix, section in (*sections.items(), *ELEMENTS.items()):
         for name, field in section.model_fields.items():
-            is_path = read_key_info(field.json_schema_extra).is_path
+            is_path = read_key_info(field).is_path
             if any(word in name for word in words) and not is_path:
                 assert f"{prefix}.{name}" in NO_PLACES.split(), "a path? declare is_path=True"
 

@@ -42,7 +42,7 @@ def mend_text(value: JsonValue) -> JsonValue:
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {mend_text(key): mend_text(inner) for key, inner in value.items()}
+        return {str(mend_text(key)): mend_text(inner) for key, inner in value.items()}
     return [mend_text(inner) for inner in value] if isinstance(value, list) else value
 
 

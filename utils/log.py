@@ -7,13 +7,14 @@ import sys
 from typing import TextIO
 
 
-class _StderrHandler(logging.StreamHandler):
+class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to the current `sys.stderr`, which callers of a program may replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
+    # pyrefly: ignore[bad-override]  # a property in place of an attribute that nothing sets
     def stream(self) -> TextIO:
         """The current stderr."""
         return sys.stderr

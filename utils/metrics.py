@@ -75,7 +75,7 @@ class LoopMeter:
         self._seen = runtime.counters()
         self._graphs = {"setup": self._seen["graphs"], "train": 0, "eval": 0}
         self._units = 0
-        self._wait_s = self._reads = self._outside_s = 0
+        self._wait_s, self._reads, self._outside_s = 0.0, 0, 0.0
 
     def end_setup(self) -> None:
         """Book the graphs so far to the set-up."""
@@ -117,7 +117,7 @@ class LoopMeter:
         }
         self._window = now
         self._units = 0
-        self._wait_s = self._reads = self._outside_s = 0
+        self._wait_s, self._reads, self._outside_s = 0.0, 0, 0.0
         return facts
 
     def get_graphs(self) -> dict[str, int]:

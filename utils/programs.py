@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from utils.log import setup_logging
@@ -22,7 +22,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 class ProgramParser(argparse.ArgumentParser):
     """A parser with one-line errors whose type `Path` refuses URLs."""
 
-    def __init__(self, *arguments: object, **options: object) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", Path, _read_path)
 

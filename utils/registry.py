@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from utils.errors import UserError, get_hint
 
+# What a registry holds: a class, or a function that creates one thing.
+T = TypeVar("T", bound=Callable[..., Any])
 
-class Registry:
+
+class Registry(Generic[T]):
     """Named factories of one kind.
 
     >>> LOSSES = Registry("loss", {"kd": "losses.logits.kd:SoftKD"})
@@ -23,12 +26,12 @@ class Registry:
 
     def __init__(self, kind: str, table: Mapping[str, str] | None = None) -> None:
         self.kind = kind
-        self._factories: dict[str, Callable[..., Any] | str] = dict(table or {})
+        self._factories: dict[str, T | str] = dict(table or {})
 
-    def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers a factory under an unused name."""
 
-        def file_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
+        def file_factory(factory: T) -> T:
             if name in self._factories:
                 raise RuntimeError(f"{self.kind} {name!r} is registered twice")
             self._factories[name] = factory
@@ -36,13 +39,15 @@ class Registry:
 
         return file_factory
 
-    def get(self, name: str) -> Callable[..., Any]:
+    def get(self, name: str) -> T:
         """Return the factory of a name; a UserError with similar names if it is unknown."""
         if name not in self._factories:
             raise UserError(f"unknown {self.kind} {name!r}; {get_hint(name, self._factories)}")
         factory = self._factories[name]
         if isinstance(factory, str):
-            factory = self._factories[name] = load_object(factory)
+            loaded: T = load_object(factory)
+            self._factories[name] = loaded
+            return loaded
         return factory
 
     def names(self) -> list[str]:

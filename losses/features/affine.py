@@ -26,6 +26,10 @@ class AffineMap(nn.Module):
       inverse: of the same form.
     """
 
+    mean: Tensor
+    matrix: Tensor
+    back: Tensor
+
     def __init__(self, mean: Tensor, matrix: Tensor, inverse: Tensor) -> None:
         super().__init__()
         for name, value in (("mean", mean), ("matrix", matrix), ("back", inverse)):
@@ -96,7 +100,9 @@ def create_hadamard(order: int) -> Tensor | None:
     if order < 1 or order % 4:
         return None
     if order & (order - 1) == 0:
-        return torch.kron(create_hadamard(2), create_hadamard(order // 2))
+        half = create_hadamard(order // 2)
+        assert half is not None
+        return torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), half)
     if _is_prime(order - 1):
         return torch.eye(order, dtype=torch.float64) + _create_conference(order - 1, -1.0)
     if (order // 2) % 4 == 2 and _is_prime(order // 2 - 1):

@@ -20,8 +20,9 @@ from losses.features.hints import (
     match_sizes,
 )
 from losses.features.maps import get_channels
-from losses.reductions import get_group_weights, mean_valid, split_groups, unit_rows
+from losses.reductions import get_group_weights, mean_valid, split_groups, sum_terms, unit_rows
 from utils.errors import UserError
+from utils.torch_types import ModuleListOf
 
 NORM_EPS = 1e-5
 FIRST_SPREAD = 0.02  # of position embeddings; queries start at 1
@@ -68,7 +69,7 @@ class AttentionFusion(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return maps of the teacher's width, and the residual for the next, shallower stage."""
         fused = self.inward_norm(self.inward(maps), weights)
-        if self.attention is not None:
+        if self.attention is not None and residual is not None:
             deeper = enlarge(residual, *maps.shape[2:])
             shares = torch.sigmoid(self.attention(torch.cat([fused, deeper], dim=1)))
             fused = fused * shares[:, :1] + deeper * shares[:, 1:]
@@ -127,13 +128,13 @@ class KnowledgeReview(FeatureLoss):
 
     def compute(self, inputs: LossInputs) -> Tensor:
         stages = list(zip(self.layers, self.fusions, strict=True))
-        total, residual = 0, None
+        terms, residual = [], None
         for path, fusion in reversed(stages):
             student, teacher = self.get_pair(inputs, path)
             weights = get_group_weights(student, inputs.mask, self.group_size)
             maps, residual = fusion(student, residual, weights)
-            total = total + compute_hcl(maps, teacher, mask=inputs.mask)
-        return total
+            terms.append(compute_hcl(maps, teacher, mask=inputs.mask))
+        return sum_terms(terms)
 
 
 class MapProjector(nn.Module):
@@ -201,7 +202,7 @@ class SemanticCalibration(FeatureLoss):
         self.embed_width = max(1, group_size // 4) if embed_width is None else embed_width
         check_positive("semckd", embed_width=self.embed_width)
         self.queries, self.keys = nn.ModuleList(), nn.ModuleList()
-        self.projectors = nn.ModuleList()
+        self.projectors: ModuleListOf[MapProjector] = ModuleListOf()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         students, teachers = self.student_layers(), self.teacher_layers()
@@ -342,18 +343,18 @@ class ScaleUp(FeatureLoss):
                 )
             positions = teacher[1] if len(teacher) == 3 else teacher[2] * teacher[3]
             arguments = tuple(student[1:]), width, positions, self.heads, self.score_scale
-            pair = nn.ModuleList(CrossAttentionProjector(*arguments) for _ in range(2))
+            pair = ModuleListOf(CrossAttentionProjector(*arguments) for _ in range(2))
             self.projectors[get_key(path)] = pair
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        total = 0
+        terms = []
         for path in self.layers:
             student, teacher = self.get_pair(inputs, path)
             target = get_channels(teacher).transpose(1, 2)
             weights = get_group_weights(student, inputs.mask, self.group_size)
-            projectors = self.projectors[get_key(path)]
+            projectors = list(self.projectors[get_key(path)].children())
             for view, (factor, project) in enumerate(zip(self.weights, projectors, strict=True)):
                 answer = project(student, weights)
                 gap = compute_view_gap(answer, target, is_alternating=bool(view))
-                total = total + factor * mean_valid(gap, inputs.mask)
-        return total
+                terms.append(factor * mean_valid(gap, inputs.mask))
+        return sum_terms(terms)

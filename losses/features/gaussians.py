@@ -12,7 +12,7 @@ from losses.base import LossInputs, Shapes
 from losses.factory import check_positive
 from losses.features.hints import FeatureLoss, ProjectedLoss
 from losses.features.maps import get_channels, match_positions
-from losses.reductions import Mask, mean_valid, safe_sqrt
+from losses.reductions import Mask, mean_valid, safe_sqrt, sum_terms
 from utils.errors import UserError
 
 MIN_VARIANCE = 1e-5  # under the learnt variances of VID
@@ -126,13 +126,13 @@ class VariationalInformation(FeatureLoss):
             self.gaussians.append(ChannelGaussian(*(get_width(shape) for shape in pair)))
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        total = 0
+        terms = []
         for path, gaussian in zip(self.layers, self.gaussians, strict=True):
             pair = self.get_pair(inputs, path)
             pair = match_positions(*(x.unsqueeze(1) if x.ndim == 2 else x for x in pair))
             values = gaussian(*(side.transpose(1, 2) for side in pair))
-            total = total + mean_valid(values, inputs.mask)
-        return total
+            terms.append(mean_valid(values, inputs.mask))
+        return sum_terms(terms)
 
 
 class PrimeAware(ProjectedLoss):
@@ -158,20 +158,20 @@ class PrimeAware(ProjectedLoss):
         """Create projections, and a layer of variances for each pair, which starts at v = 1."""
         super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
         for _, *pair in self.pair_shapes(student_shapes, teacher_shapes):
-            layer = nn.Linear(*(get_width(shape) for shape in pair))
+            layer = nn.Linear(get_width(pair[0]), get_width(pair[1]))
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
             self.variances.append(layer)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        total = 0
+        terms = []
         for path, layer in zip(self.layers, self.variances, strict=True):
             student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, path))
             log_variance = layer(student)
             gap = (self.project(path, student) - teacher).square()
             values = (gap / (log_variance.exp() + self.eps) + log_variance).mean(dim=1)
-            total = total + mean_valid(values, inputs.mask)
-        return total
+            terms.append(mean_valid(values, inputs.mask))
+        return sum_terms(terms)
 
 
 def get_width(shape: tuple[int, ...]) -> int:

@@ -13,7 +13,7 @@ from losses.factory import check_positive, check_steps, is_number
 from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss, ProjectedLoss, get_key, match_sizes
 from losses.noise import draw_for
-from losses.reductions import mean_valid, unit_rows
+from losses.reductions import mean_valid, sum_terms, unit_rows
 from utils.errors import UserError
 
 LEAK = 0.1  # of all its ReLUs
@@ -53,7 +53,7 @@ class MaskedGeneration(ProjectedLoss):
             self.generations.append(create_generation(width))
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        total = 0
+        terms = []
         for path, generation in zip(self.layers, self.generations, strict=True):
             student, teacher = self.get_pair(inputs, path)
             if self.mask_ratio:
@@ -61,8 +61,8 @@ class MaskedGeneration(ProjectedLoss):
                 drawn = drawn.unflatten(1, student.shape[2:]).unsqueeze(1)
                 student = student * (drawn >= self.mask_ratio).to(student.dtype)
             gap = (generation(student) - teacher).square().flatten(1).sum(dim=1)
-            total = total + mean_valid(gap, inputs.mask)
-        return total
+            terms.append(mean_valid(gap, inputs.mask))
+        return sum_terms(terms)
 
 
 class TransformerGuidelines(FeatureLoss):

@@ -25,7 +25,7 @@ from losses.features.hints import (
 )
 from losses.logits.decoupled import split_log_probs
 from losses.logits.kd import kl_per_example
-from losses.reductions import as_constant, mean_valid, unit_rows, upcast
+from losses.reductions import as_constant, mean_valid, sum_terms, unit_rows, upcast
 from utils.errors import UserError
 
 MIN_FLOW = 1e-20  # keeps the divisions of Sinkhorn's algorithm finite; far below any class
@@ -109,7 +109,8 @@ class WassersteinLogits(Loss):
         classes = inputs.target_classes()
         others = 1 - one_hot(classes.long(), student.shape[-1]).to(student.dtype)
         rest = [split_log_probs(x / self.temperature, classes)[2] for x in (student, teacher)]
-        distance = compute_transport(*(x.exp() * others for x in rest), costs, **self.plan)
+        own, theirs = (x.exp() * others for x in rest)
+        distance = compute_transport(own, theirs, costs, **self.plan)
         index = classes.long().unsqueeze(-1)
         own = torch.log_softmax(student, dim=-1).gather(-1, index).squeeze(-1)
         target = torch.softmax(teacher, dim=-1).gather(-1, index).squeeze(-1)
@@ -153,7 +154,7 @@ class SoftmaxRegression(ProjectedLoss):
             compute_feature_mse(*vectors, mask=inputs.mask),
             compute_feature_mse(*answers, mask=inputs.mask),
         )
-        return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+        return sum_terms(weight * part for weight, part in zip(self.weights, parts, strict=True))
 
 
 class ClassifierMaps(FeatureLoss):
@@ -196,7 +197,7 @@ class ClassifierMaps(FeatureLoss):
             )
         return self.apply_head(maps, *head)
 
-    def apply_head(self, maps: Tensor, *head: Tensor) -> Tensor:
+    def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Apply a classifier to maps [B, C, H, W]."""
         raise NotImplementedError
 
@@ -221,7 +222,7 @@ class ClassAttention(ClassifierMaps):
     def compute(self, inputs: LossInputs) -> Tensor:
         return compute_feature_mse(*self.get_sides(inputs), mask=inputs.mask)
 
-    def apply_head(self, maps: Tensor, weight: Tensor) -> Tensor:
+    def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return [B, K, size * size] unit class activation maps; pooling and classifier commute."""
         return unit_rows(weight @ pool_adaptive(maps, self.size, self.size).flatten(2))
 
@@ -277,13 +278,14 @@ class ScaleDecoupled(ClassifierMaps):
         weights = 1 + (self.complement_weight - 1) * is_complement
         return self.temperature**2 * mean_valid((weights * divergence).mean(dim=1), inputs.mask)
 
-    def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return [B, cells, K] of all scales; a UserError if maps have too few cells."""
         if min(maps.shape[2:]) < max(self.scales):
             raise UserError(
                 f"distill.losses: sdd.scales {list(self.scales)} ask for more cells than maps of "
                 f"{tuple(maps.shape[2:])} have; leave the finer ones out"
             )
+        assert bias is not None
         cells = [pool_adaptive(maps, side, side).flatten(2) for side in self.scales]
         return torch.cat(cells, dim=-1).transpose(1, 2) @ weight.T + bias
 

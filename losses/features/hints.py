@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from losses.base import Loss, LossInputs, Shapes, get_feature
 from losses.factory import check_choice, check_positive
-from losses.reductions import Mask, as_constant, mean_valid, safe_sqrt, unit_rows, upcast
+from losses.reductions import Mask, as_constant, mean_valid, safe_sqrt, sum_terms, unit_rows, upcast
 from utils.errors import UserError, get_hint
 
 REGRESSORS = ("auto", "none", "conv1x1", "convreg", "linear")
@@ -81,7 +81,7 @@ def _choose(student: Shape, teacher: Shape) -> str:
 def _create_convolution(student: Shape, teacher: Shape, given: dict[str, int | None]) -> nn.Module:
     """Halve by a stride, double by a transposed convolution, else shrink by the kernel's size."""
     side, target = student[2], teacher[2]
-    layer = nn.Conv2d
+    layer: type[nn.Module] = nn.Conv2d
     if side == 2 * target:
         derived = {"kernel_size": 3, "stride": 2, "padding": 1}
     elif 2 * side == target:
@@ -252,7 +252,7 @@ class FeatureLoss(Loss):
 
     def compute(self, inputs: LossInputs) -> Tensor:
         pairs = [self.get_pair(inputs, path) for path in self.layers]
-        return sum(self.compute_pair(*pair, inputs.mask) for pair in pairs)
+        return sum_terms(self.compute_pair(*pair, inputs.mask) for pair in pairs)
 
 
 class ProjectedLoss(FeatureLoss):
@@ -274,7 +274,7 @@ class ProjectedLoss(FeatureLoss):
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Create a projection for each pair of unequal shapes, of the form in `regressor`."""
         for student_path, teacher_path in self.layers.items():
-            shapes = []
+            shapes: list[tuple[int, ...]] = []
             for side, path, known in (
                 ("student", student_path, student_shapes),
                 ("teacher", teacher_path, teacher_shapes),
@@ -284,7 +284,8 @@ class ProjectedLoss(FeatureLoss):
                         f"distill.losses: the {side} has no layer {path!r}; {get_hint(path, known)}"
                     )
                 shapes.append(tuple(known[path]))
-            projection = create_projection(*shapes, self.regressor, **self.convolution)
+            student, teacher = shapes
+            projection = create_projection(student, teacher, self.regressor, **self.convolution)
             if projection is not None:
                 self.projections[get_key(student_path)] = projection
 

@@ -22,6 +22,7 @@ from losses.reductions import (
     mean_groups,
     mean_valid,
     split_groups,
+    sum_terms,
     unit_rows,
 )
 from utils.errors import UserError
@@ -235,7 +236,7 @@ class FeatureOverhaul(ProjectedLoss):
         return (*layers, *parameters)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        total = 0
+        terms = []
         for path, teacher_path in self.layers.items():
             student, teacher = self.get_pair(inputs, path)
             parameters = (f"{teacher_path}.{key}" for key in ("weight", "bias"))
@@ -246,8 +247,8 @@ class FeatureOverhaul(ProjectedLoss):
                     f"{tuple(teacher.shape)} of {teacher_path}; name the teacher's BatchNorms"
                 )
             margins = compute_margins(weight, bias)
-            total = total + compute_ofd(student, teacher, margins, mask=inputs.mask)
-        return total
+            terms.append(compute_ofd(student, teacher, margins, mask=inputs.mask))
+        return sum_terms(terms)
 
 
 class FlowOfSolution(FeatureLoss):
@@ -276,12 +277,12 @@ class FlowOfSolution(FeatureLoss):
                     f"distill.losses: fsp cannot compare {tuple(student.shape)} with "
                     f"{tuple(teacher.shape)}; choose maps of equal widths, or use at or nst"
                 )
-        total = 0
+        terms = []
         for (student, teacher), (next_student, next_teacher) in pairwise(pairs):
             gap = compute_fsp_matrix(student, next_student)
             gap = gap - compute_fsp_matrix(teacher, next_teacher)
-            total = total + mean_valid(gap.square().sum(dim=(1, 2)), inputs.mask)
-        return total
+            terms.append(mean_valid(gap.square().sum(dim=(1, 2)), inputs.mask))
+        return sum_terms(terms)
 
 
 class InterChannelCorrelation(ProjectedLoss):
@@ -295,9 +296,11 @@ def compute_channel_gap(
     student_features: Tensor, teacher_features: Tensor, eps: float, *, mask: Mask = None
 ) -> Tensor:
     """Compute 1 - correlation over the channels, averaged over positions and valid examples."""
-    sides = [side.transpose(1, 2) for side in (student_features, teacher_features)]
+    student, teacher = (side.transpose(1, 2) for side in (student_features, teacher_features))
     ones = torch.ones_like(teacher_features[:1, :, 0]).expand(1, 1, -1)
-    return 1 - mean_valid(compute_correlation(*sides, eps, weights=ones).mean(dim=1), mask)
+    return 1 - mean_valid(
+        compute_correlation(student, teacher, eps, weights=ones).mean(dim=1), mask
+    )
 
 
 def compute_position_gap(
@@ -310,11 +313,11 @@ def compute_position_gap(
 ) -> Tensor:
     """Compute 1 - correlation of channel sums over a group, averaged over positions."""
     weights = get_group_weights(student_features, mask, group_size)
-    sides = [
+    student, teacher = (
         split_groups(side.sum(dim=1), group_size).transpose(1, 2)
         for side in (student_features, teacher_features)
-    ]
-    correlations = compute_correlation(*sides, eps, weights=weights.unsqueeze(1))
+    )
+    correlations = compute_correlation(student, teacher, eps, weights=weights.unsqueeze(1))
     return 1 - mean_groups(correlations.mean(dim=-1), weights)
 
 

@@ -16,6 +16,7 @@ from losses.reductions import Mask
 from losses.table import EMBEDDING_LOSSES
 from utils.config.distill import LossTerm
 from utils.errors import UserError, get_hint
+from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection, TeacherSection
@@ -32,11 +33,13 @@ class Embeddings:
       patches: [B, N, C], row by row of the grid; None if the model has no grid or none was needed.
     """
 
-    pooled: Tensor
+    pooled: Tensor | None
     patches: Tensor | None = None
 
     def get(self, of: str) -> Tensor:
-        return self.pooled if of == POOLED else self.patches
+        features = self.pooled if of == POOLED else self.patches
+        assert features is not None, of
+        return features
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class LabelFreeLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.terms = tuple(spec for spec, _ in terms)
-        self.losses = nn.ModuleList(loss for _, loss in terms)
+        self.losses = ModuleListOf(loss for _, loss in terms)
         self.projectors = nn.ModuleDict()
         self._kind, self._hidden = kind, hidden
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from losses.base import LossInputs, check_classes
 from losses.logits.standardise import Wrapper
-from losses.reductions import as_constant
+from losses.reductions import as_constant, sum_terms
 from utils.errors import UserError
 
 
@@ -35,7 +35,7 @@ def average_probs(
 
 def average_logits(teacher_logits: Sequence[Tensor], *, shares: Sequence[float]) -> Tensor:
     """Return [B, K] weighted means of logits: the normalised geometric mean of probabilities."""
-    return sum(
+    return sum_terms(
         share * as_constant(logits) for share, logits in zip(shares, teacher_logits, strict=True)
     )
 
@@ -117,7 +117,7 @@ class MeanOfLosses(Ensemble):
 
     def compute(self, inputs: LossInputs) -> Tensor:
         pairs = zip(self.get_shares(inputs), self.compute_each(inputs), strict=True)
-        return sum(share * value for share, value in pairs)
+        return sum_terms(share * value for share, value in pairs)
 
 
 class MeanOfProbs(Ensemble):
@@ -146,7 +146,7 @@ class SumOfLosses(Ensemble):
     def compute(self, inputs: LossInputs) -> Tensor:
         shares = self.get_shares(inputs)
         pairs = zip(shares, self.compute_each(inputs), strict=True)
-        return sum(len(shares) * share * value for share, value in pairs)
+        return sum_terms(len(shares) * share * value for share, value in pairs)
 
 
 def create_sum_of_distances(temperature: float = 1.0) -> SumOfLosses:

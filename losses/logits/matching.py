@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -238,7 +239,7 @@ def compute_skd(
     *,
     direction_weight: float = 1.0,
     mask: Mask = None,
-    **arguments: float,
+    **arguments: Any,
 ) -> Tensor:
     """Compute KL of softened distributions + direction_weight * `compute_directions` of the logits.
 

@@ -15,7 +15,7 @@ from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss, ProjectedLoss, create_projection, get_key
 from losses.label_free.embeddings import EmbeddingLoss
 from losses.noise import draw_words, get_noise_key
-from losses.reductions import Mask, mean_valid, safe_sqrt, unit_rows, upcast
+from losses.reductions import Mask, mean_valid, safe_sqrt, sum_terms, unit_rows, upcast
 from utils.errors import UserError
 
 # Logit of an empty entry of the queue: its share of a softmax is 0 in float32, without NaN.
@@ -68,6 +68,11 @@ class CRD(RankMemory, FeatureLoss):
     needs_noise = True
 
     eps = 1e-7  # keeps logarithms finite; from the references, not a key of a run
+
+    student_normaliser: Tensor
+    teacher_normaliser: Tensor
+    student_memory: Tensor
+    teacher_memory: Tensor
 
     def __init__(
         self,
@@ -126,13 +131,13 @@ class CRD(RankMemory, FeatureLoss):
             self._score(teacher, self.student_memory, indices),
         ]
         self._remember(student, teacher, scores, inputs)
-        total = 0
+        terms = []
         normalisers = self.student_normaliser, self.teacher_normaliser
         for side, normaliser in zip(scores, normalisers, strict=True):
             ratios = side / torch.where(normaliser > 0, normaliser, torch.ones_like(normaliser))
             value = compute_contrast(ratios, self.num_examples, eps=self.eps, mask=inputs.mask)
-            total = total + value
-        return total
+            terms.append(value)
+        return sum_terms(terms)
 
     def _score(self, embeddings: Tensor, memory: Tensor, indices: Tensor) -> Tensor:
         rows = memory.index_select(0, indices.reshape(-1)).reshape(*indices.shape, -1)
@@ -147,6 +152,7 @@ class CRD(RankMemory, FeatureLoss):
         mask = torch.ones_like(means[0]) if inputs.mask is None else inputs.mask.unsqueeze(1)
         # Two collectives: indices above 2^24 do not fit into float32.
         rows = self.gather(torch.cat([student, teacher, *means, mask.to(student.dtype)], dim=1))
+        assert inputs.example_indices is not None
         indices = self.gather(inputs.example_indices.long())
         widths = [student.shape[1], teacher.shape[1], 1, 1, 1]
         *embeddings, mine, theirs, mask = rows.split(widths, dim=1)
@@ -319,6 +325,7 @@ class NormAndDirection(RankMemory, ProjectedLoss):
     """
 
     why_not_tokens = "keeps a mean embedding for each class, too many for a vocabulary"
+    sums: Tensor
 
     def __init__(
         self, layers: Mapping[str, str], num_classes: int, regressor: str = "auto"

@@ -12,7 +12,7 @@ from losses.factory import check_positive
 from losses.features.hints import FeatureLoss
 from losses.features.maps import match_positions
 from losses.label_free.embeddings import EmbeddingLoss
-from losses.reductions import Mask, as_constant, mean_valid, unit_rows, upcast
+from losses.reductions import Mask, as_constant, mean_valid, sum_terms, unit_rows, upcast
 from utils.errors import UserError
 
 
@@ -60,9 +60,9 @@ class GramMSE(FeatureLoss):
 
     def compute(self, inputs: LossInputs) -> Tensor:
         pairs = (match_positions(*self.get_raw_pair(inputs, path)) for path in self.layers)
-        return sum(
-            self.compute_pair(*(side.transpose(1, 2) for side in pair), inputs.mask)
-            for pair in pairs
+        return sum_terms(
+            self.compute_pair(student.transpose(1, 2), teacher.transpose(1, 2), inputs.mask)
+            for student, teacher in pairs
         )
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:

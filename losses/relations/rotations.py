@@ -176,7 +176,9 @@ class SelfSupervisedKD(FeatureLoss):
         )
         size, valid = weights.shape[1], weights > 0
         own, learnt, settled = (
-            compute_similarities(*(split_groups(head(side), size) for side in sides), valid)
+            compute_similarities(
+                split_groups(head(sides[0]), size), split_groups(head(sides[1]), size), valid
+            )
             for head, sides in (
                 (self.student_head, student),
                 (self.teacher_head, teacher),

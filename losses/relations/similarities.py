@@ -20,6 +20,7 @@ from losses.reductions import (
     mean_groups,
     safe_sqrt,
     split_groups,
+    sum_terms,
     unit_rows,
 )
 from utils.errors import UserError
@@ -265,15 +266,15 @@ class DeltaCorrelation(FeatureLoss):
     def compute(self, inputs: LossInputs) -> Tensor:
         if not self.student_embeddings:
             raise UserError("distill.losses: cc_delta has no embeddings; call build with shapes")
-        total = 0
+        terms = []
         layers = zip(self.layers, self.student_embeddings, self.teacher_embeddings, strict=True)
         for path, embed_student, embed_teacher in layers:
             student, teacher = self.get_pair(inputs, path)
             errors = embed_student(student.flatten(1)) - embed_teacher(teacher.flatten(1))
             weights = get_group_weights(errors, inputs.mask, self.group_size)
             groups = compute_delta_correlation(split_groups(errors, self.group_size), weights)
-            total = total + self.scale * mean_groups(groups, weights)
-        return total
+            terms.append(self.scale * mean_groups(groups, weights))
+        return sum_terms(terms)
 
 
 def standardise_columns(embeddings: Tensor, weights: Tensor, eps: float) -> Tensor:

@@ -19,6 +19,7 @@ from losses.reductions import (
     mean_valid,
     soften,
     split_groups,
+    sum_terms,
     upcast,
 )
 from utils.errors import UserError
@@ -212,7 +213,7 @@ class MultiLevelKD(Loss):
         self.group_size = group_size
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        return self.weight * sum(self.compute_parts(inputs).values())
+        return self.weight * sum_terms(self.compute_parts(inputs).values())
 
     def compute_parts(self, inputs: LossInputs) -> dict[str, Tensor]:
         """Compute the scalars `kd`, `cc` and `bc`, before `weight`."""
@@ -228,7 +229,7 @@ class MultiLevelKD(Loss):
         def kd(first: Tensor, second: Tensor, temperatures: tuple[float, ...]) -> Tensor:
             if self.standardise:
                 first, second = standardise_logits(first), standardise_logits(second)
-            return sum(kd_kl_div(first, second, t, mask=inputs.mask) for t in temperatures)
+            return sum_terms(kd_kl_div(first, second, t, mask=inputs.mask) for t in temperatures)
 
         soft = low_examples * kd(student, teacher, every)
         soft = soft + kd(strong_student, strong_teacher, self.base_temperatures)

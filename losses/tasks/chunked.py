@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.torch_types import DifferentiationRule
+
 # Logits [B, n, V] of a chunk and its places -> what is trained on, summed, and detached sums [S].
 Score = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 _FLOAT32_BYTES = 4
@@ -65,7 +67,7 @@ def iterate_chunks(length: int, chunk: int, parts: int = 1) -> Iterator[slice]:
         yield slice(start, min(start + chunk, length))
 
 
-class _ScoreInChunks(torch.autograd.Function):
+class _ScoreInChunks(DifferentiationRule):
     """A function that keeps both gradients for an output gradient of 1; backward scales them."""
 
     @staticmethod
@@ -75,7 +77,9 @@ class _ScoreInChunks(torch.autograd.Function):
         needs = ctx.needs_input_grad[:2]
         with torch.autocast(hidden.device.type, enabled=False):
             cast = weight.to(hidden.dtype)
-            total = sums = d_weight = None
+            total: Any = None
+            sums: Any = None
+            d_weight: Tensor | None = None
             d_hidden = []
             for places in chunks:
                 part = hidden[:, places]
@@ -83,9 +87,9 @@ class _ScoreInChunks(torch.autograd.Function):
                 value, counted, slope = _score_chunk(logits, score, places, any(needs))
                 total = value if total is None else total + value
                 sums = counted if sums is None else sums + counted
-                if needs[0]:
+                if needs[0] and slope is not None:
                     d_hidden.append(torch.einsum("btv,vc->btc", slope, cast))
-                if needs[1]:
+                if needs[1] and slope is not None:
                     own = _multiply(slope, part, devices)
                     d_weight = own if d_weight is None else d_weight + own
             if d_weight is not None and devices > 1:

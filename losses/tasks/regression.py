@@ -94,5 +94,6 @@ create_prediction_huber = define(
 
 def _compute_nll_of(inputs: LossInputs) -> Tensor:
     assert inputs.log_variances is not None, "the model was made without variances"
+    assert inputs.targets is not None
     each = compute_gaussian_nll(inputs.student_logits, inputs.log_variances, inputs.targets)
     return mean_valid(each.mean(dim=1), inputs.mask)

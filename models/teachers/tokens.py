@@ -30,9 +30,14 @@ _WAY_OUT = "use a teacher that was trained on tokens of the same tokenizer"
 class Vocabulary(Protocol):
     """Vocabulary of the student's data; the tokenizer's name is empty if unknown."""
 
-    vocab_size: int
-    sequence_length: int
-    tokenizer: str
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def sequence_length(self) -> int: ...
+
+    @property
+    def tokenizer(self) -> str: ...
 
 
 class TokenTeacher(FrozenModel):

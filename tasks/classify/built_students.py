@@ -5,7 +5,7 @@ SimKD's student gets its classifier from its teacher before the first step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ from utils.errors import UserError
 from utils.log import get_logger
 
 if TYPE_CHECKING:
-    from losses.base import Loss
     from losses.weighted import WeightedLoss
     from models.transforms import InputTransform
     from utils.config.load import RunConfig
@@ -115,7 +114,7 @@ def reuse_classifier(
 @torch.no_grad()
 def _require_averages(
     teacher: Teacher,
-    term: Loss,
+    term: Any,
     head: tuple[Tensor, Tensor | None],
     image_shape: tuple[int, int, int],
 ) -> None:
@@ -138,6 +137,6 @@ def _require_averages(
         )
 
 
-def _find_term(losses: WeightedLoss, wanted: str = SIMKD) -> Loss | None:
+def _find_term(losses: WeightedLoss, wanted: str = SIMKD) -> Any:
     named = zip(losses.names, losses.losses, strict=True)
     return next((loss for name, loss in named if name == wanted), None)

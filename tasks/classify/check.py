@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from torch import nn
 from big_vision.input.images.labelled import ImageFacts
 from big_vision.input.source import require_facts
 from datasets import describe_dataset
-from losses.tasks.classes import create_class_loss
+from losses.tasks.classes import ClassLoss, create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
 from models.teachers.classes import check_teacher_names
 from models.teachers.teacher import (
@@ -52,6 +53,7 @@ from utils.weights.class_names import ClassSide, require_same_classes
 
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
+    from utils.config.train import TrainSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +77,16 @@ class ClassifyFacts(TaskFacts):
         return (AnswerForm(CLASSES, self.num_classes),)
 
 
+# (train section, number of classes) -> the loss of the targets.
+CreateLoss = Callable[["TrainSection", int], ClassLoss]
+
+
 class ClassifyCheck(TaughtCheck):
     """Checks a configuration, then the student on the meta device; refuses the first fault."""
 
-    create_loss = staticmethod(create_class_loss)
+    losses: WeightedLoss
+
+    create_loss: CreateLoss = staticmethod(create_class_loss)
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
@@ -146,7 +154,7 @@ class ClassifyCheck(TaughtCheck):
         teachers = self._create_teachers(student, transform)
         has_token = hasattr(student, "set_distilled_training")
         dry_run_losses(config.distill, self.losses, self.num_classes, has_token=has_token)
-        live = [] if config.distill.teacher_cache else teachers
+        live: list[Teacher] = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
         check_sizes(config, student, self.losses, self._shapes["train"], live)
         check_strong_view(config, self.losses, self._shapes)

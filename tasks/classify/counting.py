@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from datasets import ImageBatch
+
 if TYPE_CHECKING:
-    from datasets import Batch
+    pass
 
 ECE_BINS = 15
 
 
-def count_batch(logits: Tensor, batch: Batch) -> Tensor:
+def count_batch(logits: Tensor, batch: ImageBatch) -> Tensor:
     """Return the sums of `count_with_correctness` alone."""
     return count_with_correctness(logits, batch)[0]
 
 
-def count_with_correctness(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def count_with_correctness(logits: Tensor, batch: ImageBatch) -> tuple[Tensor, Tensor]:
     """Return sums over the valid examples of a batch, as one float32 vector, and which are correct.
 
     An example is correct at k if fewer than k other classes score at least as high: ties count as

@@ -78,7 +78,9 @@ def check_peer(
                 f"distill.peer is not supported with {name}, which keeps parameters, memory or a "
                 "head of one student; use losses of logits alone, such as kd"
             )
-    for shape in _list_seen(config, shapes) if peer is not None else ():
+    if peer is None:
+        return
+    for shape in _list_seen(config, shapes):
         reason = explain_rejection(peer.eval(), transform.to("meta"), shape)
         if reason:
             sides = " x ".join(map(str, shape))

@@ -155,7 +155,7 @@ def _encode_image(shape: tuple[int, int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def require_square(shape: tuple[int, int, int]) -> tuple[int, int]:
+def require_square(shape: tuple[int, ...]) -> tuple[int, int]:
     """Return side and channels of images of (H, W, C), which a synthetic source makes square."""
     height, width, channels = shape
     if height != width:
@@ -215,10 +215,11 @@ def create_random_teacher(
     built = {**arguments, "num_classes": own}
     if image is not None:
         shadow = build_model(name, built, key="distill.teacher", device="meta")
-        _try_teacher(shadow, name, section.size or image[0], channels=image[1])
+        side = section.size if isinstance(section.size, int) else image[0]
+        _try_teacher(shadow, name, side, channels=image[1])
     path = write_random(name, built, target, {})
     given = {"model": name, "weights": str(path), "num_classes": own or None}
-    return type(section)(**{**section.model_dump(), **given, "args": arguments})
+    return section.model_validate({**section.model_dump(), **given, "args": arguments})
 
 
 def write_random_answers(

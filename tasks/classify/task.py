@@ -19,13 +19,13 @@ from datasets import ImageBatch, Loader
 from losses.base import LossInputs, LossOutput
 from losses.logits.ensembles import combine_answers
 from losses.tasks.classes import create_class_loss
-from losses.weighted import create_weighted_loss
+from losses.weighted import WeightedLoss, create_weighted_loss
 from models.factory import create_model
 from models.teachers.kept_tokens import ClassTokenScores
 from models.teachers.teacher import SeenByStudent, Teacher, create_teachers, get_teacher_sections
 from models.transforms import to_pixels
 from tasks.classify.built_students import reuse_classifier
-from tasks.classify.check import ClassifyCheck, ClassifyFacts, check_micro_batch
+from tasks.classify.check import ClassifyCheck, ClassifyFacts, CreateLoss, check_micro_batch
 from tasks.classify.counting import (
     compute_ece,
     count_agreement,
@@ -43,7 +43,7 @@ from tasks.protocol import Companion, SumBatches, SumOver
 from tasks.teachers.cache.reader import combine_stored, get_stored_answers
 from tasks.teachers.cache.rows import Column, condense_answers
 from tasks.teachers.dry_run import FeatureShapes
-from tasks.teachers.taught import Worth
+from tasks.teachers.taught import Worth, set_distilled_training
 from tasks.teachers.teaching import Teaching
 from utils.json_types import JsonMapping
 from utils.metrics import Evaluation
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 
-class Classify(ImageTask):
+class Classify(ImageTask[Teacher]):
     """A micro-batch on the device -> mixed images -> student and teachers -> one loss."""
 
     score_name = "top-1"
@@ -62,7 +62,10 @@ class Classify(ImageTask):
     hint = "its weights, its mean and std, and its dtype"
     check = ClassifyCheck
     twin = "tasks.classify.synthetic:SyntheticClassify"
-    create_loss = staticmethod(create_class_loss)
+    create_loss: CreateLoss = staticmethod(create_class_loss)
+    facts: ClassifyFacts
+    losses: WeightedLoss
+    teaching: Teaching[Teacher]
 
     def __init__(
         self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
@@ -113,7 +116,9 @@ class Classify(ImageTask):
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         return self.count_with_correctness(model, batch)[0]
 
-    def count_with_correctness(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+    def count_with_correctness(
+        self, model: nn.Module, batch: ImageBatch
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the sums, and which examples the model classifies correctly."""
         return count_with_correctness(self.predict(model, batch), batch)
 
@@ -136,13 +141,12 @@ class Classify(ImageTask):
     def prepare(self, student: nn.Module) -> None:
         """Build the losses; set up the student's second head."""
         self.losses.build(*self._find_feature_shapes())
-        shape = self._images["train"].image_shape
+        shape = self._images["train"].known_shape
         check_rotations(self.config, self.losses, {"train": shape})
         names = self.facts.class_names
         reuse_classifier(self.config, student, self.losses, self.transform, shape, names)
         self.losses.peer = create_peer(self.config, self.facts.num_classes)
-        if hasattr(student, "set_distilled_training"):
-            student.set_distilled_training(self.losses.needs_distill_token())
+        set_distilled_training(student, self.losses.needs_distill_token())
 
     def to_device(self, runtime: Runtime) -> None:
         """Move the student's input transform to the device; open the further sets."""
@@ -182,7 +186,7 @@ class Classify(ImageTask):
             size = teacher.transform.size
             if teacher.kept is not None:
                 teacher.kept.choose_first(examples, "meta")
-            crop = inputs.shape[2:] if teacher.follows else self._images["train"].image_shape[:2]
+            crop = inputs.shape[2:] if teacher.follows else self._images["train"].known_shape[:2]
             own = inputs.new_empty(*inputs.shape[:2], *(crop if size is None else (size, size)))
             models.append(Companion(teacher.model.float(), own))
         return models + [Companion(student, inputs) for student in self.create_selves()]
@@ -246,6 +250,7 @@ class Classify(ImageTask):
         return Worth(f"top-1 {top1:.2f}", top1 <= limit, f"chance ({limit:.2f})", advice)
 
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+        assert self._judge is not None
         return self._judge.judge(self.predict, model, sum_over, number)
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
@@ -294,7 +299,7 @@ class Classify(ImageTask):
 
     def _find_feature_shapes(self) -> FeatureShapes:
         """Find shapes of layers that losses read; try what only the run's images could tell."""
-        shapes = {role: images.image_shape for role, images in self._images.items()}
+        shapes = {role: images.known_shape for role, images in self._images.items()}
         is_known = shapes == dict(self.facts.image_shapes)
         if is_known and self.facts.feature_shapes is not None:
             return self.facts.feature_shapes

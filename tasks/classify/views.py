@@ -7,7 +7,7 @@ an example beside its crop (mixing, erasing) is drawn once and applied to each o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -59,8 +59,9 @@ def check_strong_view(config: RunConfig, losses: WeightedLoss, shapes: ImageShap
     source = create_source(list_streams(config)[1], config.model.known_sizes)
     facts = source.describe(source.select("train"), "train")
     shape = require_facts(facts, ImageFacts, config.data.source).image_shape
-    if shape is not None and shapes["train"] not in (None, shape):
-        weak = " x ".join(map(str, shapes["train"]))
+    train = shapes["train"]
+    if shape is not None and train is not None and train != shape:
+        weak = " x ".join(map(str, train))
         raise UserError(
             f"data.strong_pp gives images of {' x '.join(map(str, shape))} and data.train_pp of "
             f"{weak}, but mixing and erasing cut both views alike; make them of one size"
@@ -79,6 +80,7 @@ def check_kept(
     Models are on the meta device. `shape` is (H, W, C) in training, None if only a run can tell.
     """
     kept = [teacher for teacher in teachers if teacher.kept is not None]
+    counts = [teacher.kept.count for teacher in teachers if teacher.kept is not None]
     if not kept:
         return
     contradictions = {
@@ -91,13 +93,13 @@ def check_kept(
     given = next((key for key, value in contradictions.items() if value), None)
     if given:
         raise UserError(
-            f"distill.teachers keep_tokens ({kept[0].kept.count} patches) is not supported with "
+            f"distill.teachers keep_tokens ({counts[0]} patches) is not supported with "
             f"{given}; remove one of them"
         )
     ClassTokenScores(student, config.model.name)
-    own = student.patch_embed.grid_size
+    own = get_patches(student).grid_size
     for teacher in kept:
-        grid = teacher.model.patch_embed.grid_size
+        grid = get_patches(teacher.model).grid_size
         if grid != own:
             raise UserError(
                 f"distill.teachers keep_tokens needs one grid of patches on both sides, and the "
@@ -113,9 +115,14 @@ def check_kept(
         _check_sides("teacher", teacher.model, seen, "img_size in its args")
 
 
+def get_patches(model: nn.Module) -> Any:
+    """Return the layer of a transformer of timm that makes patches."""
+    return model.patch_embed
+
+
 def _check_sides(role: str, model: nn.Module, seen: tuple[int, int], key: str) -> None:
     """Refuse another grid of patches than the model's own, which dynamic_img_size allows."""
-    own = tuple(model.patch_embed.img_size)
+    own = tuple(get_patches(model).img_size)
     if own != tuple(seen):
         raise UserError(
             f"distill.teachers keep_tokens counts the patches of images of {own[0]} x {own[1]}, "

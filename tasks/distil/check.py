@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,8 @@ class ProbedModel:
 class DistilCheck(TaughtCheck):
     """Checks a configuration, then all models on the meta device; refuses the first fault."""
 
+    losses: LabelFreeLoss
+
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         if not get_teacher_sections(config.distill):
@@ -103,7 +105,7 @@ class DistilCheck(TaughtCheck):
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         for role in ("train", "eval"):
             require_facts(self.dataset.examples[role], ImageFacts, config.data.source)
-        self.model_arguments, self.stream = {"num_classes": 0}, {}
+        self.model_arguments = {"num_classes": 0}
         self._statistics = open_statistics(config)
         self.losses = create_loss_of(config)
         self._shapes: ImageShapes = {}
@@ -131,7 +133,8 @@ class DistilCheck(TaughtCheck):
         check_images(config, student, teachers, self._shapes)
         check_sides(config, student, self._shapes["train"])
         _check_terms(config, self.losses, self._shapes)
-        self._sets = check_probed_sets(config.data, student, student.num_features)
+        width: Any = student.num_features
+        self._sets = check_probed_sets(config.data, student, width)
         if config.distill.score:
             check_score(config.distill.score, self._sets)
         if self._shapes["train"] is not None:
@@ -175,6 +178,7 @@ class DistilCheck(TaughtCheck):
                 for column in cache.columns
             }
             for form in self._forms:
+                assert form.teacher is not None
                 if (known[form.teacher], form.part, form.width, form.places) not in stored:
                     raise UserError(
                         f"distill.teacher_cache ({distill.teacher_cache!r}) has no {form.part} "
@@ -246,19 +250,21 @@ def check_comparable(
     config: RunConfig, losses: LabelFreeLoss, student: ProbedModel, teachers: list[ProbedModel]
 ) -> None:
     """Refuse features that terms cannot compare: no vector for an image, or no grid of patches."""
-    sides = [("model.name", config.model.name, student, None)]
+    sides: list[tuple[str, str, ProbedModel, int | None]] = [
+        ("model.name", config.model.name, student, None)
+    ]
     sections = get_teacher_sections(config.distill)
     for number, (section, seen) in enumerate(zip(sections, teachers, strict=True)):
         sides.append(("distill.teacher", section.model or section.weights, seen, number))
     for key, name, seen, number in sides:
-        if losses.wants(POOLED, number) and seen.embeddings.pooled.ndim != 2:
+        if losses.wants(POOLED, number) and seen.embeddings.get(POOLED).ndim != 2:
             raise UserError(
                 f"{key} {name!r} does not pool its features into one vector an image, which "
                 "distill.losses of: pooled compare; give it a global_pool in its args, or compare "
                 "patches"
             )
         if losses.wants(PATCHES, number) and (
-            seen.grid is None or seen.embeddings.patches.shape[1] == 1
+            seen.grid is None or seen.embeddings.get(PATCHES).shape[1] == 1
         ):
             raise UserError(
                 f"{key} {name!r} has no grid of patches for these images, which distill.losses "

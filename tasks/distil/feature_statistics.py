@@ -26,6 +26,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage.places import open_folder
+from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
@@ -222,7 +223,9 @@ def open_statistics(config: RunConfig) -> FeatureStatistics | None:
     return statistics
 
 
-def create_scalings(config: RunConfig, shapes: Sequence[FeatureShapes]) -> nn.ModuleList:
+def create_scalings(
+    config: RunConfig, shapes: Sequence[FeatureShapes]
+) -> ModuleListOf[nn.ModuleDict]:
     """Create for each teacher the maps of the features that terms read; none without statistics.
 
     Raises:
@@ -230,8 +233,8 @@ def create_scalings(config: RunConfig, shapes: Sequence[FeatureShapes]) -> nn.Mo
     """
     statistics = open_statistics(config)
     if statistics is None:
-        return nn.ModuleList(nn.ModuleDict() for _ in shapes)
-    scalings = nn.ModuleList()
+        return ModuleListOf(nn.ModuleDict() for _ in shapes)
+    scalings: ModuleListOf[nn.ModuleDict] = ModuleListOf()
     for teacher, kinds in enumerate(shapes):
         for of, (_, width) in kinds.items():
             mean = statistics.tensors.get(f"{teacher}.{of}.mean")

@@ -53,6 +53,7 @@ class SyntheticDistil(SyntheticClassify):
         return change(config, distill={"statistics": place})
 
     def _list_shapes(self, config: RunConfig) -> list[FeatureShapes]:
+        assert self._image is not None
         side, channels = self._image
         transform = create_input_transform(
             *require_range(config.data.train_pp, "data.train_pp").normalisation, channels=channels

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from losses.base import LossOutput
-from losses.label_free.objective import PATCHES, Embeddings, LabelFreeInputs
+from losses.label_free.objective import PATCHES, Embeddings, LabelFreeInputs, LabelFreeLoss
 from models.factory import create_model
 from models.teachers.embedding import (
     FeatureExtractor,
@@ -46,6 +46,7 @@ from tasks.teachers.teaching import TERM_SCALES, Teachers, list_names
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.metrics import Evaluation
+from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
     from datasets import ImageBatch, Loader
@@ -60,8 +61,12 @@ class GridChange(nn.Module):
     torch's operator for it has no lowering to XLA and would run on the host.
     """
 
-    def __init__(self, grid: Grid, target: Grid) -> None:
+    axis0: Tensor
+    axis1: Tensor
+
+    def __init__(self, grid: Grid | None, target: Grid | None) -> None:
         super().__init__()
+        assert grid is not None and target is not None  # `check_comparable` has refused it
         self.grid, self.is_needed = grid, grid != target
         for axis, (size, wanted) in enumerate(zip(grid, target, strict=True)):
             self.register_buffer(f"axis{axis}", create_resampler(size, wanted), persistent=False)
@@ -79,7 +84,7 @@ class GridChange(nn.Module):
 _NO_SPREAD = 1e-6
 
 
-class Distil(ImageTask):
+class Distil(ImageTask[FeatureTeacher]):
     """A micro-batch on the device -> mixed images -> features of student and teachers -> one loss.
 
     Attributes:
@@ -90,6 +95,8 @@ class Distil(ImageTask):
     score_name = "-loss"
     check = DistilCheck
     twin = "tasks.distil.synthetic:SyntheticDistil"
+    facts: DistilFacts
+    losses: LabelFreeLoss
 
     def __init__(
         self, config: RunConfig, facts: DistilFacts, loaders: Mapping[str, Loader]
@@ -98,8 +105,8 @@ class Distil(ImageTask):
         self.losses = create_loss_of(config)
         self._hashes = facts.teachers[: len(get_teacher_sections(config.distill))]
         self.teaching = Teachers(config, self.losses)
-        self._changes = nn.ModuleList()
-        self._scalings = nn.ModuleList()
+        self._changes: ModuleListOf[nn.Module] = ModuleListOf()
+        self._scalings: ModuleListOf[nn.ModuleDict] = ModuleListOf()
         self.feature_shapes: list[FeatureShapes] = []
         self._prober: Prober | None = None
         self._embedders: dict[nn.Module, nn.Module] = {}
@@ -137,6 +144,7 @@ class Distil(ImageTask):
         stored = get_stored_features(batch)
         for number, (teacher, maps) in enumerate(zip(self.teachers, self._scalings, strict=True)):
             if stored:
+                assert self.teaching.cache is not None
                 features = take_stored(self.teaching.cache.columns, stored, self._hashes[number])
             else:
                 features = Embeddings(*teacher(pixels))
@@ -170,10 +178,10 @@ class Distil(ImageTask):
 
     def prepare(self, student: nn.Module) -> None:
         """Build projectors and changes of grids for the run's own images."""
-        config, shape = self.config, self._images["train"].image_shape
+        config, shape = self.config, self._images["train"].known_shape
         shadow = create_model(config.model, **self.facts.model_arguments, device="meta")
         mine, theirs = look_at(shadow, self.create_teachers("meta"), self.transform, shape)
-        shapes = {role: images.image_shape for role, images in self._images.items()}
+        shapes = {role: images.known_shape for role, images in self._images.items()}
         check_shapes(self.losses, shapes)
         check_comparable(config, self.losses, mine, theirs)
         self.losses.build(mine.embeddings, [seen.embeddings for seen in theirs])
@@ -202,7 +210,7 @@ class Distil(ImageTask):
         self.teaching.bring_own(runtime, self.create_teachers())
         for teacher in self.teachers:
             for images in self._images.values():
-                teacher.transform.expect(*images.image_shape[:2], runtime.device)
+                teacher.transform.expect(*images.known_shape[:2], runtime.device)
         # A runtime compiles calls of whole models; here only their features are computed.
         for model in (state.model, *state.averages.values()):
             self._embedders[model] = runtime.accelerate(FeatureExtractor(model))
@@ -277,6 +285,7 @@ class Distil(ImageTask):
         return torch.cat([batch.mask.float().sum().reshape(1), *sums])
 
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+        assert self._prober is not None
         return self._prober.judge(model, sum_over, number)
 
     def describe(self, metrics: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 
 from big_vision.input.batches import RIGHT
 from big_vision.pp.device_ops import require_range
-from datasets import Loader, create_loader
+from datasets import ImageBatch, Loader, create_loader
 from models.transforms import create_input_transform
 from tasks.evaluation.counts import ALLOWED, SetResult, count_set, restrict, summarise_set
 from tasks.evaluation.sets import (
@@ -30,7 +30,6 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from datasets import ImageBatch
     from tasks.protocol import SumBatches
     from utils.config.data import DataSection
     from utils.runtime.base import Runtime
@@ -58,11 +57,16 @@ class OpenSet:
     def batches(self) -> Iterator[ImageBatch]:
         """Yield this rank's share of each example once, padded and masked."""
         values = {ALLOWED: self._allowed}
-        for batch in self.loader.batches():
+        for batch in self._read():
             labels, right = self._translate(batch)
             mask = batch.mask & (right.amax(dim=1) > 0)
             draws = {**batch.draws, RIGHT: right}
             yield replace(batch, labels=labels, mask=mask, draws=draws, values=values)
+
+    def _read(self) -> Iterator[ImageBatch]:
+        for batch in self.loader.batches():
+            assert isinstance(batch, ImageBatch)
+            yield batch
 
     def _translate(self, batch: ImageBatch) -> tuple[Tensor, Tensor]:
         """Return labels [B] int32 and correct outputs [B, K], in the model's classes."""
@@ -86,7 +90,7 @@ class OpenSet:
         if self.shown.spec.classes == "named":
             allowed[self.shown.to_model[self.shown.to_model >= 0]] = 1.0
             return allowed
-        for batch in self.loader.batches():
+        for batch in self._read():
             _, right = self._translate(batch)
             allowed = torch.maximum(allowed, right[batch.mask].sum(0).clamp(max=1.0))
         return torch.from_numpy(np.max(runtime.ranks.gather(allowed.numpy()), axis=0))
@@ -169,7 +173,11 @@ def name_metrics(sets: Sequence[EvaluatedSet], verdicts: dict[str, SetResult]) -
             own = verdicts[specs[0].name].metrics
             metrics |= {f"{group}/{name}": value for name, value in own.items()}
             continue
-        top1 = {spec.corruption: verdicts[spec.name].metrics["top1"] for spec in specs}
+        top1 = {
+            spec.corruption: verdicts[spec.name].metrics["top1"]
+            for spec in specs
+            if spec.corruption is not None
+        }
         metrics[f"{group}/top1"] = sum(top1.values()) / len(top1)
         mce = compute_mce(compute_corruption_errors(top1))
         if mce is not None:

@@ -201,9 +201,10 @@ def match_classes(mine: ModelClasses, model: ModelClasses) -> np.ndarray:
     """
     match = match_class_names(mine.names, model.names)
     if match.missing:
+        near = get_hint(match.missing[0], (model.names or ())[:20])
         raise UserError(
             f"{len(match.missing)} of its {mine.count} classes are unknown to the model, first "
-            f"{match.missing[0]!r} ({get_hint(match.missing[0], model.names[:20])}); set class_map"
+            f"{match.missing[0]!r} ({near}); set class_map"
         )
     if match.ambiguous:
         raise UserError(

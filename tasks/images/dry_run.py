@@ -11,6 +11,7 @@ from torch import nn
 from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
 from models.features import get_feature_shapes
+from models.teachers.embedding import FeatureTeacher
 from models.teachers.teacher import SELVES, Teacher, get_teacher_sections
 from models.transforms import InputTransform, create_input_transform
 from tasks.teachers.dry_run import FeatureShapes
@@ -45,7 +46,10 @@ def create_student_transform(config: RunConfig, shapes: ImageShapes) -> InputTra
 
 
 def check_images(
-    config: RunConfig, student: nn.Module, teachers: list[Teacher], shapes: ImageShapes
+    config: RunConfig,
+    student: nn.Module,
+    teachers: Sequence[Teacher | FeatureTeacher],
+    shapes: ImageShapes,
 ) -> None:
     """Refuse images that the student or a teacher, on the meta device, does not take.
 
@@ -166,7 +170,7 @@ def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) ->
     return way
 
 
-def _get_way_out_of_teacher(teacher: Teacher, reason: str, channels: int) -> str:
+def _get_way_out_of_teacher(teacher: Teacher | FeatureTeacher, reason: str, channels: int) -> str:
     transform = teacher.transform
     numbers = {transform.mean.shape[1], transform.std.shape[1]}
     # One channel may be spread over more: a grey image as a teacher of photographs sees it.

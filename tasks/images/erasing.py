@@ -68,7 +68,7 @@ class Erasing:
         """
         if not self.active:
             return pixels
-        inside = compute_inside(draws[ERASE_BOX], tuple(pixels.shape[2:]))
+        inside = compute_inside(draws[ERASE_BOX], pixels.shape[2:])
         fill = mean
         if self.draws_noise:
             key = torch.zeros(1, dtype=torch.int64, device=pixels.device)

@@ -8,7 +8,7 @@ and the result does not depend on the number of ranks or micro-batches.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from utils.config.train import TrainSection
 
 
-def compute_inside(boxes: Tensor, image_size: tuple[int, int]) -> Tensor:
+def compute_inside(boxes: Tensor, image_size: Sequence[int]) -> Tensor:
     """Return bool [B, 1, H, W]: the pixels in each example's box; one graph for all boxes.
 
     Boxes are float [B, 4], y0 <= row < y1 and x0 <= column < x1; an empty box holds no pixel.
@@ -76,7 +76,7 @@ class Mixing:
             return pixels
         partner = _swap_neighbours(pixels)
         blend = draws[BLEND].view(-1, 1, 1, 1)
-        inside = compute_inside(draws[BOX], tuple(pixels.shape[2:]))
+        inside = compute_inside(draws[BOX], pixels.shape[2:])
         return torch.where(inside, partner, pixels * blend + partner * (1.0 - blend))
 
     def mix_targets(self, labels: Tensor, num_classes: int, draws: Mapping[str, Tensor]) -> Tensor:

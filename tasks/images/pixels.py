@@ -18,6 +18,7 @@ from tasks.images.erasing import Erasing
 from tasks.images.mixing import Mixing
 from tasks.images.resizing import Resizing, get_only_side
 from tasks.teachers.taught import CachedTask
+from tasks.teachers.teaching import TeacherT
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from utils.json_types import JsonObject
 
 
-class ImageTask(CachedTask):
+class ImageTask(CachedTask[ImageBatch, TeacherT]):
     """Erases, mixes, resizes and normalises images by keys and draws.
 
     Attributes:
@@ -44,15 +45,15 @@ class ImageTask(CachedTask):
             r: require_facts(loader.facts, ImageFacts, source) for r, loader in loaders.items()
         }
         seen = self._images.get("train", self._images["eval"])
-        self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
+        self.transform = create_input_transform(*seen.normalisation, channels=seen.known_shape[2])
         steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
         self.mixing = Mixing(config.train, steps_per_epoch)
-        self.resizing = Resizing(config.train, seen.image_shape[0], steps_per_epoch)
+        self.resizing = Resizing(config.train, seen.known_shape[0], steps_per_epoch)
         data, seed = config.data, config.train.seed
         self.erasing = Erasing(data.random_erasing, seed, data.erasing_mode)
 
     def create_inputs(self, examples: int) -> Tensor:
-        height, width, channels = self._images["train"].image_shape
+        height, width, channels = self._images["train"].known_shape
         side = get_only_side(self.config.train.image_sizes)
         return torch.zeros(examples, channels, side or height, side or width)
 
@@ -76,7 +77,7 @@ class ImageTask(CachedTask):
     def sample(self, step: int) -> dict[str, Tensor]:
         """Return this rank's share of the host's draws for a step."""
         loader = self._loaders["train"]
-        size, image_size = loader.global_batch_size, self._images["train"].image_shape[:2]
+        size, image_size = loader.global_batch_size, self._images["train"].known_shape[:2]
         drawn: dict[str, Tensor] = {}
         for augmentation in (self.mixing, self.erasing):
             if augmentation.active:

@@ -12,7 +12,7 @@ from big_vision.input.source import require_facts
 from big_vision.input.text.windows import TokenFacts
 from datasets import describe_dataset
 from losses.tasks.chunked import choose_chunk
-from losses.weighted import create_weighted_loss
+from losses.weighted import WeightedLoss, create_weighted_loss
 from models.table import list_taking, takes_argument
 from models.teachers.tokens import create_token_teachers
 from tasks.language.teaching import count_answers, find_token_shapes
@@ -49,6 +49,8 @@ class LanguageFacts(TaskFacts):
 
 class LanguageCheck(TaughtCheck):
     """Checks a configuration, then the student on the meta device; refuses the first fault."""
+
+    losses: WeightedLoss
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

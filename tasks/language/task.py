@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,9 @@ from losses.tasks.chunked import (
     find_right_tokens,
     score_in_chunks,
 )
-from losses.weighted import create_weighted_loss
+from losses.weighted import WeightedLoss, create_weighted_loss
 from models.teachers.tokens import TokenTeacher, create_token_teachers
+from models.transformer import LanguageModel
 from tasks.language.check import LanguageCheck, LanguageFacts
 from tasks.language.teaching import TokenTeaching, count_answers, create_place_weights
 from tasks.protocol import SumOver
@@ -41,13 +42,16 @@ if TYPE_CHECKING:
 _LARGEST_EXPONENT = 700.0
 
 
-class Language(CachedTask):
+class Language(CachedTask[TokenBatch, TokenTeacher]):
     """Windows of tokens -> hidden states -> a loss over all positions, chunk by chunk."""
 
     score_name = "-loss"
     hint = "its weights and its dtype"
     check = LanguageCheck
     twin = "tasks.language.synthetic:SyntheticLanguage"
+    facts: LanguageFacts
+    losses: WeightedLoss
+    teaching: TokenTeaching
 
     def __init__(
         self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]
@@ -175,11 +179,12 @@ class Language(CachedTask):
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Return the logits of all tokens at once, which a step makes chunk by chunk."""
+        assert isinstance(model, LanguageModel)
         return model.compute_logits(model(inputs))
 
     def count_flops(self, model: nn.Module) -> float | None:
         """Count three forward passes of the student, and one of each live teacher."""
-        models = [model, *(teacher.model for teacher in self.teaching.teachers)]
+        models: list[Any] = [model, *(teacher.model for teacher in self.teaching.teachers)]
         if not all(hasattr(module, "count_flops") for module in models):
             return None
         length = self.tokens.sequence_length
@@ -223,6 +228,7 @@ class Language(CachedTask):
     ) -> tuple[Tensor, Tensor]:
         """Sum likewise over hidden states [B, T, C]; `answers` logits of a token exist at once."""
         examples, length = hidden.shape[:2]
+        assert isinstance(model, LanguageModel | TokenTeacher)
         weight = model.head_weight
         limit, parts = self.config.train.logits_mib / answers, count_sequence_parts()
         own = choose_chunk(-(-examples // self._devices), length // parts, len(weight), limit)

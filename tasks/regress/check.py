@@ -54,6 +54,8 @@ class RegressFacts(TaskFacts):
 class RegressCheck(TaughtCheck):
     """Checks a configuration, then the student on the meta device; refuses the first fault."""
 
+    losses: WeightedLoss
+
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         self._shapes: FeatureShapes = ({}, {})

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from datasets import Loader, VectorBatch
 from losses.base import LossInputs, LossOutput
 from losses.tasks.regression import compute_gaussian_nll
-from models.mlp import Standardise
+from losses.weighted import WeightedLoss
+from models.mlp import RowModel, Standardise
 from models.teachers.teacher import RowTeacher
 from tasks.protocol import SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
@@ -36,13 +37,16 @@ if TYPE_CHECKING:
 _NO_VARIANCE = 1e-10
 
 
-class Regress(Taught):
+class Regress(Taught[VectorBatch, RowTeacher]):
     """A micro-batch on the device -> predictions -> one loss."""
 
     unit = ("rows", 1)
     score_name = "-mse"
     check = RegressCheck
     twin = "tasks.regress.synthetic:SyntheticRegress"
+    facts: RegressFacts
+    losses: WeightedLoss
+    teaching: Teaching[RowTeacher]
 
     def __init__(
         self, config: RunConfig, facts: RegressFacts, loaders: Mapping[str, Loader]
@@ -126,6 +130,7 @@ class Regress(Taught):
         self.teaching.open(self, runtime, state, plan, stream)
 
     def wrap(self, model: nn.Module, weight: float) -> RowTeacher:
+        assert isinstance(model, RowModel)
         return RowTeacher(model, weight=weight)
 
     def to_device(self, runtime: Runtime) -> None:

@@ -13,6 +13,7 @@ from losses.base import LossInputs
 from losses.logits.ensembles import combine_answers
 from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
+from models.mlp import RowModel
 from models.table import list_taking, takes_argument
 from models.teachers.teacher import (
     EMA,
@@ -64,6 +65,7 @@ def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> 
     sizes = {"in_features": len(rows.input_names), "out_features": len(rows.target_names)}
     variance = source.facts.get("variance", False)
     model = source.build({**sizes, "variance": variance}, device=device)
+    assert isinstance(model, RowModel)  # `check_model_name` has refused others
     return RowTeacher(model, weight=section.weight)
 
 

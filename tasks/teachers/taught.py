@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,6 +14,7 @@ from models.freezing import freeze
 from tasks.protocol import Companion, RunTask, TaskCheck
 from tasks.teachers.teaching import (
     Teachers,
+    TeacherT,
     describe_teaching,
     list_hashes,
     list_names,
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from datasets import Batch
-    from models.teachers.teacher import FrozenModel
     from tasks.protocol import SumOver, TaskFacts, Traceable
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
     from utils.metrics import Evaluation
 
 Facts = TypeVar("Facts", bound="TaskFacts")
+BatchT = TypeVar("BatchT", bound="Batch")
 
 
 class Worth(NamedTuple):
@@ -44,7 +45,7 @@ class Worth(NamedTuple):
     advice: str
 
 
-class Taught(RunTask):
+class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
     """A task with teachers.
 
     Attributes:
@@ -54,10 +55,10 @@ class Taught(RunTask):
     hint: ClassVar[str] = "its weights"
     config: RunConfig
     facts: TaskFacts
-    teaching: Teachers
+    teaching: Teachers[TeacherT]
 
     @property
-    def teachers(self) -> list[FrozenModel]:
+    def teachers(self) -> list[TeacherT]:
         """Teachers that run in the step; the student's average may be among them."""
         return self.teaching.teachers
 
@@ -82,11 +83,19 @@ class Taught(RunTask):
             for _ in list_selves(self.config.distill)
         ]
 
-    def create_teachers(self, device: str = "cpu") -> list[FrozenModel]:
+    def create_inputs(self, examples: int) -> Tensor:
+        """Create host inputs of the student for a trace."""
+        raise NotImplementedError
+
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return all outputs that the loss uses."""
+        raise NotImplementedError
+
+    def create_teachers(self, device: str = "cpu") -> list[TeacherT]:
         """Create the teachers that have weights of their own."""
         raise NotImplementedError
 
-    def wrap(self, model: nn.Module, weight: float) -> FrozenModel:
+    def wrap(self, model: nn.Module, weight: float) -> TeacherT:
         """Create a teacher of the student's average, or of its past, with that share."""
         raise NotImplementedError
 
@@ -98,7 +107,7 @@ class Taught(RunTask):
         models = [teacher.model.float() for teacher in self.create_teachers("meta")]
         return [Companion(model, inputs) for model in (*models, *self.create_selves())]
 
-    def count_teacher(self, teacher: FrozenModel, batch: Batch) -> Tensor:
+    def count_teacher(self, teacher: TeacherT, batch: BatchT) -> Tensor:
         return self.count(teacher, batch)
 
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
@@ -130,7 +139,7 @@ class Taught(RunTask):
         return metrics
 
 
-class CachedTask(Taught):
+class CachedTask(Taught[BatchT, TeacherT]):
     """A task whose teachers' outputs can be stored."""
 
     @property
@@ -142,7 +151,7 @@ class CachedTask(Taught):
         """Return this rank's share of the host's draws for a step."""
         return {}
 
-    def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
+    def draw(self, step: int, batch: BatchT, *others: BatchT) -> BatchT:
         """Return a host batch with this rank's draws and stored outputs."""
         drawn = self.sample(step) | self.teaching.read(step, batch.indices)
         return replace(batch, draws={**batch.draws, **drawn}) if drawn else batch
@@ -155,13 +164,18 @@ class TaughtCheck(TaskCheck):
     """Validation of a configuration with teachers; `stream` has task facts that decide outputs."""
 
     config: RunConfig
-    stream: JsonObject
+    losses: Any
+
+    @property
+    def stream(self) -> JsonObject:
+        """The task's facts that decide stored outputs."""
+        return {}
 
     @cached_property
     def teachers(self) -> list[str]:
         return list_hashes(self.config.distill)
 
-    def gather(self, kind: type[Facts], text: str, **more: object) -> Facts:
+    def gather(self, kind: type[Facts], text: str, **more: Any) -> Facts:
         """Return the facts of all tasks, and more; `text` describes the student's outputs."""
         return kind(
             dataset=self.dataset,
@@ -171,6 +185,13 @@ class TaughtCheck(TaskCheck):
             description=text + describe_teaching(self.config.distill),
             **more,
         )
+
+
+def set_distilled_training(student: nn.Module, enable: bool) -> None:
+    """Select whether a student with a distillation token returns the logits of both heads."""
+    select: Any = getattr(student, "set_distilled_training", None)
+    if select is not None:
+        select(enable)
 
 
 _EXAMPLES = 2  # BatchNorm in training mode refuses a single value
@@ -188,8 +209,7 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[st
     """
     student = create_model(config.model, **facts.model_arguments, device="meta").train()
     freeze(student, config.optim.freeze)
-    if hasattr(student, "set_distilled_training"):
-        student.set_distilled_training(True)
+    set_distilled_training(student, True)
     try:
         inputs = task.create_inputs(_EXAMPLES).to("meta")
         flops = {"student": _count(task, student, inputs, backward=True), "teachers": 0.0}
@@ -206,8 +226,8 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[st
 
 def _count(task: Traceable, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
-        outputs: Any = task.answer(model, inputs)
+        outputs = task.answer(model, inputs)
         if backward:
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            sum(output.sum() for output in outputs).backward()
+            torch.autograd.backward([output.sum() for output in outputs])
     return counter.get_total_flops() / _EXAMPLES

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.json_types import JsonMapping
     from utils.runtime.base import Runtime
+
+TeacherT = TypeVar("TeacherT", bound=FrozenModel)
 
 
 class TermWeights:
@@ -109,7 +111,7 @@ NOISE_KEY = "noise_key"
 _SALT = 0x4E4F4953  # keeps these draws apart from those of mixing and erasing
 
 
-class Teachers:
+class Teachers(Generic[TeacherT]):
     """Teachers of a run on the device, or their stored outputs, and the weights of its terms.
 
     Attributes:
@@ -121,8 +123,8 @@ class Teachers:
 
     def __init__(self, config: RunConfig, losses: nn.Module) -> None:
         self._config, self._losses = config, losses
-        self.teachers: list[FrozenModel] = []
-        self.own: list[FrozenModel] = []
+        self.teachers: list[TeacherT] = []
+        self.own: list[TeacherT] = []
         self.cache: TeacherCache | None = None
         self.stored: list[Column] = []
         self._term_weights: TermWeights | None = None
@@ -133,7 +135,7 @@ class Teachers:
             self._config.distill.losses, plan.total_steps, plan.steps_per_epoch
         )
 
-    def bring_own(self, runtime: Runtime, teachers: Sequence[FrozenModel]) -> None:
+    def bring_own(self, runtime: Runtime, teachers: Sequence[TeacherT]) -> None:
         """Move teachers with weights of their own to the device, in the configuration's order."""
         for teacher in teachers:
             patch_for(runtime, self._config.model, teacher.model, frozen=True)
@@ -168,8 +170,10 @@ class Teachers:
             self.cache.close()
 
 
-class Teaching(Teachers):
+class Teaching(Teachers[TeacherT]):
     """Teachers whose outputs are compared, with taps on the layers that losses read."""
+
+    _losses: WeightedLoss
 
     def __init__(self, config: RunConfig, losses: WeightedLoss) -> None:
         super().__init__(config, losses)
@@ -178,7 +182,12 @@ class Teaching(Teachers):
         self._alpha: AlphaSchedule | None = None
 
     def open(
-        self, task: Taught, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping
+        self,
+        task: Taught[Any, TeacherT],
+        runtime: Runtime,
+        state: TrainState,
+        plan: Plan,
+        stream: JsonMapping,
     ) -> None:
         """Move a task's live teachers to the device, or open their stored outputs; set the taps."""
         distill, losses = self._config.distill, self._losses
@@ -194,11 +203,12 @@ class Teaching(Teachers):
         if losses.teacher_layers():
             self._teacher_tap = FeatureTap(teachers[0].model, losses.teacher_layers(), "teacher")
         selves = {EMA: state.ema, PAST: state.averages.get(PAST)}
-        self.teachers += [
-            task.wrap(selves[section.model], section.weight) for section in list_selves(distill)
-        ]
+        for section in list_selves(distill):
+            model = selves[section.model]
+            assert model is not None  # the configuration keeps the averages that it names
+            self.teachers.append(task.wrap(model, section.weight))
 
-    def ask(self, *inputs: Tensor) -> list[Tensor]:
+    def ask(self, *inputs: Any) -> list[Tensor]:
         """Return the outputs of all teachers for the same inputs, without a gradient."""
         return [teacher(*inputs) for teacher in self.teachers]
 

@@ -29,7 +29,7 @@ _READABLE = (1, 2)
 STATE_FILE = "state.json"
 # part -> name -> tensor
 Tensors = dict[str, dict[str, Tensor]]
-Location = str | Path
+Location = str | Path | Folder
 
 
 class CheckpointError(RuntimeError):
@@ -111,7 +111,7 @@ def inspect_checkpoint(location: Location | Folder) -> JsonObject:
 def describe_tensor(tensor: Tensor) -> Entry:
     """Return shape, dtype and the first 16 digits of the SHA-256 of the bytes."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    digest = hashlib.sha256(data).hexdigest()[:16]
+    digest = hashlib.sha256(data.data).hexdigest()[:16]
     return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), digest]
 
 

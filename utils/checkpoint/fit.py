@@ -44,7 +44,10 @@ class TensorDiff:
 
 
 def compare_tensors(
-    own: Mapping[str, Tensor | Entry], other: Mapping[str, Tensor | Entry], *, exact: bool = True
+    own: Mapping[str, Tensor | Entry | Kind],
+    other: Mapping[str, Tensor | Entry | Kind],
+    *,
+    exact: bool = True,
 ) -> TensorDiff:
     """Compare tensors or table entries by name with a model's; `exact` also compares widths."""
     kinds = {name: (get_kind(other[name]), get_kind(own[name])) for name in own if name in other}
@@ -55,7 +58,7 @@ def compare_tensors(
     )
 
 
-def get_kind(value: Tensor | Entry) -> Kind:
+def get_kind(value: Tensor | Entry | Kind) -> Kind:
     """Return the kind of a tensor, or of an entry of a table."""
     if isinstance(value, Tensor):
         return tuple(value.shape), str(value.dtype).removeprefix("torch.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -94,8 +94,8 @@ def restore_state(
     state.skipped_steps = tuple(facts.get("skipped_steps", ()))
 
 
-def _names_of(state: TrainStateLike) -> dict[nn.Parameter, str]:
-    names = {p: name for name, p in state.model.named_parameters()}
+def _names_of(state: TrainStateLike) -> dict[Tensor, str]:
+    names: dict[Tensor, str] = {p: name for name, p in state.model.named_parameters()}
     return names | {p: f"extra.{name}" for name, p in state.loss_modules.named_parameters()}
 
 
@@ -106,13 +106,15 @@ def _flatten_optimizer(state: TrainStateLike) -> tuple[dict[str, Tensor], JsonOb
     names = _names_of(state)
     modules = [*state.model.named_modules(), *state.loss_modules.named_modules(prefix="extra")]
     # Axes of parameters that are stored in another order on the device than in a file.
-    orders = {f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")}
+    orders: dict[str, Any] = {
+        f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")
+    }
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():
             name = f"{names[parameter]}|{key}"
             if isinstance(value, Tensor):
                 order = orders.get(names[parameter]) if value.shape == parameter.shape else None
-                tensors[name] = value if order is None else value.permute(order)
+                tensors[name] = value if order is None else value.permute(*order)
             elif value is None or isinstance(value, int | float | bool):
                 scalars[name] = value
     for index, group in enumerate(state.optimizer.param_groups):

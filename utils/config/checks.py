@@ -41,7 +41,7 @@ def _iterate_set_keys(section: ConfigSection, prefix: str) -> Iterator[tuple[str
             yield from _iterate_set_keys(value, f"{prefix}{name}.")
             continue
         if value != field.default:
-            yield f"{prefix}{name}", value, read_key_info(field.json_schema_extra)
+            yield f"{prefix}{name}", value, read_key_info(field)
         for number, item in enumerate(value if isinstance(value, tuple) else ()):
             if isinstance(item, ConfigSection):
                 yield from _iterate_set_keys(item, f"{prefix}{name}[{number}].")

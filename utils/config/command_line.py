@@ -9,7 +9,7 @@ from typing import NoReturn, get_args, get_origin
 import yaml
 
 from utils.config.explain import get_near_keys
-from utils.config.keys import get_keys, iterate_keys
+from utils.config.keys import get_keys, get_section, iterate_keys
 from utils.config.sections import RunConfig
 from utils.errors import UserError
 
@@ -152,8 +152,8 @@ def _find_key(name: str) -> tuple[str, str]:
 def _get_type(key: str) -> object:
     """Return the annotation of `section.key`, or None if it is unknown."""
     section, _, name = key.partition(".")
-    owner = RunConfig.model_fields.get(section)
-    field = owner.annotation.model_fields.get(name) if owner else None
+    known = section in RunConfig.model_fields
+    field = get_section(section).model_fields.get(name) if known else None
     return field.annotation if field else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import get_args
+from typing import TypeGuard, get_args
 
 from pydantic import BaseModel
 
@@ -25,22 +25,31 @@ class Key(KeyInfo):
 def iterate_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
     """Yield all keys of the configuration in order, as `section.key`."""
     for name, field in section.model_fields.items():
-        if _is_section(field.annotation):
-            yield from iterate_keys(field.annotation, f"{prefix}{name}.")
+        if _is_section(inner := field.annotation):
+            yield from iterate_keys(inner, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
 
 
 def find_keys(place: tuple[str | int, ...]) -> list[str]:
     """Return the keys of a section or list element, such as ("distill", "teachers", 0)."""
-    section: type[ConfigSection] | None = RunConfig
+    section: type[BaseModel] = RunConfig
     for part in place:
-        if isinstance(part, str):
-            section = section.model_fields[part].annotation
-        section = next((kind for kind in (section, *get_args(section)) if _is_section(kind)), None)
-        if section is None:
+        if isinstance(part, int):
+            continue
+        annotation = section.model_fields[part].annotation
+        sections = [kind for kind in (annotation, *get_args(annotation)) if _is_section(kind)]
+        if not sections:
             return []
+        section = sections[0]
     return list(section.model_fields)
+
+
+def get_section(name: str) -> type[ConfigSection]:
+    """Return the class of a section of the configuration, such as `train`."""
+    section = RunConfig.model_fields[name].annotation
+    assert _is_section(section)
+    return section
 
 
 @cache
@@ -49,8 +58,8 @@ def get_keys() -> dict[str, Key]:
     keys = {}
     for name in iterate_keys():
         section, _, last = name.partition(".")
-        owner = RunConfig.model_fields[section].annotation
-        rules = vars(read_key_info(owner.model_fields[last].json_schema_extra))
+        owner = get_section(section)
+        rules = vars(read_key_info(owner.model_fields[last]))
         rules["resume"] = rules["resume"] or owner.on_resume
         if rules["affects_results"] is None:
             rules["affects_results"] = owner.affects_results
@@ -79,5 +88,5 @@ def get_stream_values(config: RunConfig) -> JsonObject:
     return {entry: group if len(group) > 1 else group[0] for entry, group in entries.items()}
 
 
-def _is_section(annotation: object) -> bool:
+def _is_section(annotation: object) -> TypeGuard[type[ConfigSection]]:
     return isinstance(annotation, type) and issubclass(annotation, ConfigSection)

@@ -48,6 +48,7 @@ resume: free, resume: warns (allowed, but bits may differ) or resume: between ep
 class _Settings(RunConfig, BaseSettings):
     """`RunConfig` as pydantic-settings reads it from the command line."""
 
+    # pyrefly: ignore[bad-override]  # the bases' dictionaries of one name differ in type
     model_config = SettingsConfigDict(
         frozen=True,
         extra="forbid",

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
 
 from utils.errors import UserError
 
@@ -64,7 +64,7 @@ class KeyInfo:
     affects_results: bool | None = None
 
 
-def key(default: object, description: str, **rules: Any) -> Any:
+def key(default: Any, description: str, **rules: Any) -> Any:
     """Declare a key of a `ConfigSection`.
 
     Args:
@@ -74,13 +74,14 @@ def key(default: object, description: str, **rules: Any) -> Any:
     """
     names = {field.name for field in fields(KeyInfo)}
     info = asdict(KeyInfo(**{name: rules.pop(name) for name in names & rules.keys()}))
-    extra = {name: value for name, value in info.items() if value != getattr(KeyInfo, name)}
+    extra: Any = {name: value for name, value in info.items() if value != getattr(KeyInfo, name)}
     return Field(default, description=description, json_schema_extra=extra, **rules)
 
 
-def read_key_info(extra: JsonDict | None) -> KeyInfo:
+def read_key_info(field: FieldInfo) -> KeyInfo:
     """Return the `KeyInfo` in the `json_schema_extra` of a field."""
-    values = dict(extra or {})
+    extra = field.json_schema_extra
+    values: dict[str, Any] = dict(extra) if isinstance(extra, dict) else {}
     devices = values.pop("devices", None)
     return KeyInfo(**values, devices=Devices(**devices) if devices else None)
 
@@ -89,7 +90,7 @@ def check_devices(device: str, **sections: ConfigSection) -> None:
     """Raise a UserError for the first key that a device (not auto) does not support."""
     for prefix, section in sections.items():
         for name, field in type(section).model_fields.items():
-            devices, value = read_key_info(field.json_schema_extra).devices, getattr(section, name)
+            devices, value = read_key_info(field).devices, getattr(section, name)
             if devices is None or device in devices.names:
                 continue
             if value == devices.value if devices.value else value != field.default:

@@ -6,12 +6,12 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 import torch.profiler
-import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from utils.config.execution import RuntimeSection
 from utils.json_types import JsonObject
@@ -21,6 +21,7 @@ from utils.runtime.instruments import Instruments
 from utils.runtime.processes.ranks import Alone, Ranks
 from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
+from utils.torch_types import ModuleT
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,7 +42,7 @@ class BatchLike(Protocol):
 class HasLoss(Protocol):
     """The operation of a task that runtimes need."""
 
-    def loss(self, model: nn.Module, batch: BatchLike) -> object: ...
+    def loss(self, model: nn.Module, batch: Any) -> Any: ...
 
 
 B = TypeVar("B", bound=BatchLike)
@@ -107,13 +108,13 @@ class Runtime(ABC):
         """Select operations with reproducible bits; return further conditions as sentences."""
         return ["the same bits need the same versions, kind of device and number of devices"]
 
-    def prepare(self, module: nn.Module) -> nn.Module:
+    def prepare(self, module: ModuleT) -> ModuleT:
         """Move a module to the device, with rank zero's weights on every rank."""
         module.to(self.device)
         self.ranks.broadcast([*module.parameters(), *module.buffers()])
         return module
 
-    def accelerate(self, module: nn.Module) -> nn.Module:
+    def accelerate(self, module: ModuleT) -> ModuleT:
         """Compile or lay out the forward pass of a model on the device, if configured."""
         self._compiler.attach(module)
         return module
@@ -122,9 +123,10 @@ class Runtime(ABC):
         """Return the task for the loop; it may sum gradients during the backward pass."""
         return task
 
-    def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
+    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a block of a model that is recomputed in the backward pass."""
-        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
+        result: Any = checkpoint(function, *args, use_reentrant=False, **kwargs)
+        return result
 
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
         """Run equal blocks in sequence, as one compiled loop if the device has one."""

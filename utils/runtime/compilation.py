@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 import textwrap
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from utils.config.execution import RuntimeSection
@@ -70,7 +70,7 @@ class ModelCompiler:
         if self._waits_for_call:
             self._refuse("no compiled module was called in the first step", _SWITCH_ON)
 
-    def _compile_graph(self, graph: GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
+    def _compile_graph(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
         """Compile by the backend, and count the graph if it does not raise."""
         from torch._dynamo.backends.registry import lookup_backend
 
@@ -79,8 +79,8 @@ class ModelCompiler:
         return compiled
 
     def _first_call(
-        self, module: nn.Module, compiled: Callable[..., Any], *args: object, **kwargs: object
-    ) -> object:
+        self, module: nn.Module, compiled: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
         """Compile a module by its first call; raise a UserError if it was not compiled whole."""
         import torch._dynamo
 
@@ -105,7 +105,7 @@ class ModelCompiler:
         )
         return result
 
-    def _refuse(self, what: str, way_out: str, cause: Exception | None = None) -> None:
+    def _refuse(self, what: str, way_out: str, cause: Exception | None = None) -> NoReturn:
         raise UserError(
             f"runtime.compile_backend ({self.backend!r}) {what}; {way_out}choose another backend, "
             "or remove runtime.compile"

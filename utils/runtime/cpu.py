@@ -19,6 +19,7 @@ class CpuRuntime(NativeRuntime):
 
     def __init__(self, section: RuntimeSection) -> None:
         guard_narrow_convolutions()
+        # pyrefly: ignore[read-only]  # torch's stub makes a descriptor of every torch.device
         self.device = torch.device("cpu")
         super().__init__(section)
 

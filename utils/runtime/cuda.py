@@ -84,6 +84,7 @@ class CudaRuntime(NativeRuntime):
                 f"runtime.num_processes needs a GPU for each process, but this host has "
                 f"{torch.cuda.device_count()}; lower it"
             )
+        # pyrefly: ignore[read-only]  # torch's stub makes a descriptor of every torch.device
         self.device = torch.device("cuda", index)
         torch.cuda.set_device(self.device)
         torch.set_float32_matmul_precision("high" if section.tf32 else "highest")

@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 _END = object()
@@ -21,7 +21,7 @@ class Feeder(Iterator[T]):
 
     def __init__(self, batches: Iterable[T], to_device: Callable[[T], T], depth: int = 2) -> None:
         self.wait_s = 0.0
-        self._queue: queue.Queue[object] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._feed, args=(batches, to_device), name="feeder", daemon=True
@@ -66,7 +66,7 @@ class Feeder(Iterator[T]):
         except BaseException as error:
             self._put(error)
 
-    def _put(self, item: object) -> bool:
+    def _put(self, item: Any) -> bool:
         """Queue an item unless the loop has ended; return whether it was queued."""
         while not self._stop.is_set():
             try:

@@ -90,12 +90,14 @@ class UseReading:
         if self._read is None or (self._thread is not None and self._thread.is_alive()):
             return None
         percents, self._percents = self._percents, []
-        self._thread = threading.Thread(target=self._read_use, name="device-use", daemon=True)
+        self._thread = threading.Thread(
+            target=self._read_use, args=(self._read,), name="device-use", daemon=True
+        )
         self._thread.start()
         return sum(percents) / len(percents) / 100 if percents else None
 
-    def _read_use(self) -> None:
-        uses = self._read()
+    def _read_use(self, read: ReadUse) -> None:
+        uses = read()
         self._percents = [use.duty_percent for use in uses if use.duty_percent is not None]
 
 

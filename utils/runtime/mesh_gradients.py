@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from utils.torch_types import DifferentiationRule
+
 _DEVICES, _PARTS, _DEAL = "split_over", "gradient_parts", "deal_out"
 
 
@@ -82,7 +84,7 @@ def spread_rows(parameter: Tensor, examples: int) -> Tensor:
     return row if parts is None else _Spread.apply(row, parts[:, None], examples)
 
 
-class _Spread(torch.autograd.Function):
+class _Spread(DifferentiationRule):
     """One value for every example, with a gradient summed over each device's examples."""
 
     @staticmethod

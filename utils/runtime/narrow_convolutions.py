@@ -55,7 +55,7 @@ def guard_narrow_convolutions() -> torch.library.Library | None:
         return None
     original = torch.library.get_kernel("aten::convolution_backward", "CPU")
 
-    def compute_gradients(keys: object, *arguments: Any) -> _Gradients:
+    def compute_gradients(keys: Any, *arguments: Any) -> _Gradients:
         call = _Call(*arguments)
         if not _is_faulty(call, block):
             return original.call_boxed(keys, *call)
@@ -90,10 +90,11 @@ def _compute_from_picked(call: _Call, compute: Callable[[_Call], _Gradients]) ->
             grad_outputs=call.grad_outputs[pixels], output_mask=[of_inputs, of_weight, False]
         )
         bias = call.grad_outputs.transpose(0, 1).flatten(1).sum(1) if of_bias else None
-        return (*compute(picked)[:2], bias)
-    gradient, *others = compute(plain._replace(inputs=call.inputs[pixels]))
-    if not of_inputs:
-        return (None, *others)
+        gradient, weight, _ = compute(picked)
+        return gradient, weight, bias
+    gradient, weight, bias = compute(plain._replace(inputs=call.inputs[pixels]))
+    if not of_inputs or gradient is None:
+        return None, weight, bias
     spread = torch.zeros_like(call.inputs)
     spread[pixels] = gradient
-    return (spread, *others)
+    return spread, weight, bias

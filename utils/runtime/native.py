@@ -13,6 +13,7 @@ from utils.config.execution import RuntimeSection
 from utils.runtime.base import DTYPES, B, HasLoss, Runtime, Task, derive_seed
 from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.processes.ranks import ProcessRanks
+from utils.torch_types import ModuleT
 
 
 class NativeRuntime(Runtime):
@@ -46,8 +47,9 @@ class NativeRuntime(Runtime):
     def _seed(self, seed: int, step: int) -> None:
         torch.manual_seed(derive_seed(seed, step, self.ranks.index))
 
-    def accelerate(self, module: nn.Module) -> nn.Module:
+    def accelerate(self, module: ModuleT) -> ModuleT:
         if self.section.channels_last:
+            # pyrefly: ignore[no-matching-overload]  # torch's stub knows it of tensors alone
             module.to(memory_format=torch.channels_last)
         return super().accelerate(module)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class Updates:
         optimizer.step()
 
 
-def _get_zero(value: T) -> T:
+def _get_zero(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.zero_()
     is_choice = isinstance(value, bool)  # such as a choice of Muon

@@ -47,6 +47,10 @@ class Folder(ABC):
     def list_names(self) -> list[str]:
         """Return sorted names directly below; empty if the folder does not exist."""
 
+    def list_once(self) -> list[str]:
+        """Return names directly below by a single request, without retries."""
+        return self.list_names()
+
     @abstractmethod
     def get_size(self, name: str) -> int:
         """Return the bytes of a file below; raises FileNotFoundError."""

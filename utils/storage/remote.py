@@ -14,7 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from fsspec import AbstractFileSystem
 
@@ -23,8 +23,6 @@ from utils.storage.folder import ASIDE, COMMIT_FILE, Folder, StorageError
 from utils.storage.local import compute_crc32c
 from utils.storage.retry import retry
 
-T = TypeVar("T")
-
 
 class RemoteFolder(Folder):
     """A prefix of an object store, or any other fsspec file system."""
@@ -32,7 +30,7 @@ class RemoteFolder(Folder):
     def __init__(self, filesystem: AbstractFileSystem, path: str) -> None:
         self._filesystem = filesystem
         self._path = path.rstrip("/")
-        self._root = filesystem._strip_protocol(self._path)
+        self._root = str(filesystem._strip_protocol(self._path))
         self.place = filesystem.unstrip_protocol(self._path)
 
     @property
@@ -208,7 +206,7 @@ class RemoteFolder(Folder):
         self.remove()
         return target
 
-    def _call(self, name: str, call: Callable[..., T], *arguments: object) -> T:
+    def _call(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
         return retry(call, *arguments, place=f"{self.place}/{name}".rstrip("/"))
 
     def _read(self, name: str) -> bytes:
@@ -225,9 +223,7 @@ class RemoteFolder(Folder):
             raise OSError(f"{target.stat().st_size} of {size} bytes arrived")
 
 
-def _write_generation(
-    filesystem: AbstractFileSystem, path: str, data: bytes, generation: str
-) -> None:
+def _write_generation(filesystem: Any, path: str, data: bytes, generation: str) -> None:
     """Write to Google Cloud Storage only over a generation; 0 if the file must not exist."""
     bucket, key, _ = filesystem.split_path(path)
     filesystem.call(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterator
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,14 +71,16 @@ def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
         )
     is_meta = any(value.is_meta for value in model.state_dict().values())
     scratch = deepcopy(model).to_empty(device="cpu") if is_meta else deepcopy(model)
-    for module in scratch.modules():
+    modules: Iterator[Any] = scratch.modules()
+    for module in modules:
         if hasattr(module, "forget_adapter"):  # timm's loader writes into `weight`
             module.forget_adapter()
     own = {name: value.detach() for name, value in scratch.named_parameters()}
     for value in own.values():
         value.fill_(torch.nan)
+    load: Any = getattr(scratch, _LOADER)
     try:
-        getattr(scratch, _LOADER)(str(file))
+        load(str(file))
     except (KeyError, AttributeError, RuntimeError, ValueError, IndexError, TypeError) as error:
         text = f"timm's reader of {type(model).__name__} fails: {get_reason(error)}"
         raise WeightsError(text, _WAY) from error

@@ -59,6 +59,10 @@ class Fit:
     sources: dict[str, str] = field(default_factory=dict)
     warning: str = ""  # a warning that classes are matched by number, or empty
 
+    def get_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors; empty in a check, which has kinds alone."""
+        return {k: v for k, v in self.tensors.items() if isinstance(v, Tensor)}
+
     def misfit(self, model: nn.Module) -> TensorDiff:
         """Compare the tensors with those that the model needs."""
         own = {k: v for k, v in model.state_dict().items() if k not in self.kept}
@@ -154,7 +158,7 @@ def _resample(model: nn.Module, fitted: Fit) -> None:
     if change is None:
         return
     try:
-        changed = change(dict(fitted.tensors), model)
+        changed: dict[str, Tensor] = change(dict(fitted.tensors), model)
     except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError, TypeError):
         return  # another family: the error names what does not fit
     before = fitted.tensors
@@ -162,9 +166,9 @@ def _resample(model: nn.Module, fitted: Fit) -> None:
     if len(resampled.misfit(model)) < len(fitted.misfit(model)):
         fitted.tensors = resampled.tensors
         fitted.notes += [
-            f"{name} is resampled from {tuple(before[name].shape)} to {tuple(value.shape)}"
+            f"{name} is resampled from {get_kind(before[name])[0]} to {tuple(value.shape)}"
             for name, value in changed.items()
-            if name in before and before[name].shape != value.shape
+            if name in before and get_kind(before[name])[0] != tuple(value.shape)
         ]
 
 
@@ -174,7 +178,7 @@ def _adapt_channels(model: nn.Module, fitted: Fit) -> None:
     for layer in (first,) if isinstance(first, str) else first:
         name, own = f"{layer}.weight", model.state_dict()
         value = fitted.tensors.get(name)
-        if value is None or name not in own or value.ndim != 4:
+        if not isinstance(value, Tensor) or name not in own or value.ndim != 4:
             continue
         old, new = value.shape[1], own[name].shape[1]
         if old == 3 and new != 3 and value.shape[2:] == own[name].shape[2:]:

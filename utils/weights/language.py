@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -133,7 +134,7 @@ def read_language_facts(said: JsonMapping, refuse: Callable[[str], UserError]) -
     return {"model": variant.model, "args": args, **facts}
 
 
-def describe_language(facts: JsonMapping, architecture: object) -> JsonObject:
+def describe_language(facts: JsonMapping, architecture: Any) -> JsonObject:
     """Return the config.json of a model by its facts and shape; a UserError without a variant."""
     model = str(facts["model"])
     variant = next((row for row in VARIANTS if row.model == model), None)

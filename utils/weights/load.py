@@ -57,8 +57,9 @@ def load_weights(
         taken = len(own.keys() & fitted.tensors.keys())
         fitted.notes.append(f"{taken} of {len(own)} tensors start from {weights.location}")
     if not is_check:
-        _refuse_not_finite(model, weights, fitted.tensors)
-        model.load_state_dict(fitted.tensors, strict=False)
+        tensors = fitted.get_tensors()
+        _refuse_not_finite(model, weights, tensors)
+        model.load_state_dict(tensors, strict=False)
         for line in fitted.notes:
             get_logger().info("%s: %s", weights.key, line)
     return fitted
@@ -111,7 +112,7 @@ def _compare_meanings(model: nn.Module, weights: Weights, rules: FitRules, fitte
         )
     if differing:
         fitted.notes.append(f"of {theirs.model}: {describe_disagreements(differing)}")
-    if all(isinstance(tensor, Tensor) for tensor in fitted.tensors.values()):
+    if len(fitted.get_tensors()) == len(fitted.tensors):
         centre_norms(fitted, own, theirs)
 
 

@@ -124,10 +124,11 @@ def describe_disagreements(differing: Collection[Disagreement], section: str = "
 def centre_norms(fitted: Fit, own: TensorMeanings, theirs: TensorMeanings) -> None:
     """Convert norms between multiplication by weight and by 1 + weight."""
     converted = []
+    tensors = fitted.get_tensors()
     for name, source in fitted.sources.items():
         here, there = matches(name, own.centred), matches(source, theirs.centred)
-        if name in fitted.tensors and here != there:
-            tensor = fitted.tensors[name]
+        if name in tensors and here != there:
+            tensor = tensors[name]
             # Half precision has too few digits near 1.
             wide = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
             fitted.tensors[name] = wide + (1.0 if there else -1.0)

@@ -81,6 +81,12 @@ class ImageFacts:
     class_names: tuple[str, ...] | None = None
     several_labels: bool = False
 
+    @property
+    def known_shape(self) -> tuple[int, int, int]:
+        """(H, W, C) as a loader has found it."""
+        assert self.image_shape is not None
+        return self.image_shape
+
 
 class ImageSource(Source):
     """Base of sources of labelled images."""

@@ -92,7 +92,7 @@ def _make_field(key: str, field: object, known: JsonValue, typed: Mapping[str, s
         key, field.description or "", typed.get(key, ""),
         known if isinstance(known, str) else json.dumps(known), choices,
         is_number=bool({int, float} & set(kinds)) and str not in kinds,
-        is_place=read_key_info(field.json_schema_extra).is_path,
+        is_place=read_key_info(field).is_path,
     )  # fmt: skip
 
 

@@ -91,6 +91,7 @@ class TeacherCache:
             rows = self.read_rows(step)
         else:
             self._open_epoch(step // self._steps % self.epochs)
+            assert examples is not None
             rows = self._rows[0][examples.cpu().numpy()]
         if examples is not None:
             self._check_examples(rows["example"], compute_marks(examples), step)

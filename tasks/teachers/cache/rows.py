@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -77,9 +77,10 @@ class Column:
         """Numbers stored of one output."""
         return self.top_k if self.kind == CLASSES else self.width
 
-    def list_fields(self, number: int) -> list[tuple[str, object, tuple[int, ...]]]:
+    def list_fields(self, number: int) -> list[tuple[str, Any, tuple[int, ...]]]:
         """List the column's fields of a row for numpy."""
         places = (self.places,) if self.places else ()
+        fields: list[tuple[str, Any, tuple[int, ...]]]
         fields = [(f"values{number}", _STORED[self.dtype], (*places, self.numbers))]
         if self.kind == CLASSES:
             fields.append((f"indices{number}", self.index_dtype, (*places, self.top_k)))

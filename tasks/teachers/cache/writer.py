@@ -59,6 +59,7 @@ class CacheWriter:
     def append(self, rows: np.ndarray, errors: Sequence[Errors] = ()) -> None:
         """Store the next step's rows and `measure_errors`; progress is written every 50 steps."""
         start = self.steps_done * self._rows_per_step
+        assert self._rows is not None
         self._rows[start : start + self._rows_per_step] = rows
         self.steps_done += 1
         if errors:

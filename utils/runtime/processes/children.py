@@ -292,8 +292,8 @@ def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, floa
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             break
-        for sentinel in wait(list(waiting), timeout=left):
-            rank = waiting[sentinel]
+        ready = wait(list(waiting), timeout=left)
+        for rank in (rank for sentinel, rank in waiting.items() if sentinel in ready):
             processes[rank].join()
             ended[rank] = time.time()
             is_well = processes[rank].exitcode in (0, EXIT_PREEMPTED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ class ProcessGroup:
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's host object, in order of ranks."""
-        values: list[T | None] = [None] * self.size
+        values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from utils.runtime.processes.group import flatten, unflatten
+from utils.torch_types import DifferentiationRule
 
 if TYPE_CHECKING:
     from utils.runtime.processes.group import ProcessGroup
@@ -48,8 +49,10 @@ class Ranks(ABC):
     # The mean of equal float32 numbers is that number, to the bit.
     _mean_dtype = torch.float64
 
-    def __init__(self, index: int, size: int, device: Device | None = None) -> None:
-        self.index, self.size, self._device = index, size, device
+    _device: Device | None = None
+
+    def __init__(self, index: int, size: int) -> None:
+        self.index, self.size = index, size
 
     @property
     def is_writer(self) -> bool:
@@ -117,9 +120,10 @@ class Ranks(ABC):
         """
         if self.size == 1:
             return
+        assert self._device is not None
         host = self._device.fetch_all(tensors)
         flat = {n: t.contiguous().reshape(-1).view(torch.uint8) for n, t in host.items()}
-        sums = {name: zlib.crc32(values.numpy()) for name, values in flat.items()}
+        sums = {name: zlib.crc32(values.numpy().data) for name, values in flat.items()}
         compare_checksums(self.gather(sums), when)
 
     def leave(self) -> None:
@@ -174,7 +178,8 @@ class ProcessRanks(Ranks):
         *,
         sums_in_backward: bool = False,
     ) -> None:
-        super().__init__(group.rank, group.size, device)
+        super().__init__(group.rank, group.size)
+        self._device: Device = device
         self._group, self._reduce_dtype = group, reduce_dtype
         self._sums_in_backward = sums_in_backward
 
@@ -195,7 +200,7 @@ class ProcessRanks(Ranks):
         # process, so that a resumed run has the same bits.
         if self._sums_in_backward:
             return
-        gradients = [owner.grad for owner in list_owners(optimizer)]
+        gradients = list_gradients(list_owners(optimizer))
         flat = flatten(gradients).to(self._reduce_dtype)
         mean = self._group.all_reduce_sum(flat).float() / self.size
         for gradient, piece in zip(gradients, unflatten(mean, gradients), strict=True):
@@ -205,7 +210,7 @@ class ProcessRanks(Ranks):
         self._group.leave()
 
 
-class _SumOverRanks(torch.autograd.Function):
+class _SumOverRanks(DifferentiationRule):
     """Sum over ranks, whose gradients are summed over ranks, too."""
 
     @staticmethod
@@ -249,6 +254,11 @@ def create_gather(runtime: RankedDevice) -> Callable[[Tensor], Tensor]:
 def list_owners(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Return the optimizer's parameters that have a gradient, in its order."""
     return [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+
+
+def list_gradients(owners: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Return the gradients of parameters that have one."""
+    return [owner.grad for owner in owners if owner.grad is not None]
 
 
 def compare_checksums(sums: Sequence[Mapping[str, int]], when: str) -> None:

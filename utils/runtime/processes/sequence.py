@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from utils.torch_types import DifferentiationRule
+
 # (tensor, dimension split along the axis or None, dimension of examples) -> marked tensor.
 Mark = Callable[[Tensor, int | None, int], Tensor]
 
@@ -63,7 +65,7 @@ def look_back(x: Tensor, tail: Tensor) -> Tensor:
     return torch.cat([deal_sequence(before, 1), own], dim=2)
 
 
-class _Mark(torch.autograd.Function):
+class _Mark(DifferentiationRule):
     """Marks x and its gradient."""
 
     @staticmethod

@@ -38,7 +38,7 @@ def count_chips() -> int:
     from torch_xla.distributed import spmd
 
     mesh = spmd.get_global_mesh() if torch_xla.runtime.is_spmd() else None
-    return 1 if mesh is None else mesh.size()
+    return 1 if mesh is None else int(mesh.size())
 
 
 def scan_on_xla(

@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,7 +94,7 @@ def raise_decays(
     ]
 
 
-def _get_factor(group: dict[str, object], lr: float) -> float:
+def _get_factor(group: dict[str, Any], lr: float) -> float:
     """Return the factor by which an optimizer multiplies a group's decay."""
     is_apart = group.get("unscaled_wd") or group.get("fixed_decay")
     if group.get("corrected_weight_decay"):

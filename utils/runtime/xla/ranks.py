@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed
@@ -13,7 +13,13 @@ from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.mesh_gradients import join_gradients
 from utils.runtime.processes.group import ProcessGroup, flatten, unflatten
-from utils.runtime.processes.ranks import Alone, Device, ProcessRanks, list_owners
+from utils.runtime.processes.ranks import (
+    Alone,
+    Device,
+    ProcessRanks,
+    list_gradients,
+    list_owners,
+)
 
 T = TypeVar("T")
 
@@ -31,7 +37,8 @@ class ChipRanks(ProcessRanks):
         self._xm = xm
 
     def sum(self, tensor: Tensor) -> Tensor:
-        return self._xm.all_reduce(self._xm.REDUCE_SUM, tensor)
+        total: Any = self._xm.all_reduce(self._xm.REDUCE_SUM, tensor)
+        return total
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         self._xm.collective_broadcast(list(tensors))
@@ -41,7 +48,7 @@ class ChipRanks(ProcessRanks):
             self._xm.reduce_gradients(optimizer)
             return
         owners = list_owners(optimizer)
-        sums = [owner.grad.to(self._reduce_dtype) for owner in owners]
+        sums = [gradient.to(self._reduce_dtype) for gradient in list_gradients(owners)]
         self._xm.all_reduce(self._xm.REDUCE_SUM, sums)  # in place
         for owner, total in zip(owners, sums, strict=True):
             owner.grad = total.float() / self.size
@@ -71,7 +78,7 @@ class GlooRanks(ProcessRanks):
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         owners = list_owners(optimizer)
-        gradients = [owner.grad for owner in owners]
+        gradients = list_gradients(owners)
         mean = self.sum(flatten(gradients).to(self._reduce_dtype)).float() / self.size
         for owner, piece in zip(owners, unflatten(mean, gradients), strict=True):
             owner.grad = piece

@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from utils.runtime.updates import Updates
 from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 from utils.storage.places import to_path
+from utils.torch_types import ModuleT
 
 
 class XlaInstruments(Instruments):
@@ -44,7 +46,8 @@ class XlaInstruments(Instruments):
             return None
         import torch_xla.core.xla_model as xm
 
-        peak = xm.get_memory_info(self._runtime.device).get("peak_bytes_used")
+        memory: Any = xm.get_memory_info(self._runtime.device)
+        peak = memory.get("peak_bytes_used")
         return None if peak is None else peak / 2**30
 
     def _find_reader(self) -> ReadUse | None:
@@ -69,6 +72,7 @@ class XlaRuntime(Runtime):
         self._metrics, self._profiler = metrics, profiler
         self._hardware = _get_hardware()
         self._start_backend()
+        # pyrefly: ignore[read-only]  # torch's stub makes a descriptor of every torch.device
         self.device = torch_xla.device()
         self.ranks = self._create_ranks()
         self._counted_before = self._count()
@@ -108,7 +112,7 @@ class XlaRuntime(Runtime):
             return Alone()
         return ChipRanks(self, join_hosts(self.section), reduce_dtype)
 
-    def prepare(self, module: nn.Module) -> nn.Module:
+    def prepare(self, module: ModuleT) -> ModuleT:
         super().prepare(module)
         self.finish_step()
         return module
@@ -125,9 +129,10 @@ class XlaRuntime(Runtime):
         # Not `tensor.to`: it creates an empty device tensor and then copies into it. A sync of the
         # main thread in between would take that tensor for an output of the step and compile
         # another graph.
-        return self._xm.send_cpu_data_to_device([tensor], self.device)[0]
+        uploaded: Any = self._xm.send_cpu_data_to_device([tensor], self.device)
+        return uploaded[0]
 
-    def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
+    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         # Its optimisation barrier keeps the compiler from merging the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
@@ -135,7 +140,8 @@ class XlaRuntime(Runtime):
         # not even to weights, if no input needs one.
         if not any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
             return function(*args, **kwargs)
-        return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True)
+        result: Any = checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True)
+        return result
 
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
         from torch_xla.experimental.scan_layers import scan_layers
@@ -233,7 +239,7 @@ def _get_hardware() -> str:
     import torch_xla.runtime as xr
 
     try:
-        return xr.device_type()
+        return str(xr.device_type())
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         pjrt = os.environ.get("PJRT_DEVICE", "unset")

@@ -9,6 +9,7 @@ split the tokens of each example along a third axis.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from utils.runtime.updates import Updates
 from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import MeshRanks, join_hosts
 from utils.runtime.xla.runtime import XlaRuntime
+from utils.torch_types import ModuleT
 
 _DATA, _FSDP, _CONTEXT = "data", "fsdp", "context"
 _BATCH = (_DATA, _FSDP)
@@ -99,7 +101,7 @@ class XlaSpmdRuntime(XlaRuntime):
         group = join_hosts(self.section) if hosts > 1 else None
         return MeshRanks(self, group, None if self.fp32_weight_gradients else torch.bfloat16)
 
-    def prepare(self, module: nn.Module) -> nn.Module:
+    def prepare(self, module: ModuleT) -> ModuleT:
         module.to(self.device)
         for tensor in (*module.parameters(), *module.buffers()):
             self._xs.mark_sharding(tensor, self._mesh, self._get_partition(tensor.shape))
@@ -141,7 +143,8 @@ class XlaSpmdRuntime(XlaRuntime):
         """Upload a global array; `part`: this host has only its share of the first axis."""
         minibatch = part and self.ranks.size > 1
         spec = self._xs.ShardingSpec(self._mesh, tuple(partition), minibatch=minibatch)
-        return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]
+        uploaded: Any = self._xm.send_cpu_data_to_device([tensor], self.device, spec)
+        return uploaded[0]
 
     def _get_partition(self, shape: Sequence[int]) -> tuple[str | None, ...]:
         """Return the mesh axis of each dimension: `fsdp` for the largest one that it divides.
@@ -165,5 +168,5 @@ class XlaSpmdRuntime(XlaRuntime):
         return tensor
 
     def describe(self) -> JsonObject:
-        shape = dict(zip(self._mesh.axis_names, self._mesh.mesh_shape, strict=True))
+        shape = dict(zip(self._mesh.axis_names or (), self._mesh.mesh_shape, strict=True))
         return {**super().describe(), "mesh": shape}

@@ -1,0 +1,35 @@
+"""Types that torch leaves out: of differentiation rules, and of what a list of modules holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import nn
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class DifferentiationRule(torch.autograd.Function):
+    """A function of tensors with its own `forward(ctx, ...)` and `backward(ctx, *gradients)`."""
+
+    if TYPE_CHECKING:
+        apply: Callable[..., Any]
+        forward: Callable[..., Any]
+        backward: Callable[..., Any]
+
+
+if TYPE_CHECKING:
+
+    class ModuleListOf(nn.ModuleList, Generic[ModuleT]):
+        """A list of modules of one class."""
+
+        def __init__(self, modules: Iterable[ModuleT] = ()) -> None: ...
+
+        def __iter__(self) -> Iterator[ModuleT]: ...
+
+        # pyrefly: ignore[bad-override]  # slices, which the base also takes, are not used
+        def __getitem__(self, index: int) -> ModuleT: ...
+else:
+    ModuleListOf = nn.ModuleList
