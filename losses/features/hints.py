@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +84,7 @@ def _create_convolution(student: Shape, teacher: Shape, given: dict[str, int | N
     side, target = student[2], teacher[2]
     layer: type[nn.Module] = nn.Conv2d
     if side == 2 * target:
-        derived = {"kernel_size": 3, "stride": 2, "padding": 1}
+        derived: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1}
     elif 2 * side == target:
         derived = {"kernel_size": 4, "stride": 2, "padding": 1}
         layer = nn.ConvTranspose2d

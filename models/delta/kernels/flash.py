@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from models.delta.kernels.bridge import Heads, deal, run_kernel
 from models.delta.kernels.lazy_jax import jnp
+from utils.torch_types import DifferentiationRule
 
 if TYPE_CHECKING:
     from jax import Array
@@ -62,7 +63,7 @@ def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _Flash.apply(FlashPlan(q.shape[-1] ** -0.5, keep), q, k, v)[:, :, :count]
 
 
-class _Flash(torch.autograd.Function):
+class _Flash(DifferentiationRule):
     """Queries, keys and values [B, H, T, D] of whole blocks -> values mixed."""
 
     @staticmethod

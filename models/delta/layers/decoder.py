@@ -6,6 +6,7 @@ It is for comparing rules; it has no counterpart on the Hub.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -170,7 +171,7 @@ class RuleBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def create_rules(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
+def create_rules(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
     """Create a decoder of one rule; `shape`: fields of `RuleShape`.
 
     Weights begin in proportion to 1 / sqrt(inputs), as narrow models need, and projections that add

@@ -6,6 +6,7 @@ Names of weights are transformers'. Only the layers of KDA tell attention the or
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -200,7 +201,7 @@ class KimiBlock(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def create_kimi(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
+def create_kimi(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
     """Create Kimi Linear without experts; `shape`: fields of `KimiShape`."""
     sizes = KimiShape(**shape)
     norm = RmsNorm(sizes.width, _EPS)

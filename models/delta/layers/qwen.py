@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -361,12 +362,12 @@ class Qwen(LanguageModel):
         return sum(p.numel() for p in self.model.layers.parameters() if p.dim() == 2)
 
 
-def create_qwen3(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
+def create_qwen3(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
     """Create Qwen3, dense; `shape`: fields of `QwenShape`."""
     return Qwen(vocab_size, sequence_length, QwenShape(**shape))
 
 
-def create_hybrid(vocab_size: int, sequence_length: int, **shape: object) -> Qwen:
+def create_hybrid(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
     """Create Qwen3.5's text model, dense; `shape`: fields of `HybridShape`."""
     return Qwen(vocab_size, sequence_length, HybridShape(**shape))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -246,11 +247,11 @@ def _split_balance(pair: Tensor) -> tuple[Tensor, Tensor]:
     return pair[..., :-1], pair[:, 0, -1].float()
 
 
-def create_next(vocab_size: int, sequence_length: int, **shape: object) -> ExpertQwen:
+def create_next(vocab_size: int, sequence_length: int, **shape: Any) -> ExpertQwen:
     """Create Qwen3-Next; `shape`: fields of `ExpertShape`."""
     return ExpertQwen(vocab_size, sequence_length, ExpertShape(**shape), block=NextBlock)
 
 
-def create_hybrid_of_experts(vocab_size: int, sequence_length: int, **shape: object) -> ExpertQwen:
+def create_hybrid_of_experts(vocab_size: int, sequence_length: int, **shape: Any) -> ExpertQwen:
     """Create Qwen3.5's text model with experts; `shape`: fields of `ExpertShape`."""
     return ExpertQwen(vocab_size, sequence_length, ExpertShape(**shape), block=ExpertBlock)

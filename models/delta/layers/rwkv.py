@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -302,7 +303,7 @@ class _Pair(nn.Module):
         return torch.cat([self.block(x, first)[0], first], dim=-1)
 
 
-def create_rwkv(vocab_size: int, sequence_length: int, **shape: object) -> Rwkv:
+def create_rwkv(vocab_size: int, sequence_length: int, **shape: Any) -> Rwkv:
     """Create RWKV-7; `shape`: fields of `RwkvShape`."""
     return Rwkv(vocab_size, sequence_length, RwkvShape(**shape))
 

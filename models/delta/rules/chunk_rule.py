@@ -27,6 +27,7 @@ from models.delta.rules.layout import ChunkPlan, CoreOptions, from_chunks, in_fu
 from models.delta.rules.products import narrow, turn
 from models.delta.rules.solve import invert, invert_beside
 from models.delta.rules.state_scan import walk, walk_back
+from utils.torch_types import DifferentiationRule
 
 
 def prepare_rule(
@@ -138,7 +139,7 @@ def create_chunk_rule(
     def retreat(*inputs: Any) -> tuple[Tensor, ...]:
         return _retreat(rule, *inputs)
 
-    class ChunkRule(torch.autograd.Function):
+    class ChunkRule(DifferentiationRule):
         """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the last state."""
 
         @staticmethod
