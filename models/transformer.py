@@ -295,7 +295,7 @@ class LanguageModel(nn.Module):
     """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits."""
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> Tensor:
         """[vocab_size, C]."""
         raise NotImplementedError
 
@@ -329,7 +329,7 @@ class Transformer(LanguageModel):
         self._initialise()
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> Tensor:
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:

@@ -111,6 +111,7 @@ def run_backend(
         )
     call = _find_kernel(name, rule)
     if name == "flashinfer":
+        assert isinstance(inputs, DeltaInputs)  # it has no kernel of another rule
         return _run_flashinfer(call, inputs, state)
     if isinstance(inputs, DplrInputs):
         # Kernels multiply these with each other and want one type; decays are summed in float32.

@@ -72,8 +72,10 @@ def deal(
       results: the same of the results.
     """
     mesh = _get_mesh()
-    share = mesh and share_out(mesh, tensors[0].shape[axes[0]], heads.count if heads else 1)
-    if not share:
+    if mesh is None:
+        return list(run(*tensors))
+    share = share_out(mesh, tensors[0].shape[axes[0]], heads.count if heads else 1)
+    if share is None:
         return list(run(*tensors))
     from torch_xla.distributed import spmd
 
@@ -84,7 +86,7 @@ def deal(
     for x, *x_axes in zip(tensors, axes, of_given, strict=True):
         spec = _name_axes(x, x_axes, share)
         parts.append(spmd.enable_manual_sharding(x.clone(), spec, mesh=mesh).global_tensor)
-    wholes, sizes = [], mesh.shape()
+    wholes, sizes = [], _get_sizes(mesh)
     for x, *x_axes in zip(run(*parts), results, of_results, strict=True):
         spec = _name_axes(x, x_axes, share)
         times = [math.prod(sizes[name] for name in names or ()) for names in spec]
@@ -102,7 +104,7 @@ def find_own(examples: int, heads: int) -> tuple[int, int] | None:
     mesh = _get_mesh()
     if mesh is None:
         return examples, heads
-    share, sizes = share_out(mesh, examples, heads), mesh.shape()
+    share, sizes = share_out(mesh, examples, heads), _get_sizes(mesh)
     if share is None:
         return None
     of_examples, of_heads = (math.prod(sizes[name] for name in names) for names in share)
@@ -117,6 +119,12 @@ def _get_mesh() -> Mesh | None:
     return spmd.get_global_mesh() if xr.is_spmd() else None
 
 
+def _get_sizes(mesh: Mesh) -> dict[str, int]:
+    """Return the devices along each axis; torch_xla's annotation names axes by numbers."""
+    sizes: Any = mesh.shape()
+    return sizes
+
+
 def share_out(mesh: Mesh, examples: int, heads: int) -> tuple[tuple[str, ...], ...] | None:
     """Return the axes of a mesh along which examples are dealt out, and those for heads.
 
@@ -124,7 +132,7 @@ def share_out(mesh: Mesh, examples: int, heads: int) -> tuple[tuple[str, ...], .
     that each device computes the whole.
     """
     of_examples, of_heads = [], []
-    for name, size in mesh.shape().items():
+    for name, size in _get_sizes(mesh).items():
         if examples % size == 0:
             of_examples, examples = [*of_examples, name], examples // size
         elif heads % size == 0:

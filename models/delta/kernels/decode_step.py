@@ -49,7 +49,7 @@ class StepPlan:
 def step_rule(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute outputs [B, 1, H, V] of one token and the next state, without gradients."""
     state, is_delta = create_state(inputs, state), isinstance(inputs, DeltaInputs)
-    if is_delta:
+    if isinstance(inputs, DeltaInputs):
         parts, values = _list_delta(inputs)
     else:
         values = inputs.v

@@ -95,13 +95,15 @@ def kernel_flash(
     count = 3 if keep else 1
     heads = Heads(q.shape[1], [1] * 3, [1] * count)
     output, *kept = deal(run, [q, k, v], [0] * 3, [0] * count, heads)
-    return (output, *kept) if keep else (output, *(q.new_empty(0) for _ in range(2)))
+    sums, largest = kept if keep else (q.new_empty(0) for _ in range(2))
+    return output, sums, largest
 
 
 @kernel_flash.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    rows = [q.new_empty(q.shape[:3] if keep else 0, dtype=torch.float32) for _ in range(2)]
-    return torch.empty_like(q, memory_format=torch.contiguous_format), *rows
+    shape = q.shape[:3] if keep else [0]
+    sums, largest = (q.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(q, memory_format=torch.contiguous_format), sums, largest
 
 
 @torch.library.custom_op("delta::kernel_flash_back", mutates_args=())
@@ -133,16 +135,16 @@ def _run(plan: FlashPlan, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
 def _run_back(plan: FlashPlan, *given: Tensor) -> list[Tensor]:
     q, k, v, sums, largest, grad, rest = given
     rows = [x.unsqueeze(-1).expand(*x.shape, _LANES) for x in (sums, largest)]
-    given = [q, k, v, *rows, grad]
+    tensors = [q, k, v, *rows, grad]
 
     def spread(width: int) -> Tensor:
         return rest.unsqueeze(-1).expand(*rest.shape, width)
 
     of_rows = run_kernel(
-        flash_back_rows, plan, [*given, spread(_get_block(q.shape[2]))], [(q.shape, q.dtype)]
+        flash_back_rows, plan, [*tensors, spread(_get_block(q.shape[2]))], [(q.shape, q.dtype)]
     )
     shapes = [(x.shape, x.dtype) for x in (k, v)]
-    return [*of_rows, *run_kernel(flash_back_columns, plan, [*given, spread(_LANES)], shapes)]
+    return [*of_rows, *run_kernel(flash_back_columns, plan, [*tensors, spread(_LANES)], shapes)]
 
 
 def flash_forward(plan: FlashPlan, q: Array, k: Array, v: Array) -> tuple[Array, ...]:

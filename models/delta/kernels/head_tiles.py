@@ -94,7 +94,9 @@ class HeadChunk:
 
         Both are the rows of one product, so that the matrix unit loads keys and state once.
         """
-        reads = []
+        reads: list[tuple[Any, Any]] = []
+        both: Any = None
+        products: Any = None
         for h, (keys, queries) in enumerate(zip(self.keys, self.queries, strict=True)):
             if h % self.plan.share == 0:
                 both = [jnp.concatenate(parts) for parts in zip(keys, queries, strict=True)]

@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +69,7 @@ def check_kernels(choice: str, model: nn.Module) -> None:
     """
     if choice != "pallas":
         return
-    layers = [layer for layer in model.modules() if _is_rule(layer) or _is_attention(layer)]
+    layers: list[Any] = [x for x in model.modules() if _is_rule(x) or _is_attention(x)]
     if not layers:
         raise UserError(
             "model.kernels (pallas) needs layers of a delta rule or attention of qwen3, which this "
@@ -90,7 +91,7 @@ def check_kernels(choice: str, model: nn.Module) -> None:
             )
 
 
-def _set(layers: Sequence[nn.Module], choice: str) -> None:
+def _set(layers: Sequence[Any], choice: str) -> None:
     for layer in layers:
         if _is_attention(layer):
             layer.kernels = choice
@@ -132,7 +133,8 @@ def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreO
     if options.kernels != "auto":
         return options
     batch, heads, *widths = inputs.state_shape
-    form = STEP if _name_form(inputs) and inputs.steps == 1 else None
+    is_single = isinstance(inputs, DeltaInputs) and inputs.steps == 1
+    form = STEP if _name_form(inputs) and is_single else None
     return replace(options, kernels=_choose(_describe(form, [inputs.v], (batch, heads), widths)))
 
 
@@ -149,8 +151,10 @@ def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
     """Name a rule by its gates; None if its cycles were not counted."""
     if isinstance(inputs, DplrInputs):
         return None
-    gates = (inputs.g, inputs.erase, inputs.write)
-    return FORMS.get(tuple(x.dim() > 3 and x.shape[-1] > 1 for x in gates))
+    g, erase, write = (
+        x.dim() > 3 and x.shape[-1] > 1 for x in (inputs.g, inputs.erase, inputs.write)
+    )
+    return FORMS.get((g, erase, write))
 
 
 def _describe(
@@ -170,7 +174,8 @@ def _describe(
         return None
     dtype = str(values.dtype).removeprefix("torch.")
     keeps = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-    return Work(form, name_tpu(), dtype, own[0] * own[1], tuple(widths), keeps=keeps)
+    keys, columns = widths
+    return Work(form, name_tpu(), dtype, own[0] * own[1], (keys, columns), keeps=keeps)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +63,7 @@ class CentredRmsNorm(nn.Module):
 class GatedRmsNorm(RmsNorm):
     """x / rms(x) * weight * silu(gate) over the last dimension, in float32; x's type."""
 
+    # pyrefly: ignore[bad-override]  # a norm with a gate is called as such
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         normed = self.weight * scale_to_unit(x.float(), self.eps)
         return (normed * functional.silu(gate.float())).to(x.dtype)
@@ -85,7 +87,7 @@ class ShortConvolution(nn.Module):
             tail = x.new_zeros(x.shape[0], width - 1, x.shape[2])
         seen = look_back(x, tail)
         count, taps = seen.shape[2] - tail.shape[1], self.weight[:, 0].to(x.dtype)
-        mixed = sum(seen[:, :, n : n + count] * taps[:, n] for n in range(width))
+        mixed: Any = sum(seen[:, :, n : n + count] * taps[:, n] for n in range(width))
         return mixed.flatten(1, 2), seen[:, -1, count:]
 
 
@@ -207,8 +209,9 @@ def _run_tokens(
 ) -> tuple[Tensor, Tensor]:
     """Compute a sequence or a prompt, by a package or a chunk at a time."""
     if options.backend == OWN:
-        chunks = chunk_dplr if isinstance(inputs, DplrInputs) else chunk_delta_rule
-        return chunks(inputs, state, options=options)
+        if isinstance(inputs, DplrInputs):
+            return chunk_dplr(inputs, state, options=options)
+        return chunk_delta_rule(inputs, state, options=options)
     require_gpu(options.backend, inputs.v)
     return run_backend(options.backend, inputs, state)
 
@@ -221,8 +224,9 @@ def _run_step(
     if options.kernels == "pallas" and not torch.is_grad_enabled():
         require_kernels(inputs.v.device, inputs.v.dtype)
         return step_rule(inputs, state)
-    step = recur_dplr if isinstance(inputs, DplrInputs) else recur_delta_rule
-    return step(inputs, state)
+    if isinstance(inputs, DplrInputs):
+        return recur_dplr(inputs, state)
+    return recur_delta_rule(inputs, state)
 
 
 def scale_to_unit(x: Tensor, eps: float) -> Tensor:

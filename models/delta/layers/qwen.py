@@ -217,6 +217,7 @@ class QwenAttention(nn.Module):
     def _rotate(self, heads: Tensor, start: int | Tensor) -> Tensor:
         """Rotate the first channels of heads [B, H, T, D] by their positions."""
         width, base = self.shape.rotary_width, self.shape.rope_base
+        assert width is not None  # a shape without positions has its own attention
         half = width // 2
         cos, sin = get_angles(start, heads.shape[2], half, base=base, device=heads.device)
         first, second, rest = heads.float().split([half, half, heads.shape[-1] - width], dim=-1)
@@ -249,6 +250,7 @@ class QwenBlock(nn.Module):
         if self.is_full:
             self.self_attn = QwenAttention(shape)
         else:
+            assert isinstance(shape, HybridShape)
             self.linear_attn = self.delta_net(
                 shape.width,
                 (shape.linear_key_heads, shape.linear_value_heads),
@@ -268,7 +270,7 @@ class QwenBlock(nn.Module):
         """The layer that mixes tokens."""
         return self.self_attn if self.is_full else self.linear_attn
 
-    def _create_mlp(self, shape: QwenShape) -> nn.Module:
+    def _create_mlp(self, shape: Any) -> nn.Module:
         return QwenMlp(shape.width, shape.mlp_width)
 
 
@@ -294,7 +296,7 @@ class Qwen(LanguageModel):
         sequence_length: int,
         shape: QwenShape,
         *,
-        block: Callable[[QwenShape, int], nn.Module] = QwenBlock,
+        block: Callable[[Any, int], nn.Module] = QwenBlock,
         norm: nn.Module | None = None,
     ) -> None:
         super().__init__()
@@ -309,7 +311,7 @@ class Qwen(LanguageModel):
                 nn.init.normal_(module.weight, std=_INIT_STD)
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> Tensor:
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(
@@ -352,7 +354,7 @@ class Qwen(LanguageModel):
     def count_flops(self, length: int) -> float:
         """Count FLOPs of the forward pass of a window: products, causal attention in full."""
         layers = self.model.layers
-        full = sum(layer.is_full for layer in layers)
+        full = sum(bool(layer.is_full) for layer in layers)
         flops = 2.0 * length * (self.count_layer_weights() + self.head_weight.numel())
         flops += 2.0 * full * length * length * self.shape.mixed_width
         return flops + length * (len(layers) - full) * self.shape.count_rule_flops()

@@ -164,6 +164,7 @@ def _take(x: Tensor, places: Tensor) -> Tensor:
 class ExpertBlock(QwenBlock):
     """A block whose SwiGLU is a mixture of experts."""
 
+    # pyrefly: ignore[bad-override]  # `ExpertQwen` calls it with the balance
     def forward(
         self, x: Tensor, balance: Tensor, cache: LayerCache | DeltaCache | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -191,6 +192,7 @@ class ExpertQwen(Qwen):
     """
 
     balance_loss: Tensor | None = None
+    shape: ExpertShape
 
     def forward(
         self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
@@ -213,8 +215,9 @@ class ExpertQwen(Qwen):
         """Give each expert room for all tokens, from now on: none is dropped."""
         factor = max(self.shape.capacity_factor, self.shape.experts / self.shape.experts_per_token)
         self.shape = replace(self.shape, capacity_factor=factor)
-        for block in self.model.layers:
-            block.mlp.shape = self.shape
+        for block in self.model.modules():
+            if isinstance(block, SparseMlp):
+                block.shape = self.shape
 
     def count_layer_weights(self) -> int:
         """Count the weights that a token is multiplied with: those of its experts only."""

@@ -19,6 +19,7 @@ from models.delta.layers.shapes import ChunkedShape, require_divisor
 from models.delta.rules.inputs import DplrInputs
 from models.transformer import LanguageModel
 from utils.runtime.processes.sequence import deal_sequence, look_back
+from utils.torch_types import ModuleListOf
 from utils.weights.meaning import ModelArguments
 
 _EPS = 1e-5
@@ -85,13 +86,15 @@ class LowRank(nn.Module):
         self, width: int, rank: int, *, function: nn.Module | None = None, bias: bool = True
     ) -> None:
         super().__init__()
-        self.lora = nn.Sequential(
-            nn.Linear(width, rank, bias=False),
-            nn.Identity() if function is None else function,
-            nn.Linear(rank, width, bias=bias),
-        )
-        nn.init.zeros_(self.lora[0].weight)
-        nn.init.orthogonal_(self.lora[2].weight, gain=0.1 * max(1.0, (width / rank) ** 0.5))
+        down, up = nn.Linear(width, rank, bias=False), nn.Linear(rank, width, bias=bias)
+        self.lora = nn.Sequential(down, nn.Identity() if function is None else function, up)
+        nn.init.zeros_(down.weight)
+        nn.init.orthogonal_(up.weight, gain=0.1 * max(1.0, (width / rank) ** 0.5))
+
+    @property
+    def bias(self) -> Tensor:
+        """[C], of the last layer."""
+        return self.lora.get_parameter("2.bias")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.lora(x)
@@ -105,6 +108,13 @@ class TimeMix(nn.Module):
 
     Source: Peng et al. 2025, arXiv:2503.14456.
     """
+
+    x_r: Tensor
+    x_w: Tensor
+    x_k: Tensor
+    x_v: Tensor
+    x_a: Tensor
+    x_g: Tensor
 
     def __init__(self, shape: RwkvShape, layer: int) -> None:
         super().__init__()
@@ -134,9 +144,9 @@ class TimeMix(nn.Module):
         of_v = x + step * self.x_v
         v = self.v_proj(of_v)
         if self.v_lora is None or first is None:
-            first = v
+            values = v
         else:
-            v = torch.lerp(v, first.to(v.dtype), self.v_lora(of_v).sigmoid())
+            values, v = first, torch.lerp(v, first.to(v.dtype), self.v_lora(of_v).sigmoid())
         rate = self.a_lora(x + step * self.x_a).sigmoid()
         decay = -_FASTEST_DECAY * self.w_lora(x + step * self.x_w).float().sigmoid()
         gate = self.g_lora(x + step * self.x_g)
@@ -147,7 +157,7 @@ class TimeMix(nn.Module):
         output = run_rule(inputs, tail, cache, self.options).to(x.dtype)
         output = self.g_norm(output.flatten(2).flatten(0, 1)).view_as(x)
         known = (r * k * self.r_k).sum(dim=-1, keepdim=True) * v
-        return self.o_proj((output + known.flatten(2)) * gate), first
+        return self.o_proj((output + known.flatten(2)) * gate), values
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, T, C] -> [B, T, H, D]."""
@@ -170,10 +180,10 @@ class TimeMix(nn.Module):
         self.k_a.fill_(1.02)
         self.r_k.fill_(-0.04)
         decays = -6 + 6 * ramp ** (1 + passed**0.3)
-        self.w_lora.lora[2].bias.copy_(decays + 0.5 + 2.5 * zigzag)
-        self.a_lora.lora[2].bias.copy_(-0.19 + 0.3 * zigzag + 0.4 * (ramp - 0.5))
+        self.w_lora.bias.copy_(decays + 0.5 + 2.5 * zigzag)
+        self.a_lora.bias.copy_(-0.19 + 0.3 * zigzag + 0.4 * (ramp - 0.5))
         if self.v_lora is not None:
-            self.v_lora.lora[2].bias.copy_(0.73 - 0.4 * (ramp - 0.5))
+            self.v_lora.bias.copy_(0.73 - 0.4 * (ramp - 0.5))
         bound = width**-0.5
         for module, scale in ((self.r_proj, 0.5), (self.k_proj, 0.05), (self.v_proj, 0.5)):
             nn.init.uniform_(module.weight, -scale * bound, scale * bound)
@@ -232,7 +242,7 @@ class RwkvBody(nn.Module):
     def __init__(self, vocab_size: int, shape: RwkvShape) -> None:
         super().__init__()
         self.embeddings = nn.Embedding(vocab_size, shape.width)
-        self.layers = nn.ModuleList(RwkvBlock(shape, n) for n in range(shape.depth))
+        self.layers = ModuleListOf(RwkvBlock(shape, n) for n in range(shape.depth))
         self.norm = nn.LayerNorm(shape.width, _EPS)
         nn.init.uniform_(self.embeddings.weight, -_EMBEDDING_RANGE, _EMBEDDING_RANGE)
 
@@ -250,7 +260,7 @@ class Rwkv(LanguageModel):
         nn.init.orthogonal_(self.lm_head.weight, gain=gain)
 
     @property
-    def head_weight(self) -> nn.Parameter:
+    def head_weight(self) -> Tensor:
         return self.lm_head.weight
 
     def forward(self, tokens: Tensor, cache: Sequence[RwkvCache] | None = None) -> Tensor:

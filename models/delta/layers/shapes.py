@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import Field, dataclass, fields
+from typing import Any
 
 from models.delta.rules.layout import CoreOptions
 from utils.errors import UserError
@@ -62,7 +63,7 @@ def count_delta_flops(heads: int, key: int, value: int, chunk: int) -> float:
     return float(heads * (6 * key * value + chunk * (6 * key + 4 * value)))
 
 
-def _check(argument: Field, value: object) -> None:
+def _check(argument: Field, value: Any) -> None:
     """Check a value by its default's type; floats are above 1, or as the metadata says."""
     name, wanted = argument.name, type(argument.default)
     least = argument.metadata.get("least")

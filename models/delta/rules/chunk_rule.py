@@ -122,7 +122,7 @@ class RuleChunks:
 
 def create_chunk_rule(
     rule: type[RuleChunks], *, has_kernels: bool = False
-) -> type[torch.autograd.Function]:
+) -> type[DifferentiationRule]:
     """Create the function of a rule over whole chunks, all at once or in blocks.
 
     Args:
@@ -133,11 +133,19 @@ def create_chunk_rule(
         return has_kernels and starts is None and fits_fused(plan.options, parts)
 
     # Functions, as torch.compile cannot trace a partial here.
-    def advance(*inputs: Any) -> tuple[Tensor, ...]:
-        return _advance(rule, *inputs)
+    def advance(
+        parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return _advance(rule, parts, starts, state, plan)
 
-    def retreat(*inputs: Any) -> tuple[Tensor, ...]:
-        return _retreat(rule, *inputs)
+    def retreat(
+        parts: Sequence[Tensor],
+        starts: Tensor | None,
+        kept: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        plan: ChunkPlan,
+    ) -> list[Tensor]:
+        return list(_retreat(rule, parts, starts, kept, grads, plan))
 
     class ChunkRule(DifferentiationRule):
         """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the last state."""

@@ -151,7 +151,7 @@ def pull_pairs(
     while size < count:
         lower = cut_diagonal(whole, 2 * size)[..., size:, :size]
         level = _pull_halves(lower, (x, y, g), size, pairing)
-        grads = tuple(a + b for a, b in zip(grads, level, strict=True))
+        grads = (grads[0] + level[0], grads[1] + level[1], grads[2] + level[2])
         size *= 2
     return grads
 

@@ -54,12 +54,12 @@ def chunk_dplr(
     """
     options, state = prepare_rule(inputs, state, segments, mask, options)
     parts = [inputs.q, inputs.k, inputs.v, inputs.g.clamp(min=GATE_FLOOR), inputs.a, inputs.b]
-    if mask is not None:
-        kept = mask[:, :, None, None]
+    kept = None if mask is None else mask[:, :, None, None]
+    if kept is not None:
         parts = [parts[0], *(keep_reached(x, kept) for x in parts[1:])]
     starts = None if segments is None else find_starts(segments)
     output, state = apply_in_chunks(_RULE, parts, state, starts, options)
-    return output if mask is None else keep_reached(output, kept), state
+    return output if kept is None else keep_reached(output, kept), state
 
 
 @dataclass(frozen=True, kw_only=True)

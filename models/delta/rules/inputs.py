@@ -17,18 +17,12 @@ from utils.errors import UserError
 GATE_FLOOR = -64.0
 
 
-class _HasState:
-    k: Tensor
-    v: Tensor
-
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """[B, H, K, V]."""
-        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
+def _find_state_shape(k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
+    return (v.shape[0], v.shape[2], k.shape[3], v.shape[3])
 
 
 @dataclass(frozen=True)
-class DeltaInputs(_HasState):
+class DeltaInputs:
     """S~ = diag(e^g) S; S = S~ + k (write * v - S~^T (erase * k))^T; output S^T q.
 
     With `steps` = n the tokens of k, v, erase and write come n to one token of q and g: the state
@@ -62,7 +56,7 @@ class DeltaInputs(_HasState):
         if heads % shared:
             raise UserError(f"{shared} heads of q and k do not divide the {heads} of v; change one")
         gate, rate = (batch, tokens, heads), (batch, updates, heads)
-        shapes = {
+        shapes: dict[str, list[tuple[int, ...]]] = {
             "q": [(batch, tokens, shared, keys)],
             "k": [(batch, updates, shared, keys)],
             # Numbers of a head, in both spellings, or of each channel.
@@ -71,6 +65,11 @@ class DeltaInputs(_HasState):
             "write": [rate, (*rate, 1), (*rate, width)],
         }
         _check_shapes(self, shapes)
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[B, H, K, V]."""
+        return _find_state_shape(self.k, self.v)
 
     def widen(self, *, keys: bool = True) -> DeltaInputs:
         """Return the same with as many heads of q and k as of v, and gates of four dimensions.
@@ -86,7 +85,7 @@ class DeltaInputs(_HasState):
 
 
 @dataclass(frozen=True)
-class DplrInputs(_HasState):
+class DplrInputs:
     """S = diag(e^g) S + b (S^T a)^T + k v^T with the previous state in S^T a; output S^T q.
 
     RWKV-7 has q = its receptance, g = its log decay, a = -k^ and b = k^ * eta of its
@@ -108,6 +107,11 @@ class DplrInputs(_HasState):
 
     def __post_init__(self) -> None:
         _check_shapes(self, {x: [(*self.v.shape[:3], self.k.shape[-1])] for x in "qkgab"})
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[B, H, K, V]."""
+        return _find_state_shape(self.k, self.v)
 
 
 def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ from models.delta.rules.solve import SOLVERS
 from models.delta.rules.state_scan import LOOPS
 from utils.errors import UserError
 from utils.runtime.processes.sequence import count_sequence_parts
+from utils.torch_types import DifferentiationRule
 
 _LARGEST_CHUNK = 256
 KERNELS = ("auto", "xla", "pallas")
@@ -129,7 +130,7 @@ class Reach:
 
 
 def apply_in_chunks(
-    rule: type[torch.autograd.Function],
+    rule: type[DifferentiationRule],
     parts: list[Tensor],
     state: Tensor,
     starts: Tensor | None,

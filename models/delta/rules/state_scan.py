@@ -12,6 +12,7 @@ part follows, then for all the rest. It costs the state's products once more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +22,12 @@ from utils.runtime.loops import scan, unroll
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 
 # Where all chunks are prepared at once, `blocks` walks as `scan` does.
-LOOPS = {"auto": scan, "scan": scan, "blocks": scan, "unrolled": unroll}
+LOOPS: dict[str, Callable[..., Any]] = {
+    "auto": scan,
+    "scan": scan,
+    "blocks": scan,
+    "unrolled": unroll,
+}
 
 # State, slices of a chunk -> the next state.
 _Move = Callable[[Tensor, Sequence[Tensor]], Tensor]
@@ -131,7 +137,8 @@ def _find_begins(
     # All that devices exchange: K K + K V numbers a head of each part.
     affine = gather_sequence(affine, batch=1)
     # No views of the last dimension: within an operator XLA takes them from its beginning.
-    maps, rests = torch.split_with_sizes_copy(affine, [keys, state.shape[-1]], dim=-1)
+    halves: Any = torch.split_with_sizes_copy(affine, [keys, state.shape[-1]], dim=-1)
+    maps, rests = halves
     order = range(parts - 1, -1, -1) if reverse else range(parts)
     begins = []
     for part in order:
