@@ -21,6 +21,7 @@ from models.teachers.kept_tokens import ClassTokenScores, KeptTokens, keep_token
 from models.teachers.teacher import hash_teacher
 from models.transforms import to_pixels
 from store.record.history import read_metrics
+from tasks.classify.synthetic import create_random_teacher
 from tasks.teachers.taught import count_flops
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_cpu_runtime
@@ -217,6 +218,16 @@ def test_student_and_teacher_see_two_sides_of_one_crop(digits_root, teacher, tmp
     (counted,) = task.list_companions(2)
     assert counted[1].shape == (2, 1, *((8, 8) if follows else (12, 12)))
     parts.close()
+
+
+def test_a_random_teacher_at_the_students_side_is_tried_at_the_images_side(tmp_path):
+    section = TeacherSection(
+        model="vit_tiny_patch16_224",
+        size="student",
+        args={**TEACHER, "dynamic_img_size": True},
+    )
+    made = create_random_teacher(section, tmp_path / "teacher", classes=10, image=(8, 1))
+    assert made.size == "student" and Path(made.weights).exists()
 
 
 @pytest.mark.parametrize("follows", [False, True])

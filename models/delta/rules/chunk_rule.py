@@ -133,19 +133,11 @@ def create_chunk_rule(
         return has_kernels and starts is None and fits_fused(plan.options, parts)
 
     # Functions, as torch.compile cannot trace a partial here.
-    def advance(
-        parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return _advance(rule, parts, starts, state, plan)
+    def advance(*inputs: Any) -> Any:
+        return _advance(rule, *inputs)
 
-    def retreat(
-        parts: Sequence[Tensor],
-        starts: Tensor | None,
-        kept: Sequence[Tensor],
-        grads: Sequence[Tensor],
-        plan: ChunkPlan,
-    ) -> list[Tensor]:
-        return list(_retreat(rule, parts, starts, kept, grads, plan))
+    def retreat(*inputs: Any) -> Any:
+        return _retreat(rule, *inputs)
 
     class ChunkRule(DifferentiationRule):
         """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V], the last state."""

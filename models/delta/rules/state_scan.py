@@ -22,12 +22,8 @@ from utils.runtime.loops import scan, unroll
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 
 # Where all chunks are prepared at once, `blocks` walks as `scan` does.
-LOOPS: dict[str, Callable[..., Any]] = {
-    "auto": scan,
-    "scan": scan,
-    "blocks": scan,
-    "unrolled": unroll,
-}
+_Loop = Callable[..., Any]
+LOOPS: dict[str, _Loop] = {"auto": scan, "scan": scan, "blocks": scan, "unrolled": unroll}
 
 # State, slices of a chunk -> the next state.
 _Move = Callable[[Tensor, Sequence[Tensor]], Tensor]
