@@ -23,6 +23,9 @@ NORMS = {"none": nn.Identity, "layer": nn.LayerNorm, "batch": nn.BatchNorm1d}
 class ColumnUnits(nn.Module):
     """Mean and standard deviation of columns; None leaves numbers as they are."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self, width: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
