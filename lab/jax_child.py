@@ -17,7 +17,9 @@ from bill.children.jax_step import run_child
 
 # An entry of `programs`; a function of JAX with the shapes of its arguments.
 Program = dict[str, Any]
-Example = tuple[Any, Any]
+Array = Any
+Example = tuple[Array, Array]
+
 _OUT_OF_REACH = -1e30
 
 
@@ -37,7 +39,7 @@ def run(request: Program) -> Program:
     return {}
 
 
-def export_program(function: Any, arguments: Any) -> bytes:
+def export_program(function: Array, arguments: Array) -> bytes:
     """Export a portable artifact of a function of arrays of such shapes."""
     import jax
     from jax import export
@@ -49,7 +51,7 @@ def export_program(function: Any, arguments: Any) -> bytes:
     return exported.mlir_module_serialized
 
 
-def run_program(function: Any, program: Program) -> None:
+def run_program(function: Array, program: Program) -> None:
     """Run a function on stored arrays and store its results."""
     import jax
     import numpy as np
@@ -59,7 +61,7 @@ def run_program(function: Any, program: Program) -> None:
     np.savez(program["found"], *jax.tree.leaves(outputs))
 
 
-def describe(*sizes: int, dtype: str = "bfloat16") -> Any:
+def describe(*sizes: int, dtype: str = "bfloat16") -> Array:
     """Describe an argument's shape."""
     import jax
     import jax.numpy as jnp
@@ -85,7 +87,7 @@ def make_kernel_product(program: Program) -> Example:
     rows, inner, columns = program["sizes"]
     of_rows, of_inner, of_columns = program["blocks"]
 
-    def kernel(left: Any, right: Any, result: Any, total: Any) -> None:
+    def kernel(left: Array, right: Array, result: Array, total: Array) -> None:
         @pl.when(pl.program_id(2) == 0)
         def _() -> None:
             total[...] = jnp.zeros_like(total)
@@ -113,8 +115,8 @@ def make_loop(program: Program) -> Example:
     import jax
     import jax.numpy as jnp
 
-    def function(x: Any) -> Any:
-        def turn(_: Any, y: Any) -> Any:
+    def function(x: Array) -> Array:
+        def turn(_: Array, y: Array) -> Array:
             return jnp.tanh(y @ x)
 
         return jax.lax.fori_loop(0, program["trips"], turn, x)
@@ -143,10 +145,10 @@ def make_delta_rule(program: Program) -> Example:
     wide = describe(batch, tokens, values, width)
     gates = describe(batch, tokens, values, dtype="float32")
 
-    def forward(q: Any, k: Any, v: Any, g: Any, rate: Any) -> Any:
+    def forward(q: Array, k: Array, v: Array, g: Array, rate: Array) -> Array:
         return compute_delta_rule(q, k, v, g, rate, program["sizes"][-1])
 
-    def both(*given: Any) -> Any:
+    def both(*given: Array) -> Array:
         output, pull = jax.vjp(forward, *given[:-1])
         return output, pull(given[-1])
 
@@ -155,7 +157,7 @@ def make_delta_rule(program: Program) -> Example:
     return forward, (rows, rows, wide, gates, gates)
 
 
-def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) -> Any:
+def compute_delta_rule(q: Array, k: Array, v: Array, g: Array, rate: Array, chunk: int) -> Array:
     """[B, T, Hv, V] of q and k [B, T, Hk, K], v, and g and rate [B, T, Hv]."""
     import jax
     import jax.numpy as jnp
@@ -165,7 +167,7 @@ def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) ->
     share = heads // k.shape[2]
     multiply = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
 
-    def cut(x: Any) -> Any:
+    def cut(x: Array) -> Array:
         x = x.astype(jnp.float32).reshape(batch, tokens // chunk, chunk, heads, -1)
         return x.transpose(1, 0, 3, 2, 4)
 
@@ -183,7 +185,7 @@ def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) ->
     into, last = q * jnp.exp(sums)[..., None], sums[..., -1:]
     out = k * jnp.exp(last - sums)[..., None]
 
-    def step(state: Any, one: Any) -> Any:
+    def step(state: Array, one: Array) -> Array:
         u, w, p, query, key, whole = one
         values = u - multiply("bhck,bhkv->bhcv", w, state)
         output = multiply("bhck,bhkv->bhcv", query, state) + multiply("bhij,bhjv->bhiv", p, values)
@@ -211,11 +213,11 @@ def make_residual_step(program: Program) -> Example:
     images = describe(program["batch"], 224, 224, 3, dtype="float32")
     labels = describe(program["batch"], dtype="int32")
 
-    def find_loss(weights: Any, images: Any, labels: Any) -> Any:
+    def find_loss(weights: Array, images: Array, labels: Array) -> Array:
         log_probs = jax.nn.log_softmax(answer_residual(weights, images, program["blocks"]))
         return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=-1))
 
-    def step(weights: Any, moments: Any, images: Any, labels: Any, lr: Any) -> Any:
+    def step(weights: Array, moments: Array, images: Array, labels: Array, lr: Array) -> Array:
         loss, grads = jax.value_and_grad(find_loss)(weights, images, labels)
         length = jnp.sqrt(sum(jnp.sum(grad * grad) for grad in grads))
         grads = [grad / jnp.maximum(1.0, length) for grad in grads]
@@ -242,14 +244,14 @@ def list_residual_shapes(blocks: list[int], classes: int) -> list[tuple[int, ...
     return [*shapes, (before, classes), (classes,)]
 
 
-def answer_residual(weights: Any, images: Any, blocks: list[int]) -> Any:
+def answer_residual(weights: Array, images: Array, blocks: list[int]) -> Array:
     """Logits of images [B, H, W, 3]."""
     import jax
     import jax.numpy as jnp
 
     left = iter(weights)
 
-    def convolve(x: Any, stride: int) -> Any:
+    def convolve(x: Array, stride: int) -> Array:
         kernel, scale, bias = next(left), next(left), next(left)
         kernel = kernel - jnp.mean(kernel, axis=(0, 1, 2))
         kernel = kernel / (jnp.std(kernel, axis=(0, 1, 2)) + 1e-5)

@@ -13,6 +13,9 @@ from typing import Any
 
 from bill.children.jax_step import apply_adamw, describe_shapes, export_step, run_child
 
+# A request of the parent, in JSON; an array of JAX, which has no types here.
+Request = dict[str, Any]
+Array = Any
 _DECAY, _NORM_EPS = 0.1, 1e-6
 _ROPE_BASE, _MAX_NORM = 10_000.0, 1.0
 
@@ -22,7 +25,7 @@ def main(argv: list[str]) -> int:
     return run_child(argv, export_decoder)
 
 
-def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
+def export_decoder(request: Request) -> Request:
     """Write the step as StableHLO for TPUs.
 
     Args:
@@ -42,7 +45,9 @@ def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
     mesh = Mesh(np.array(jax.devices("cpu")), ("data",))
     whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
 
-    def describe(shape: tuple[int, ...], dtype: Any = jnp.float32, sharding: Any = whole) -> Any:
+    def describe(
+        shape: tuple[int, ...], dtype: Array = jnp.float32, sharding: Array = whole
+    ) -> Array:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     weights = describe_shapes(list_shapes(request), describe)
@@ -53,7 +58,7 @@ def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
     return {"state": export_step(create_step(request), arguments, request["artifact"])}
 
 
-def list_shapes(request: dict[str, Any]) -> dict[str, Any]:
+def list_shapes(request: Request) -> Request:
     """List the shapes of all weights."""
     width, heads, kv = request["width"], request["heads"], request["kv_heads"]
     size, hidden = width // heads, request["hidden"]
@@ -66,14 +71,16 @@ def list_shapes(request: dict[str, Any]) -> dict[str, Any]:
     return {"embedding": (request["vocab"], width), "blocks": blocks, "norm": (width,)}
 
 
-def create_step(request: dict[str, Any]) -> Any:
+def create_step(request: Request) -> Array:
     """(weights, first and second moments, tokens, learning rate, step) -> the same and the loss."""
     import jax
     import jax.numpy as jnp
 
     loss = create_loss(request)
 
-    def step(weights: Any, firsts: Any, seconds: Any, tokens: Any, lr: Any, number: Any) -> Any:
+    def step(
+        weights: Array, firsts: Array, seconds: Array, tokens: Array, lr: Array, number: Array
+    ) -> Array:
         value, gradients = jax.value_and_grad(loss)(weights, tokens)
         norm = jnp.sqrt(sum(jnp.sum(part * part) for part in jax.tree.leaves(gradients)))
         scale = jnp.minimum(1.0, _MAX_NORM / (norm + 1e-6))
@@ -84,14 +91,14 @@ def create_step(request: dict[str, Any]) -> Any:
     return step
 
 
-def create_loss(request: dict[str, Any]) -> Any:
+def create_loss(request: Request) -> Array:
     """(weights, tokens [B, T + 1]) -> mean nats of the next token."""
     import jax
     import jax.numpy as jnp
 
     score_in_chunks = create_chunked_score(request["chunk"])
 
-    def loss(weights: Any, tokens: Any) -> Any:
+    def loss(weights: Array, tokens: Array) -> Array:
         places, targets = tokens[:, :-1], tokens[:, 1:]
         stream = weights["embedding"][places].astype(jnp.bfloat16)
         for block in weights["blocks"]:
@@ -106,7 +113,7 @@ def create_loss(request: dict[str, Any]) -> Any:
     return loss
 
 
-def normalise(stream: Any, weight: Any) -> Any:
+def normalise(stream: Array, weight: Array) -> Array:
     """RMSNorm, float32 inside."""
     import jax
     import jax.numpy as jnp
@@ -116,7 +123,7 @@ def normalise(stream: Any, weight: Any) -> Any:
     return (wide * scale * weight).astype(stream.dtype)
 
 
-def attend(rows: Any, block: dict[str, Any], request: dict[str, Any]) -> Any:
+def attend(rows: Array, block: Request, request: Request) -> Array:
     """Causal attention [B, T, C] -> [B, T, C], heads in groups that share keys and values."""
     import jax
     import jax.numpy as jnp
@@ -138,7 +145,7 @@ def attend(rows: Any, block: dict[str, Any], request: dict[str, Any]) -> Any:
     return jnp.einsum("bthd,hdc->btc", mixed, block["out"].astype(rows.dtype))
 
 
-def rotate(heads: Any) -> Any:
+def rotate(heads: Array) -> Array:
     """Rotary positions of [B, T, H, D], float32 inside."""
     import jax.numpy as jnp
 
@@ -151,7 +158,7 @@ def rotate(heads: Any) -> Any:
     return jnp.concatenate(turned, axis=-1).astype(heads.dtype)
 
 
-def create_chunked_score(chunk: int) -> Any:
+def create_chunked_score(chunk: int) -> Array:
     """(hidden [B, T, C], head [V, C], targets [B, T]) -> summed nats, `chunk` places at once.
 
     Gradients are made while a chunk's logits are there, as `losses.tasks.chunked` does.
@@ -159,16 +166,16 @@ def create_chunked_score(chunk: int) -> Any:
     import jax
     import jax.numpy as jnp
 
-    def score(hidden: Any, head: Any, targets: Any) -> Any:
+    def score(hidden: Array, head: Array, targets: Array) -> Array:
         logits = jnp.einsum("btc,vc->btv", hidden, head).astype(jnp.float32)
         picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - picked)
 
     @jax.custom_vjp
-    def whole(hidden: Any, head: Any, targets: Any) -> Any:
+    def whole(hidden: Array, head: Array, targets: Array) -> Array:
         return score(hidden, head.astype(hidden.dtype), targets)
 
-    def forward(hidden: Any, head: Any, targets: Any) -> Any:
+    def forward(hidden: Array, head: Array, targets: Array) -> Array:
         cast, total, d_hidden, d_head = head.astype(hidden.dtype), 0.0, [], 0.0
         for start in range(0, hidden.shape[1], chunk):
             part = slice(start, start + chunk)
@@ -179,7 +186,7 @@ def create_chunked_score(chunk: int) -> Any:
             d_hidden.append(for_hidden)
         return total, (jnp.concatenate(d_hidden, axis=1), d_head)
 
-    def backward(kept: Any, gradient: Any) -> Any:
+    def backward(kept: Array, gradient: Array) -> Array:
         d_hidden, d_head = kept
         return (d_hidden * gradient).astype(d_hidden.dtype), d_head * gradient, None
 

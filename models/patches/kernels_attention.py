@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
 
 if TYPE_CHECKING:
     from jax import Array
@@ -61,11 +61,11 @@ def attend_back(
 
 
 def _call(
-    kernel: Any, plan: AttentionPlan, given: Sequence[Array], results: Sequence[Any]
+    kernel: Any, plan: AttentionPlan, given: Sequence[Array], results: Sequence[Tile]
 ) -> tuple[Array, ...]:
     batch, _, heads, _, _ = given[0].shape
 
-    def describe(x: Any) -> Any:
+    def describe(x: Tile) -> Tile:
         thirds = x.shape[1:-3]
         sizes = (1, *thirds, plan.heads, *x.shape[-2:])
         return pl.BlockSpec(sizes, lambda b, h: (b, *[0 for _ in thirds], h, 0, 0))
@@ -83,8 +83,8 @@ def _call(
     )(*given)
 
 
-def _attend(plan: AttentionPlan, packed: Any, mixed: Any, sums: Any = None) -> None:
-    def score(head: int, part: slice) -> Any:
+def _attend(plan: AttentionPlan, packed: Tile, mixed: Tile, sums: Tile = None) -> None:
+    def score(head: int, part: slice) -> Tile:
         return _multiply(packed[0, 1, head], packed[0, 0, head, :, part], 0, 0)
 
     for (head, part), scores in _look_ahead(score, plan.heads, packed.shape[-1]):
@@ -100,11 +100,11 @@ def _attend(plan: AttentionPlan, packed: Any, mixed: Any, sums: Any = None) -> N
 
 
 def _return(
-    plan: AttentionPlan, packed: Any, sums: Any, mixed: Any, grad: Any, to_packed: Any
+    plan: AttentionPlan, packed: Tile, sums: Tile, mixed: Tile, grad: Tile, to_packed: Tile
 ) -> None:
     tokens, exact, both = packed.shape[-1], jnp.float32, ()
 
-    def score(head: int, part: slice) -> tuple[Any, Any]:
+    def score(head: int, part: slice) -> tuple[Tile, Tile]:
         query, slope = packed[0, 0, head, :, part], grad[0, head, :, part]
         key, value = packed[0, 1, head], packed[0, 2, head]
         return _multiply(key, query, 0, 0), _multiply(value, slope, 0, 0)
@@ -126,8 +126,8 @@ def _return(
 
 
 def _look_ahead(
-    score: Callable[[int, slice], Any], heads: int, tokens: int
-) -> Iterator[tuple[tuple[int, slice], Any]]:
+    score: Callable[[int, slice], Tile], heads: int, tokens: int
+) -> Iterator[tuple[tuple[int, slice], Tile]]:
     """Yield heads and parts of their queries with their scores.
 
     The next scores are computed before the last ones are used, so that the matrix unit works on
@@ -143,7 +143,7 @@ def _look_ahead(
         yield part, scores
 
 
-def _multiply(left: Any, right: Any, of_left: int, of_right: int) -> Any:
+def _multiply(left: Tile, right: Tile, of_left: int, of_right: int) -> Tile:
     """Multiply matrices over these dimensions, in float32; float32 factors are not rounded."""
     exact = jax.lax.Precision.HIGHEST if left.dtype == jnp.float32 else None
     dims = (((of_left,), (of_right,)), ((), ()))

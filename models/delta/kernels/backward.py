@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.delta.kernels.backward_channels import ChannelBack, place_columns
 from models.delta.kernels.channel_tiles import ChannelChunk
 from models.delta.kernels.head_tiles import ROWS, HeadChunk
-from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
 from models.delta.kernels.split_products import multiply, split
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
     (batch, heads, key, value), group, size = grad_state.shape, plan.group, plan.chunk
     chunks, end = of_tokens[0].shape[1] // size, of_tokens[0].shape[1] // size - 1
 
-    def cut_tokens(width: int) -> Any:
+    def cut_tokens(width: int) -> Tile:
         return pl.BlockSpec((1, size, width), lambda b, h, n: (b, end - n, h))
 
-    def of_chunk(*sizes: int) -> Any:
+    def of_chunk(*sizes: int) -> Tile:
         return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (end - n, b, h, 0, 0))
 
     of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
@@ -67,7 +67,7 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
     )(grad_state, *given)  # fmt: skip
 
 
-def _return(plan: FusedPlan, *refs: Any) -> None:
+def _return(plan: FusedPlan, *refs: Tile) -> None:
     """Process one chunk of a group of heads."""
     count = len(plan.lanes) + bool(plan.rows)
     (last, *given), (inverse, states, grad) = refs[: count + 1], refs[count + 1 : count + 4]
@@ -96,7 +96,7 @@ def _return(plan: FusedPlan, *refs: Any) -> None:
         before[0] = moving[...]
 
 
-def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequence[Any]) -> None:
+def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequence[Tile]) -> None:
     """Gradients of q, k and v, and of gates of channels."""
     to_v, (key, value) = targets[2], plan.widths
     of_keys = [back.find_keys(h) for h in range(plan.group)]
@@ -125,7 +125,12 @@ class HeadBack:
     """
 
     def __init__(
-        self, chunk: HeadChunk, inverses: list[Any], states: list[Any], afters: list[Any], grad: Any
+        self,
+        chunk: HeadChunk,
+        inverses: list[Tile],
+        states: list[Tile],
+        afters: list[Tile],
+        grad: Tile,
     ) -> None:
         self._chunk, self._depth = chunk, chunk.depth
         self._states, self._afters = states, afters
@@ -144,9 +149,9 @@ class HeadBack:
             moved = moved + chunk.column(5, h) * self._reached[h]
             self._to_sides.append(multiply(parts[h], split(moved, depth), depth, left=0))
         self._links = [self._pull_pairs(h) for h in heads]
-        self._erased: list[Any] = [jnp.float32(0)] * len(states)
+        self._erased: list[Tile] = [jnp.float32(0)] * len(states)
 
-    def find_state(self, head: int) -> Any:
+    def find_state(self, head: int) -> Tile:
         """Compute that of the state before the chunk."""
         chunk, depth = self._chunk, self._depth
         into = chunk.column(4, head)
@@ -156,7 +161,7 @@ class HeadBack:
         grad = grad + multiply(chunk.queries[head], split(read, depth), depth, left=0)
         return grad - multiply(chunk.keys[head], split(erased, depth), depth, left=0)
 
-    def find_keys(self, head: int) -> tuple[Any, Any]:
+    def find_keys(self, head: int) -> tuple[Tile, Tile]:
         """Compute those of queries and of keys [C, K]."""
         chunk, depth, links = self._chunk, self._depth, self._links[head]
         into, erase = chunk.column(4, head), chunk.column(2, head)
@@ -175,11 +180,11 @@ class HeadBack:
         scaled = split(erase * links[1], depth)
         return to_q, to_k + multiply(scaled, chunk.keys[head], depth, left=0)
 
-    def find_values(self, head: int) -> Any:
+    def find_values(self, head: int) -> Tile:
         """Compute those of values [C, V]."""
         return self._chunk.column(3, head) * self._to_sides[head]
 
-    def find_gates(self) -> Any:
+    def find_gates(self) -> Tile:
         """Compute those of g, erase and write [3 ROWS, C]; needs `find_keys` of all heads."""
         rows = place_columns(map(self._sum_rows, range(len(self._states))), self._chunk.size)
         of_rows, of_columns, between, *rest = (rows[n : n + ROWS] for n in range(0, 5 * ROWS, ROWS))
@@ -190,7 +195,7 @@ class HeadBack:
         to_g = multiply(split(of_rows, 3), to_end, 3) + multiply(split(of_columns, 3), so_far, 3)
         return jnp.concatenate([to_g + between, *rest])
 
-    def _pull_pairs(self, head: int) -> tuple[Any, Any, Any]:
+    def _pull_pairs(self, head: int) -> tuple[Tile, Tile, Tile]:
         """Gradients of P's products, decayed; of L's, without erase; and of both times the pairs.
 
         The third is the gradient of the logarithm of the decay between two tokens, which is added
@@ -205,7 +210,7 @@ class HeadBack:
         both = pairs * products[chunk.size :]
         return pairs, system, both + chunk.column(2, head) * system * products[: chunk.size]
 
-    def _sum_rows(self, head: int) -> list[Any]:
+    def _sum_rows(self, head: int) -> list[Tile]:
         """[C, 1] for decays up to a row, from a row on, between two; for erase, for write."""
         chunk, sides = self._chunk, self._to_sides[head]
         _, seen = chunk.get_pairs(head)

@@ -9,11 +9,10 @@ that it is part of. Written against jax 0.7.1.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from models.delta.kernels.channel_tiles import ChannelChunk, ChannelHead, mix, sum_halves
 from models.delta.kernels.head_tiles import ROWS
-from models.delta.kernels.lazy_jax import jax, jnp
+from models.delta.kernels.lazy_jax import Tile, jax, jnp
 from models.delta.kernels.split_products import multiply, split
 
 _LANES = 128
@@ -25,10 +24,10 @@ class ChannelBack:
     def __init__(
         self,
         chunk: ChannelChunk,
-        inverses: list[Any],
-        states: list[Any],
-        afters: list[Any],
-        grad: Any,
+        inverses: list[Tile],
+        states: list[Tile],
+        afters: list[Tile],
+        grad: Tile,
     ) -> None:
         self._chunk, self._depth = chunk, chunk.depth
         self._states, self._afters = states, afters
@@ -46,7 +45,7 @@ class ChannelBack:
             self._to_sides.append(multiply(inverse, split(moved, depth), depth, left=0))
         self._pulled = [self._pull(h) for h in heads]
 
-    def find_state(self, head: int) -> Any:
+    def find_state(self, head: int) -> Tile:
         """Compute that of the state before the chunk: both of its readers in one product."""
         rows, depth = self._chunk.heads[head], self._depth
         both = jnp.concatenate([rows.queries * rows.into, -rows.erased * rows.into])
@@ -55,22 +54,22 @@ class ChannelBack:
         read = multiply(split(both, depth), split(given, depth), depth, left=0)
         return self._chunk.decay(head, self._afters[head]) + read
 
-    def find_keys(self, head: int) -> tuple[Any, Any]:
+    def find_keys(self, head: int) -> tuple[Tile, Tile]:
         """Return those of queries and of keys [C, K]."""
         to_q, to_k, to_erased, _ = self._pulled[head]
         return to_q, to_k + self._chunk.get_erase(head) * to_erased
 
-    def find_values(self, head: int) -> Any:
+    def find_values(self, head: int) -> Tile:
         """Compute those of values [C, V]."""
         return self._chunk.get_write(head) * self._to_sides[head]
 
-    def list_gates(self, head: int) -> list[Any]:
+    def list_gates(self, head: int) -> list[Tile]:
         """List those of each channel's decays and erase [C, K], and of its write [C, V]."""
         _, _, to_erased, to_decays = self._pulled[head]
         to_write = self._to_sides[head] * self._chunk.get_values(head)
         return [to_decays, self._chunk.heads[head].keys * to_erased, to_write]
 
-    def find_gates(self) -> Any:
+    def find_gates(self) -> Tile:
         """Compute those of erase and of write [2 ROWS, C], where they are of a head."""
         chunk = self._chunk
         sums = (
@@ -79,7 +78,7 @@ class ChannelBack:
         )
         return place_columns(sums, chunk.size)[: 2 * ROWS]
 
-    def _turn_pairs(self, head: ChannelHead) -> Any:
+    def _turn_pairs(self, head: ChannelHead) -> Tile:
         """P transposed: keys of first halves meet queries of second ones in one operand."""
         chunk, pairs = self._chunk, 0.0
         for level in reversed(range(len(head.widths))):
@@ -88,7 +87,7 @@ class ChannelBack:
         pairs = jnp.where(chunk.place < chunk.other, pairs, 0.0)
         return chunk.fill_diagonal(head.queries, head.keys, pairs)
 
-    def _pull(self, head: int) -> tuple[Any, Any, Any, Any]:
+    def _pull(self, head: int) -> tuple[Tile, Tile, Tile, Tile]:
         """Gradients of queries, keys, erased keys and gates [C, K]."""
         rows, depth = self._chunk.heads[head], self._depth
         state, after = (split(x[head], depth) for x in (self._states, self._afters))
@@ -116,7 +115,7 @@ class ChannelBack:
             to_k = to_k + mix(of_queries + of_erased, zeros, width)
         return to_q, to_k, to_erased, sum_halves(levels, of_into, of_out)
 
-    def _pull_levels(self, head: int) -> list[tuple[Any, Any]]:
+    def _pull_levels(self, head: int) -> list[tuple[Tile, Tile]]:
         """For each width the rows' shares of the products P and L [C, K]."""
         chunk, rows, depth = self._chunk, self._chunk.heads[head], self._depth
         grad, side, moved = (
@@ -138,7 +137,7 @@ class ChannelBack:
             levels.append((pulled[0], pulled[1]))
         return levels
 
-    def _pull_last(self, head: int) -> Any:
+    def _pull_last(self, head: int) -> Tile:
         """Gradient of the logarithm of a state's decay over the chunk, in the last row of [C, K].
 
         The sum over V is a product with ones: so it comes as a row, where a sum over lanes would
@@ -152,7 +151,7 @@ class ChannelBack:
         return jnp.where(place == chunk.size - 1, total, 0.0)
 
 
-def place_columns(sums: Iterable[Iterable[Any]], size: int) -> Any:
+def place_columns(sums: Iterable[Iterable[Tile]], size: int) -> Tile:
     """Return the [C, 1] of each head as rows [numbers * ROWS, C], by one transpose.
 
     Each column goes to a lane of its own; they are made one after the other, so that few are alive.

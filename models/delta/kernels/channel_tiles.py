@@ -20,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.delta.kernels.head_tiles import ROWS, cut_keys, cut_values, find_depth
-from models.delta.kernels.lazy_jax import jax, jnp, pltpu
+from models.delta.kernels.lazy_jax import Tile, jax, jnp, pltpu
 from models.delta.kernels.split_products import list_places, multiply, split
 
 if TYPE_CHECKING:
@@ -42,19 +42,19 @@ class ChannelHead:
       into: decays since the chunk began; `out`: up to its end.
     """
 
-    queries: Any
-    keys: Any
-    erased: Any
-    levels: list[Any]
-    into: Any
-    out: Any
+    queries: Tile
+    keys: Tile
+    erased: Tile
+    levels: list[Tile]
+    into: Tile
+    out: Tile
 
     @cached_property
     def widths(self) -> list[int]:
         """Widths of halves."""
         return list_widths(self.keys.shape[0])
 
-    def face(self, level: int, seconds: Any) -> Any:
+    def face(self, level: int, seconds: Tile) -> Tile:
         """Return keys of first halves and the given rows of second ones, decayed."""
         return mix(self.keys, seconds, self.widths[level]) * self.levels[level]
 
@@ -66,7 +66,7 @@ class ChannelChunk:
       heads: a `ChannelHead` of each.
     """
 
-    def __init__(self, plan: FusedPlan, given: Sequence[Any], moving: Any = None) -> None:
+    def __init__(self, plan: FusedPlan, given: Sequence[Tile], moving: Tile = None) -> None:
         q, k, self._values, g, *self._rates = given
         self.plan, self.size = plan, k.shape[1]
         self.is_wide, self.depth = find_depth(self._values)
@@ -77,62 +77,62 @@ class ChannelChunk:
             self._pairs = [self._pair(head) for head in self.heads]
             self._seen = [self._read(head, moving[h]) for h, head in enumerate(self.heads)]
 
-    def get_erase(self, head: int) -> Any:
+    def get_erase(self, head: int) -> Tile:
         """[C, 1 or K]."""
         return self._get_rate(0, head)
 
-    def get_write(self, head: int) -> Any:
+    def get_write(self, head: int) -> Tile:
         """[C, 1 or V]."""
         return self._get_rate(1, head)
 
-    def get_values(self, head: int) -> Any:
+    def get_values(self, head: int) -> Tile:
         """Float32 [C, V]."""
         return cut_values(self.plan, self._values, head)
 
-    def get_system(self, head: int) -> Any:
+    def get_system(self, head: int) -> Tile:
         """Return L, strictly lower."""
         return jnp.where(self.place < self.other, self._pairs[head], 0.0).T
 
-    def get_sides(self, head: int) -> Any:
+    def get_sides(self, head: int) -> Tile:
         """Return write v - (e^c erase K) S."""
         return self.get_write(head) * self.get_values(head) - self._seen[head][: self.size]
 
-    def get_pairs(self, head: int) -> tuple[Any, Any]:
+    def get_pairs(self, head: int) -> tuple[Tile, Tile]:
         """Return P, and what queries read of the state before the chunk."""
         pairs = jnp.where(self.place >= self.other, self._pairs[head], 0.0)
         return pairs, self._seen[head][self.size :]
 
-    def write(self, head: int, moved: Any) -> Any:
+    def write(self, head: int, moved: Tile) -> Tile:
         """Return the part of V' in the state behind the chunk."""
         tokens = self.heads[head]
         keys = split(tokens.keys * tokens.out, self.depth)
         return multiply(keys, split(moved, self.depth), self.depth, left=0)
 
-    def decay(self, head: int, state: Any) -> Any:
+    def decay(self, head: int, state: Tile) -> Tile:
         """Decay a state over the whole chunk."""
         last = self.heads[head].into[self.size - 1 :]
         return jnp.broadcast_to(last, state.shape[::-1]).T * state
 
-    def join(self, head: ChannelHead, level: int, product: Any, wider: Any) -> Any:
+    def join(self, head: ChannelHead, level: int, product: Tile, wider: Tile) -> Tile:
         """Return the product for pairs of a level's width or narrower, else the wider pairs."""
         # Two tokens' numbers differ first in the bit of the width at which they part.
         return jnp.where(self.place ^ self.other < 2 * head.widths[level], product, wider)
 
-    def fill_diagonal(self, rows: Any, others: Any, pairs: Any) -> Any:
+    def fill_diagonal(self, rows: Tile, others: Tile, pairs: Tile) -> Tile:
         """Set the pairs of a token with itself, which no product of halves has."""
         same = jnp.sum(rows * others, axis=1, keepdims=True)
         return jnp.where(self.place == self.other, same, pairs)
 
-    def _get_rate(self, gate: int, head: int) -> Any:
+    def _get_rate(self, gate: int, head: int) -> Tile:
         if self._columns is None:
             width = self.plan.widths[gate]
             return self._rates[gate][0, :, head * width : (head + 1) * width]
         row = gate * ROWS + head
         return self._columns[:, row : row + 1]
 
-    def _pair(self, head: ChannelHead) -> Any:
+    def _pair(self, head: ChannelHead) -> Tile:
         """Compute P, and above the diagonal L transposed."""
-        pairs: Any = 0.0
+        pairs: Tile = 0.0
         # From the widest halves on: each narrower product replaces the pairs that are its own.
         for level in reversed(range(len(head.widths))):
             rows, columns = (
@@ -141,12 +141,12 @@ class ChannelChunk:
             pairs = self.join(head, level, multiply(rows, columns, self.depth, right=1), pairs)
         return self.fill_diagonal(head.queries, head.keys, pairs)
 
-    def _read(self, head: ChannelHead, state: Any) -> Any:
+    def _read(self, head: ChannelHead, state: Tile) -> Tile:
         """Erased keys and queries [2 C] times the state before the chunk, in one product."""
         both = jnp.concatenate([head.erased * head.into, head.queries * head.into])
         return multiply(split(both, self.depth), split(state, self.depth), self.depth)
 
-    def _create_head(self, head: int, q: Any, k: Any, g: Any) -> ChannelHead:
+    def _create_head(self, head: int, q: Tile, k: Tile, g: Tile) -> ChannelHead:
         width = self.plan.widths[0]
         queries, keys = (cut_keys(self.plan, x, head).astype(jnp.float32) for x in (q, k))
         levels, into, out = decay_halves(g[0, :, head * width : (head + 1) * width])
@@ -158,7 +158,7 @@ def list_widths(size: int) -> list[int]:
     return [1 << n for n in range(size.bit_length() - 1)]
 
 
-def decay_halves(gates: Any) -> tuple[list[Any], Any, Any]:
+def decay_halves(gates: Tile) -> tuple[list[Tile], Tile, Tile]:
     """Compute the decays of rows for each width, up to each row from the chunk's begin, behind it.
 
     Within a block, `up_to` is the decay from its first row, `behind` that up to its last, `total`
@@ -175,7 +175,7 @@ def decay_halves(gates: Any) -> tuple[list[Any], Any, Any]:
     return levels, up_to, behind
 
 
-def sum_halves(levels: Sequence[Any], up_to: Any, behind: Any) -> Any:
+def sum_halves(levels: Sequence[Tile], up_to: Tile, behind: Tile) -> Tile:
     """Compute gradients of gates, from those of the logarithms of `decay_halves`'s results."""
     total = 0.0
     for width in reversed(list_widths(up_to.shape[0])):
@@ -187,7 +187,7 @@ def sum_halves(levels: Sequence[Any], up_to: Any, behind: Any) -> Any:
     return total + up_to
 
 
-def mix(firsts: Any, seconds: Any, width: int) -> Any:
+def mix(firsts: Tile, seconds: Tile, width: int) -> Tile:
     """Return the rows of first halves from the one array and of second halves from the other."""
     if width < _TILE:
         return jnp.where(_is_second(firsts.shape, width), seconds, firsts)
@@ -195,7 +195,7 @@ def mix(firsts: Any, seconds: Any, width: int) -> Any:
     return jnp.concatenate([given[n // width % 2][n : n + width] for n in rows])
 
 
-def swap(x: Any, width: int) -> Any:
+def swap(x: Tile, width: int) -> Tile:
     """Exchange the halves of each pair."""
     if width >= _TILE:
         halves = [x[n : n + width] for n in range(0, x.shape[0], width)]
@@ -208,7 +208,7 @@ def swap(x: Any, width: int) -> Any:
     return jnp.where(_is_second(x.shape, width), moved, _roll(x, size - width))
 
 
-def _sum_blocks(x: Any, width: int) -> Any:
+def _sum_blocks(x: Tile, width: int) -> Tile:
     """Sums over blocks of rows, in each row of them."""
     if width < _TILE:
         for step in list_widths(width):
@@ -224,11 +224,11 @@ def _sum_blocks(x: Any, width: int) -> Any:
     return jnp.concatenate(sums)
 
 
-def _roll(x: Any, count: int) -> Any:
+def _roll(x: Tile, count: int) -> Tile:
     """Move rows down within each tile, the last ones to the front."""
     tiles = x.reshape(-1, min(_TILE, x.shape[0]), x.shape[1])
     return pltpu.roll(tiles, count, 1).reshape(x.shape)
 
 
-def _is_second(shape: Sequence[int], width: int) -> Any:
+def _is_second(shape: Sequence[int], width: int) -> Tile:
     return jax.lax.broadcasted_iota(jnp.int32, tuple(shape), 0) & width != 0

@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+# An array of JAX in a kernel: a block of values, or a reference to one. jax has no types here.
+Tile = Any
+
 
 class _LazyModule:
     """A module that is imported when an attribute of it is read."""

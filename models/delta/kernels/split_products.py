@@ -7,14 +7,13 @@ summed in float32. Written against jax 0.7.1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from models.delta.kernels.lazy_jax import jax, jnp
+from models.delta.kernels.lazy_jax import Tile, jax, jnp
 
 SUB_BLOCK = 16
 
 
-def invert(systems: list[Any], is_wide: bool) -> list[Any]:
+def invert(systems: list[Tile], is_wide: bool) -> list[Tile]:
     """Compute (I + L)^-1 of each, by doubling blocks: X <- X - X L_s X, without powers of L.
 
     Products are of one part, and one step of Newton's, X + X (I - (I + L) X), squares their error.
@@ -44,13 +43,13 @@ def invert(systems: list[Any], is_wide: bool) -> list[Any]:
     return [_refine(x, system, identity) for x, system in zip(inverses, systems, strict=True)]
 
 
-def _climb(inverse: Any, step: Any, depth: int) -> Any:
+def _climb(inverse: Tile, step: Tile, depth: int) -> Tile:
     parts = split(inverse, depth)
     half = multiply(parts, split(step, depth), depth)
     return inverse - multiply(split(half, depth), parts, depth)
 
 
-def _join(inverse: Any, step: Any, width: int, depth: int) -> Any:
+def _join(inverse: Tile, step: Tile, width: int, depth: int) -> Tile:
     """Double large blocks: only rows of second halves change, so only they are multiplied."""
     starts = range(width, inverse.shape[0], 2 * width)
     parts = split(inverse, depth)
@@ -64,7 +63,7 @@ def _join(inverse: Any, step: Any, width: int, depth: int) -> Any:
     return jnp.concatenate(rows)
 
 
-def _refine(inverse: Any, system: Any, identity: Any) -> Any:
+def _refine(inverse: Tile, system: Tile, identity: Tile) -> Tile:
     """One step of Newton's from the inverse rounded to bfloat16, which is one exact part."""
     rough = inverse.astype(jnp.bfloat16)
     wide = rough.astype(jnp.float32)
@@ -72,12 +71,12 @@ def _refine(inverse: Any, system: Any, identity: Any) -> Any:
     return wide + multiply([rough], split(rest, 1), 1)
 
 
-def list_places(size: int) -> tuple[Any, Any]:
+def list_places(size: int) -> tuple[Tile, Tile]:
     """Return the numbers of rows and of columns [C, C]."""
     return tuple(jax.lax.broadcasted_iota(jnp.int32, (size, size), dim) for dim in (0, 1))
 
 
-def split(x: Any, depth: int) -> list[Any]:
+def split(x: Tile, depth: int) -> list[Tile]:
     """Split x into so many bfloat16 that add up to it; one part where x is bfloat16."""
     if x.dtype == jnp.bfloat16:
         return [x]
@@ -89,8 +88,8 @@ def split(x: Any, depth: int) -> list[Any]:
 
 
 def multiply(
-    lefts: Sequence[Any], rights: Sequence[Any], depth: int, *, left: int = 1, right: int = 0
-) -> Any:
+    lefts: Sequence[Tile], rights: Sequence[Tile], depth: int, *, left: int = 1, right: int = 0
+) -> Tile:
     """Multiply two sums of parts, without the products that are below the last parts.
 
     Args:

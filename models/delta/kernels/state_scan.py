@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
 
 if TYPE_CHECKING:
     from jax import Array
@@ -72,7 +72,7 @@ def walk_back(plan: WalkPlan, grad: Array, *factors: Array) -> tuple[Array, ...]
 
 
 def _call(
-    kernel: Any, plan: WalkPlan, state: Array, factors: Sequence[Array], outputs: Any, *,
+    kernel: Any, plan: WalkPlan, state: Array, factors: Sequence[Array], outputs: Tile, *,
     reverse: bool,
 ) -> tuple[Array, ...]:  # fmt: skip
     """Call a program for each group of heads, over chunks in order or from the last to the first.
@@ -82,8 +82,8 @@ def _call(
     chunks, heads = factors[0].shape[:2]
     size = next(n for n in (_HEADS, 4, 2, 1) if heads % n == 0)
 
-    def of_chunk(shape: Sequence[int]) -> Any:
-        def locate(group: Any, step: Any) -> tuple[Any, ...]:
+    def of_chunk(shape: Sequence[int]) -> Tile:
+        def locate(group: Tile, step: Tile) -> tuple[Tile, ...]:
             return (chunks - 1 - step if reverse else step, group, 0, 0)
 
         return pl.BlockSpec((1, size, *shape[2:]), locate)
@@ -102,7 +102,7 @@ def _call(
     )(state, *factors)
 
 
-def _move(is_added: bool, *refs: Any) -> None:
+def _move(is_added: bool, *refs: Tile) -> None:
     """Process one chunk of a group of heads, forward."""
     first, inverse, reader, values, pairs, query, key, last, *rest, moving = refs
     added = rest.pop(0) if is_added else None
@@ -119,7 +119,7 @@ def _move(is_added: bool, *refs: Any) -> None:
     _end(moving, behind)
 
 
-def _return(*refs: Any) -> None:
+def _return(*refs: Tile) -> None:
     """Process one chunk of a group of heads, backwards."""
     first, inverse, reader, pairs, query, key, last, grad, sides, before, after, moving = refs
     _begin(moving, first)
@@ -135,26 +135,26 @@ def _return(*refs: Any) -> None:
     _end(moving, before)
 
 
-def _begin(moving: Any, first: Any) -> None:
+def _begin(moving: Tile, first: Tile) -> None:
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         moving[...] = first[...]
 
 
-def _end(moving: Any, behind: Any) -> None:
+def _end(moving: Tile, behind: Tile) -> None:
     @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
     def _() -> None:
         behind[...] = moving[...]
 
 
-def _to_column(last: Any, state: Any) -> Any:
+def _to_column(last: Tile, state: Tile) -> Tile:
     """[1, K] as rows of a state [K, V]: spread over sublanes first, then transposed as a tile."""
     if last.shape[1] == 1:
         return last
     return jnp.broadcast_to(last, state.shape[::-1]).T
 
 
-def _dot(left: Any, right: Any, *, turn: bool = False) -> Any:
+def _dot(left: Tile, right: Tile, *, turn: bool = False) -> Tile:
     """Multiply in float32, as HIGHEST does by six passes; `turn` transposes left."""
     return jax.lax.dot_general(
         left,
