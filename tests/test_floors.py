@@ -38,6 +38,7 @@ FLOORS = {
     "optim_factory": 3,
     "utils.metrics": 3,
     "utils.ema": 3,
+    "utils.torch_types": 1.9,
     "utils.clipping": 3,
     "engine": 4,
     "tasks": 4,
