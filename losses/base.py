@@ -31,84 +31,63 @@ MIN_MASS = 1e-30  # keeps the logarithm of an empty rest finite in float32
 
 @dataclass(frozen=True)
 class Turned:
-    """Outputs of both sides for n turned copies of each image of a batch (`sskd`).
+    """Outputs of both sides for n turned copies of each image of a batch (`sskd`)."""
 
-    Attributes:
-      student_logits: [B, n, K], carries the gradient.
-      teacher_logits: one [B, n, K] per live teacher.
-      student_features: activations [B, n, ...] by module path of the student; no parameters.
-      teacher_features: likewise, of the teacher.
-    """
-
-    student_logits: Tensor
-    teacher_logits: tuple[Tensor, ...]
+    student_logits: Tensor  # [B, n, K], carries the gradient
+    teacher_logits: tuple[Tensor, ...]  # one [B, n, K] per live teacher
+    # Activations [B, n, ...] by module path of the student; no parameters
     student_features: Mapping[str, Tensor]
-    teacher_features: Mapping[str, Tensor]
+    teacher_features: Mapping[str, Tensor]  # likewise, of the teacher
 
 
 @dataclass(frozen=True)
 class SparseTeacher:
-    """Stored outputs of a teacher for a batch.
+    """Stored outputs of a teacher for a batch."""
 
-    Attributes:
-      log_probs: float [B, k], log-probabilities at temperature 1 of the k best classes.
-      indices: int [B, k], their classes, each at most once in a row.
-      residual: float [B], probability mass of the other K - k classes.
-    """
-
-    log_probs: Tensor
-    indices: Tensor
-    residual: Tensor
+    log_probs: Tensor  # float [B, k], log-probabilities at temperature 1 of the k best classes
+    indices: Tensor  # int [B, k], their classes, each at most once in a row
+    residual: Tensor  # float [B], probability mass of the other K - k classes
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Everything that a loss may look at, on the device of the step.
+    """Everything that a loss may look at, on the device of the step."""
 
-    Attributes:
-      student_logits: [B, K], carries the gradient; of a regression its predictions [B, O].
-      targets: float [B, K], rows sum to 1, after mixup and label smoothing; of sets of classes each
-        0 to 1; of a regression the numbers [B, O], in the units of the predictions; None if there
-        are only `labels`.
-      labels: int [B], hard labels of the examples before mixing; None if there are no classes.
-      mask: bool [B], valid examples; None if all are.
-      teacher_logits: one [B, K] per live teacher.
-      sparse_teacher: stored top-k outputs of a teacher, instead of a live one.
-      student_distill_logits: [B, K] of a distillation-token head, in training mode.
-      student_features: activations by module path of the student.
-      teacher_features: activations by module path of the teacher.
-      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`, `crld`); None
-        without distill.views: weak_strong.
-      strong_teacher_logits: one [B, K] per teacher of that view.
-      turned: outputs for the images' turned copies; None without distill.views: rotations.
-      example_indices: int [B], positions in the training split (`crd`).
-      contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, for reference
-        values; in a run `crd` draws them with `noise_key`.
-      noise_key: int64 [1], a function of (seed, step) for losses that draw numbers; None is 0, for
-        a step outside a run.
-      term_scales: float [terms], scheduled factors on the weights of the terms, as data.
-      alpha: float scalar, share of distillation at this step, as data; None if as configured.
-      log_variances: [B, O], of the predictions of a regression that has them.
-    """
-
-    student_logits: Tensor
+    student_logits: Tensor  # [B, K], carries the gradient; of a regression its predictions [B, O]
+    # float [B, K], rows sum to 1, after mixup and label smoothing; of sets of classes each 0 to 1;
+    # of a regression the numbers [B, O], in the units of the predictions; None if there are only
+    # `labels`
     targets: Tensor | None
+    # int [B], hard labels of the examples before mixing; None if there are no classes
     labels: Tensor | None = None
-    mask: Mask = None
-    teacher_logits: tuple[Tensor, ...] = ()
+    mask: Mask = None  # bool [B], valid examples; None if all are
+    teacher_logits: tuple[Tensor, ...] = ()  # one [B, K] per live teacher
+    # Stored top-k outputs of a teacher, instead of a live one
     sparse_teacher: SparseTeacher | None = None
+    # [B, K] of a distillation-token head, in training mode
     student_distill_logits: Tensor | None = None
+    # Activations by module path of the student
     student_features: Mapping[str, Tensor] = field(default_factory=dict)
+    # Activations by module path of the teacher
     teacher_features: Mapping[str, Tensor] = field(default_factory=dict)
+    # [B, K] of a second, strongly augmented view (`mlkd`, `crld`); None without distill.views:
+    # weak_strong
     strong_student_logits: Tensor | None = None
-    strong_teacher_logits: tuple[Tensor, ...] = ()
+    strong_teacher_logits: tuple[Tensor, ...] = ()  # one [B, K] per teacher of that view
+    # Outputs for the images' turned copies; None without distill.views: rotations
     turned: Turned | None = None
-    example_indices: Tensor | None = None
+    example_indices: Tensor | None = None  # int [B], positions in the training split (`crd`)
+    # int [B, 1 + N], `example_indices` followed by N negatives, for reference values; in a run
+    # `crd` draws them with `noise_key`
     contrast_indices: Tensor | None = None
+    # int64 [1], a function of (seed, step) for losses that draw numbers; None is 0, for a step
+    # outside a run
     noise_key: Tensor | None = None
+    # float [terms], scheduled factors on the weights of the terms, as data
     term_scales: Tensor | None = None
+    # float scalar, share of distillation at this step, as data; None if as configured
     alpha: Tensor | None = None
-    log_variances: Tensor | None = None
+    log_variances: Tensor | None = None  # [B, O], of the predictions of a regression that has them
 
     def target_classes(self) -> Tensor:
         """Return int [B], the heaviest class of each target: the label, or mixup's larger one."""
@@ -120,14 +99,10 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Loss of one step.
+    """Loss of one step."""
 
-    Attributes:
-      total: scalar that carries the gradient; float32, or float64 for float64 inputs.
-      terms: detached scalars by name: `task`, each term before its weight, `total`.
-    """
-
-    total: Tensor
+    total: Tensor  # scalar that carries the gradient; float32, or float64 for float64 inputs
+    # Detached scalars by name: `task`, each term before its weight, `total`
     terms: dict[str, Tensor]
 
 
@@ -136,20 +111,15 @@ class Loss(nn.Module):
 
     Losses with projections make them in `build`; their parameters train with the student and are
     not exported. Losses with memory keep it in buffers.
-
-    Attributes:
-      why_not_tokens: end of the error that refuses the loss for a language model; empty if its
-        value is a mean over any rows of logits, or over windows of any hidden states.
-      needs_noise: True if it draws with `noise_key`.
-      needs_strong_view: True if it also compares a second, strongly augmented view.
-      needs_turned: True if it compares images with their turned copies.
-      takes_numbers: True if outputs may be any numbers; else they must be logits of classes.
     """
 
+    # End of the error that refuses the loss for a language model; empty if its value is a mean over
+    # any rows of logits, or over windows of any hidden states
     why_not_tokens: str = ""
-    needs_strong_view: bool = False
-    needs_turned: bool = False
-    needs_noise: bool = False
+    needs_strong_view: bool = False  # True if it also compares a second, strongly augmented view
+    needs_turned: bool = False  # True if it compares images with their turned copies
+    needs_noise: bool = False  # True if it draws with `noise_key`
+    # True if outputs may be any numbers; else they must be logits of classes
     takes_numbers: bool = False
 
     def __init__(self) -> None:  # without it, create_loss would see nn.Module's *args
@@ -305,13 +275,10 @@ def _keep(rows: Tensor) -> Tensor:
 
 
 class RankMemory:
-    """Beside `nn.Module`: remembers a step's examples through `gather`, which gives all ranks'.
+    """Beside `nn.Module`: remembers a step's examples through `gather`, which gives all ranks'."""
 
-    Attributes:
-      gather: this rank's rows [B, ...] -> those of all ranks [ranks * B, ...] in their order,
-        without a gradient; of a whole number, too. Alone they are the rank's own.
-    """
-
+    # This rank's rows [B, ...] -> those of all ranks [ranks * B, ...] in their order, without a
+    # gradient; of a whole number, too. Alone they are the rank's own
     gather: Callable[[Tensor], Tensor] = staticmethod(_keep)
 
 

@@ -29,13 +29,11 @@ class WeightedLoss(nn.Module):
       alpha: share of distillation, 0 to 1.
       task_loss: computes the loss of the targets; None is soft cross-entropy.
 
-    Attributes:
-      peer: a second student that learns by the same terms, or None; set by its owner.
-
     A part of weight 0 is computed and logged but left out of the total, so that an infinity in
     it cannot spread. `LossInputs.term_scales` multiplies the weights by data, for schedules.
     """
 
+    # A second student that learns by the same terms, or None; set by its owner
     peer: nn.Module | None
 
     def __init__(

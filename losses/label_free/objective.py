@@ -26,14 +26,10 @@ POOLED, PATCHES = "pooled", "patches"
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Features of images in front of a model's head.
+    """Features of images in front of a model's head."""
 
-    Attributes:
-      pooled: [B, C], the input of a classifier.
-      patches: [B, N, C], row by row of the grid; None if the model has no grid or none was needed.
-    """
-
-    pooled: Tensor | None
+    pooled: Tensor | None  # [B, C], the input of a classifier
+    # [B, N, C], row by row of the grid; None if the model has no grid or none was needed
     patches: Tensor | None = None
 
     def get(self, of: str) -> Tensor:
@@ -44,36 +40,24 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class LabelFreeInputs:
-    """Inputs of terms between features, on the device of the step.
+    """Inputs of terms between features, on the device of the step."""
 
-    Attributes:
-      students: for each teacher the student's features, patches on that teacher's grid.
-      teachers: their features.
-      mask: bool [B], valid examples.
-      term_scales: float [terms of the configuration], scheduled factors, as data.
-    """
-
+    # For each teacher the student's features, patches on that teacher's grid
     students: tuple[Embeddings, ...]
-    teachers: tuple[Embeddings, ...]
-    mask: Mask = None
+    teachers: tuple[Embeddings, ...]  # their features
+    mask: Mask = None  # bool [B], valid examples
+    # float [terms of the configuration], scheduled factors, as data
     term_scales: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class TermSpec:
-    """A term of one teacher.
+    """A term of one teacher."""
 
-    Attributes:
-      name: in the log.
-      number: index of the term in the configuration.
-      teacher: index of the teacher.
-      of: `pooled` or `patches`.
-    """
-
-    name: str
-    number: int
-    teacher: int
-    of: str
+    name: str  # in the log
+    number: int  # index of the term in the configuration
+    teacher: int  # index of the teacher
+    of: str  # `pooled` or `patches`
     weight: float
 
     @property

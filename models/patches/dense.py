@@ -191,13 +191,9 @@ class XlaLinear(nn.Linear):
 
 
 class XlaLayerNorm(nn.LayerNorm):
-    """Layer norm over the last dimension: float32 inside, the compute type outside.
+    """Layer norm over the last dimension: float32 inside, the compute type outside."""
 
-    Attributes:
-      kept_tokens: number of the first rows of [B, N, C] to use; None for all.
-    """
-
-    kept_tokens: int | None = None
+    kept_tokens: int | None = None  # number of the first rows of [B, N, C] to use; None for all
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kept_tokens is not None:

@@ -25,19 +25,13 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Finding:
-    """A line of the report.
+    """A line of the report."""
 
-    Attributes:
-      name: set by `examine`.
-      hint: the way out, unless green.
-      value: must be the same on every worker of a pod.
-    """
-
-    name: str
+    name: str  # set by `examine`
     level: str
     text: str
-    hint: str = ""
-    value: str = ""
+    hint: str = ""  # the way out, unless green
+    value: str = ""  # must be the same on every worker of a pod
 
 
 green, yellow, red = (partial(Finding, "", level) for level in (GREEN, YELLOW, RED))
@@ -45,21 +39,15 @@ green, yellow, red = (partial(Finding, "", level) for level in (GREEN, YELLOW, R
 
 @dataclass(frozen=True)
 class Requirements:
-    """Settings of the planned run.
-
-    Attributes:
-      output: run store, a directory or a URL.
-      processes: input processes of this host; 0 for one for each TPU chip, at least one.
-      in_pod: whether the other workers run the same checks now.
-    """
+    """Settings of the planned run."""
 
     data_dir: str = ""
     data_name: str = ""
-    output: str = "runs"
+    output: str = "runs"  # run store, a directory or a URL
     compile_cache: str = "auto"
     shuffle_gib: float = 1.0
-    processes: int = 0
-    in_pod: bool = False
+    processes: int = 0  # input processes of this host; 0 for one for each TPU chip, at least one
+    in_pod: bool = False  # whether the other workers run the same checks now
 
 
 @dataclass(frozen=True)
@@ -83,20 +71,14 @@ class ProgramResult:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine under examination; tests replace its parts.
+    """The machine under examination; tests replace its parts."""
 
-    Attributes:
-      root: directory of dev, proc and sys.
-      site: directories of installed packages.
-      metadata_url: of the cloud's metadata server.
-    """
-
-    root: Path = Path("/")
+    root: Path = Path("/")  # directory of dev, proc and sys
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     python: str = sys.executable
     python_version: Sequence[object] = tuple(sys.version_info)
-    site: Sequence[str] = tuple(sys.path)
-    metadata_url: str = "http://metadata.google.internal"
+    site: Sequence[str] = tuple(sys.path)  # directories of installed packages
+    metadata_url: str = "http://metadata.google.internal"  # of the cloud's metadata server
     requirements: Requirements = field(default_factory=Requirements)
 
     def find(self, folder: str, pattern: str) -> list[Path]:

@@ -31,19 +31,13 @@ _QUALITY = 90
 
 @dataclass(frozen=True)
 class Images:
-    """Format of the new images.
+    """Format of the new images."""
 
-    Attributes:
-      key: the feature; `a/b` is feature b of the group a.
-      channels: 1 or 3.
-      stored: "jpeg", or "uint8": the pixels themselves.
-    """
-
-    key: str
-    channels: int
+    key: str  # the feature; `a/b` is feature b of the group a
+    channels: int  # 1 or 3
     short_side: int
     quality: int
-    stored: str
+    stored: str  # "jpeg", or "uint8": the pixels themselves
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:

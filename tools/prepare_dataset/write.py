@@ -28,21 +28,15 @@ _SHARD_UNIT = 1 << 20
 
 @dataclass(frozen=True)
 class Conversion:
-    """Content of a dataset to write.
-
-    Attributes:
-      features: name -> feature, for tfds.features.FeaturesDict.
-      splits: name -> examples; each is turned into features only when it is written.
-      encode: returns the features of an example.
-      get_bytes: returns the approximate size of an example.
-    """
+    """Content of a dataset to write."""
 
     name: str
     description: str
-    features: dict[str, Any]
+    features: dict[str, Any]  # name -> feature, for tfds.features.FeaturesDict
+    # name -> examples; each is turned into features only when it is written
     splits: dict[str, Sequence[Any]]
-    encode: Callable[[Any], dict[str, Any]]
-    get_bytes: Callable[[Any], int]
+    encode: Callable[[Any], dict[str, Any]]  # returns the features of an example
+    get_bytes: Callable[[Any], int]  # returns the approximate size of an example
 
 
 def add_root_flags(command: argparse.ArgumentParser) -> None:

@@ -22,19 +22,13 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class _Backend:
-    """A package.
+    """A package."""
 
-    Attributes:
-      module: must be importable.
-      install: its name in the package index.
-      rules: gdn, kda or rwkv7 -> the module and the name of the function.
-      narrow: rules whose values must have 16 bits; fla's DPLR does not support float32 on some
-        platforms.
-    """
-
-    module: str
-    install: str
+    module: str  # must be importable
+    install: str  # its name in the package index
+    # gdn, kda or rwkv7 -> the module and the name of the function
     rules: dict[str, tuple[str, str]]
+    # Rules whose values must have 16 bits; fla's DPLR does not support float32 on some platforms
     narrow: tuple[str, ...]
 
 

@@ -43,17 +43,11 @@ def run_kernel(
 
 @dataclass(frozen=True)
 class Heads:
-    """The dimensions of heads, which a mesh may deal out to its devices, too.
+    """The dimensions of heads, which a mesh may deal out to its devices, too."""
 
-    Attributes:
-      count: heads that are dealt out: those of keys, where values share them.
-      given: the dimension of heads, of each tensor that a kernel reads.
-      found: the same of its results.
-    """
-
-    count: int
-    given: Sequence[int]
-    found: Sequence[int]
+    count: int  # heads that are dealt out: those of keys, where values share them
+    given: Sequence[int]  # the dimension of heads, of each tensor that a kernel reads
+    found: Sequence[int]  # the same of its results
 
 
 def deal(

@@ -37,15 +37,13 @@ class ChannelHead:
     """Rows [C, K] of one head, float32.
 
     Attributes:
-      erased: erase * keys.
-      levels: decays of rows towards the boundary of two halves, of each width.
       into: decays since the chunk began; `out`: up to its end.
     """
 
     queries: Tile
     keys: Tile
-    erased: Tile
-    levels: list[Tile]
+    erased: Tile  # erase * keys
+    levels: list[Tile]  # decays of rows towards the boundary of two halves, of each width
     into: Tile
     out: Tile
 

@@ -21,27 +21,17 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one device for a layer.
+    """The work of one device for a layer."""
 
-    Attributes:
-      form: a rule by its gates, a step or attention.
-      chip: the TPU's generation; empty if unknown.
-      dtype: of values, such as bfloat16.
-      states: examples x heads, of values or queries.
-      widths: channels of a head of keys and of one of values.
-      tokens: of a sequence, in whole chunks where there are some; updates of a token count each.
-      chunk: tokens of a chunk; 0 for work without chunks.
-      keeps: a backward pass follows.
-    """
-
-    form: str
-    chip: str
-    dtype: str
-    states: int
-    widths: tuple[int, int]
+    form: str  # a rule by its gates, a step or attention
+    chip: str  # the TPU's generation; empty if unknown
+    dtype: str  # of values, such as bfloat16
+    states: int  # examples x heads, of values or queries
+    widths: tuple[int, int]  # channels of a head of keys and of one of values
+    # Of a sequence, in whole chunks where there are some; updates of a token count each
     tokens: int = 1
-    chunk: int = 0
-    keeps: bool = False
+    chunk: int = 0  # tokens of a chunk; 0 for work without chunks
+    keeps: bool = False  # a backward pass follows
 
     def __str__(self) -> str:
         keys, values = self.widths
@@ -56,16 +46,14 @@ class Fact:
 
     Attributes:
       tokens, states: at least.
-      multiple: of tokens: kernels pad a sequence to whole blocks, and XLA's form does not.
-      keeps: with a backward pass, or without one; None: both.
     """
 
     form: str
     chips: tuple[str, ...]
     tokens: int = 1
     states: int = 1
-    multiple: int = 1
-    keeps: bool | None = None
+    multiple: int = 1  # of tokens: kernels pad a sequence to whole blocks, and XLA's form does not
+    keeps: bool | None = None  # with a backward pass, or without one; None: both
     widths: tuple[tuple[int, int], ...] = ((128, 128),)
     chunks: tuple[int, ...] = (0,)
     dtypes: tuple[str, ...] = ("bfloat16",)

@@ -31,19 +31,12 @@ _ROWS = 8
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The constants of a program, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments."""
 
-    Attributes:
-      group: heads of a program.
-      updates: of the token.
-      is_delta: b is -k, and no argument.
-      interpret: run as plain XLA, on devices other than TPUs.
-    """
-
-    group: int
-    updates: int = 1
-    is_delta: bool = True
-    interpret: bool = False
+    group: int  # heads of a program
+    updates: int = 1  # of the token
+    is_delta: bool = True  # b is -k, and no argument
+    interpret: bool = False  # run as plain XLA, on devices other than TPUs
 
 
 def step_rule(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -34,17 +34,11 @@ _LANES, _BLOCK = 128, 512
 
 @dataclass(frozen=True)
 class FlashPlan:
-    """The constants of a program, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments."""
 
-    Attributes:
-      scale: of scores.
-      keep: return largest scores and sums of rows.
-      interpret: run as plain XLA, on devices other than TPUs.
-    """
-
-    scale: float
-    keep: bool = False
-    interpret: bool = False
+    scale: float  # of scores
+    keep: bool = False  # return largest scores and sums of rows
+    interpret: bool = False  # run as plain XLA, on devices other than TPUs
 
 
 def fits_flash(head_width: int) -> bool:

@@ -29,25 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FusedPlan:
-    """The constants of a program, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments."""
 
-    Attributes:
-      widths: of a head of keys, and of one of values.
-      share: heads of values to one of keys.
-      group: heads of values of a program, a multiple of `share`.
-      chunk: tokens of a chunk.
-      channels: gates that are of channels: 0, 1 (decays) or 3 (erase and write, too).
-      keep: return inverses and states.
-      interpret: run as plain XLA, on devices other than TPUs.
-    """
-
-    widths: tuple[int, int]
-    share: int
-    group: int
-    chunk: int
-    channels: int = 0
-    keep: bool = False
-    interpret: bool = False
+    widths: tuple[int, int]  # of a head of keys, and of one of values
+    share: int  # heads of values to one of keys
+    group: int  # heads of values of a program, a multiple of `share`
+    chunk: int  # tokens of a chunk
+    channels: int = 0  # gates that are of channels: 0, 1 (decays) or 3 (erase and write, too)
+    keep: bool = False  # return inverses and states
+    interpret: bool = False  # run as plain XLA, on devices other than TPUs
 
     @property
     def lanes(self) -> list[int]:

@@ -29,17 +29,11 @@ _HEADS = 8
 
 @dataclass(frozen=True)
 class WalkPlan:
-    """The constants of a program, beside the shapes of its arguments.
+    """The constants of a program, beside the shapes of its arguments."""
 
-    Attributes:
-      keep: return the state before each chunk.
-      added: the rule has an E.
-      interpret: run as plain XLA, on devices other than TPUs.
-    """
-
-    keep: bool = False
-    added: bool = False
-    interpret: bool = False
+    keep: bool = False  # return the state before each chunk
+    added: bool = False  # the rule has an E
+    interpret: bool = False  # run as plain XLA, on devices other than TPUs
 
 
 def walk_forward(plan: WalkPlan, state: Array, *factors: Array) -> tuple[Array, ...]:

@@ -40,18 +40,12 @@ _RATES = (1.0, 16.0)
 
 @dataclass(frozen=True)
 class RuleShape(GroupedShape):
-    """The arguments of a decoder of one rule.
+    """The arguments of a decoder of one rule."""
 
-    Attributes:
-      rule: a name in `DECAYS`.
-      linear_heads: of the rule, each of linear_width channels of keys and of values.
-      updates: of a token, by delta_product.
-    """
-
-    rule: str = "gated_delta_net"
-    linear_heads: int = 4
+    rule: str = "gated_delta_net"  # a name in `DECAYS`
+    linear_heads: int = 4  # of the rule, each of linear_width channels of keys and of values
     linear_width: int = 64
-    updates: int = 2
+    updates: int = 2  # of a token, by delta_product
 
     def __post_init__(self) -> None:
         super().__post_init__()

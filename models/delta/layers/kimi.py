@@ -38,17 +38,13 @@ class KimiShape(GroupedShape):
 
     Attributes:
       head_width: of queries and keys, without the channels that all heads share.
-      shared_width: channels of keys that all heads share.
-      value_width: size of a head of values.
-      latent_width: channels of the latent from which keys and values are projected.
-      linear_heads: of KDA, each of linear_width channels of keys and of values.
     """
 
     kv_heads: int = 1
-    shared_width: int = 32
-    value_width: int = 64
-    latent_width: int = 128
-    linear_heads: int = 4
+    shared_width: int = 32  # channels of keys that all heads share
+    value_width: int = 64  # size of a head of values
+    latent_width: int = 128  # channels of the latent from which keys and values are projected
+    linear_heads: int = 4  # of KDA, each of linear_width channels of keys and of values
     linear_width: int = 64
 
     def __post_init__(self) -> None:

@@ -39,25 +39,17 @@ _CENTRED = (
 
 @dataclass(frozen=True)
 class QwenShape(ModelShape, ModelArguments):
-    """The arguments of Qwen3, as `model.args` gives them.
+    """The arguments of Qwen3, as `model.args` gives them."""
 
-    Attributes:
-      depth: layers.
-      heads: of queries; `kv_heads` of keys and values, each shared by heads / kv_heads queries.
-      head_width: size of a head, independent of width / heads.
-      mlp_width: hidden size of SwiGLU.
-      tied: the head's weight is the embedding's.
-      rope_base: wavelengths of the rotation go up to 2 pi times this.
-    """
-
-    depth: int = 4
+    depth: int = 4  # layers
     width: int = 256
+    # Of queries; `kv_heads` of keys and values, each shared by heads / kv_heads queries
     heads: int = 4
     kv_heads: int = 2
-    head_width: int = 64
-    mlp_width: int = 768
-    tied: bool = True
-    rope_base: float = 1_000_000.0
+    head_width: int = 64  # size of a head, independent of width / heads
+    mlp_width: int = 768  # hidden size of SwiGLU
+    tied: bool = True  # the head's weight is the embedding's
+    rope_base: float = 1_000_000.0  # wavelengths of the rotation go up to 2 pi times this
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,18 +101,13 @@ class QwenShape(ModelShape, ModelArguments):
 
 @dataclass(frozen=True)
 class GroupedShape(QwenShape, ChunkedShape):
-    """The arguments of layers in groups, the last one of each full attention.
-
-    Attributes:
-      full_every: layers of a group.
-      conv_width: taps of the short convolution of the others.
-    """
+    """The arguments of layers in groups, the last one of each full attention."""
 
     how = tuple(argument.name for argument in fields(ChunkedShape))
 
     depth: int = 8
-    full_every: int = 4
-    conv_width: int = 4
+    full_every: int = 4  # layers of a group
+    conv_width: int = 4  # taps of the short convolution of the others
 
     def is_full(self, layer: int) -> bool:
         return (layer + 1) % self.full_every == 0
@@ -128,17 +115,13 @@ class GroupedShape(QwenShape, ChunkedShape):
 
 @dataclass(frozen=True)
 class HybridShape(GroupedShape):
-    """The arguments of Qwen3.5, beside those of Qwen3.
-
-    Attributes:
-      linear_key_heads: of Gated DeltaNet, each shared by linear_value_heads / linear_key_heads.
-      linear_key_width: size of a head of queries and keys.
-    """
+    """The arguments of Qwen3.5, beside those of Qwen3."""
 
     rope_base: float = 10_000_000.0
+    # Of Gated DeltaNet, each shared by linear_value_heads / linear_key_heads
     linear_key_heads: int = 2
     linear_value_heads: int = 4
-    linear_key_width: int = 64
+    linear_key_width: int = 64  # size of a head of queries and keys
     linear_value_width: int = 64
 
     def __post_init__(self) -> None:
@@ -168,13 +151,10 @@ class HybridShape(GroupedShape):
 
 
 class QwenAttention(nn.Module):
-    """Causal attention of normalised queries and keys, with an output gate if the shape has one.
+    """Causal attention of normalised queries and keys, with an output gate if the shape has one."""
 
-    Attributes:
-      kernels: xla; pallas: flash attention; auto: the one that costs fewer cycles for the shapes of
-        the inputs.
-    """
-
+    # xla; pallas: flash attention; auto: the one that costs fewer cycles for the shapes of the
+    # inputs
     kernels: str = "xla"
 
     def __init__(self, shape: QwenShape) -> None:

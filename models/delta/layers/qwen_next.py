@@ -27,21 +27,14 @@ _INIT_STD = 0.02
 
 @dataclass(frozen=True)
 class ExpertShape(HybridShape):
-    """The arguments of a hybrid with experts, which has no `mlp_width`.
+    """The arguments of a hybrid with experts, which has no `mlp_width`."""
 
-    Attributes:
-      experts: of each layer; a token takes `experts_per_token` of them.
-      expert_width: hidden size of an expert's SwiGLU.
-      shared_width: that of the SwiGLU for all tokens.
-      capacity_factor: room of an expert, in even shares of a window.
-      balance: weight of the term that keeps experts evenly busy; 0 for none.
-    """
-
-    experts: int = 8
+    experts: int = 8  # of each layer; a token takes `experts_per_token` of them
     experts_per_token: int = 2
-    expert_width: int = 128
-    shared_width: int = 128
-    capacity_factor: float = 1.25
+    expert_width: int = 128  # hidden size of an expert's SwiGLU
+    shared_width: int = 128  # that of the SwiGLU for all tokens
+    capacity_factor: float = 1.25  # room of an expert, in even shares of a window
+    # Weight of the term that keeps experts evenly busy; 0 for none
     balance: float = field(default=0.001, metadata={"least": 0.0})
 
     def __post_init__(self) -> None:
@@ -184,13 +177,9 @@ class NextBlock(ExpertBlock):
 
 
 class ExpertQwen(Qwen):
-    """A hybrid with experts.
+    """A hybrid with experts."""
 
-    Attributes:
-      balance_loss: of the last forward pass: the weighted mean over its layers of each window's
-        balance, [B].
-    """
-
+    # Of the last forward pass: the weighted mean over its layers of each window's balance, [B]
     balance_loss: Tensor | None = None
     shape: ExpertShape
 

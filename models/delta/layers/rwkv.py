@@ -33,19 +33,16 @@ class RwkvShape(ChunkedShape, ModelArguments):
     """The arguments of RWKV-7.
 
     Attributes:
-      depth: layers.
-      head_width: channels of a head, which divide width.
-      mlp_width: hidden size of the mixing over channels.
       decay_rank: of the low-rank maps of decays; rate_rank: of the rates at which keys are
         replaced; value_rank: of the first layer's share in values; gate_rank: of gates.
     """
 
     how = tuple(argument.name for argument in fields(ChunkedShape))
 
-    depth: int = 4
+    depth: int = 4  # layers
     width: int = 256
-    head_width: int = 64
-    mlp_width: int = 1024
+    head_width: int = 64  # channels of a head, which divide width
+    mlp_width: int = 1024  # hidden size of the mixing over channels
     decay_rank: int = 32
     rate_rank: int = 32
     value_rank: int = 32

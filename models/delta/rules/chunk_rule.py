@@ -51,21 +51,15 @@ def prepare_rule(
 
 @dataclass(frozen=True, kw_only=True)
 class RuleChunks:
-    """Inputs of a rule as chunks [N, B, H, C, ...], and the decays of their rows.
-
-    Attributes:
-      into: decay of the state before the chunk up to each row.
-      out: decay of each row up to the chunk's end.
-      last: decay of a state over the whole chunk, [N, B, H, K or 1].
-    """
+    """Inputs of a rule as chunks [N, B, H, C, ...], and the decays of their rows."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     g: Tensor
-    into: Tensor
-    out: Tensor
-    last: Tensor
+    into: Tensor  # decay of the state before the chunk up to each row
+    out: Tensor  # decay of each row up to the chunk's end
+    last: Tensor  # decay of a state over the whole chunk, [N, B, H, K or 1]
 
     @classmethod
     def cut(cls, parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> Self:

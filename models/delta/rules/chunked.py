@@ -85,20 +85,14 @@ def _shares_keys(inputs: DeltaInputs, segments: Tensor | None, options: CoreOpti
 
 @dataclass(frozen=True, kw_only=True)
 class _DeltaChunks(RuleChunks):
-    """Chunks of a delta rule.
-
-    Attributes:
-      erased: erase * k.
-      pairs: bool, the pairs of packed sequences that count; None: all.
-      by_products: as of a `Pairing`.
-    """
+    """Chunks of a delta rule."""
 
     erase: Tensor
     write: Tensor
-    erased: Tensor
-    pairs: Tensor | None
+    erased: Tensor  # erase * k
+    pairs: Tensor | None  # bool, the pairs of packed sequences that count; None: all
     products: str
-    by_products: bool
+    by_products: bool  # as of a `Pairing`
 
     @classmethod
     def cut(cls, parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _DeltaChunks:

@@ -26,23 +26,16 @@ SUB_BLOCK = 16
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which pairs of a chunk count, and which of their gates.
+    """Which pairs of a chunk count, and which of their gates."""
 
-    Attributes:
-      strict: only j < i.
-      before: the decay ends before the row's own gate (t up to i - 1); needs `strict`.
-      keep: bool [..., C, C] of the pairs of packed sequences that may count; None: all.
-      products: how matrices are multiplied (`models.delta.rules.products`).
-      by_products: of a head's gates, sums and transposed matrices are products of their own. Inside
-        a loop these sums are cheaper on a TPU than running sums, and its compiler takes minutes
-        for a transpose of 64 lanes that become bfloat16; for all chunks at once both would be
-        traffic.
-    """
-
-    strict: bool = False
-    before: bool = False
+    strict: bool = False  # only j < i
+    before: bool = False  # the decay ends before the row's own gate (t up to i - 1); needs `strict`
+    # bool [..., C, C] of the pairs of packed sequences that may count; None: all
     keep: Tensor | None = None
-    products: str = "auto"
+    products: str = "auto"  # how matrices are multiplied (`models.delta.rules.products`)
+    # Of a head's gates, sums and transposed matrices are products of their own. Inside a loop these
+    # sums are cheaper on a TPU than running sums, and its compiler takes minutes for a transpose of
+    # 64 lanes that become bfloat16; for all chunks at once both would be traffic
     by_products: bool = False
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:

@@ -64,15 +64,11 @@ def chunk_dplr(
 
 @dataclass(frozen=True, kw_only=True)
 class _DplrChunks(RuleChunks):
-    """Chunks of RWKV-7's rule, whose keys of the state behind a chunk are b.
-
-    Attributes:
-      before: decay of the state before the chunk up to each row, without the row's own.
-    """
+    """Chunks of RWKV-7's rule, whose keys of the state behind a chunk are b."""
 
     a: Tensor
     b: Tensor
-    before: Tensor
+    before: Tensor  # decay of the state before the chunk up to each row, without the row's own
     of_q: Pairing
     of_a: Pairing
 

@@ -27,22 +27,15 @@ class DeltaInputs:
 
     With `steps` = n the tokens of k, v, erase and write come n to one token of q and g: the state
     decays once, takes n updates, and is read behind the last (DeltaProduct).
-
-    Attributes:
-      q: [B, T, Hk, K]; Hk divides the H heads of v, and each head of q and k serves H / Hk of them.
-      k: [B, T n, Hk, K].
-      v: [B, T n, H, V].
-      g: [B, T, H] or, of each channel, [B, T, H, K]: logarithms of the decay, at most 0.
-      erase: [B, T n, H] or [B, T n, H, K].
-      write: [B, T n, H] or [B, T n, H, V].
     """
 
+    # [B, T, Hk, K]; Hk divides the H heads of v, and each head of q and k serves H / Hk of them
     q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
-    erase: Tensor
-    write: Tensor
+    k: Tensor  # [B, T n, Hk, K]
+    v: Tensor  # [B, T n, H, V]
+    g: Tensor  # [B, T, H] or, of each channel, [B, T, H, K]: logarithms of the decay, at most 0
+    erase: Tensor  # [B, T n, H] or [B, T n, H, K]
+    write: Tensor  # [B, T n, H] or [B, T n, H, V]
     steps: int = 1
 
     def __post_init__(self) -> None:
@@ -91,16 +84,12 @@ class DplrInputs:
     RWKV-7 has q = its receptance, g = its log decay, a = -k^ and b = k^ * eta of its
     normalised keys k^.
 
-    Attributes:
-      q: [B, T, H, K], and so g (at most 0), k, a and b.
-      v: [B, T, H, V].
-
     Source: Peng et al. 2025, arXiv:2503.14456, there transposed.
     """
 
-    q: Tensor
+    q: Tensor  # [B, T, H, K], and so g (at most 0), k, a and b
     k: Tensor
-    v: Tensor
+    v: Tensor  # [B, T, H, V]
     g: Tensor
     a: Tensor
     b: Tensor

@@ -24,33 +24,28 @@ KERNELS = ("auto", "xla", "pallas")
 
 @dataclass(frozen=True)
 class CoreOptions:
-    """How a chunked rule is computed; no option changes the result but for rounding.
+    """How a chunked rule is computed; no option changes the result but for rounding."""
 
-    Attributes:
-      chunk: tokens of a chunk, a power of two; fewer for shorter sequences.
-      solver: of the triangular system: triangular_solve, ladder16 or rows; auto is the first, and
-        rows where the loop prepares a few chunks at a time.
-      loop: over chunks: scan (all chunks are prepared at once, then one loop of the device, if it
-        has one), blocks (the loop prepares a few chunks at a time) or unrolled; auto is blocks on
-        a TPU where gates are of heads, else scan.
-      pad: whether tokens that fill no chunk are padded; else they are refused.
-      parts: of a sequence, walked over at the same time, if it is a multiple; on a mesh with an
-        axis for sequences as many times its devices.
-      products: of matrices: auto (float32 as the device multiplies it), or by parts of bfloat16
-        that are summed in float32: bfloat16 (one), bfloat16x3 (two, in three products) or
-        bfloat16x6 (three, in six); nothing else is rounded.
-      kernels: xla; pallas: the walk over chunks is a kernel, and `loop` has no effect; auto: the
-        one that costs fewer cycles for the shapes of the inputs.
-      backend: own, or a package whose kernels layers use instead: fla, flash_qla or flashinfer.
-    """
-
-    chunk: int = 64
+    chunk: int = 64  # tokens of a chunk, a power of two; fewer for shorter sequences
+    # Of the triangular system: triangular_solve, ladder16 or rows; auto is the first, and rows
+    # where the loop prepares a few chunks at a time
     solver: str = "auto"
+    # Over chunks: scan (all chunks are prepared at once, then one loop of the device, if it has
+    # one), blocks (the loop prepares a few chunks at a time) or unrolled; auto is blocks on a TPU
+    # where gates are of heads, else scan
     loop: str = "auto"
-    pad: bool = True
+    pad: bool = True  # whether tokens that fill no chunk are padded; else they are refused
+    # Of a sequence, walked over at the same time, if it is a multiple; on a mesh with an axis for
+    # sequences as many times its devices
     parts: int = 1
+    # Of matrices: auto (float32 as the device multiplies it), or by parts of bfloat16 that are
+    # summed in float32: bfloat16 (one), bfloat16x3 (two, in three products) or bfloat16x6 (three,
+    # in six); nothing else is rounded
     products: str = "auto"
+    # xla; pallas: the walk over chunks is a kernel, and `loop` has no effect; auto: the one that
+    # costs fewer cycles for the shapes of the inputs
     kernels: str = "xla"
+    # Own, or a package whose kernels layers use instead: fla, flash_qla or flashinfer
     backend: str = OWN
 
     def __post_init__(self) -> None:
@@ -100,33 +95,22 @@ class CoreOptions:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Options for some inputs: the chunk that fits, and whether a backward pass follows.
-
-    Attributes:
-      block: chunks of a step of the loop; 0 if all are prepared at once.
-    """
+    """Options for some inputs: the chunk that fits, and whether a backward pass follows."""
 
     options: CoreOptions
     chunk: int
     keep: bool
-    block: int = 0
+    block: int = 0  # chunks of a step of the loop; 0 if all are prepared at once
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Masks of the chunks of packed sequences; None keeps everything.
+    """Masks of the chunks of packed sequences; None keeps everything."""
 
-    Attributes:
-      pairs: bool [N, B, 1, C, C]: tokens of one sequence.
-      entry: bool [N, B, 1, C, 1]: tokens that see the state before the chunk.
-      exit: bool [N, B, 1, C, 1]: tokens that the state behind the chunk holds.
-      whole: bool [N, B, 1, 1]: the state before the chunk lives on behind it.
-    """
-
-    pairs: Tensor | None = None
-    entry: Tensor | None = None
-    exit: Tensor | None = None
-    whole: Tensor | None = None
+    pairs: Tensor | None = None  # bool [N, B, 1, C, C]: tokens of one sequence
+    entry: Tensor | None = None  # bool [N, B, 1, C, 1]: tokens that see the state before the chunk
+    exit: Tensor | None = None  # bool [N, B, 1, C, 1]: tokens that the state behind the chunk holds
+    whole: Tensor | None = None  # bool [N, B, 1, 1]: the state before the chunk lives on behind it
 
 
 def apply_in_chunks(
