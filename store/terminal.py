@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -27,8 +28,8 @@ def create_console() -> Console:
 class _PlainTable(Table):
     """A table of plain texts: a name with brackets is no colour."""
 
-    def add_row(self, *cells: str | Text, style: str | None = None) -> None:
-        super().add_row(*(Text(c) if isinstance(c, str) else c for c in cells), style=style)
+    def add_row(self, *cells: Any, **options: Any) -> None:
+        super().add_row(*(Text(c) if isinstance(c, str) else c for c in cells), **options)
 
 
 def create_table(*columns: str, title: str = "") -> Table:

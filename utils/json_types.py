@@ -9,19 +9,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]  # an object that is only read
 
 
-def is_count(value: object) -> bool:
+def is_count(value: object) -> TypeGuard[int]:
     """Return whether a value is a count: whole, not negative, of 63 bits."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def is_time(value: object) -> bool:
+def is_time(value: object) -> TypeGuard[float]:
     """Return whether a value is a time: seconds since 1970, up to the year 2262."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0.0 <= value <= 9_223_372_036.0  # nanoseconds of 63 bits

@@ -45,8 +45,8 @@ def compare_answers(base: Side, new: Side) -> list[SameExamples]:
         seeds = [_name_by_seed(side.records) for side in (base, new)]
         pairs = [(seeds[0][seed], seeds[1][seed]) for seed in seeds[0] if seed in seeds[1]]
     rows = [_compare(first, second) for first, second in pairs if first.hits or second.hits]
-    tested = [i for i, row in enumerate(rows) if row.p is not None]
-    for i, p in zip(tested, adjust([rows[i].p for i in tested]), strict=True):
+    tested = [(i, row.p) for i, row in enumerate(rows) if row.p is not None]
+    for (i, _), p in zip(tested, adjust([p for _, p in tested]), strict=True):
         rows[i] = replace(rows[i], p=p)
     return rows
 
@@ -67,16 +67,14 @@ def _name_by_seed(records: Sequence[RunRecord]) -> Mapping[str, RunRecord]:
 
 def _compare(base: RunRecord, new: RunRecord) -> SameExamples:
     row = SameExamples(base.path, new.path)
-    hits = [record.hits.get(LAST) for record in (base, new)]
-    for record, kept in zip((base, new), hits, strict=True):
-        if kept is None:
-            return replace(row, reason=f"{record.path} has kept no answers of its last evaluation")
-    first, second = hits
+    first, second = base.hits.get(LAST), new.hits.get(LAST)
+    if first is None or second is None:
+        path = base.path if first is None else new.path
+        return replace(row, reason=f"{path} has kept no answers of its last evaluation")
     if first.ids_sha256 != second.ids_sha256:
         return replace(row, reason="they were evaluated on other examples")
-    left, right = (int.from_bytes(kept.bits, "big") for kept in hits)
-    counts = [bits.bit_count() for bits in (left & right, left & ~right, right & ~left)]
-    p = compute_mcnemar(*counts[1:])
-    return SameExamples(
-        base.path, new.path, first.examples, *counts, first.examples - sum(counts), p
-    )
+    left, right = (int.from_bytes(kept.bits, "big") for kept in (first, second))
+    sets = (left & right, left & ~right, right & ~left)
+    both, base_only, new_only = (bits.bit_count() for bits in sets)
+    neither, p = first.examples - (left | right).bit_count(), compute_mcnemar(base_only, new_only)
+    return SameExamples(base.path, new.path, first.examples, both, base_only, new_only, neither, p)

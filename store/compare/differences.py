@@ -88,7 +88,7 @@ def read_environment_of(record: RunRecord) -> JsonObject:
 
 def compare_sources(base: RunRecord, new: RunRecord) -> SourceDifference:
     """Compare the source from which the newest attempts of two runs were started."""
-    sources = [record.environment.get("source", {}) for record in (base, new)]
+    first, second = (record.environment.get("source", {}) for record in (base, new))
     old, now = split_diff(base.patch), split_diff(new.patch)
     files = sorted(name for name in old.keys() | now if old.get(name) != now.get(name))
     diff = ""
@@ -96,8 +96,8 @@ def compare_sources(base: RunRecord, new: RunRecord) -> SourceDifference:
         texts = (old.get(name, "").splitlines(), now.get(name, "").splitlines())
         lines = difflib.unified_diff(*texts, f"base: {name}", f"new: {name}", lineterm="")
         diff += "".join(f"{line}\n" for line in lines)
-    commits = tuple(str(source.get("commit", "")) for source in sources)
-    patches = tuple(str(source.get("diff", "unknown")) for source in sources)
+    commits = (str(first.get("commit", "")), str(second.get("commit", "")))
+    patches = (str(first.get("diff", "unknown")), str(second.get("diff", "unknown")))
     return SourceDifference(base.path, new.path, commits, patches, tuple(files), diff)
 
 

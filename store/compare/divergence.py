@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from operator import itemgetter
+from typing import Any, TypeGuard
 
 from pydantic_core import from_json
 
@@ -71,8 +72,10 @@ def find_divergence(base: Iterable[Line], new: Iterable[Line]) -> Divergence | N
         if old is None or now is None or (old["step"], old["kind"]) != (now["step"], now["kind"]):
             lines = [line for line in (old, now) if line is not None]
             first = min(lines, key=lambda line: line["step"])
-            words = ["a line" if line is first else None for line in (old, now)]
-            return Divergence(first["step"], first["kind"], "", *words, None, None, (), count)
+            base_line, new_line = ("a line" if line is first else None for line in (old, now))
+            return Divergence(
+                first["step"], first["kind"], "", base_line, new_line, None, None, (), count
+            )
         if list(old) != order:
             order, names = list(old), _list_deterministic(old)
             pick = itemgetter(*names) if len(names) > 1 else _pick_nothing
@@ -115,14 +118,14 @@ def find_checkpoint(records: Iterable[RunRecord], step: int) -> int | None:
 
 def count_ulps(base: object, new: object) -> int | None:
     """Count the steps of the last bit between two doubles; None if they are not finite numbers."""
-    if not _are_finite(base, new):
+    if not (_is_finite(base) and _is_finite(new)):
         return None
     return abs(_order(float(base), "d", "q", _SIGN) - _order(float(new), "d", "q", _SIGN))
 
 
 def count_ulps32(base: object, new: object) -> int | None:
     """Count the same in single precision; None if they are no numbers of it."""
-    if not _are_finite(base, new):
+    if not (_is_finite(base) and _is_finite(new)):
         return None
     for value in (base, new):
         if abs(float(value)) > 3.4028234663852886e38:
@@ -132,7 +135,7 @@ def count_ulps32(base: object, new: object) -> int | None:
     return abs(_order(float(base), "f", "i", _SIGN32) - _order(float(new), "f", "i", _SIGN32))
 
 
-def _pick_nothing(line: Line) -> float:
+def _pick_nothing(line: Line) -> Any:
     return math.nan  # equal to nothing, so that the line is compared number by number
 
 
@@ -151,11 +154,9 @@ def _are_equal(a: object, b: object) -> bool:
     return a == b
 
 
-def _are_finite(*values: object) -> bool:
-    return all(
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        for value in values
-    )
+def _is_finite(value: object) -> TypeGuard[float]:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
 
 
 def _order(value: float, kind: str, integer: str, sign: int) -> int:

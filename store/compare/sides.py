@@ -103,9 +103,9 @@ def list_metrics(sides: Iterable[Side]) -> list[str]:
 def compare_sides(base: Side, new: Side, metrics: Collection[str]) -> list[Comparison]:
     """Compare each number of `new` with that of `base`; p values are corrected over all of them."""
     rows = [_compare(base, new, metric) for metric in metrics]
-    tested = [row for row in rows if row.p is not None]
-    adjusted = adjust([row.p for row in tested])
-    p_values = {row.metric: p for row, p in zip(tested, adjusted, strict=True)}
+    tested = [(row.metric, row.p) for row in rows if row.p is not None]
+    adjusted = adjust([p for _, p in tested])
+    p_values = {metric: p for (metric, _), p in zip(tested, adjusted, strict=True)}
     rows = [replace(row, p=p_values.get(row.metric)) for row in rows]
     return [replace(row, verdict=_name_verdict(row)) for row in rows]
 
@@ -171,8 +171,8 @@ def _compare(base: Side, new: Side, metric: str) -> Comparison:
         numbers = list(samples[-1].values())
         summaries.append(summarise(numbers, len(good)) if numbers else None)
     delta = compute_delta(*samples) if all(samples) else None
-    p = delta.p if delta else None
-    return Comparison(metric, find_entry(metric), *summaries, delta, p, "", tuple(bad))
+    (old, now), p = summaries, delta.p if delta else None
+    return Comparison(metric, find_entry(metric), old, now, delta, p, "", tuple(bad))
 
 
 def _name_verdict(row: Comparison) -> str:

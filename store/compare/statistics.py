@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LEVEL = 0.95
-Sample = Mapping[Hashable, float]
+Sample = Mapping[Any, float]
 
 
 @dataclass(frozen=True)

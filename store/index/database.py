@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -402,7 +402,7 @@ class RunIndex:
 
 
 def _create_engine(url: str) -> Engine:
-    def prepare(connection: object, _: object) -> None:
+    def prepare(connection: Any, _: object) -> None:
         """Trade safety for speed: the file can be rebuilt, and is checked after a reboot."""
         cursor = connection.cursor()
         cursor.execute("PRAGMA synchronous=OFF")

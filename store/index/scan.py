@@ -97,12 +97,12 @@ class DiskScan:
         """Yield the entries of those runs; one that has been removed is left out."""
         for path in paths:
             folder, now = self._root / path, time.time_ns()
-            stamps = [_stamp_files(str(folder), names, now) for names in (_SETTLED, _LIVE)]
-            if None not in stamps:
+            settled, live = (_stamp_files(str(folder), names, now) for names in (_SETTLED, _LIVE))
+            if settled is not None and live is not None:
                 texts = LocalFolder(folder).read_texts(_READ)
                 last = get_last_values(read_tail(folder / METRICS_FILE))
                 entry = _make_entry(path, "", texts, last)
-                yield replace(entry, stamp=stamps[0] if is_done(entry) else stamps[1])
+                yield replace(entry, stamp=settled if is_done(entry) else live)
 
 
 class BucketScan:

@@ -6,9 +6,10 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -29,11 +30,12 @@ from store.index.kin import pack_ancestors
 from store.index.scan import RunEntry
 from store.query.config_text import Pairs
 from store.query.record import FACTS
+from utils.json_types import JsonObject
 
 _BATCH = 500
 # Limit of a column of integers.
 _MOST = 1 << 31
-Row = dict[str, object]
+Row = JsonObject
 
 
 class IndexWriter:
@@ -78,8 +80,8 @@ class IndexWriter:
             runs.append({"run": run, "stamp": entry.stamp, "fault": entry.fault, **facts})
             for name, value in entry.values.items():
                 word = None if math.isfinite(value) else str(value)
-                row = {"name": names[name], "run": run, "value": None if word else value}
-                values.append(row | {"told": word})
+                number = None if word else value
+                values.append({"name": names[name], "run": run, "value": number, "told": word})
             used = {sections[_hash_section(pairs)] for pairs in entry.sections.values()}
             run_sections += [{"section": section, "run": run} for section in sorted(used)]
         columns = self._tables.runs.columns
@@ -97,16 +99,16 @@ class IndexWriter:
         digests = {pair: _hash("=".join(pair)) for digest in missing for pair in sections[digest]}
         pairs = {digest: {"key": key, "text": text} for (key, text), digest in digests.items()}
         ids, _ = self._intern(tables.pairs.c.pair, pairs, "digest")
-        rows = (
+        section_pairs = [
             {"pair": ids[digests[pair]], "section": numbers[digest]}
             for digest in missing
             for pair in sections[digest]
-        )
-        self._insert(tables.section_pairs, list(rows))
+        ]
+        self._insert(tables.section_pairs, section_pairs)
         return numbers
 
     def _intern(
-        self, number: Column, rows: dict[str, Row], unique: str
+        self, number: Column, rows: Mapping[str, Row], unique: str
     ) -> tuple[dict[str, int], list[str]]:
         """Return text -> number of unique rows, and the texts that were not there yet."""
         table = number.table
@@ -199,10 +201,10 @@ def define_tables(prefix: str) -> Tables:
     metadata = MetaData()
     compact = {"sqlite_with_rowid": False}
 
-    def table(name: str, *columns: Column, **options: object) -> Table:
+    def table(name: str, *columns: Column, **options: Any) -> Table:
         return Table(f"{prefix}_{name}", metadata, *columns, **options)
 
-    def number(name: str, **options: object) -> Column:
+    def number(name: str, **options: Any) -> Column:
         return Column(name, Integer, autoincrement=False, nullable=False, **options)
 
     facts = [Column(name, _NUMBERS.get(name, Text)) for name in FACTS]

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from store.quality.field_types import is_number
 from store.query.record import RunRecord, get_final_values
 from utils.errors import UserError
-from utils.json_types import JsonValue, load_json
+from utils.json_types import JsonObject, JsonValue, load_json
 from utils.storage.folder import Folder
 
 LINEAGE = "lineage"
@@ -170,7 +170,7 @@ def _fit(entry: JsonValue) -> Ancestor | None:
     if type(generation) is not int or generation < 1:
         return None
     texts = {name: entry[name] for name in _TEXTS if isinstance(entry.get(name), str)}
-    numbers = {}
+    numbers: JsonObject = {}
     for name in _NUMBERS:
         values = entry.get(name)
         pairs = values.items() if isinstance(values, dict) else ()

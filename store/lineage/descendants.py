@@ -65,9 +65,9 @@ def find_kinship(index: RunIndex, record: RunRecord) -> Kinship:
 
     pairs = family.follow(read_lineage(record.facts), own.run, read)
     teachers = (
-        KnownAncestor(**vars(ancestor), **({"now": kin.path, "tags": kin.tags} if kin else {}))
+        KnownAncestor(**vars(ancestor), now=kin.path if kin else "", tags=kin.tags if kin else ())
         for ancestor, kin in pairs
     )
-    students = [Descendant(kin.path, *rest) for kin, *rest in family.list_students(own)]
+    students = [Descendant(kin.path, number, via) for kin, number, via in family.list_students(own)]
     students.sort(key=lambda student: (student.generation, student.path))
     return Kinship(tuple(teachers), tuple(students))

@@ -99,7 +99,7 @@ def _assigns_secret(line: str, word: re.Match[str]) -> bool:
     given, flag = _GIVEN.match(line, end), _OF_FLAG.match(line, end)
     if not (given or flag or element):
         return False
-    name = _BEGINNING.search(line[max(0, word.start() - _LONGEST) : word.start()])[0] + word[0]
+    name = _BEGINNING.findall(line[max(0, word.start() - _LONGEST) : word.start()])[0] + word[0]
     if flag and name.startswith("-") and not _OF_TEXTS.search(name):
         return _is_bare_secret(flag["bare"])
     if element and _is_quoted_secret(name, element["text"]):
@@ -146,7 +146,7 @@ def _is_bare_secret(text: str, *, is_word: bool = False) -> bool:
 
 def _is_random(text: str) -> bool:
     """Return whether a text mixes digits and letters with high entropy."""
-    longest = max(re.findall(r"[0-9A-Za-z]+", text), key=len, default="")
+    longest: str = max(re.findall(r"[0-9A-Za-z]+", text), key=len, default="")
     is_mixed = bool(_MIXED.match(longest) or _CASED.match(longest))
     if len(longest) < _RUN or not is_mixed or not _MIXED.match(text):
         return False

@@ -121,11 +121,11 @@ def measure_step(record: RunRecord) -> float | None:
     times_s = []
     for old, new in itertools.pairwise(lines):
         steps = new["step"] - old["step"]
-        times = (old.get("time_s"), new.get("time_s"))
-        if old.get("attempt") != new.get("attempt") or steps < 1 or None in times:
+        began, ended = old.get("time_s"), new.get("time_s")
+        if old.get("attempt") != new.get("attempt") or steps < 1 or began is None or ended is None:
             continue
         waits = sum(new.get(name) or 0.0 for name in ("input_wait_s", "checkpoint_held_s"))
-        times_s.append((times[1] - times[0] - waits) / steps)
+        times_s.append((ended - began - waits) / steps)
     seconds = statistics.median(times_s) if times_s else 0.0
     return seconds if seconds > 0 else None
 

@@ -140,15 +140,16 @@ class CostRow:
 def sum_costs(name: str, costs: Sequence[RunCost], values: Sequence[float | None]) -> CostRow:
     """Sum the costs of runs, at least one, under a name."""
     finite = [value for value in values if value is not None and math.isfinite(value)]
-    known = [cost for cost in costs if cost.paid_s is not None]
-    is_priced = known and all(cost.usd is not None for cost in known)
+    paid_s = [cost.paid_s for cost in costs if cost.paid_s is not None]
+    hours = [cost.device_hours for cost in costs if cost.device_hours is not None]
+    usd = [cost.usd for cost in costs if cost.usd is not None]
     return CostRow(
-        name, len(costs), math.fsum(cost.paid_s for cost in known) if known else None,
-        math.fsum(cost.device_hours for cost in known) if known else None,
-        math.fsum(cost.usd for cost in known) if is_priced else None,
+        name, len(costs), math.fsum(paid_s) if paid_s else None,
+        math.fsum(hours) if hours else None,
+        math.fsum(usd) if usd and len(usd) == len(paid_s) else None,
         any(cost.is_least for cost in costs),
         math.fsum(finite) / len(finite) if len(finite) == len(values) else None,
-        len(costs) - len(known),
+        len(costs) - len(paid_s),
     )  # fmt: skip
 
 
@@ -157,10 +158,10 @@ def hold_against(row: CostRow, base: CostRow, *, is_higher_better: bool) -> Cost
     gain = more_hours = more_usd = None
     if row.value is not None and base.value is not None:
         gain = (row.value - base.value) * (1 if is_higher_better else -1)
-    is_known = row.spent is not None and base.spent is not None
+    is_known = not (row.unknown or base.unknown)
     if is_known and row.usd is not None and base.usd is not None:
         more_usd = row.usd / row.runs - base.usd / base.runs
-    if is_known:
+    if is_known and row.device_hours is not None and base.device_hours is not None:
         more_hours = row.device_hours / row.runs - base.device_hours / base.runs
     return replace(row, gain=gain, more_hours=more_hours, more_usd=more_usd)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import TypeGuard
 
 from utils.json_types import JsonObject, JsonValue, is_count, is_time
 
@@ -39,7 +40,7 @@ def find_wrong_fact(facts: JsonObject) -> str:
     return ""
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a value is a number that fits a float; nan and infinities do."""
     return -_MOST <= value <= _MOST if type(value) is int else type(value) is float
 

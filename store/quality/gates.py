@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from store.compare.sides import Side, average_by_seed
 from store.compare.statistics import Delta, Sample, compute_delta, summarise
@@ -22,7 +22,7 @@ from store.query.listing import tell_writer
 from store.query.record import RunRecord, get_finite_numbers
 from store.record.catalogue import Metric, find_entry
 from utils.errors import EXIT_FAILED, UserError, get_hint
-from utils.json_types import JsonValue
+from utils.json_types import JsonMapping, JsonValue
 
 Severity = Literal["blocker", "major", "minor"]
 Outcome = Literal["pass", "fail", "undecided", "skipped"]
@@ -108,7 +108,7 @@ def parse_gate(text: str) -> Gate:
     return make_gate(values, text)
 
 
-def make_gate(values: Mapping[str, JsonValue], text: str) -> Gate:
+def make_gate(values: JsonMapping, text: str) -> Gate:
     """Create a gate from the mapping of a YAML file; `text` names it in errors."""
     for key in values:
         if key not in _KEYS:
@@ -199,20 +199,24 @@ def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()
         reason = "; ".join(bad[:3]) or "no numbers at all"
         return GateFinding(gate, "skipped" if gate.is_optional else "fail", reason)
     delta = compute_delta(base, new)
-    means = [summarise(list(sample.values())).mean for sample in (base, new)]
+    base_mean, new_mean = (summarise(list(sample.values())).mean for sample in (base, new))
     limits = [] if gate.max_abs is None else [gate.max_abs]
-    if gate.max_pct is not None and means[0] != 0:
-        limits.append(abs(means[0]) * gate.max_pct / 100)
+    if gate.max_pct is not None and base_mean != 0:
+        limits.append(abs(base_mean) * gate.max_pct / 100)
     limit = min(limits, default=None)
     sign = 1.0 if gate.direction == "lower" else -1.0
+    worse = sign * delta.value
     ends = sorted(sign * end for end in (delta.low, delta.high) if end is not None)
     low, high = ends or (None, None)
-    finding = GateFinding(gate, "fail", "", sign * delta.value, low, high, limit, *means,
+    finding = GateFinding(gate, "fail", "", worse, low, high, limit, base_mean, new_mean,
                           len(base), len(new))  # fmt: skip
     if limit is None:
         return replace(finding, reason="max_pct needs a base other than zero; set max_abs")
-    outcome = _decide(finding, len(base) + len(new), limit)
-    return replace(finding, outcome=outcome, reason=_explain(finding, delta))
+    if len(base) + len(new) == 2:
+        outcome: Outcome = "fail" if worse > limit else "pass"
+    else:
+        outcome = _decide(low, high, limit)
+    return replace(finding, outcome=outcome, reason=_explain(finding, worse, delta))
 
 
 def check_known(gates: Sequence[Gate], sides: Sequence[Side]) -> None:
@@ -266,25 +270,23 @@ def aggregate(gate: Gate, values: Sequence[float]) -> float | None:
     return sorted(values)[max(0, rank - 1)]
 
 
-def _decide(finding: GateFinding, count: int, limit: float) -> Outcome:
-    if count == 2:
-        return "fail" if finding.worse > limit else "pass"
-    if finding.low is None or finding.high is None:
+def _decide(low: float | None, high: float | None, limit: float) -> Outcome:
+    if low is None or high is None:
         return "undecided"  # one value against several: their noise is unknown
-    if finding.low > limit:
+    if low > limit:
         return "fail"
-    return "pass" if finding.high <= limit else "undecided"
+    return "pass" if high <= limit else "undecided"
 
 
-def _explain(finding: GateFinding, delta: Delta) -> str:
-    word = "worse" if finding.worse > 0 else "better"
-    text = f"{abs(finding.worse):.4g} {word}" if finding.worse else "equal"
+def _explain(finding: GateFinding, worse: float, delta: Delta) -> str:
+    word = "worse" if worse > 0 else "better"
+    text = f"{abs(worse):.4g} {word}" if worse else "equal"
     if finding.low is not None:
         text += f", 95 % interval {finding.low:+.4g} to {finding.high:+.4g} worse ({delta.method})"
     return f"{text}; at most {finding.limit:.4g} is allowed"
 
 
-def _read_limit(text: str, key: str, value: JsonValue) -> float:
+def _read_limit(text: str, key: str, value: Any) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):

@@ -192,7 +192,7 @@ def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
     subject, kind = describe_report(reports[-1]), get_kind(reports[-1])
     trends = []
     for name in names:
-        values = [table[name] for table in tables if table.get(name) is not None]
+        values = [value for table in tables if (value := table.get(name)) is not None]
         least = 0.0 if kind == BENCHMARK else COMPILER_NOISE
         median, worse, p, verdict = judge(name, values, least=least)
         if tables[-1].get(name) is None:
@@ -277,7 +277,7 @@ def gate_newest(gates: Sequence[Gate], reports: Sequence[JsonObject]) -> list[Ga
 
 def _gate(gate: Gate, tables: Sequence[dict[str, float | None]]) -> GateFinding:
     base, newest = (
-        {(word, i): t[gate.metric] for i, t in enumerate(part) if t.get(gate.metric) is not None}
+        {(word, i): v for i, t in enumerate(part) if (v := t.get(gate.metric)) is not None}
         for word, part in (("base", tables[:-NEWEST]), ("new", tables[-NEWEST:]))
     )
     if tables[-1].get(gate.metric) is None:

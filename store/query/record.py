@@ -9,6 +9,7 @@ import contextlib
 import math
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from store.quality.field_types import (
     find_wrong_fact,
@@ -81,10 +82,10 @@ class RunRecord:
     def config(self) -> JsonObject:
         """Dotted key -> value of the resolved configuration; empty without one."""
         try:
-            config = make_plain(parse_config(self._read(CONFIG_FILE)))
+            config: Any = mend_text(make_plain(parse_config(self._read(CONFIG_FILE))))
         except RecursionError:  # a mapping that contains itself
             return {}
-        return flatten_run_config(mend_text(config))
+        return flatten_run_config(config)
 
     @property
     def checkpoints(self) -> Folder:

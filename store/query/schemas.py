@@ -100,6 +100,7 @@ class AttemptLine(RootModel[AttemptStart | AttemptEnd]):
 class MetricLine(_File):
     """A line of `metrics.jsonl`: its head, and numbers by name; null: it was not finite."""
 
+    # pyrefly: ignore[bad-override]  # pydantic refuses the None of its own annotation
     __pydantic_extra__: dict[str, float | None]
 
     step: int = Field(ge=0)

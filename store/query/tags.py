@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from store.record.ids import check_name
 from utils.errors import UserError
@@ -14,7 +15,6 @@ TAGS_FILE = "tags.json"
 # The key of filters, and the tag of runs that lists leave out by default.
 TAG = "tag"
 ARCHIVED = "archived"
-ARCHIVED = "archived"
 MOST_NOTE = 4000
 _TRIES = 100
 
@@ -22,7 +22,8 @@ _TRIES = 100
 def parse_tags(text: str) -> list[str]:
     """Parse the tags of a file's text; empty if it is damaged."""
     try:
-        tags = load_json(text)["tags"]
+        content: Any = load_json(text)
+        tags = content["tags"]
     except (ValueError, TypeError, KeyError):
         return []
     return sorted({tag for tag in tags if isinstance(tag, str)}) if isinstance(tags, list) else []
@@ -31,7 +32,8 @@ def parse_tags(text: str) -> list[str]:
 def parse_note(text: str) -> str:
     """Parse the note of a file's text; empty without one, or if the file is damaged."""
     try:
-        note = load_json(text).get("note", "")
+        content: Any = load_json(text)
+        note = content.get("note", "")
     except (ValueError, AttributeError):
         return ""
     return note if isinstance(note, str) else ""
@@ -96,7 +98,7 @@ def _refuse_damage(folder: Folder, text: str | None) -> None:
 def is_whole(text: str) -> bool:
     """Return whether a file of tags has its checksum or, if older, the exact form of then."""
     try:
-        content = load_json(text)
+        content: Any = load_json(text)
         old = json.dumps({"schema_version": 2, "tags": content["tags"]}) + "\n"
         return text in (_format(content["tags"], content.get("note", "")), old)
     except (ValueError, TypeError, KeyError, AttributeError):

@@ -11,13 +11,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from store.formatting import format_least, format_value
 from store.query.record import RunRecord, describe
 from store.record.catalogue import TRAIN, WAIT_S, find_entry
 from store.record.spans import COMPILE, EVALUATION, HELD, ROLLBACK, WINDOW, Span
-from utils.json_types import JsonMapping, JsonObject, JsonValue
+from utils.json_types import JsonMapping, JsonObject
 
 # Parts of a run's time, in this order; they sum up to all of it.
 SHARES = ("step", "input_wait", "compile", "evaluation", "checkpoint", "redone", "other", "down")
@@ -108,7 +108,7 @@ def list_attempts(record: RunRecord) -> list[AttemptTime]:
     if there was one; the pauses between several are unknown.
     """
     if not record.attempts:
-        facts = describe(record.facts, record.path)
+        facts: JsonObject = describe(record.facts, record.path)
         began, ended, count = (facts[name] for name in ("started", "ended", "attempts"))
         if began is None or ended is None or (count or 1) != 1:
             return []
@@ -128,7 +128,7 @@ def list_attempts(record: RunRecord) -> list[AttemptTime]:
     return attempts
 
 
-def get_attempt(record: RunRecord, line: JsonMapping) -> JsonValue:
+def get_attempt(record: RunRecord, line: JsonMapping) -> Any:
     """Return the attempt of a line; without attempts, the only one of `list_attempts`."""
     return line.get("attempt") if record.attempts else 1
 

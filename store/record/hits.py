@@ -14,6 +14,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from utils.json_types import JsonObject, is_count, load_json
 
@@ -91,8 +92,8 @@ def parse_hits(content: bytes) -> dict[str, Hits] | None:
     """Parse the entries of a file; None if it is torn or any bit of it has changed."""
     bits = content.partition(b"\n")[2]
     try:
-        entries = read_header(content)["entries"]
-        hits = {name: _parse_entry(entry, bits) for name, entry in entries.items()}
+        header: Any = read_header(content)
+        hits = {name: _parse_entry(entry, bits) for name, entry in header["entries"].items()}
         return hits if format_hits(hits) == content else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

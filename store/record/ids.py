@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 import uuid
+from typing import TypeGuard
 
 from utils.errors import UserError
 
@@ -38,7 +39,7 @@ def create_run_name(seed: int) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}-{secrets.token_hex(3)}"
 
 
-def is_id(text: object) -> bool:
+def is_id(text: object) -> TypeGuard[str]:
     """Return whether a text is an id of this form."""
     try:
         return isinstance(text, str) and uuid.UUID(text).version == 7

@@ -12,6 +12,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from store.record.attempts import format_utc
 from store.record.ids import CONFIG_FILE, RUN_FILE, check_name, create_id, create_run_name, is_id
@@ -247,7 +248,7 @@ def _get_age(facts: JsonObject) -> tuple[str, int, float]:
     )
 
 
-def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[JsonValue, dict[str, str]]:
+def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[Any, dict[str, str]]:
     """Replace numbers that JSON cannot hold by None; return them by name: `final.loss` -> nan."""
     if isinstance(value, float) and not math.isfinite(value):
         return None, {name: str(value)}

@@ -126,7 +126,7 @@ class QuantileSketch:
     def __str__(self) -> str:
         return json.dumps(self.to_json())
 
-    def _count(self, side: str, numbers: object) -> None:
+    def _count(self, side: str, numbers: ArrayLike) -> None:
         import numpy as np
 
         keys = np.ceil(np.log2(numbers) * self._mapping._multiplier).astype(np.int64)

@@ -114,8 +114,10 @@ def parse_spans(text: str) -> list[Span]:
 
 def _parse_span(line: JsonObject) -> Span | None:
     names = ("began", "duration_s", "step_s", "input_wait_s")
-    numbers = {name: line.get(name) or 0.0 for name in names}
-    counts = {name: line.get(name) or 0 for name in ("step", "rank", "attempt", "count")}
+    numbers: JsonObject = {name: line.get(name) or 0.0 for name in names}
+    counts: JsonObject = {
+        name: line.get(name) or 0 for name in ("step", "rank", "attempt", "count")
+    }
     is_whole = isinstance(line.get("name"), str) and "began" in line
     if not is_whole or not all(map(is_count, counts.values())):
         return None

@@ -15,6 +15,7 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from store.query.changes import find_changes
 from store.query.config_text import parse_config
@@ -90,7 +91,7 @@ def format_summary(summary: JsonObject) -> str:
 def read_summary(text: str) -> JsonObject | None:
     """Parse a summary; None if it is torn or any bit of it has changed."""
     try:
-        summary = load_json(text)
+        summary: Any = load_json(text)
         return summary if format_summary(summary) == text else None
     except (ValueError, AttributeError):
         return None
@@ -129,9 +130,10 @@ def _count(record: RunRecord) -> JsonObject:
 
 
 def _list_quantiles(record: RunRecord) -> JsonObject:
-    sketches = record.sketches
     quantiles: JsonObject = {}
-    for name, sketch in (sketches.merge() if sketches is not None else {}).items():
+    if (sketches := record.sketches) is None:
+        return quantiles
+    for name, sketch in sketches.merge().items():
         values = {f"p{100 * q:g}": sketch.get_quantile(q) for q in _QUANTILES}
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         bad = sum(sketch.special.values())

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from store.record.sketches import QuantileSketch, merge_sketches
 from utils.errors import UserError
@@ -107,7 +108,7 @@ def format_sketches(epsilon: float, from_step: int, windows: Sequence[QuantileWi
         return {name: sketches[name].to_json() for name in sorted(sketches)}
 
     to_step = windows[-1].to_step if windows else from_step
-    content = {"schema_version": _SCHEMA, "epsilon": epsilon, "from_step": from_step}
+    content: JsonObject = {"schema_version": _SCHEMA, "epsilon": epsilon, "from_step": from_step}
     content |= {"to_step": to_step, "whole": to_json(merge_by_name([w.sketches for w in windows]))}
     content["windows"] = [{"to_step": w.to_step, "sketches": to_json(w.sketches)} for w in windows]
     return json.dumps(content) + "\n"
@@ -116,7 +117,7 @@ def format_sketches(epsilon: float, from_step: int, windows: Sequence[QuantileWi
 def parse_sketches(text: str) -> RunSketches | None:
     """Parse the sketches of a file, every window ended; None if the text is torn or invalid."""
     try:
-        content = load_json(text)
+        content: Any = load_json(text)
         entries = content["windows"]
         if not all(map(is_count, (content["from_step"], *(w["to_step"] for w in entries)))):
             return None
