@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -140,7 +140,7 @@ def _apply(fn: Callable[[Tensor], Tensor], value: object) -> object:
     return value
 
 
-def _join(mine: object, theirs: object) -> object:
+def _join(mine: Any, theirs: Any) -> Any:
     """Concatenate a field of two batches: tensors and names of examples."""
     if isinstance(mine, Tensor):
         return torch.cat([mine, theirs])

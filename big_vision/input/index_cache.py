@@ -11,6 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -90,7 +91,7 @@ def _read_entry(entry: Path) -> Arrays | None:
         return None
 
 
-def _write_entry(entry: Path, arrays: Arrays) -> None:
+def _write_entry(entry: Path, arrays: dict[str, Any]) -> None:
     temporary = entry.with_suffix(f".{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -121,7 +122,8 @@ def load_record_index(paths: Sequence[str], *, show_progress: bool = True) -> li
 def scan_records(path: str) -> np.ndarray:
     """Return [records] int64: the byte offset of each record of a TFRecord file."""
     offsets: list[int] = []
-    with fsspec.open(path, "rb") as file:
+    opened: Any = fsspec.open(path, "rb")
+    with opened as file:
         size = file.seek(0, os.SEEK_END)
         position = 0
         while position < size:

@@ -65,7 +65,7 @@ class Pipeline:
     def __init__(self, records: Records, spec: PipelineSpec) -> None:
         self.records = records
         self.spec = spec
-        self.streams = records.can_stream and not spec.tolerant
+        self.streams = records.stream is not None and not spec.tolerant
 
     def exact_training(self, epoch: int, start: int) -> Any:
         """Return endless elements of the exact order, from `start` global examples into `epoch`."""
@@ -231,7 +231,7 @@ class Pipeline:
     def _shuffle_windows(self, order: ShardedOrder, epoch: int, start: int, read: Callable) -> Any:
         """Shuffle the sharded order over `read(unit, index, count)`, which reads a piece."""
 
-        def get_stream(now: np.ndarray) -> tuple[np.ndarray, ...]:
+        def get_stream(now: np.ndarray) -> tuple[Any, ...]:
             stream = order.get_epoch(int(now), start if now == epoch else 0)
             numbers = (stream.first_window, stream.window_skip, stream.limit, stream.seed)
             return (stream.groups, stream.skips, *(np.int64(n) for n in numbers))

@@ -68,6 +68,8 @@ class TensorFlowReader(Reader):
       facts: from metadata; the image shape comes from the traced string.
     """
 
+    facts: ImageFacts
+
     def __init__(
         self, records: Records, spec: PipelineSpec, order: str, facts: ImageFacts, labels: LabelRule
     ) -> None:
@@ -82,7 +84,7 @@ class TensorFlowReader(Reader):
         self.facts = replace(facts, image_shape=self._find_image_shape())
         self._labels = labels
 
-    def _find_image_shape(self) -> tuple[int, ...]:
+    def _find_image_shape(self) -> tuple[int, int, int]:
         """Trace the pipeline once, which checks types, shapes and the record index."""
         try:
             traced = self._pipeline.process(self._open_examples(np.zeros(1, np.int64)))
@@ -90,7 +92,8 @@ class TensorFlowReader(Reader):
             raise
         except Exception as error:
             raise create_string_error(self._spec.pp_key, error) from error
-        return tuple(int(side) for side in traced.element_spec["image"].shape)
+        height, width, channels = (int(side) for side in traced.element_spec["image"].shape)
+        return height, width, channels
 
     def try_first_example(self) -> None:
         """Read the first example, so that a string that fails on it is reported early."""
@@ -150,7 +153,7 @@ class TensorFlowReader(Reader):
     def create_blank(self, size: int) -> ImageBatch:
         facts = self.facts
         several = facts.num_classes if facts.several_labels else None
-        return create_blank_images(size, facts.image_shape, several)
+        return create_blank_images(size, facts.known_shape, several)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         return self._records.get_ids(indices)

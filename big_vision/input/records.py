@@ -26,12 +26,12 @@ class Records(Protocol):
     """Examples in files, each loaded by TensorFlow from its index.
 
     Attributes:
-      can_stream: True if they have `stream(unit, index, count)`, which reads front to back, faster
-        than by index.
+      stream: None, or a function (unit, index, count) that reads front to back, faster than by
+        index.
       unit_starts, unit_counts: [U] int64, ranges of examples that are stored together.
     """
 
-    can_stream: bool
+    stream: Any
     num_examples: int
     mean_record_bytes: float
     unit_starts: np.ndarray
@@ -57,7 +57,7 @@ class Records(Protocol):
 class TfdsRecords:
     """Base of both TFDS file formats: parsing, ids, units."""
 
-    can_stream = False
+    stream: Any = None
 
     def __init__(self, selection: RecordSelection, image_key: str) -> None:
         import tensorflow_datasets as tfds
@@ -104,8 +104,6 @@ class TfdsRecords:
 
 class TfRecordFiles(TfdsRecords):
     """TFRecord files, read at a byte offset by TensorFlow itself."""
-
-    can_stream = True
 
     def __init__(self, selection: RecordSelection, image_key: str) -> None:
         super().__init__(selection, image_key)
@@ -187,7 +185,8 @@ class ArrayRecordFiles(TfdsRecords):
 
         builder = tfds.builder_from_directory(selection.directory)
         # Its `data_source` returns serialized records, which TensorFlow parses later.
-        self._records = builder.as_data_source(split=split).data_source
+        source: Any = builder.as_data_source(split=split)
+        self._records = source.data_source
         if len(self._records) != self.num_examples:
             raise UserError(
                 f"data.root: the ArrayRecord files in {selection.directory} hold "
@@ -214,7 +213,7 @@ class ArrayRecordFiles(TfdsRecords):
 class FolderFiles:
     """Image files, read by TensorFlow."""
 
-    can_stream = False
+    stream: Any = None
 
     def __init__(self, selection: FolderSelection, image_key: str, label_key: str) -> None:
         self.selection = selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from utils.errors import UserError
 from utils.log import get_logger
@@ -30,10 +30,6 @@ class Selection:
     def files_hash(self) -> str:
         """Hash that identifies these files wherever the root is; empty without files."""
         return ""
-
-    def list_empty_classes(self) -> tuple[str, ...]:
-        """Return the names of classes without an example, if that is known and unusual."""
-        return ()
 
     def count_common(self, other: Self) -> int:
         """Count the examples that two selections of one dataset have in common."""
@@ -66,12 +62,20 @@ class ImageSelection(Selection):
     class_names: tuple[str, ...] | None = None
     several_labels: bool = False
 
+    def list_empty_classes(self) -> tuple[str, ...]:
+        """Return the names of classes without an example, if that is known and unusual."""
+        return ()
+
     def find_misfit(self, other: Self, name: str) -> str:
         """Compare the classes, which must have the same number and names."""
         if (self.class_names, self.num_classes) == (other.class_names, other.num_classes):
             return ""
         which = _describe_difference(self, other)
         return f"has other classes than {name}: {which}; both must have the same, in the same order"
+
+
+SelectionT = TypeVar("SelectionT", bound=Selection)
+ImageSelectionT = TypeVar("ImageSelectionT", bound=ImageSelection)
 
 
 def _describe_difference(mine: ImageSelection, other: ImageSelection) -> str:
@@ -125,7 +129,7 @@ def check_splits(train: Choice, others: Sequence[Choice]) -> None:
             )  # fmt: skip
     for words, selection in {item.words: item.selection for item in (train, *others)}.items():
         warn_of_left_out(f"split {words}", selection)
-        if empty := selection.list_empty_classes():
+        if isinstance(selection, ImageSelection) and (empty := selection.list_empty_classes()):
             get_logger().warning(
                 "split %s: no example of %d of its %d classes: %s",
                 words, len(empty), selection.num_classes, list_some(empty),

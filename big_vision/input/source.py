@@ -8,12 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from big_vision.input.order import ShardSpec, get_evaluation_blocks, get_exact_epoch
-from big_vision.input.selection import Selection
+from big_vision.input.selection import SelectionT
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Release what is open."""
+        return
 
 
 class ExactReader(Reader):
@@ -110,7 +111,7 @@ class ExactReader(Reader):
             yield self.read_examples(order[begin : begin + size], epoch)
 
 
-class Source(ABC):
+class Source(ABC, Generic[SelectionT]):
     """One kind of data; created for each use, so it holds nothing open.
 
     Attributes:
@@ -143,7 +144,7 @@ class Source(ABC):
         return "exact"
 
     @abstractmethod
-    def select(self, role: Role) -> Selection:
+    def select(self, role: Role) -> SelectionT:
         """Select the examples of the role's split, from metadata alone.
 
         Raises:
@@ -151,11 +152,11 @@ class Source(ABC):
         """
 
     @abstractmethod
-    def describe(self, selection: Selection, role: Role) -> object:
+    def describe(self, selection: SelectionT, role: Role) -> object:
         """Return what a task needs of the split's batches, as far as metadata contains it."""
 
     @abstractmethod
-    def open(self, selection: Selection, reading: Reading) -> Reader:
+    def open(self, selection: SelectionT, reading: Reading) -> Reader:
         """Open a reader of the selection.
 
         Raises:
@@ -170,8 +171,9 @@ def require_facts(facts: object, kind: type[FactsT], source: str) -> FactsT:
       UserError: the source has other examples.
     """
     if not isinstance(facts, kind):
+        words: Any = kind  # each kind of facts names itself
         raise UserError(
-            f"data.source ({source}) has no {kind.examples}, which this task needs; choose "
-            f"{kind.sources}"
+            f"data.source ({source}) has no {words.examples}, which this task needs; choose "
+            f"{words.sources}"
         )
     return facts

@@ -62,7 +62,7 @@ class SyntheticSelection(ImageSelection):
     labels: int = 1
 
 
-class SyntheticSource(ImageSource):
+class SyntheticSource(ImageSource[SyntheticSelection]):
     """Synthetic images, described by data.name."""
 
     shaped_by_name = True
@@ -101,7 +101,7 @@ class SyntheticReader(ExactReader):
     ) -> None:
         super().__init__(selection.num_examples, facts, reading)
         self._labels_each, self._labels = selection.labels, labels
-        patterns = np.random.RandomState(0).randint(0, 256, (_PATTERNS, *facts.image_shape))
+        patterns = np.random.RandomState(0).randint(0, 256, (_PATTERNS, *facts.known_shape))
         self._patterns = torch.from_numpy(patterns.astype(np.uint8))
 
     def read_examples(self, indices: np.ndarray, epoch: int) -> ImageBatch:
@@ -115,7 +115,7 @@ class SyntheticReader(ExactReader):
 
     def create_blank(self, size: int) -> ImageBatch:
         return create_blank_images(
-            size, self.facts.image_shape, self.facts.num_classes if self._labels_each > 1 else None
+            size, self.facts.known_shape, self.facts.num_classes if self._labels_each > 1 else None
         )
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ Sources: Cubuk et al. 2019, arXiv:1805.09501; Cubuk et al. 2020, arXiv:1909.1371
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from big_vision.tensorflow_setup import tf
@@ -195,7 +195,7 @@ def cutout(image: Any, pad_size: Any, randomness: Any, replace: int = 128) -> An
 
 
 # In the order of their numbers in `apply_operation`.
-OPERATIONS = {
+OPERATIONS: dict[str, Callable[..., Any]] = {
     "AutoContrast": autocontrast,
     "Equalize": equalize,
     "Invert": invert,

@@ -94,7 +94,7 @@ def build_op(section: Section) -> Apply:
 
 def _describe_op(section: Section, data: dict[str, Any]) -> str:
     """Describe which op failed, and on what kind of image."""
-    image = data.get("image")
+    image: Any = data.get("image")
     kind = "without an image"
     if hasattr(image, "dtype"):
         kind = f"on an image of type {image.dtype.name} and shape {image.shape}"

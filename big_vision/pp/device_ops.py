@@ -93,7 +93,9 @@ def _find_range(sections: Sequence[Section], image_key: str) -> FoundRange | Non
         if not _touches(call.name, bound.arguments, image_key):
             continue
         normalisation = _get_normalisation(call.name, bound.arguments, image_key)
-        return normalisation and FoundRange(number, section.text.strip(), normalisation)
+        if normalisation is None:
+            return None
+        return FoundRange(number, section.text.strip(), normalisation)
     return None
 
 
@@ -162,5 +164,5 @@ def _get_range_normalisation(
     return Normalisation(mean, std)
 
 
-def _to_floats(value: float | Sequence[float]) -> tuple[float, ...]:
+def _to_floats(value: Any) -> tuple[float, ...]:
     return tuple(float(v) for v in value) if isinstance(value, list | tuple) else (float(value),)

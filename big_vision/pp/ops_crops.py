@@ -60,7 +60,7 @@ def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode=
       mode: "center" resizes the smaller side and keeps the aspect ratio; "squash" resizes both.
     """
     height_width = get_height_width(size)
-    least = tuple(math.floor(side / pct) for side in height_width)
+    least = (math.floor(height_width[0] / pct), math.floor(height_width[1] / pct))
 
     def center_crop_pct(image):
         sides = least if mode == "squash" else _get_resized_sides(image, least)

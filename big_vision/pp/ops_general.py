@@ -250,7 +250,7 @@ def _get_common_length(values: dict[str, Any], op: str) -> Any:
     return lengths[0]
 
 
-def _pick_in_order(n: int | Sequence[int], length: Any, fewer_ok: bool, randomness: Any) -> Any:
+def _pick_in_order(n: Any, length: Any, fewer_ok: bool, randomness: Any) -> Any:
     """Draw different int32 positions in ascending order."""
     if isinstance(n, int):
         count = tf.constant(n)
@@ -296,7 +296,8 @@ def _read_table(mapping: str, npzkey: str, sep: str | None) -> tuple[list[str], 
     import fsspec
     import numpy as np
 
-    with fsspec.open(mapping, "rb") as file:
+    opened: Any = fsspec.open(mapping, "rb")
+    with opened as file:
         if mapping.endswith(".npz"):
             words = [str(word) for word in np.load(file, allow_pickle=False)[npzkey]]
             return words, np.arange(len(words), dtype=np.int64)

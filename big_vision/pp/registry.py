@@ -71,7 +71,7 @@ class OpCall(NamedTuple):
 
     name: str
     args: tuple[Any, ...]
-    kwargs: dict[str | None, Any]
+    kwargs: dict[str, Any]
 
 
 def parse_call(text: str) -> OpCall:
@@ -89,7 +89,7 @@ def parse_call(text: str) -> OpCall:
     if not isinstance(node, ast.Call):
         raise ValueError(f"{text!r} is neither a name nor a call")
     args = tuple(ast.literal_eval(argument) for argument in node.args)
-    kwargs = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
+    kwargs: dict[Any, Any] = {word.arg: ast.literal_eval(word.value) for word in node.keywords}
     return OpCall(_get_dotted_name(node.func), args, kwargs)
 
 
@@ -120,7 +120,6 @@ def on_key_at_random(factory: Callable[..., Callable[[Any, Any], Any]]) -> Calla
 def _wrap(
     factory: Callable[..., Any], call: Callable[[Any, Any, Any], Any]
 ) -> Callable[..., Apply]:
-    @functools.wraps(factory)
     def build(*args, key=None, inkey="image", outkey="image", **kwargs) -> Apply:
         transform = factory(*args, **kwargs)
         source, target = key or inkey, key or outkey
@@ -133,7 +132,8 @@ def _wrap(
 
     word = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
     signature = inspect.signature(factory)
-    build.__signature__ = signature.replace(
+    built: Any = functools.wraps(factory)(build)
+    built.__signature__ = signature.replace(
         parameters=[
             *signature.parameters.values(),
             word("key", default=None),
@@ -142,7 +142,7 @@ def _wrap(
         ],
         return_annotation=inspect.Signature.empty,
     )
-    return build
+    return built
 
 
 def _get_dotted_name(node: ast.expr) -> str:

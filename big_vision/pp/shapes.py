@@ -64,14 +64,15 @@ def _follow(
         named = arguments["keys"]
         return {name: v for name, v in shapes.items() if (name in named) == (call.name == "keep")}
     read, written = _get_keys(arguments)
-    rule = _RULES.get(call.name)
-    if rule is None and call.name != "copy":
-        return {name: None if name in _get_words(arguments) else v for name, v in shapes.items()}
-    before = shapes.get(read)
-    if call.name == "copy" or (before is None and call.name not in _DECODERS):
+    rule, before = _RULES.get(call.name), shapes.get(read)
+    if call.name == "copy":
         return shapes | {written: before}
+    if rule is None:
+        return {name: None if name in _get_words(arguments) else v for name, v in shapes.items()}
     if call.name in _DECODERS:
         return shapes | {written: rule(source, arguments)}
+    if before is None:
+        return shapes | {written: None}
     if before == _ENCODED and call.name in _TAKES_BOTH:
         before = (*source[:2], 3)
     if before == _ENCODED:
@@ -101,7 +102,7 @@ def _get_words(arguments: dict[str, Any]) -> set[str]:
     return words | {"image"} if "inkey" in arguments else words
 
 
-def _decode(source: Sides, arguments: dict[str, Any]) -> Shape:
+def _decode(source: Sides, arguments: dict[str, Any]) -> Sides:
     return (*source[:2], arguments["channels"] or source[2])
 
 
@@ -130,8 +131,8 @@ def _crop(shape: Sides, arguments: dict[str, Any]) -> Shape:
     size = arguments["crop_size"]
     if size:
         return (*get_height_width(size), shape[2])
-    sides = shape[:2]
-    smallest = None if None in sides else min(sides)
+    height, width = shape[:2]
+    smallest = None if height is None or width is None else min(height, width)
     return (smallest, smallest, shape[2])
 
 

@@ -195,7 +195,7 @@ def read_view_facts(place: str) -> ViewFacts:
         content = json.loads(open_folder(place).read_text(VIEWS_JSON))
         if content["format_version"] != FORMAT_VERSION:
             raise ValueError(f"format {content['format_version']} instead of {FORMAT_VERSION}")
-        form = {**content["form"], "size": tuple(content["form"]["size"])}
+        form: JsonObject = {**content["form"], "size": tuple(content["form"]["size"])}
         if form.get("rules") is not None:
             form["rules"] = SeedRules(**form["rules"])
         rest = {name: content[name] for name in ("epochs", "examples", "crc32c", "digest")}
@@ -238,6 +238,7 @@ class ViewTable:
                 f"stored_view ({self._place!r}) has views of {facts.examples} examples and got "
                 f"number {index}; use it in data.train_pp of the split that they were imported for"
             )
+        assert self._rows is not None
         return self._rows[epoch % facts.epochs, index]
 
 

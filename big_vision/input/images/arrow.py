@@ -55,7 +55,7 @@ class _Split:
         return json.loads(metadata).get("info", {}).get("features", {}) if metadata else {}
 
 
-class ArrowSource(ImageFiles):
+class ArrowSource(ImageFiles[EncodedSelection]):
     """A dataset of Hugging Face on disk: data.root / data.name, or data.root itself."""
 
     @property
@@ -270,6 +270,7 @@ def _check_image(split: _Split, image_key: str) -> None:
     columns = _get_column(split, "data.image_key", image_key)
     kind = columns[0].type
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        # pyrefly: ignore[missing-attribute]  # pyarrow makes its functions at import
         columns = [pc.struct_field(column, "bytes") for column in columns]
     elif not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise UserError(
@@ -310,7 +311,7 @@ def _share_class_names(
     splits: _Splits, names: Sequence[str], label_key: str, key: str
 ) -> tuple[str, ...] | None:
     """Return the class names, which all splits of an expression must have in the same order."""
-    class_names = []
+    class_names: list[tuple[str, ...] | None] = []
     for name in names:
         feature: Any = splits.open(name).features.get(label_key)
         values = feature.get("names") if isinstance(feature, dict) else None

@@ -32,7 +32,7 @@ class EncodedSelection(RecordSelection):
 class EncodedRecords(ABC):
     """Base of records whose images are fetched by Python and decoded by TensorFlow."""
 
-    can_stream = False
+    stream: Any = None
 
     def __init__(self, selection: EncodedSelection, image_key: str, label_key: str) -> None:
         self.selection = selection

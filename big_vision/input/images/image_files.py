@@ -26,7 +26,7 @@ from big_vision.input.images.folder import (
 )
 from big_vision.input.images.labelled import ImageSource, check_channels, get_pp_key, name_pp_key
 from big_vision.input.index_cache import get_entry, take_turn
-from big_vision.input.selection import ImageSelection
+from big_vision.input.selection import ImageSelection, ImageSelectionT
 from big_vision.input.source import SPLIT_KEYS, Reading, Role
 from big_vision.pp.device_ops import split_device_ops
 from big_vision.pp.shapes import Sides, find_image_shape
@@ -44,11 +44,11 @@ _AUGMENTATION_STRIDE = 1_000_003  # seeds of different augmentations do not meet
 _GIB = 1 << 30
 
 
-class ImageFiles(ImageSource):
+class ImageFiles(ImageSource[ImageSelectionT]):
     """Base of sources of encoded images, which TensorFlow decodes and preprocesses."""
 
     @abstractmethod
-    def select_files(self, expression: str, key: str) -> ImageSelection:
+    def select_files(self, expression: str, key: str) -> ImageSelectionT:
         """Return the examples of a split expression; errors name `key`."""
 
     def get_sides(self) -> Sides | None:
@@ -59,10 +59,10 @@ class ImageFiles(ImageSource):
         return None, None, None
 
     @abstractmethod
-    def open_records(self, selection: ImageSelection, role: Role) -> Records:
+    def open_records(self, selection: ImageSelectionT, role: Role) -> Records:
         """Return the records, which load an example from its index."""
 
-    def select(self, role: Role) -> ImageSelection:
+    def select(self, role: Role) -> ImageSelectionT:
         key = f"data.{SPLIT_KEYS[role]}"
         expression = getattr(self.data, SPLIT_KEYS[role])
         if not expression:
@@ -70,7 +70,7 @@ class ImageFiles(ImageSource):
         return self.select_files(expression, key)
 
     def find_image_shape(
-        self, selection: ImageSelection, role: Role
+        self, selection: ImageSelectionT, role: Role
     ) -> tuple[int, int, int] | None:
         sides, spec = self.get_sides(), getattr(self.data, get_pp_key(role))
         if sides is None:
@@ -83,7 +83,7 @@ class ImageFiles(ImageSource):
             return "sharded" if is_remote(self.data.root) else "exact"
         return self.data.order
 
-    def open(self, selection: ImageSelection, reading: Reading) -> TensorFlowReader:
+    def open(self, selection: ImageSelectionT, reading: Reading) -> TensorFlowReader:
         """Open a reader and trace its string; in evaluation, read an example, too."""
         from big_vision.input.reader import TensorFlowReader
         from big_vision.tensorflow_setup import import_tensorflow
@@ -92,7 +92,7 @@ class ImageFiles(ImageSource):
         records = self.open_records(selection, reading.role)
         facts = self.describe(selection, reading.role)
         labels = self.create_label_rule(facts, records.describe)
-        spec = self._create_spec(selection, reading)
+        spec = self._create_spec(selection, reading, records.mean_record_bytes)
         reader = TensorFlowReader(records, spec, self.choose_order(), facts, labels)
         check_channels(reader.facts, reading.role)
         if reading.role == "train":
@@ -101,7 +101,9 @@ class ImageFiles(ImageSource):
             reader.try_first_example()
         return reader
 
-    def _create_spec(self, selection: ImageSelection, reading: Reading) -> PipelineSpec:
+    def _create_spec(
+        self, selection: ImageSelection, reading: Reading, record_bytes: float
+    ) -> PipelineSpec:
         from big_vision.input.pipeline import PipelineSpec
         from big_vision.pp.builder import get_preprocess_fn
         from big_vision.tensorflow_setup import get_thread_count
@@ -110,7 +112,7 @@ class ImageFiles(ImageSource):
         host_pp, _ = split_device_ops(getattr(data, pp_key))
         seed = reading.seed + reading.augmentation * _AUGMENTATION_STRIDE
         # Two windows are in memory: the one that is read and the one that is filled.
-        window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
+        window = int(data.shuffle_gib * _GIB / 2 / max(1.0, record_bytes))
         return PipelineSpec(
             preprocess=get_preprocess_fn(host_pp, seed=seed),
             pp_key=f"data.{name_pp_key(data, reading.role)}",
@@ -127,12 +129,11 @@ class ImageFiles(ImageSource):
         )
 
 
-class TfdsSource(ImageFiles):
+class TfdsSource(ImageFiles[RecordSelection]):
     """A TFDS dataset: data.root / data.name / version, TFRecord or ArrayRecord files."""
 
     @property
     def title(self) -> str:
-        return self.data.name or self.data.source
         return self.data.name or self.data.source
 
     @cached_property
@@ -158,7 +159,7 @@ class TfdsSource(ImageFiles):
         return TfRecordFiles(selection, self.data.image_key)
 
 
-class FolderSource(ImageFiles):
+class FolderSource(ImageFiles[FolderSelection]):
     """Image files: data.root / split / class / image, or those that data.labels_file lists."""
 
     def select_files(self, expression: str, key: str) -> FolderSelection:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from big_vision.input.batches import RIGHT, ImageBatch
-from big_vision.input.selection import ImageSelection
+from big_vision.input.selection import ImageSelection, ImageSelectionT
 from big_vision.input.source import Role, Source
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import Normalisation, split_device_ops
@@ -88,16 +88,16 @@ class ImageFacts:
         return self.image_shape
 
 
-class ImageSource(Source):
+class ImageSource(Source[ImageSelectionT]):
     """Base of sources of labelled images."""
 
     @abstractmethod
     def find_image_shape(
-        self, selection: ImageSelection, role: Role
+        self, selection: ImageSelectionT, role: Role
     ) -> tuple[int, int, int] | None:
         """Return (H, W, C) of the images if metadata and preprocessing string determine it."""
 
-    def describe(self, selection: ImageSelection, role: Role) -> ImageFacts:
+    def describe(self, selection: ImageSelectionT, role: Role) -> ImageFacts:
         key = get_pp_key(role)
         require_valid_spec(getattr(self.data, key), f"data.{name_pp_key(self.data, role)}")
         return ImageFacts(
@@ -143,7 +143,7 @@ def check_channels(facts: ImageFacts, role: Role) -> None:
 
     On the device one channel would silently become as many as there are constants.
     """
-    constants, channels = facts.normalisation.mean, facts.image_shape[2]
+    constants, channels = facts.normalisation.mean, facts.known_shape[2]
     if len(constants) not in (1, channels):
         raise UserError(
             f"data.{get_pp_key(role)}: its value range has constants for {len(constants)} "

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -123,10 +123,11 @@ def _list_members(tar: tarfile.TarFile, path: Path) -> Iterator[_Member]:
     """Yield the files of a tar in order; a tar without its end is an error."""
     size = path.stat().st_size
     last = "its beginning"
+    listed: Any = tar  # its type leaves `members` out
     while (info := tar.next()) is not None:
         # Otherwise the list would hold every member of the tar while it is open.
-        if len(tar.members) > _FORGET_MEMBERS:
-            tar.members = []
+        if len(listed.members) > _FORGET_MEMBERS:
+            listed.members = []
         if not info.isreg() or info.issparse():
             continue
         if info.offset_data + info.size > size:

@@ -50,7 +50,7 @@ class TarSelection(EncodedSelection):
     names: np.ndarray
 
 
-class WebdatasetSource(ImageFiles):
+class WebdatasetSource(ImageFiles[TarSelection]):
     """Tars of images: data.root / train-0000.tar, or data.root / train / 0000.tar."""
 
     @property

@@ -81,7 +81,7 @@ class VectorSelection(Selection):
         return len(np.intersect1d(self.places, other.places))
 
 
-class VectorSource(Source):
+class VectorSource(Source[VectorSelection]):
     """Base of sources of rows, which are held in memory."""
 
     @abstractmethod

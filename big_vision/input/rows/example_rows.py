@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -54,11 +55,12 @@ def _load_packaged(name: str) -> Columns:
 
 
 def _load_housing(root: str) -> Columns:
-    from sklearn.datasets import fetch_california_housing
+    from sklearn import datasets
 
+    fetch: Any = datasets.fetch_california_housing  # its type refuses a Path
     check_readable(root or ".", "data.root")  # its loader would create the directory
     try:
-        table = fetch_california_housing(data_home=to_path(root or "."), download_if_missing=False)
+        table = fetch(data_home=to_path(root or "."), download_if_missing=False)
     except OSError as error:
         raise UserError(
             f"data.name ({_DOWNLOADED}) is not in data.root ({root}); fetch it once by "
@@ -67,7 +69,7 @@ def _load_housing(root: str) -> Columns:
     return _name_columns(table, table.target_names)
 
 
-def _name_columns(table: object, targets: list[str]) -> Columns:
+def _name_columns(table: Any, targets: list[str]) -> Columns:
     values = table.target if table.target.ndim == 2 else table.target[:, None]
     inputs = list(table.feature_names)
     columns = dict(zip(inputs, table.data.T, strict=True))
@@ -113,7 +115,7 @@ def parse_row_name(name: str) -> RowShape:
     for term in terms:
         match = _TERM.match(term)
         known = getattr(shape, match[1], None) if match and match[1] != "kind" else None
-        if known is None or (isinstance(known, int) and not match[2].isdigit()):
+        if not match or known is None or (isinstance(known, int) and not match[2].isdigit()):
             raise UserError(
                 f"data.name ({name}): {term!r} does not describe synthetic rows, whose terms are "
                 f"whole numbers, and noise 0 or more, such as 0.5 or 1e-3; write for example "

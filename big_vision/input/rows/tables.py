@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -202,7 +203,7 @@ def _read_parquet(path: Path) -> RawColumns:
     return _split_table(parquet.read_table(path), path.name)
 
 
-def _split_table(table: object, name: str) -> RawColumns:
+def _split_table(table: Any, name: str) -> RawColumns:
     """Split a pyarrow table into columns; a missing number becomes NaN."""
     names = table.column_names
     repeated = sorted({column for column in names if names.count(column) > 1})

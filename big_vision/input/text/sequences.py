@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,8 @@ def parse_sequence_name(name: str) -> SequenceShape:
             f"data.name ({name!r}) is not a sequence; {get_hint(kind, SEQUENCES)}, as in "
             "copy,symbols=8,num_examples=20000"
         )
-    shape, given = SequenceShape(kind), set[str]()
+    shape = SequenceShape(kind)
+    sizes: dict[str, Any] = {}
     for term in terms:
         match = _TERM.match(term)
         if match is None or match[1] == "kind" or not hasattr(shape, match[1]):
@@ -98,10 +100,10 @@ def parse_sequence_name(name: str) -> SequenceShape:
                 f"data.name ({name}): {match[1]} (0) must be at least 1; raise it, or leave the "
                 "term out"
             )
-        if match[1] in given:
+        if match[1] in sizes:
             raise UserError(f"data.name ({name}) has {match[1]} twice; remove one")
-        given.add(match[1])
-        shape = replace(shape, **{match[1]: int(match[2])})
+        sizes[match[1]] = int(match[2])
+    shape = replace(shape, **sizes)
     _refuse_terms(shape, name)
     if shape.symbols < shape.strides and kind == "counting":
         raise UserError(
@@ -404,7 +406,7 @@ class SequenceSelection(Selection):
         return min(self.num_examples, other.num_examples) if is_same else 0
 
 
-class SequenceSource(Source):
+class SequenceSource(Source[SequenceSelection]):
     """Synthetic sequences, described by data.name and data.sequence_length."""
 
     shaped_by_name = True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -32,7 +33,7 @@ class TextTokenizer(Protocol):
 
     kind: str
     vocab_size: int
-    end: int
+    end: int | None
     token_bytes: tuple[int, ...]
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -69,7 +70,7 @@ class BpeTokenizer(TextTokenizer):
         self.vocab_size = tokenizer.get_vocab_size()
         self.end = tokenizer.token_to_id(END_TEXT)
         # Its alphabet has one character for each byte.
-        names = (tokenizer.id_to_token(token) for token in range(self.vocab_size))
+        names: Iterable[Any] = (tokenizer.id_to_token(token) for token in range(self.vocab_size))
         self.token_bytes = tuple(0 if name == END_TEXT else len(name) for name in names)
 
     def encode(self, text: bytes) -> np.ndarray:

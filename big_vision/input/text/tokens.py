@@ -98,13 +98,14 @@ def read_token_index(directory: Path, key: str = "data.root") -> TokenIndex:
     version = content.get("format") if isinstance(content, dict) else None
     if version != FORMAT:
         raise UserError(f"{key}: {path} is of format {version!r}, not {FORMAT!r}; {_WAY}")
-    values = {name: content.get(name, _DEFAULTS.get(name)) for name in _RULES}
+    values: JsonObject = {name: content.get(name, _DEFAULTS.get(name)) for name in _RULES}
     for name, (rule, is_right) in _RULES.items():
         if not is_right(values[name]):
             raise UserError(
                 f"{key}: {path} lacks or garbles {name!r}, which must be {rule}; {_WAY}"
             )
-    index = TokenIndex(**{**values, "token_bytes": tuple(values["token_bytes"])})
+    values["token_bytes"] = tuple(values["token_bytes"])
+    index = TokenIndex(**values)
     if index.dtype not in DTYPES or len(index.token_bytes) not in (0, index.vocab_size):
         raise UserError(
             f"{key}: {path} must name a dtype of {', '.join(DTYPES)} (it has {index.dtype!r}) and "
@@ -131,7 +132,7 @@ class TokenSelection(Selection):
         return other.num_examples if same_content or self.path == other.path else 0
 
 
-class TokenSource(Source):
+class TokenSource(Source[TokenSelection]):
     """Text that `tools.prepare_dataset text` has tokenised."""
 
     @property
