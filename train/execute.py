@@ -92,7 +92,7 @@ class Executor:
             return
         last = ""
         try:
-            for raw in process.stdout:
+            for raw in process.stdout or ():
                 line = raw.decode(errors="replace").rstrip()
                 last = line or last
                 print(line, flush=True)

@@ -131,7 +131,7 @@ class Launch:
         return self._explain_exit(process.wait())
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
-        for line in process.stdout:
+        for line in process.stdout or ():
             self._lines.put(line)
         self._lines.put(None)
 
@@ -227,6 +227,7 @@ class Launch:
         return Outcome(0, "")
 
     def _describe_failure(self) -> str:
+        assert self._first is not None
         worker, code, last = self._first
         if not last:  # ranks above zero print nothing where all meet the same error
             alike = sorted(other for other, its in self._codes.items() if its == code)

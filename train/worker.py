@@ -27,6 +27,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 MARK = "::xla_dist::"
 EXIT_NO_WORKDIR = 72
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     if (folder / "stopped").exists():  # a stop between the claim of the directory and this line
         end_group(child.pid, GRACE_S)
     speaker.mark(f"started {child.pid}")
-    pump = threading.Thread(target=_copy_output, args=(child, speaker, folder), daemon=True)
+    pump = threading.Thread(target=_copy_output, args=(child.stdout, speaker, folder), daemon=True)
     pump.start()
     _watch(child, speaker)
     end_group(child.pid, 5.0)  # what the program has left behind
@@ -147,9 +148,8 @@ def unpack(arguments: argparse.Namespace) -> int:
             with contextlib.suppress(FileNotFoundError):
                 (target / name).unlink()
         # Newer Pythons warn if no filter is named; older ones do not know any.
-        archive.extractall(
-            target, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {})
-        )
+        options: dict = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        archive.extractall(target, **options)
     manifest.write_text(json.dumps(sorted(names)))
     speaker.say(f"{len(names)} files in ~/{arguments.workdir}, {len(before - names)} removed")
     return 0
@@ -343,12 +343,12 @@ def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[
     return ([program, *words[1:]] if program else None), environment
 
 
-def _copy_output(child: subprocess.Popen, speaker: Speaker, folder: Path) -> None:
+def _copy_output(output: IO[bytes], speaker: Speaker, folder: Path) -> None:
     """Pass on and store the program's lines; progress bars end their lines with \\r."""
     rest = b""
     with (folder / "output.log").open("ab", buffering=0) as log:
         while True:
-            data = os.read(child.stdout.fileno(), 65536)
+            data = os.read(output.fileno(), 65536)
             *lines, rest = re.split(rb"[\r\n]+", rest + data)
             if not data and rest:
                 lines.append(rest)
