@@ -173,7 +173,7 @@ class FolderSource(ImageFiles[FolderSelection]):
         return FolderFiles(selection, self.data.image_key, self.data.label_key)
 
 
-_PROJECT = Path(__file__).resolve().parents[2]
+_PROJECT = Path(__file__).resolve().parents[3]
 
 
 def fetch_catalog(root: str, name: str) -> TfdsCatalog:
