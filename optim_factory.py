@@ -113,9 +113,7 @@ def scale_lr(config: RunConfig) -> OptimSection:
     """Return the section with the learning rate of this batch, if optim.base_lr is given.
 
     sqrt suits optimizers that divide by the gradients' size: twice the batch, 1.41 of the rate.
-
-    Raises:
-      UserError: optim.lr is given, too, or the resulting rate is below optim.min_lr.
+    UserError if optim.lr is given, too, or the resulting rate is below optim.min_lr.
     """
     section, batch = config.optim, config.data.global_batch_size
     if section.base_lr is None:
@@ -325,7 +323,6 @@ def create_plateau(section: OptimSection, steps_per_epoch: int) -> Plateau:
 
 
 def get_warmup_steps(section: OptimSection, steps_per_epoch: int) -> int:
-    """Return the length of the warm-up in optimizer steps."""
     if section.warmup_steps is not None:
         return section.warmup_steps
     return round(section.warmup_epochs * steps_per_epoch)
@@ -385,11 +382,7 @@ class _Cycles:
 
     @classmethod
     def create(cls, section: OptimSection, steps: int) -> _Cycles:
-        """Create cycles over that many steps.
-
-        Raises:
-          UserError: one would be shorter than a step, and no step might lie in it.
-        """
+        """Create cycles over that many steps; UserError if one would be shorter than a step."""
         lengths: list[float] = []
         with contextlib.suppress(OverflowError):
             lengths += [section.cycle_length_factor**n for n in range(section.cycles)]

@@ -50,11 +50,9 @@ class Answers:
         self._seen: list[tuple[int, np.ndarray, np.ndarray]] = []
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
-        """Evaluate a model as `engine.evaluate` does."""
         return evaluate(model, self._follow(batches), self, self._runtime)
 
     def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
-        """Call the task's method."""
         return self._task.loss(model, batch)
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -67,7 +65,6 @@ class Answers:
         return sums
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """Call the task's method."""
         return self._task.summarise(sums)
 
     def gather(self, step: int) -> Hits | None:

@@ -66,11 +66,9 @@ class Parts:
         return self.train_loaders[0]
 
     def count_parameters(self) -> int:
-        """Count the trainable numbers of the student."""
         return sum(p.numel() for p in self.state.model.parameters() if p.requires_grad)
 
     def close(self) -> None:
-        """Close the loaders and the files that the task has opened."""
         for part in (*self.train_loaders, self.eval_loader):
             part.close()
         if isinstance(self.task, Caches):

@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 class RunCallbacks(Callbacks):
     """Metrics, checkpoints, stop requests, rollbacks and the stall watch of one replica.
 
-    As a context manager it ensures that a checkpoint that is being written is completed.
-
-    Args:
-      ahead: compiles later batch shapes before step 1; None disables it.
+    As a context manager it ensures that a checkpoint that is being written is completed. `ahead`
+    compiles later batch shapes before step 1; None disables it.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class RunCallbacks(Callbacks):
             self.recording.close()
 
     def get_batches(self, step: int) -> Iterator[Batch]:
-        """Return training batches from a step on, with their draws and values."""
         state = self.parts.state
         # From here on positions refer to this run's processes.
         before, state.input_processes = state.input_processes, self.parts.train_loader.shard[1]
@@ -117,16 +114,13 @@ class RunCallbacks(Callbacks):
         self.recording.write(step, kind, scalars, line)
 
     def save(self, state: TrainState, best: bool) -> None:
-        """Copy the state to the host and have rank zero write it beside the loop."""
         self.saving.save(state, best)
 
     def should_stop(self, step: int) -> bool:
-        """Return whether any rank was asked to stop; the same on all of them."""
         if not self.stopping.is_due(step):
             return False
         self.saving.check()
         return self.stopping.is_asked(step)
 
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
-        """Go back to the last checkpoint and skip a bad step's batch; False if not configured."""
         return self.saving.roll_back(state, bad_step)

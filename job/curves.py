@@ -14,7 +14,6 @@ _PANELS = ((TRAIN, "training", ""), (EVAL, "evaluation", "."))
 
 
 def draw_run(folder: Path) -> Path:
-    """Draw one run's curves into its directory."""
     return draw_curves({f"{folder.parent.name}/{folder.name}": folder}, folder / CURVES_FILE)
 
 

@@ -22,10 +22,7 @@ def find_lineage(job: Job, judged: Sequence[Mapping[str, float]] = ()) -> list[A
     """Return all teachers of a run and theirs, the nearest generation first.
 
     A teacher without records is listed with what is known. The run's own average and last epoch are
-    no ancestors.
-
-    Args:
-      judged: metrics of the live teachers on the run's evaluation split, in their order.
+    no ancestors. `judged` are metrics of the live teachers on the run's evaluation split.
     """
     distill = job.config.distill
     sections = get_teacher_sections(distill)

@@ -60,12 +60,8 @@ def resolve_micro_batches(job: Job, chip: str, devices: int) -> Job:
 def choose_parts(config: RunConfig, step: str, chip: str, examples: int) -> tuple[int, str]:
     """Choose the number of micro-batches of a step; return it with the reason.
 
-    Args:
-      step: hash of its program.
-      examples: of the step on one chip.
-
-    Raises:
-      UserError: the configuration has no estimate of it, or one of another step.
+    `step` is the hash of its program, `examples` those of the step on one chip. UserError if the
+    configuration has no estimate of it, or one of another step.
     """
     if not chip:
         return 1, "there is no TPU here"

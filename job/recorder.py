@@ -70,7 +70,6 @@ class LoopRecorder:
             self._window_began = now
 
     def end_span(self, name: str, began: float, now: float) -> None:
-        """End a span of the loop."""
         if name == "input":
             self._input_began, self._wait_s, self._step_began = began, now - began, now
         elif name == "step":
@@ -128,7 +127,6 @@ class LoopRecorder:
         self.end_window(self.done)
 
     def close(self) -> None:
-        """Stop watching."""
         self._runtime.instruments.watcher = None
         if self._writer is not None:
             self._writer.close()

@@ -75,7 +75,6 @@ class Recording:
         self._tracer = Tracer(runtime.trace, config.profile.steps, job.run.path / "profile")
 
     def close(self) -> None:
-        """Write the rest."""
         self._tracer.close()
         self._progress.close()
         self.recorder.close()
@@ -91,7 +90,6 @@ class Recording:
     def write(
         self, step: int, kind: str, scalars: dict[str, float], line: dict[str, float]
     ) -> None:
-        """Write a line of metrics, and show its scalars."""
         if kind == TRAIN:
             self._progress.show(step, scalars)
             self.recorder.end_window(step)
@@ -140,7 +138,6 @@ class Progress:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
-        """Show a log point's numbers."""
         if not self._enabled:
             return
         matches = (fnmatch.filter(scalars, pattern) for pattern in _SHOWN)
@@ -153,7 +150,6 @@ class Progress:
         self._bar.set_postfix_str(shown)
 
     def tell(self, step: int, text: str) -> None:
-        """Show an evaluation's result."""
         if not self._enabled:
             return
         if self._bar is None:
@@ -163,6 +159,5 @@ class Progress:
         self._bar.write(f"step {step}: {text}", file=sys.stderr)
 
     def close(self) -> None:
-        """Restore the terminal."""
         if self._bar is not None:
             self._bar.close()

@@ -90,10 +90,8 @@ def take_run(
 ) -> Location | Finished | None:
     """Acquire the chosen run, and return its newest checkpoint.
 
-    Between the choice and the lock another program may have begun, written or ended.
-
-    Returns:
-      `Finished` if `run.resume: auto` finds a complete run of the same configuration.
+    Between the choice and the lock another program may have begun, written or ended. `Finished` if
+    `run.resume: auto` finds a complete run of the same configuration.
     """
     if not config.run.resume:
         session.take_new(overwrite=config.run.overwrite)
@@ -154,8 +152,7 @@ def check_resume(job: Job, student: nn.Module) -> None:
 def check_same_config(job: Job, facts: JsonObject) -> list[str]:
     """Refuse a checkpoint of another configuration; return a line for each change of bits.
 
-    Raises:
-      UserError: names each key with both values, or the run has done more steps than configured.
+    The UserError names each key with both values, or more steps than are configured.
     """
     if (done := facts["step"]) > job.total_steps:
         key = "train.epochs" if job.config.train.steps is None else "train.steps"
@@ -194,10 +191,7 @@ def start_weights(job: Job, student: nn.Module) -> Fit | None:
 def describe_start(job: Job, student: nn.Module) -> tuple[str, ...]:
     """Describe the weights that a new run's student takes from model.weights and run.init_from.
 
-    Logs a warning if class names are known on one side only.
-
-    Args:
-      student: on the meta device.
+    Logs a warning if class names are known on one side only. `student` is on the meta device.
     """
     if job.checkpoint is not None:
         return ()

@@ -55,7 +55,6 @@ def count_steps(epochs: float, steps_per_epoch: int) -> int:
 
 
 def count_eval_steps(train: TrainSection, steps_per_epoch: int) -> int:
-    """Return the steps between two evaluations."""
     return train.eval_every_steps or count_steps(train.eval_every_epochs, steps_per_epoch)
 
 
@@ -66,10 +65,8 @@ def describe_stream(
 
     Two runs with equal descriptions use the same examples in the same batches. Keys are included
     according to their fields' metadata, besides properties of the dataset and the machine.
-
-    Args:
-      of_task: entries of the task that are no keys.
-      processes: input processes; None: the device decides, see `with_input_processes`.
+    `of_task` has entries of the task that are no keys; without `processes` the device decides, see
+    `with_input_processes`.
     """
     values, order = get_stream_values(config), create_source(config.data).choose_order()
     values = {name: value for name, value in values.items() if _LATER.get(name, ...) != value}

@@ -19,9 +19,7 @@ def iterate_batches(
     """Yield training batches from a step on, with their draws and values.
 
     A stream that is shorter than the run starts over, with the same crops and draws.
-
-    Args:
-      input_processes: for the position of the first step; 0: any number, None: those of this run.
+    `input_processes` is for the position of the first step; 0: any number, None: those of this run.
     """
     task, loader = parts.task, parts.train_loader
     epochs = task.stream_epochs if isinstance(task, Caches) else None

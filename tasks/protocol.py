@@ -107,11 +107,9 @@ class SyntheticRun(Protocol):
     """Synthetic version of a run: the same step on synthetic examples, teachers and stored outputs.
 
     Cost and graph of a step depend on shapes and counts, not on content. So a run can be measured
-    and compiled without its dataset, its teachers' weights and its stored outputs.
-
-    Attributes:
-      usual: sizes that a step depends on and a dataset defines, with defaults for unknown ones:
-        `{"num_classes": 1000}`.
+    and compiled without its dataset, its teachers' weights and its stored outputs. `usual` are
+    sizes that a step depends on and a dataset defines, with defaults for unknown ones:
+    `{"num_classes": 1000}`.
     """
 
     usual: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -122,12 +120,8 @@ class SyntheticRun(Protocol):
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         """Return the run on as many synthetic examples, which make batches of the same shape.
 
-        Args:
-          folder: where files of examples may be written.
-          by_trial: the preprocessing may be run to find a shape, which imports TensorFlow.
-
-        Raises:
-          UserError: an example's shape cannot be determined.
+        `folder` may get files of examples. `by_trial`: the preprocessing may be run to find a
+        shape, which imports TensorFlow. UserError if an example's shape cannot be determined.
         """
 
     def replace_teachers(
@@ -135,13 +129,9 @@ class SyntheticRun(Protocol):
     ) -> RunConfig:
         """Return the run with teachers of random weights, written below `folder`.
 
-        By default teachers keep their weights, which must be available.
-
-        Args:
-          only_missing: teachers that have weights keep them.
-
-        Raises:
-          UserError: a teacher's sizes are unknown, or it does not fit.
+        With `only_missing` teachers that have weights keep them. UserError if a teacher's sizes are
+        unknown, or it does not fit. By default teachers keep their weights, which must be
+        available.
         """
         return config
 
@@ -274,9 +264,8 @@ class Caches(Protocol):
 class HasExtraSets(Protocol):
     """Tasks that evaluate a model on further sets beside an evaluation.
 
-    Attributes:
-      score_metric: metric of these sets that selects the best checkpoint; empty: the evaluation's
-        own score does.
+    `score_metric` is the one of these sets that selects the best checkpoint; empty: the
+    evaluation's own score does.
     """
 
     score_metric: str

@@ -82,11 +82,9 @@ class EarlyStop:
         return replace(waited, evaluations=waited.evaluations + 1)
 
     def is_over(self, waited: Waited) -> bool:
-        """Return whether the run should end."""
         return 0 < self.patience <= waited.evaluations
 
     def describe(self, waited: Waited) -> str:
-        """Return the reason of the end as a sentence."""
         if waited.score is None:
             return f"none of {waited.evaluations} evaluations was finite"
         return (

@@ -56,7 +56,6 @@ class Generation:
 
     @property
     def hbm_gb_per_s(self) -> float:
-        """Of a device."""
         return self.chip_gb_per_s / self.devices_per_chip
 
 
@@ -109,11 +108,7 @@ PCI_VENDOR = "0x1ae0"
 
 
 def find_generation(accelerator_type: str) -> Generation:
-    """The row of an accelerator type.
-
-    Raises:
-      UserError: no such type, or no slice of that size.
-    """
+    """Return the row of an accelerator type; UserError if there is no such type or slice."""
     found = re.fullmatch(r"([a-z0-9]+)-(\d+)", accelerator_type)
     prefix, number = (found[1], int(found[2])) if found else ("", 0)
     for generation in LAUNCHED:

@@ -16,7 +16,6 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
     @property
     # pyrefly: ignore[bad-override]  # a property in place of an attribute that nothing sets
     def stream(self) -> TextIO:
-        """The current stderr."""
         return sys.stderr
 
 

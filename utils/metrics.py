@@ -78,7 +78,6 @@ class LoopMeter:
         self._wait_s, self._reads, self._outside_s = 0.0, 0, 0.0
 
     def end_setup(self) -> None:
-        """Book the graphs so far to the set-up."""
         self._note("setup", 0)
 
     def end_step(self, step: int, units: int, wait_s: float) -> None:

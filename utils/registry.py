@@ -19,9 +19,7 @@ class Registry(Generic[T]):
     >>> LOSSES.get("kd").__name__
     'SoftKD'
 
-    Args:
-      kind: of the products, for error messages.
-      table: name -> "module:object", which `get` imports.
+    `kind` is for error messages; `table` maps a name to the "module:object" that `get` imports.
     """
 
     def __init__(self, kind: str, table: Mapping[str, str] | None = None) -> None:
@@ -51,7 +49,6 @@ class Registry(Generic[T]):
         return factory
 
     def names(self) -> list[str]:
-        """Return all names, sorted."""
         return sorted(self._factories)
 
     def __contains__(self, name: str) -> bool:

@@ -151,17 +151,14 @@ class StallWatch:
             threading.Thread(target=self._watch, name="stall-watch", daemon=True).start()
 
     def beat(self) -> None:
-        """Record progress of the loop."""
         self._last = time.monotonic()
 
     def follow(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the items, with a beat for each."""
         for item in items:
             self.beat()
             yield item
 
     def close(self) -> None:
-        """Stop watching."""
         self._done.set()
 
     def _watch(self) -> None:

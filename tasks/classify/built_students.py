@@ -81,14 +81,9 @@ def reuse_classifier(
 ) -> None:
     """Copy the first teacher's classifier into a student of SimKD; do nothing for others.
 
-    Args:
-      transform: of the student.
-      image_shape: (H, W, C) of the training images.
-      class_names: of the student, or None if unknown.
-
-    Raises:
-      UserError: the teacher's logits are not those of its classifier on the averages of the maps
-        that the loss names, so that the student would learn something else.
+    `transform` and `class_names` (None if unknown) are the student's; `image_shape` is (H, W, C) in
+    training. UserError if the teacher's logits are not those of its classifier on the averages of
+    the maps that the loss names, so that the student would learn something else.
     """
     term = _find_term(losses)
     if term is None or not isinstance(student, ReusedClassifier):

@@ -145,7 +145,6 @@ class ClassifyCheck(TaughtCheck):
         check_micro_batch(self.config, self.losses, examples, devices)
 
     def dry_run(self, student: nn.Module) -> None:
-        """Try images, teachers, losses and projections on a student on the meta device."""
         config = self.config
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
@@ -188,7 +187,6 @@ class ClassifyCheck(TaughtCheck):
         )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
-        """Refuse sides without a step, and stored outputs for other examples or teachers."""
         steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
         check_begins(self.config.train, steps, total_steps)
         cache = self.config.distill.teacher_cache
@@ -202,7 +200,6 @@ class ClassifyCheck(TaughtCheck):
         )
 
     def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
-        """Create the teachers on the meta device; check names, weights, classes and layers."""
         config = self.config
         for section in get_teacher_sections(config.distill):
             if section.model not in SELVES:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from datasets import ImageBatch
-
-if TYPE_CHECKING:
-    pass
 
 ECE_BINS = 15
 
@@ -24,10 +19,8 @@ def count_with_correctness(logits: Tensor, batch: ImageBatch) -> tuple[Tensor, T
     """Return sums over the valid examples of a batch, as one float32 vector, and which are correct.
 
     An example is correct at k if fewer than k other classes score at least as high: ties count as
-    wrong, and so do logits that hold NaN or +inf, whose loss is NaN.
-
-    Args:
-      logits: [B, K], of any float type.
+    wrong, and so do logits that hold NaN or +inf, whose loss is NaN. Logits [B, K] are of any float
+    type.
 
     Returns:
       [4 + 3 * ECE_BINS]: correct at 1, correct at 5, cross-entropy in nats, examples; then for
@@ -73,10 +66,8 @@ def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 def compute_ece(bins: Tensor) -> float:
     """Compute the expected calibration error, 0 to 1; NaN if any logits were not finite.
 
-    It is |accuracy - confidence| weighted by the bins' examples.
-
-    Args:
-      bins: [3 * ECE_BINS] as `count_batch` sums them, on the host.
+    It is |accuracy - confidence| weighted by the bins' examples. `bins` are [3 * ECE_BINS] as
+    `count_batch` sums them, on the host.
 
     Source: Guo et al. 2017, arXiv:1706.04599, equation 3, with 15 bins of equal width.
     """

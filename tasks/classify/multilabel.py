@@ -62,13 +62,9 @@ class ScoreTable:
     def count(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return sums over the valid examples of a batch, as one float32 vector.
 
-        Args:
-          logits: [B, K], of any float type.
-
-        Returns:
-          Binary cross-entropy in nats, summed over classes; examples; for each class its true
-          positives, false positives and false negatives; then the table, in which each example has
-          its scores, its classes and a 1.
+        They are binary cross-entropy in nats of logits [B, K], summed over classes; examples; for
+        each class its true positives, false positives and false negatives; then the table, in which
+        each example has its scores, its classes and a 1.
         """
         logits = logits.float()
         has = batch.draws[RIGHT]
@@ -123,9 +119,8 @@ class ScoreTable:
 def compute_average_precision(scores: np.ndarray, has: np.ndarray) -> float:
     """Compute the mean precision at the scores of a class's examples; NaN if it has none.
 
-    `scores` are [N], `has` bool [N]; equal scores count together.
-
-    Source: definition of scikit-learn's average_precision_score.
+    `scores` are [N], `has` bool [N]; equal scores count together. Source: scikit-learn's
+    average_precision_score.
     """
     if not has.any():
         return float("nan")
@@ -148,8 +143,6 @@ def create_set_loss(section: TrainSection, num_classes: int) -> ClassLoss:
 
 
 class MultilabelCheck(ClassifyCheck):
-    """Check of a classification whose labels are sets."""
-
     create_loss = staticmethod(create_set_loss)
 
     def _choose_classes(self) -> int:
@@ -170,8 +163,6 @@ class MultilabelCheck(ClassifyCheck):
 
 
 class SyntheticMultilabel(SyntheticClassify):
-    """Synthetic images with sets of classes."""
-
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         config = super().replace_data(examples, folder, by_trial=by_trial)
         return change(config, data={"name": f"{config.data.name},labels=2", "labels_file": ""})
@@ -203,7 +194,6 @@ class Multilabel(Classify):
         return self._table.count(self.predict(model, batch), batch), None
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """Return `map`, `f1_micro` and `f1_macro` in percent, `loss` in nats; the score is mAP."""
         metrics = self._table.summarise(sums)
         return Evaluation(metrics, metrics["map"])
 
@@ -215,7 +205,6 @@ class Multilabel(Classify):
         )
 
     def create_supervised_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
-        """Return the binary cross-entropy of images that are normalised already."""
         with torch.no_grad():
             inputs, targets = self.transform(to_pixels(batch.images)), batch.draws[RIGHT]
         return lambda model: compute_bce(model(inputs), targets).sum(dim=1).mean()

@@ -42,12 +42,8 @@ def create_peer(config: RunConfig, num_classes: int, device: str = "cpu") -> nn.
 def learn_together(losses: WeightedLoss, inputs: LossInputs, peer_logits: Tensor) -> LossOutput:
     """Return the sum of both students' losses, or their mean if both are one model.
 
-    Args:
-      inputs: of the student, without a teacher.
-      peer_logits: [B, K] of the peer, with its gradient.
-
-    Returns:
-      The student's terms, and the peer's total as `peer`.
+    `inputs` are the student's, without a teacher; `peer_logits` [B, K] have the peer's gradient.
+    The terms are the student's, and the peer's total as `peer`.
 
     Source: Zhang et al. 2018 (DML), arXiv:1706.00384, equations 4 to 7; Touvron et al. 2022
     (cosub), arXiv:2212.04884, equation 2, for one model.

@@ -167,7 +167,6 @@ def require_square(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def name_examples(side: int, channels: int, classes: int, examples: int) -> str:
-    """Return the data.name of synthetic images."""
     return f"image_size={side},channels={channels},num_classes={classes},num_examples={examples}"
 
 
@@ -194,14 +193,10 @@ def create_random_teacher(
 ) -> TeacherSection:
     """Return the teacher with random weights in a file, and the transform that the run chooses.
 
-    Args:
-      target: a directory to create.
-      classes: of the student; 0: student and teacher give features alone.
-      image: side and channels of the student's images, to try the teacher on; None if the step
-        does not run the teacher, or it has been tried already.
-
-    Raises:
-      UserError: it has neither weights here nor a name, or it does not take the images.
+    `target` is a directory to create. With 0 `classes` student and teacher give features alone.
+    `image` is side and channels of the student's images, to try the teacher on; None if the step
+    does not run the teacher, or it has been tried already. UserError if it has neither weights here
+    nor a name, or does not take the images.
     """
     facts = read_facts(section)
     name = section.model or facts.get("model", "")

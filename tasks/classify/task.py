@@ -79,7 +79,6 @@ class Classify(ImageTask[Teacher]):
         self._judge: Judge | None = None
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
-        """Return the weighted loss of student and teachers on mixed images."""
         strong = self._see_strong(model, batch)  # before the view whose layers the taps keep
         pixels = self.augment(batch.images, batch.draws)
         is_turned = self.config.distill.views == "rotations"
@@ -119,7 +118,6 @@ class Classify(ImageTask[Teacher]):
     def count_with_correctness(
         self, model: nn.Module, batch: ImageBatch
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the sums, and which examples the model classifies correctly."""
         return count_with_correctness(self.predict(model, batch), batch)
 
     def summarise(self, sums: Tensor) -> Evaluation:
@@ -139,7 +137,6 @@ class Classify(ImageTask[Teacher]):
         check_micro_batch(self.config, self.losses, examples, devices)
 
     def prepare(self, student: nn.Module) -> None:
-        """Build the losses; set up the student's second head."""
         self.losses.build(*self._find_feature_shapes())
         shape = self._images["train"].known_shape
         check_rotations(self.config, self.losses, {"train": shape})
@@ -149,13 +146,11 @@ class Classify(ImageTask[Teacher]):
         set_distilled_training(student, self.losses.needs_distill_token())
 
     def to_device(self, runtime: Runtime) -> None:
-        """Move the student's input transform to the device; open the further sets."""
         self.transform.to(runtime.device)
         facts = self.facts
         self._judge = Judge(runtime, facts.sets, facts.num_classes, self.config.train.seed)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
-        """Open the teachers, and read the student's attention if one keeps its best patches."""
         self.teaching.open(self, runtime, state, plan, stream)
         if any(teacher.keep_tokens for teacher in get_teacher_sections(self.config.distill)):
             self._attention = ClassTokenScores(state.model, self.config.model.name)
@@ -166,7 +161,6 @@ class Classify(ImageTask[Teacher]):
         return Teacher(model, self.transform, weight=weight, follows=follows)
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return the logits of all heads, for each pass of a model in a step."""
         distill = self.config.distill
         is_twice = distill.views == "weak_strong" or distill.peer == SELF
         if distill.views == "rotations":
@@ -176,7 +170,6 @@ class Classify(ImageTask[Teacher]):
         return tuple(itertools.chain.from_iterable(heads))
 
     def list_companions(self, examples: int) -> list[Companion]:
-        """Return the peer, and teachers like those in the step, each with inputs of its size."""
         config, inputs = self.config, self.create_inputs(examples).to("meta")
         peer = create_peer(config, self.facts.num_classes, "meta")
         models = [] if peer is None else [Companion(peer.train(), inputs, is_trained=True)]
@@ -192,7 +185,6 @@ class Classify(ImageTask[Teacher]):
         return models + [Companion(student, inputs) for student in self.create_selves()]
 
     def create_supervised_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
-        """Return the cross-entropy of images that are normalised already."""
         with torch.no_grad():
             inputs, labels = self.transform(to_pixels(batch.images)), batch.labels.long()
         return lambda model: nn.functional.cross_entropy(model(inputs), labels)
@@ -242,7 +234,6 @@ class Classify(ImageTask[Teacher]):
         return count_batch(teacher(to_pixels(batch.images)), batch)
 
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
-        """Compare a teacher with chance, plus three times chance's spread."""
         top1, chance = metrics["top1"], 1.0 / self.facts.num_classes
         spread = (chance * (1 - chance) / max(metrics["examples"], 1)) ** 0.5
         limit = 100 * (chance + 3 * spread)

@@ -116,7 +116,6 @@ def check_kept(
 
 
 def get_patches(model: nn.Module) -> Any:
-    """Return the layer of a transformer of timm that makes patches."""
     return model.patch_embed
 
 

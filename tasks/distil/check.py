@@ -122,7 +122,6 @@ class DistilCheck(TaughtCheck):
         check_pairs(self.config, examples, devices)
 
     def dry_run(self, student: nn.Module) -> None:
-        """Try images, teachers and terms on a student on the meta device."""
         config = self.config
         require_features(student, "model.name", config.model.name)
         self._shapes = get_image_shapes(self.dataset)
@@ -168,7 +167,6 @@ class DistilCheck(TaughtCheck):
         )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
-        """Refuse sides without a step, and stored features of another stream or kind."""
         distill = self.config.distill
         if distill.teacher_cache:
             known = list_cached_hashes(self.config, self.teachers)
@@ -206,7 +204,6 @@ def take_stored(columns: Sequence[Column], stored: Sequence[Tensor], teacher: st
 
 
 def create_loss_of(config: RunConfig) -> LabelFreeLoss:
-    """Create the terms of a run."""
     return create_label_free_loss(config.distill, get_teacher_sections(config.distill))
 
 

@@ -76,7 +76,6 @@ class Moments:
         self.merge(other)
 
     def merge(self, other: Moments) -> None:
-        """Add the rows of another object."""
         total = self.count + other.count
         if not total:
             return
@@ -184,11 +183,7 @@ def read_statistics(place: str) -> FeatureStatistics:
 
 
 def open_statistics(config: RunConfig) -> FeatureStatistics | None:
-    """Read the run's statistics; None if it needs none.
-
-    Raises:
-      UserError: they are missing, or of other teachers, or of images in another form.
-    """
+    """Read the run's statistics; None if it needs none, UserError if missing or of another run."""
     place, standardise = config.distill.statistics, config.distill.standardise
     if standardise == "none":
         if place:
@@ -228,8 +223,7 @@ def create_scalings(
 ) -> ModuleListOf[nn.ModuleDict]:
     """Create for each teacher the maps of the features that terms read; none without statistics.
 
-    Raises:
-      UserError: as `open_statistics`; or of another width, or without a kind that is read.
+    UserError as by `open_statistics`, or for another width, or without a kind that is read.
     """
     statistics = open_statistics(config)
     if statistics is None:

@@ -114,7 +114,6 @@ class Distil(ImageTask[FeatureTeacher]):
         self.score_name = config.distill.score or "-loss"
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
-        """Return the weighted terms between features of mixed images."""
         pixels = self.augment(batch.images, batch.draws)
         inputs = self.transform(resize_pixels(pixels, batch.values))
         return self.compare_features(model, inputs, pixels, batch)
@@ -177,7 +176,6 @@ class Distil(ImageTask[FeatureTeacher]):
         check_pairs(self.config, examples, devices)
 
     def prepare(self, student: nn.Module) -> None:
-        """Build projectors and changes of grids for the run's own images."""
         config, shape = self.config, self._images["train"].known_shape
         shadow = create_model(config.model, **self.facts.model_arguments, device="meta")
         mine, theirs = look_at(shadow, self.create_teachers("meta"), self.transform, shape)
@@ -197,14 +195,12 @@ class Distil(ImageTask[FeatureTeacher]):
         return self._see(model, self.transform(to_pixels(batch.images))).pooled
 
     def to_device(self, runtime: Runtime) -> None:
-        """Move the student's input transform and the maps of features to the device."""
         self.transform.to(runtime.device)
         self._changes.to(runtime.device)
         self._scalings.to(runtime.device)
         self._prober = Prober(runtime, self.facts.sets, self.pool)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
-        """Move the teachers to the device, and set up the schedules of the terms' weights."""
         config = self.config
         self.teaching.plan_weights(plan)
         self.teaching.bring_own(runtime, self.create_teachers())
@@ -218,11 +214,9 @@ class Distil(ImageTask[FeatureTeacher]):
         self.teaching.open_stored(runtime, stream, known, plan.total_steps)
 
     def answer(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return pooled features and patches."""
         return tuple(compute_features(model, inputs))
 
     def list_companions(self, examples: int) -> list[Companion]:
-        """Return teachers like those in the step, each with images of its own size."""
         inputs = self.create_inputs(examples).to("meta")
         companions = []
         for teacher in self.create_teachers("meta"):
@@ -252,8 +246,7 @@ class Distil(ImageTask[FeatureTeacher]):
     def evaluate_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Return each teacher's `features`, and `spread` between images, as a share of their size.
 
-        Raises:
-          UserError: features that are not finite, or the same for all images.
+        UserError for features that are not finite, or the same for all images.
         """
         metrics = []
         for name, teacher in zip(list_names(self.config.distill), self.teachers, strict=True):

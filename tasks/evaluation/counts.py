@@ -43,14 +43,10 @@ def count_set(logits: Tensor, batch: ImageBatch, *, pairs: bool = False) -> Tens
 
     Any of several correct labels is a correct output, and the loss is that of their summed
     probability; with one label it is `tasks.classify.counting.count_with_correctness`, ties and
-    outputs that are not finite included.
+    outputs that are not finite included. Logits are [B, K], restricted.
 
-    Args:
-      logits: [B, K], restricted.
-      pairs: count the outputs of each class for each label, too.
-
-    Returns:
-      [NUM_TOTALS + 3 * ECE_BINS + NUM_ROWS * K], and with pairs [K * K] more: label, then output.
+    It is [NUM_TOTALS + 3 * ECE_BINS + NUM_ROWS * K], and with `pairs` [K * K] more: outputs of each
+    class for each label, label first.
     """
     right = batch.draws[RIGHT] > 0
     own, others, ahead = _compare(logits, right)
@@ -73,14 +69,10 @@ def count_set(logits: Tensor, batch: ImageBatch, *, pairs: bool = False) -> Tens
 
 
 def count_shared(logits: Tensor, other: Tensor, batch: ImageBatch) -> Tensor:
-    """Compare two models on the valid examples.
+    """Compare two models, by restricted logits [B, K], on the valid examples.
 
-    Args:
-      logits, other: [B, K], restricted.
-
-    Returns:
-      [5]: examples with the same class in both, correct in both, in the first alone, in the second
-      alone, and all examples.
+    Returns [5]: examples with the same class in both, correct in both, in the first alone, in the
+    second alone, and all examples.
     """
     hits = []
     for answers in (logits, other):
@@ -107,7 +99,6 @@ def _mark(classes: Tensor, valid: Tensor, logits: Tensor) -> Tensor:
 
 
 def count_sums(classes: int, *, pairs: bool = False) -> int:
-    """Return the length of the vector of `count_set`."""
     return NUM_TOTALS + 3 * ECE_BINS + NUM_ROWS * classes + (classes * classes if pairs else 0)
 
 
@@ -115,9 +106,7 @@ def count_sums(classes: int, *, pairs: bool = False) -> int:
 class ClassRow:
     """Results of a class; shares are from 0 to 1, and 0 if there is nothing to divide by.
 
-    Attributes:
-      examples: of the class.
-      answers: outputs of this class.
+    `examples` are those of the class, `answers` the outputs of this class.
     """
 
     number: int
@@ -130,13 +119,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class CalibrationBin:
-    """Outputs of about the same confidence.
-
-    Attributes:
-      low, high: confidence from above `low` to `high`.
-      confidence: its mean; 0 without examples.
-      accuracy: share of correct ones.
-    """
+    """Outputs with a confidence from above `low` to `high`; its mean is 0 without examples."""
 
     low: float
     high: float

@@ -51,7 +51,6 @@ class OpenSet:
 
     @property
     def num_competing(self) -> int:
-        """Number of classes that compete for an output."""
         return int(self._allowed.sum())
 
     def batches(self) -> Iterator[ImageBatch]:
@@ -127,14 +126,12 @@ class Judge:
         return name_metrics(due, verdicts)
 
     def open(self, shown: EvaluatedSet) -> OpenSet:
-        """Return the set, ready to be read."""
         name = shown.spec.name
         if name not in self._open:
             self._open[name] = OpenSet(self._runtime, shown, self._classes, self._seed)
         return self._open[name]
 
     def close(self) -> None:
-        """Close the files."""
         for opened in self._open.values():
             opened.loader.close()
 

@@ -23,20 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Features:
-    """Features and labels of a split on the host.
-
-    Attributes:
-      values: [N, D] float32, in front of the head.
-      labels: [N] int64.
-      num_classes: of the dataset.
-    """
+    """Features [N, D] float32 in front of the head, labels [N] int64; of a split, on the host."""
 
     values: np.ndarray
     labels: np.ndarray
     num_classes: int
 
     def take(self, rows: np.ndarray) -> Features:
-        """Return some of the examples."""
         return Features(self.values[rows], self.labels[rows], self.num_classes)
 
     def batches(
@@ -116,7 +109,6 @@ class _Known(torch.nn.Module):
 
 
 def _count(known: _Known, counts: Sequence[int], classes: int, batch: VectorBatch) -> Tensor:
-    """Count a batch's correct examples for each number of neighbours."""
     # Rounding would change who is near.
     with torch.autocast(batch.inputs.device.type, enabled=False):
         near = functional.normalize(batch.inputs.float(), dim=1) @ known.values.T
@@ -147,9 +139,7 @@ _BIAS = 100.0
 class Regression:
     """Least squares with a penalty on the weights, decomposed for any strength of it.
 
-    Attributes:
-      mean, std: of the features, [1, D].
-      left, eigenvalues, right: weights are left / (eigenvalues + l2) @ right.
+    Weights are left / (eigenvalues + l2) @ right; `mean` and `std` [1, D] are of the features.
     """
 
     mean: np.ndarray

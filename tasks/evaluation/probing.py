@@ -50,8 +50,7 @@ class ProbedSet:
 def check_probed_sets(data: DataSection, student: nn.Module, width: int) -> tuple[ProbedSet, ...]:
     """Return the sets of data.evals by their metadata, for a student on the meta device.
 
-    Raises:
-      UserError: a set is missing, has no labels of one class each, or is too large.
+    UserError if a set is missing, has no labels of one class each, or is too large.
     """
     for section in data.evals:
         for key in ("classes", "class_map"):

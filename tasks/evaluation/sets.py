@@ -130,8 +130,7 @@ class EvaluatedSet:
 def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> list[SetSpec]:
     """List the sets of some sections of `key`; of all data it reads only ImageNet-C's folders.
 
-    Raises:
-      UserError: a name that is given twice, or an unknown one.
+    UserError for a name that is given twice, or an unknown one.
     """
     names = [section.name for section in sections]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -162,8 +161,7 @@ def describe_sets(
 def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> EvaluatedSet:
     """Describe a set by its metadata; only its pixels' final range must agree with `eval_pp`.
 
-    Raises:
-      UserError: the set is missing, or its labels do not fit the model.
+    UserError if the set is missing, or its labels do not fit the model.
     """
     try:
         require_equal_ranges(eval_pp, spec.data.eval_pp)
@@ -196,8 +194,7 @@ def map_classes(spec: SetSpec, mine: ModelClasses, model: ModelClasses) -> np.nd
 def match_classes(mine: ModelClasses, model: ModelClasses) -> np.ndarray:
     """Return [classes] int64: the model's class for each, by names, or by equal numbers.
 
-    Raises:
-      UserError: a class that the model does not have, or that cannot be matched.
+    UserError for a class that the model does not have, or that cannot be matched.
     """
     match = match_class_names(mine.names, model.names)
     if match.missing:

@@ -62,9 +62,8 @@ class Erasing:
     ) -> Tensor:
         """Return images [B, C, H, W] with their rectangles filled.
 
-        Args:
-          mean: broadcastable to [B, C, H, W]; the pixel that normalises to zero.
-          std: likewise; the divisor of the normalisation.
+        `mean` (the pixel that normalises to zero) and `std` (the divisor) are broadcastable to
+        them.
         """
         if not self.active:
             return pixels

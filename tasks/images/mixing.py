@@ -110,11 +110,8 @@ def _draw_boxes(
 def cut_boxes(centres: np.ndarray, area: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
     """Return boxes [n, 4] (y0, y1, x0, x1) of the image's shape, cut at its borders.
 
-    An odd side has its extra pixel behind the centre.
-
-    Args:
-      centres: [n, 2] row and column, whole numbers.
-      area: [n] share of the image.
+    An odd side has its extra pixel behind the centre. `centres` are [n, 2] row and column, whole
+    numbers, `area` [n] is the share of the image.
 
     Source: Yun et al. 2019, arXiv:1905.04899, section 3.1; odd sides as in timm 1.0.31.
     """

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 
 class ImageTask(CachedTask[ImageBatch, TeacherT]):
-    """Erases, mixes, resizes and normalises images by keys and draws.
-
-    Attributes:
-      transform: pixels -> the student's input.
-    """
+    """Erases, mixes, resizes and normalises images; `transform`: pixels -> the student's input."""
 
     unit = ("img", 1)
 
@@ -75,7 +71,6 @@ class ImageTask(CachedTask[ImageBatch, TeacherT]):
         return self.mixing.mix_pixels(pixels, draws)
 
     def sample(self, step: int) -> dict[str, Tensor]:
-        """Return this rank's share of the host's draws for a step."""
         loader = self._loaders["train"]
         size, image_size = loader.global_batch_size, self._images["train"].known_shape[:2]
         drawn: dict[str, Tensor] = {}

@@ -43,7 +43,6 @@ class Resizing:
         return self._sides[begun[-1]] if begun else self._largest
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """Return the values that travel with the batch of a step."""
         return self._get_values_of(self.get_side(step))
 
     def list_future_shapes(
@@ -87,7 +86,6 @@ def get_only_side(sizes: Mapping[float, int]) -> int | None:
 
 
 def count_sides(section: TrainSection) -> int:
-    """Return the number of sides of images that the steps of a run work on."""
     return max(1, len(set(section.image_sizes.values())))
 
 

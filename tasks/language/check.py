@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageFacts(TaskFacts):
-    """Facts about a language model.
-
-    Args:
-      tokens: vocabulary and length of the windows.
-      feature_shapes: of the layers that losses read.
-    """
+    """Facts about a language model: its tokens, and shapes of the layers that losses read."""
 
     tokens: TokenFacts
     feature_shapes: FeatureShapes
@@ -90,7 +85,6 @@ class LanguageCheck(TaughtCheck):
             )
 
     def dry_run(self, student: nn.Module) -> None:
-        """Try a window on the student."""
         tokens = torch.zeros((2, self.tokens.sequence_length), dtype=torch.int32, device="meta")
         with torch.no_grad():
             student(tokens)
@@ -117,6 +111,5 @@ class LanguageCheck(TaughtCheck):
         )  # fmt: skip
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
-        """Refuse stored outputs for another stream of windows, or of other teachers."""
         if self.config.distill.teacher_cache:
             open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)

@@ -68,7 +68,6 @@ class Language(CachedTask[TokenBatch, TokenTeacher]):
         self._judged = create_place_weights(self.tokens)
 
     def to_device(self, runtime: Runtime) -> None:
-        """Upload tables; note how many devices share the examples of this process."""
         self._devices = runtime.local_devices
         self._token_bytes = runtime.upload(self.tokens.token_bytes)
         if self._judged is not None:

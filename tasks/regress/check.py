@@ -40,12 +40,7 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class RegressFacts(TaskFacts):
-    """Facts about a regression.
-
-    Args:
-      rows: columns and statistics of the training split.
-      feature_shapes: of the layers that losses read.
-    """
+    """Facts about a regression; `rows` has columns and statistics of the training split."""
 
     rows: VectorFacts
     feature_shapes: FeatureShapes
@@ -82,7 +77,6 @@ class RegressCheck(TaughtCheck):
         check_groups(self.losses, examples, devices)
 
     def dry_run(self, student: nn.Module) -> None:
-        """Try rows, teachers, losses and projections on a student on the meta device."""
         config, rows = self.config, self.rows
         with torch.no_grad():
             student.eval()(torch.empty((2, len(rows.input_names)), device="meta"))
@@ -120,7 +114,6 @@ class RegressCheck(TaughtCheck):
 
 
 def create_regression_loss(config: RunConfig) -> WeightedLoss:
-    """Create the loss of train.task_loss and of the terms of distillation."""
     return create_weighted_loss(config.distill, get_regression_loss(config.train.task_loss))
 
 

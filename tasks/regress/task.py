@@ -64,7 +64,6 @@ class Regress(Taught[VectorBatch, RowTeacher]):
         self._counted = Standardise(len(self.names), whole.target_mean, self._spread)
 
     def loss(self, model: nn.Module, batch: VectorBatch) -> LossOutput:
-        """Return the loss of the predictions, and the penalty on the weights, if any."""
         predictions, logs = self._split(model(batch.inputs), self._units)
         inputs = LossInputs(
             student_logits=predictions,
@@ -134,7 +133,6 @@ class Regress(Taught[VectorBatch, RowTeacher]):
         return RowTeacher(model, weight=weight)
 
     def to_device(self, runtime: Runtime) -> None:
-        """Move the units of the targets to the device."""
         self._units.to(runtime.device)
         self._counted.to(runtime.device)
 
@@ -155,7 +153,6 @@ class Regress(Taught[VectorBatch, RowTeacher]):
         return self._count(teacher(batch.inputs), batch)
 
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
-        """Compare a teacher with the targets' mean."""
         r2 = metrics["r2"]
         return Worth(f"r2 {r2:.4f}", r2 <= 0, "the targets' mean", "its weights and columns")
 

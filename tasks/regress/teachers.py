@@ -40,8 +40,7 @@ def create_row_teachers(
 ) -> list[RowTeacher]:
     """Create the teachers that have weights of their own; on "meta" to check them at no cost.
 
-    Raises:
-      UserError: no model of rows, weights of other columns, or a key that rows cannot use.
+    UserError for no model of rows, weights of other columns, or a key that rows cannot use.
     """
     sections = [section for section in get_teacher_sections(distill) if section.model != EMA]
     return [_create_teacher(section, rows, device) for section in sections]

@@ -46,11 +46,7 @@ class Worth(NamedTuple):
 
 
 class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
-    """A task with teachers.
-
-    Attributes:
-      hint: what to check if a teacher's outputs are not finite.
-    """
+    """A task with teachers; `hint`: what to check if a teacher's outputs are not finite."""
 
     hint: ClassVar[str] = "its weights"
     config: RunConfig
@@ -66,7 +62,6 @@ class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
         return self.teaching.get_values(step)
 
     def get_modules(self) -> dict[str, nn.Module]:
-        """Return teachers with weights of their own."""
         return {f"teacher{n or ''}": teacher for n, teacher in enumerate(self.teaching.own)}
 
     def count_flops(self, model: nn.Module) -> float | None:
@@ -84,11 +79,9 @@ class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
         ]
 
     def create_inputs(self, examples: int) -> Tensor:
-        """Create host inputs of the student for a trace."""
         raise NotImplementedError
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """Return all outputs that the loss uses."""
         raise NotImplementedError
 
     def create_teachers(self, device: str = "cpu") -> list[TeacherT]:
@@ -111,14 +104,12 @@ class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
         return self.count(teacher, batch)
 
     def rate_teacher(self, metrics: dict[str, float]) -> Worth:
-        """Rate a teacher by its metrics."""
         raise NotImplementedError
 
     def evaluate_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Evaluate the teachers on the evaluation split, before the run begins.
 
-        Raises:
-          UserError: a teacher is no better than its floor, or its outputs are not finite.
+        UserError if a teacher is no better than its floor, or its outputs are not finite.
         """
         metrics, distill = [], self.config.distill
         for name, teacher in zip(list_names(distill), self.teaching.own, strict=False):
@@ -144,7 +135,6 @@ class CachedTask(Taught[BatchT, TeacherT]):
 
     @property
     def stream_epochs(self) -> int | None:
-        """Epochs after which the stream starts over; None if it never does."""
         return None if self.teaching.cache is None else self.teaching.cache.epochs
 
     def sample(self, step: int) -> dict[str, Tensor]:
@@ -152,7 +142,6 @@ class CachedTask(Taught[BatchT, TeacherT]):
         return {}
 
     def draw(self, step: int, batch: BatchT, *others: BatchT) -> BatchT:
-        """Return a host batch with this rank's draws and stored outputs."""
         drawn = self.sample(step) | self.teaching.read(step, batch.indices)
         return replace(batch, draws={**batch.draws, **drawn}) if drawn else batch
 
@@ -168,7 +157,6 @@ class TaughtCheck(TaskCheck):
 
     @property
     def stream(self) -> JsonObject:
-        """The task's facts that decide stored outputs."""
         return {}
 
     @cached_property
@@ -202,10 +190,8 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[st
 
     The student's forward and backward pass and the forward pass of the teachers in the step. Not
     counted: losses and projections, the optimizer, and what train.remat computes again. A causal
-    attention counts in full.
-
-    Returns:
-      `student` with its peer, `teachers` and `total`; None for a model that needs data to run.
+    attention counts in full. Returns `student` with its peer, `teachers` and `total`; None for a
+    model that needs data to run.
     """
     student = create_model(config.model, **facts.model_arguments, device="meta").train()
     freeze(student, config.optim.freeze)

@@ -130,7 +130,6 @@ class Teachers(Generic[TeacherT]):
         self._term_weights: TermWeights | None = None
 
     def plan_weights(self, plan: Plan) -> None:
-        """Create the schedules of the terms' weights."""
         self._term_weights = TermWeights.create(
             self._config.distill.losses, plan.total_steps, plan.steps_per_epoch
         )

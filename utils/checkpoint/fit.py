@@ -59,7 +59,6 @@ def compare_tensors(
 
 
 def get_kind(value: Tensor | Entry | Kind) -> Kind:
-    """Return the kind of a tensor, or of an entry of a table."""
     if isinstance(value, Tensor):
         return tuple(value.shape), str(value.dtype).removeprefix("torch.")
     return tuple(value[0]), value[1]

@@ -151,7 +151,6 @@ class CheckpointManager:
         return blocked
 
     def list_steps(self) -> list[int]:
-        """Return the steps of whole checkpoints, ascending."""
         is_local = isinstance(self.folder, LocalFolder)
         return [
             step

@@ -72,10 +72,8 @@ def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the flags as the parser reads them, and the lists and mappings that are reset.
 
     `--weight-decay` is `--weight_decay`, `--model.args.depth=2` is `--model.args={depth: 2}`, a
-    bare switch is `=true`, a list or mapping in YAML becomes JSON.
-
-    Raises:
-      UserError: --config or --preset is repeated, or a value is not a list or mapping.
+    bare switch is `=true`, a list or mapping in YAML becomes JSON. UserError if --config or
+    --preset is repeated, or a value is not a list or mapping.
     """
     out: list[str] = []
     reset: list[str] = []

@@ -71,8 +71,7 @@ else:
 def get_devices(mode: str) -> tuple[str, ...]:
     """Return the names of the devices that support a group of keys.
 
-    Args:
-      mode: native (layouts and overlap that XLA decides by itself), fp16, tf32, matmul_precision,
-        mesh, loop (a graph with loops) or pallas.
+    `mode` is native (layouts and overlap that XLA decides by itself), fp16, tf32, matmul_precision,
+    mesh, loop (a graph with loops) or pallas.
     """
     return tuple(name for name, device in DEVICES.items() if mode in device.modes)

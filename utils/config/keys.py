@@ -46,7 +46,6 @@ def find_keys(place: tuple[str | int, ...]) -> list[str]:
 
 
 def get_section(name: str) -> type[ConfigSection]:
-    """Return the class of a section of the configuration, such as `train`."""
     section = RunConfig.model_fields[name].annotation
     assert _is_section(section)
     return section
@@ -54,7 +53,6 @@ def get_section(name: str) -> type[ConfigSection]:
 
 @cache
 def get_keys() -> dict[str, Key]:
-    """Return all keys by name, in the configuration's order."""
     keys = {}
     for name in iterate_keys():
         section, _, last = name.partition(".")

@@ -46,7 +46,6 @@ def read_layers(config: str | None, preset: str | None) -> list[Layer]:
 
 
 def merge_layers(layers: Iterable[Layer]) -> JsonObject:
-    """Merge the values of all layers."""
     merged: JsonObject = {}
     for layer in layers:
         for section, values in layer.values.items():
@@ -76,16 +75,13 @@ def format_origins(config: RunConfig, layers: Sequence[Layer]) -> str:
 
 
 def list_presets() -> list[str]:
-    """Return the names of presets."""
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
 
 def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:
     """Read the layers of the files that a file extends, and its own.
 
-    Args:
-      reason: flag or key that names the file: the beginning of each error.
-      above: files that extend each other down to this one.
+    `reason` begins each error; `above` are files that extend each other down to this one.
     """
     known = [os.path.realpath(file) for file in above]
     if os.path.realpath(path) in known:

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 def choose_device(section: RuntimeSection) -> str:
     """Return the name of the device behind `runtime.device`, without touching it.
 
-    Raises:
-      UserError: the device cannot work on this machine, or not with these keys.
+    UserError if it cannot work on this machine, or not with these keys.
     """
     name = section.device
     if name == "auto":
@@ -35,8 +34,7 @@ def choose_device(section: RuntimeSection) -> str:
 def choose_compiler(section: RuntimeSection, name: str) -> str:
     """Return the backend of torch.compile behind `runtime.compile_backend`, on a device.
 
-    Raises:
-      UserError: the device has no such backend, or it would not be used.
+    UserError if the device has no such backend, or it would not be used.
     """
     backend, supported = section.compile_backend, DEVICES[name].compilers
     if backend not in ("auto", *supported):

@@ -50,7 +50,6 @@ class Feeder(Iterator[T]):
         self.close()
 
     def close(self) -> None:
-        """End the thread and drop its batches."""
         self._stop.set()
         while self._thread.is_alive():
             if not self._queue.empty():

@@ -102,12 +102,9 @@ class UseReading:
 
 
 class Tracer:
-    """Records a trace of the steps of `profile.steps`.
+    """Records a trace of the steps of `profile.steps`: `first-last`, both recorded, or empty.
 
-    Args:
-      record: context manager that records to a folder under a name, `Runtime.trace`.
-      steps: `first-last`, both recorded; empty: none.
-      folder: of the trace, with a file for each rank.
+    `record` is `Runtime.trace`; `folder` gets a file for each rank.
     """
 
     def __init__(
@@ -121,7 +118,6 @@ class Tracer:
         self._trace: contextlib.AbstractContextManager[None] | None = None
 
     def begin_step(self, step: int) -> None:
-        """Start or end the trace before a step."""
         if step == self._first:
             name = f"steps_{self._first}-{self._last}"
             self._trace = self._record(self._folder, name)

@@ -24,10 +24,7 @@ def launch(
     """Run `worker(runtime, *args)` on every replica and return the exit code.
 
     `worker` must be a module-level function: replicas may be processes of their own. It returns its
-    exit code, or None for 0.
-
-    Args:
-      device: that was chosen before; empty: it is chosen here.
+    exit code, or None for 0. An empty `device` is chosen here.
     """
     name = device or choose_device(section)
     start = get_start(name)

@@ -17,11 +17,9 @@ def scan(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the last carry, and the outputs of all steps stacked; without gradients.
 
-    On XLA it is one While, whose program does not grow with the number of steps.
-
-    Args:
-      xs: tensors [N, ...], of which a step gets [...].
-      reverse: from the last slice to the first; outputs keep the order of the inputs.
+    On XLA it is one While, whose program does not grow with the number of steps. A step gets [...]
+    of `xs` [N, ...]. `reverse` goes from the last slice to the first; outputs keep the inputs'
+    order.
     """
     if not has_loop(carry):
         return unroll(step, carry, xs, reverse=reverse)

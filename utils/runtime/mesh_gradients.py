@@ -23,8 +23,7 @@ def split_gradients(
 ) -> None:
     """Keep the gradients of parameters apart, in layers that support it.
 
-    Args:
-      deal: shards a tensor's first dimension, one index for each device.
+    `deal` shards a tensor's first dimension, one index for each device.
     """
     for parameter in parameters:
         if parameter.requires_grad:
@@ -35,10 +34,8 @@ def split_gradients(
 def get_parts(parameter: Tensor | None, examples: int) -> Tensor | None:
     """Return zeros [D, *shape] that receive a parameter's gradient for it, or None.
 
-    They exist for one step, and their values are not used.
-
-    Args:
-      examples: first dimension of the parameter's input, split over the devices.
+    They exist for one step, and their values are not used. `examples` is the first dimension of the
+    parameter's input, split over the devices.
     """
     devices = getattr(parameter, _DEVICES, 0)
     if parameter is None or not devices or examples % devices or not torch.is_grad_enabled():

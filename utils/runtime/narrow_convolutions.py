@@ -47,8 +47,7 @@ _Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 def guard_narrow_convolutions() -> torch.library.Library | None:
     """Replace the gradients of narrow convolutions on the CPU for the rest of the process.
 
-    Returns:
-      The library that keeps the replacement alive, or None if the processor has no such fault.
+    The returned library keeps the replacement alive; None if the processor has no such fault.
     """
     _, block = find_vector_block(os.environ)
     if not block:

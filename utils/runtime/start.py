@@ -30,11 +30,7 @@ class DeviceStart:
         return True
 
     def check(self, section: RuntimeSection) -> None:
-        """Check this machine, its environment variables and the keys.
-
-        Raises:
-          UserError: the device cannot be used with them.
-        """
+        """Raise a UserError unless this machine, its variables and the keys allow the device."""
         if os.environ.get("PJRT_DEVICE") == "TPU":
             raise UserError(
                 f"PJRT_DEVICE ('TPU') contradicts runtime.device={self.name!r}; unset it, or set "
@@ -62,11 +58,7 @@ class DeviceStart:
         return section.num_processes or (None if self.is_accelerator() else section.cpu_processes)
 
     def count_processes(self, section: RuntimeSection) -> int:
-        """Return how many processes this host starts for a run.
-
-        Raises:
-          UserError: the machine has fewer devices.
-        """
+        """Return how many processes this host starts; UserError if it has fewer devices."""
         return self.get_requested(section) or 1
 
     def describe(self) -> str:
@@ -98,11 +90,7 @@ def get_start(name: str) -> DeviceStart:
 
 
 def get_planned_size() -> int:
-    """Return the group's size by torchrun's variables; 1 without them.
-
-    Raises:
-      UserError: WORLD_SIZE is not a number.
-    """
+    """Return the group's size by torchrun's variables, or 1; UserError for another WORLD_SIZE."""
     text = os.environ.get("WORLD_SIZE", "")
     if text and not text.isdecimal():
         raise UserError(
@@ -112,11 +100,7 @@ def get_planned_size() -> int:
 
 
 def check_group() -> None:
-    """Check that a process of a group also knows where the group meets.
-
-    Raises:
-      UserError: WORLD_SIZE is above 1 and a variable of the rendezvous is missing.
-    """
+    """Raise a UserError if WORLD_SIZE is above 1 and a variable of the rendezvous is missing."""
     missing = [name for name in _RENDEZVOUS if not os.environ.get(name)]
     if get_planned_size() > 1 and missing:
         raise UserError(

@@ -28,7 +28,6 @@ class Updates:
         self._device = device
 
     def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
-        """Return arguments of an optimizer that suit the device."""
         return {}
 
     def prepare(self, optimizer: torch.optim.Optimizer) -> None:

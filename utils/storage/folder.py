@@ -27,7 +27,6 @@ class Folder(ABC):
 
     @property
     def name(self) -> str:
-        """The last component."""
         return self.place.rstrip("/").rpartition("/")[2]
 
     @property
@@ -96,11 +95,8 @@ class Folder(ABC):
     def write_claim(self, name: str, text: str, version: str | None) -> str | None:
         """Write such a file only if it has not changed since it was read.
 
-        Args:
-          version: that the file must still have; None: it must not exist.
-
-        Returns:
-          The new version; None if another host was first.
+        It must still have `version`, or not exist if that is None. Returns the new version; None if
+        another host was first.
         """
 
     @abstractmethod

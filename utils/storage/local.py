@@ -213,7 +213,6 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Write a directory's names to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -51,7 +51,6 @@ def get_user_cache(*names: str) -> Path:
 
 
 def is_there(place: str | Path) -> bool:
-    """Return whether a file or a folder exists."""
     folder = open_folder(place)
     return folder.is_there() or folder.name in folder.parent.list_names()
 
@@ -66,7 +65,6 @@ def to_path(place: str | Path, key: str = "") -> Path:
 
 
 def join_path_or_url(place: str | Path, *names: str) -> str | Path:
-    """Join names to a path or a URL."""
     if is_remote(place):
         return "/".join([str(place).rstrip("/"), *names])
     return to_path(place).joinpath(*names)

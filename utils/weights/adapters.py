@@ -19,7 +19,6 @@ T = TypeVar("T")
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a tensor belongs to an adapter."""
     is_low_rank = name.rpartition(".")[2] in (DOWN, UP, SCALE)
     return is_low_rank or any(part.startswith(WIDENED) for part in name.split("."))
 

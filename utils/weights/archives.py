@@ -29,7 +29,6 @@ class ArchiveWeights(FileWeights):
         return {name: get_kind(value) for name, value in self.read_tensors().items()}
 
     def read_tensors(self) -> dict[str, Tensor]:
-        """Read the archive's tensors under its own names."""
         local = self._folder.open_local(self._name)
         with self._explain(), local as file, _open(file) as archive:
             tensors = {}

@@ -35,13 +35,9 @@ def load_weights(
     Position embeddings and patches of another size are resampled. For a model on the meta device
     only names and shapes are compared, and tensors are read only if those do not fit. Arguments of
     an own model that change the meaning of tensors (`utils.weights.meaning`) must agree, and norms
-    of another convention are converted to the model's.
-
-    Args:
-      explain: returns the error and the way out for a difference, or "" for the usual text.
-
-    Raises:
-      UserError: they cannot be read, or are of another model.
+    of another convention are converted to the model's. `explain` returns the error and the way out
+    for a difference, or "" for the usual text. UserError if they cannot be read, or are of another
+    model.
     """
     is_check = any(value.is_meta for value in model.state_dict().values())
     fitted = fit(model, weights, rules, read=not is_check)

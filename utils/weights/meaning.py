@@ -40,8 +40,7 @@ class Meaning:
 class ModelArguments:
     """Base of the dataclasses of models' arguments.
 
-    Attributes:
-      how: arguments that only choose how to compute; those of weights are ignored.
+    `how` are arguments that only choose how to compute; those of weights are ignored.
     """
 
     how: tuple[str, ...] = ()

@@ -20,13 +20,8 @@ def open_weights(path: str, key: str) -> Weights:
     A run's directory stands for its export, or else its newest checkpoint; a checkpoint for its
     evaluated weights, the average if there is one. `hf-hub:owner/name` and `local-dir:folder` are
     models shared by timm, the latter also language models saved by transformers; so is a folder
-    with a config.json and neither export nor checkpoint.
-
-    Args:
-      key: of the configuration, for errors.
-
-    Raises:
-      UserError: it holds no weights.
+    with a config.json and neither export nor checkpoint. `key` is of the configuration, for errors;
+    UserError if it holds no weights.
     """
     if is_shared(path):
         folder = open_shared(path, key)

@@ -24,14 +24,9 @@ _AFTER = ("value_range", "vgg_value_range", "clip_value_range", "keep", "drop", 
 
 
 def find_views(stream: JsonMapping, place: object) -> str:
-    """Return the folder of the views that a run shows.
+    """Return the folder of the views that a run shows; UserError if it shows something else.
 
-    Args:
-      stream: the run's description of it.
-      place: of the cache, for messages.
-
-    Raises:
-      UserError: it shows something else.
+    `stream` is the run's description of it; `place` names the cache in messages.
     """
     train_pp = stream["train_pp"]
     if stream.get("repeats", 1) != 1:

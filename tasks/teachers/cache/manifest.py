@@ -36,10 +36,9 @@ def write_manifest(
 ) -> None:
     """Write a cache's manifest; an existing one must be the same, but for more steps.
 
-    Args:
-      is_reused: a longer run starts over with the first epoch by itself.
-      further: of `read_further`: `class_names`, and the layout of rows in another order than a
-        run's global batches.
+    `is_reused`: a longer run starts over with the first epoch by itself. `further` is of
+    `read_further`: `class_names`, and the layout of rows in another order than a run's global
+    batches.
     """
     manifest: JsonObject = {
         "format_version": FORMAT_VERSION,
@@ -92,7 +91,6 @@ def read_manifest(place: str | Path | Folder) -> JsonObject:
 
 
 def read_shape(manifest: JsonMapping) -> CacheShape:
-    """Return the sizes of a manifest."""
     return CacheShape(
         tuple(Column(**column) for column in manifest["columns"]),
         manifest["epochs"],

@@ -121,7 +121,6 @@ class TeacherCache:
         return np.concatenate(pieces)
 
     def close(self) -> None:
-        """Close the files."""
         self._rows = {}
         self._files.close()
         self._epoch = -1
@@ -211,14 +210,9 @@ def open_cache(
 ) -> TeacherCache:
     """Open the cache of a run and check it against the run.
 
-    Args:
-      stream: of `describe_stream` for this run.
-      teachers: hashes of the teachers that the run names; empty: all of the cache.
-      total_steps: of the run.
-
-    Raises:
-      UserError: the cache belongs to another stream or teacher (the difference is named), is not
-        whole, or holds fewer epochs than the run needs.
+    `stream` is `describe_stream` of this run; `teachers` are hashes of those that the run names, or
+    empty for all of the cache. UserError if the cache belongs to another stream or teacher (the
+    difference is named), is not whole, or holds fewer epochs than the run's `total_steps` need.
     """
     folder = open_folder(section.teacher_cache)
     manifest = read_manifest(folder)

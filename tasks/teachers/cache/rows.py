@@ -78,7 +78,6 @@ class Column:
         return self.top_k if self.kind == CLASSES else self.width
 
     def list_fields(self, number: int) -> list[tuple[str, Any, tuple[int, ...]]]:
-        """List the column's fields of a row for numpy."""
         places = (self.places,) if self.places else ()
         fields: list[tuple[str, Any, tuple[int, ...]]]
         fields = [(f"values{number}", _STORED[self.dtype], (*places, self.numbers))]
@@ -124,7 +123,6 @@ class CacheShape:
 
     @property
     def total_bytes(self) -> int:
-        """Size of all rows."""
         return self.total_steps * self.global_batch_size * self.row_dtype.itemsize
 
 
@@ -146,13 +144,9 @@ def pack_rows(
 ) -> np.ndarray:
     """Return rows [B] of the outputs for a batch, on the host.
 
-    Args:
-      answers: for each column in its order logits by `condense_answers`, or features [B, D],
-        [B, places, D] as they are.
-      examples: int [B], the examples' indices in the split; None: rows that fit any example.
-
-    Raises:
-      UserError: an output is no finite number, or its type cannot hold it.
+    `answers` are for each column in its order logits by `condense_answers`, or features [B, D], [B,
+    places, D] as they are; `examples` int [B] are indices in the split, None: rows fit any example.
+    UserError if an output is no finite number, or its type cannot hold it.
     """
     rows = np.zeros(len(answers[0]), shape.row_dtype)
     for number, (column, answer) in enumerate(zip(shape.columns, answers, strict=True)):

@@ -30,9 +30,7 @@ class CacheWriter:
     """Writes one process's rows of one epoch; continues where an earlier process stopped.
 
     A finished file becomes a `.part` file again if a longer cache needs more of its epoch.
-
-    Attributes:
-      steps_done: steps that are stored.
+    `steps_done` are the steps that are stored.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class CacheWriter:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every step of the epoch is stored."""
         return self.steps_done == self._steps
 
     def append(self, rows: np.ndarray, errors: Sequence[Errors] = ()) -> None:

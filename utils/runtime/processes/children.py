@@ -53,8 +53,6 @@ class GroupError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """The record of a failed rank."""
-
     rank: int
     kind: str  # a key of `_VERBS`; `user`: the user can correct it
     text: str
@@ -303,7 +301,6 @@ def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, floa
 
 
 def _end(processes: Sequence[BaseProcess]) -> None:
-    """Kill all ranks that still run."""
     for process in processes:
         if process.pid is not None and process.is_alive():
             process.kill()

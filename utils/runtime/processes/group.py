@@ -47,12 +47,10 @@ class ProcessGroup:
         return tensor
 
     def broadcast_from_first(self, tensors: Sequence[Tensor]) -> None:
-        """Copy rank zero's values into every rank's tensors, in place."""
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's host object, in order of ranks."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
@@ -65,13 +63,11 @@ class ProcessGroup:
             self.gather(None)
 
     def leave(self) -> None:
-        """Close the connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
-    """Concatenate tensors to one vector, in their order."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 

@@ -64,7 +64,6 @@ class Ranks(ABC):
         """Return the sum over ranks."""
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Return the mean over ranks."""
         return self.sum(tensor) / self.size
 
     def sum_with_gradient(self, tensor: Tensor) -> Tensor:
@@ -80,11 +79,9 @@ class Ranks(ABC):
         """Return every rank's host object, in order of ranks."""
 
     def broadcast_value(self, value: T) -> T:
-        """Return rank zero's host object."""
         return self.gather(value)[0]
 
     def any(self, flag: bool) -> bool:
-        """Return whether the flag is set on any rank."""
         return any(self.gather(flag))
 
     @abstractmethod
@@ -99,8 +96,7 @@ class Ranks(ABC):
     def average_buffers(self, module: nn.Module, prefix: str = "") -> None:
         """Average float buffers over ranks, such as BatchNorm's running statistics.
 
-        Args:
-          prefix: of the names of buffers that each rank computes from its own examples.
+        `prefix` is of the names of buffers that each rank computes from its own examples.
         """
         floats = [
             buffer
@@ -165,9 +161,7 @@ class Alone(Ranks):
 class ProcessRanks(Ranks):
     """Processes that exchange tensors and host objects by torch.distributed.
 
-    Args:
-      reduce_dtype: in which gradients are summed.
-      sums_in_backward: whether DDP sums them in the backward pass.
+    Gradients are summed in `reduce_dtype`; with `sums_in_backward` by DDP in the backward pass.
     """
 
     def __init__(
@@ -257,7 +251,6 @@ def list_owners(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def list_gradients(owners: Iterable[nn.Parameter]) -> list[Tensor]:
-    """Return the gradients of parameters that have one."""
     return [owner.grad for owner in owners if owner.grad is not None]
 
 

@@ -26,15 +26,13 @@ def set_sequence_axis(parts: int, mark: Mark | None = None) -> None:
 
 
 def count_sequence_parts() -> int:
-    """Return the number of devices that a sequence is split over."""
     return _axis[0][0] if _axis else 1
 
 
 def deal_sequence(x: Tensor, dim: int, *, batch: int = 0) -> Tensor:
     """Split x along a dimension of tokens or parts of a sequence, if it is a multiple.
 
-    Args:
-      batch: the dimension of examples, whose devices do not change.
+    `batch` is the dimension of examples, whose devices do not change.
     """
     if not _axis or x.shape[dim] % _axis[0][0]:
         return x
@@ -49,10 +47,7 @@ def gather_sequence(x: Tensor, *, batch: int = 0) -> Tensor:
 def look_back(x: Tensor, tail: Tensor) -> Tensor:
     """Split tokens [B, T, C] into parts [B, G, n + T / G, C], each after the n tokens before it.
 
-    Devices exchange only these n tokens.
-
-    Args:
-      tail: values before the first token, [B, n, C].
+    Devices exchange only these n tokens. `tail` [B, n, C] are values before the first token.
     """
     count, parts = tail.shape[1], count_sequence_parts()
     if x.shape[1] % parts or x.shape[1] // parts < count:

@@ -80,10 +80,8 @@ def raise_decays(
 ) -> list[float]:
     """Raise weight decays whose effect on a weight would be less than a rounding.
 
-    Learning rates do not change, nor do groups without decay and other optimizers.
-
-    Args:
-      lrs, decays: of a step, in group order.
+    Learning rates do not change, nor do groups without decay and other optimizers. `lrs` and
+    `decays` are those of a step, in group order.
     """
     if type(optimizer).__name__ not in FACTOR_DECAYS:
         return list(decays)
@@ -130,10 +128,8 @@ def orthogonalise(
 ) -> Tensor:
     """[..., M, N] -> the nearest matrices with singular values of about 1, by Newton-Schulz.
 
-    Computed in bfloat16, as in timm; float64 matrices stay float64.
-
-    Args:
-      coefficients: of the quintic of each step; the last ones serve all further steps.
+    Computed in bfloat16, as in timm; float64 matrices stay float64. `coefficients` are of the
+    quintic of each step; the last ones serve all further steps.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon.
     """

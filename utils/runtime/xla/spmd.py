@@ -48,8 +48,7 @@ def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, ...]:
 class _MeshUpdates(XlaUpdates):
     """Updates whose state has the layout of its parameters.
 
-    Args:
-      lay_out: (tensor of the state, parameter) -> the same tensor in the right layout.
+    `lay_out` maps (tensor of the state, parameter) to the same tensor in the right layout.
     """
 
     def __init__(self, device: XlaSpmdRuntime, lay_out: Callable[[Tensor, Tensor], Tensor]) -> None:
