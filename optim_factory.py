@@ -232,24 +232,15 @@ def _get_first_decay(section: OptimSection) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate and weight decay as functions of the step alone.
+    """Learning rate and weight decay as functions of the step alone."""
 
-    Args:
-      lr_at: step -> learning rate of a group with lr_scale 1.
-      decay_at: step -> weight decay of the groups that decay.
-      lr_floor: smallest learning rate handed to the optimizer.
-      steps_per_epoch: by which groups that begin later count.
-      cut: factor for each time that the score no longer rose.
-      least: learning rate that cuts do not go below.
-    """
-
-    lr_at: Callable[[int], float]
-    decay_at: Callable[[int], float]
+    lr_at: Callable[[int], float]  # step -> learning rate of a group with lr_scale 1
+    decay_at: Callable[[int], float]  # step -> weight decay of the groups that decay
     total_steps: int
-    lr_floor: float = 1e-12
-    steps_per_epoch: int = 1
-    cut: float = 1.0
-    least: float = 0.0
+    lr_floor: float = 1e-12  # smallest learning rate handed to the optimizer
+    steps_per_epoch: int = 1  # by which groups that begin later count
+    cut: float = 1.0  # factor for each time that the score no longer rose
+    least: float = 0.0  # learning rate that cuts do not go below
 
     def get_lr(self, step: int, cuts: int = 0) -> float:
         """Return the learning rate of a step after that many cuts."""

@@ -50,10 +50,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     check_profiled_steps(config.profile.steps, total_steps)
     eval_every = count_eval_steps(config.train, steps_per_epoch)
     check_patience(config.train.early_stop_patience, -(-total_steps // eval_every))
-    ranks, examples = (
-        count_planned_ranks(config.runtime, device),
-        task.dataset.num_examples["train"],
-    )
+    ranks = count_planned_ranks(config.runtime, device)
     if ranks > examples:
         key = "num_processes" if config.runtime.num_processes else "cpu_processes"
         raise UserError(

@@ -20,29 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A checked configuration.
-
-    Attributes:
-      device: name of the runtime, resolved from runtime.device.
-      run: directory of the results.
-      checkpoint: weights and state to resume or to evaluate; None for a new run.
-      stream: what determines the order and form of the training examples.
-      num_parameters: of the student.
-      step: hash of a step's program, except the batch and its micro-batches.
-      start: notes on pretrained weights of a new run's student.
-    """
+    """A checked configuration."""
 
     config: RunConfig
-    device: str
-    run: Run
-    checkpoint: Location | None
+    device: str  # name of the runtime, resolved from runtime.device
+    run: Run  # directory of the results
+    checkpoint: Location | None  # weights and state to resume or to evaluate; None for a new run
     facts: TaskFacts
-    stream: JsonObject
+    stream: JsonObject  # what determines the order and form of the training examples
     total_steps: int
     steps_per_epoch: int
-    num_parameters: int
-    step: str = ""
-    start: tuple[str, ...] = ()
+    num_parameters: int  # of the student
+    step: str = ""  # hash of a step's program, except the batch and its micro-batches
+    start: tuple[str, ...] = ()  # notes on pretrained weights of a new run's student
 
 
 # Later entries and their neutral values: these are left out, so that older descriptions stay equal.

@@ -46,31 +46,20 @@ StreamOf = Callable[["RunConfig", "DatasetFacts", JsonMapping], JsonObject]
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFacts:
-    """Facts about a task for every replica; they travel to other processes.
-
-    Args:
-      model_arguments: for creating the student: `{"num_classes": 10}`.
-      export: how to create the exported student, and what its input looks like.
-      stream: task settings that decide which examples, in which form, come when.
-      teachers: hashes of the run's teachers, and how several are combined.
-      description: of the student's outputs and of its teachers, for log lines.
-      class_names: of the dataset; None unless it has one for each class of the student.
-      streams: how a step's examples are read, if not once and as `data` says: several
-        augmentations of the same ones.
-      step_shapes: number of shapes that steps work on; each is a graph.
-      set_graphs: most graphs that evaluations on further sets add.
-    """
+    """Facts about a task for every replica; they travel to other processes."""
 
     dataset: DatasetFacts
-    model_arguments: dict[str, Any]
-    export: JsonObject
-    stream: JsonObject
-    teachers: list[str]
-    description: str
+    model_arguments: dict[str, Any]  # for creating the student: `{"num_classes": 10}`
+    export: JsonObject  # how to create the exported student, and what its input looks like
+    stream: JsonObject  # task settings that decide which examples, in which form, come when
+    teachers: list[str]  # hashes of the run's teachers, and how several are combined
+    description: str  # of the student's outputs and of its teachers, for log lines
+    # Of the dataset; None unless it has one for each class of the student.
     class_names: tuple[str, ...] | None = None
+    # How a step's examples are read, if not once by `data`: several augmentations of the same.
     streams: tuple[DataSection, ...] = ()
-    step_shapes: int = 1
-    set_graphs: int = 0
+    step_shapes: int = 1  # number of shapes that steps work on; each is a graph
+    set_graphs: int = 0  # most graphs that evaluations on further sets add
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
@@ -149,21 +138,16 @@ class RunTask(Protocol[BatchT_contra]):
     """A task in a run: created on each replica, after the student and its loaders.
 
     What only some tasks do stands in the protocols below.
-
-    Attributes:
-      unit: what throughput counts, and how many of it an example holds.
-      score_name: of an evaluation's score, for log lines.
-      twin: "module:class" of a `SyntheticRun`, to measure and compile without data; may be empty.
-      reads: keys that this task honours, of those that name other tasks as their readers.
-      losses: modules that are trained beside the student.
     """
 
-    unit: tuple[str, int]
-    score_name: str
+    unit: tuple[str, int]  # what throughput counts, and how many of it an example holds
+    score_name: str  # of an evaluation's score, for log lines
     check: ClassVar[type[TaskCheck]]
+    # "module:class" of a `SyntheticRun`, to measure and compile without data; may be empty.
     twin: ClassVar[str] = ""
+    # Keys that this task honours, of those that name other tasks as their readers.
     reads: ClassVar[frozenset[str]] = frozenset()
-    losses: nn.Module
+    losses: nn.Module  # modules that are trained beside the student
 
     def __init__(self, config: RunConfig, facts: Any, loaders: Mapping[str, Loader]) -> None:
         """Create what needs no device; an evaluation has no `train` loader."""

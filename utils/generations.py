@@ -17,37 +17,24 @@ class Generation:
     """One row of the table.
 
     A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3 and v4.
-
-    Attributes:
-      chip_tflops: public peak of a chip, bfloat16.
-      chip_gb_per_s: public bandwidth of a chip's HBM.
-      usable_gib: HBM of a device that a program may use, as the compiler says where one needs more.
-      clock_ghz: derived, see above.
-      pci_device: the chip's PCI device id; the vendor is 0x1ae0.
-      devices_per_chip: devices that the compiler sees in one chip.
-      unit_width: side of the matrix unit.
-      dimensions: of its topologies, 2 or 3.
-      prefix: of accelerator types, such as `v5litepod` in `v5litepod-8`; empty: none is launched.
-      runtime_version: the image of its TPU VMs for PyTorch and JAX.
-      counts: what the number in an accelerator type counts, cores or chips.
-      one_host: largest number of an accelerator type that is a single host.
-      numbers: those that an accelerator type may have.
     """
 
     name: str
-    chip_tflops: float
-    chip_gb_per_s: float
+    chip_tflops: float  # public peak of a chip, bfloat16
+    chip_gb_per_s: float  # public bandwidth of a chip's HBM
+    # HBM of a device that a program may use, as the compiler says where one needs more.
     usable_gib: float
-    clock_ghz: float
-    pci_device: str
-    devices_per_chip: int = 1
-    unit_width: int = 128
-    dimensions: int = 2
+    clock_ghz: float  # derived, see above
+    pci_device: str  # the chip's PCI device id; the vendor is 0x1ae0
+    devices_per_chip: int = 1  # devices that the compiler sees in one chip
+    unit_width: int = 128  # side of the matrix unit
+    dimensions: int = 2  # of its topologies, 2 or 3
+    # Of accelerator types, such as `v5litepod` in `v5litepod-8`; empty: none is launched.
     prefix: str = ""
-    runtime_version: str = ""
-    counts: str = ""
-    one_host: int = 0
-    numbers: tuple[int, ...] = ()
+    runtime_version: str = ""  # the image of its TPU VMs for PyTorch and JAX
+    counts: str = ""  # what the number in an accelerator type counts, cores or chips
+    one_host: int = 0  # largest number of an accelerator type that is a single host
+    numbers: tuple[int, ...] = ()  # those that an accelerator type may have
 
     @property
     def peak_tflops(self) -> float:

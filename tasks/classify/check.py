@@ -58,19 +58,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyFacts(TaskFacts):
-    """Facts about a classification of images.
+    """Facts about a classification of images."""
 
-    Args:
-      num_classes: of student, teachers and dataset.
-      image_shapes: (H, W, C) of the images by role, from the strings; None if only a run can tell.
-      feature_shapes: of the layers that losses read; None if only a run can tell.
-      sets: to evaluate on beside the evaluation split.
-    """
-
-    num_classes: int
+    num_classes: int  # of student, teachers and dataset
+    # (H, W, C) of the images by role, from the strings; None if only a run can tell.
     image_shapes: ImageShapes
+    # Of the layers that losses read; None if only a run can tell.
     feature_shapes: FeatureShapes | None
-    sets: tuple[EvaluatedSet, ...] = ()
+    sets: tuple[EvaluatedSet, ...] = ()  # to evaluate on beside the evaluation split
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:

@@ -54,16 +54,12 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class DistilFacts(TaskFacts):
-    """Facts about a student that learns features.
+    """Facts about a student that learns features."""
 
-    Args:
-      image_shapes: (H, W, C) of the images by role, from the strings; None if only a run can tell.
-      sets: labelled ones for probes of the features.
-      forms: what terms read of each teacher; empty if only a run can tell.
-    """
-
+    # (H, W, C) of the images by role, from the strings; None if only a run can tell.
     image_shapes: ImageShapes
-    sets: tuple[ProbedSet, ...] = ()
+    sets: tuple[ProbedSet, ...] = ()  # labelled ones for probes of the features
+    # What terms read of each teacher; empty if only a run can tell.
     forms: tuple[AnswerForm, ...] = ()
 
     @property

@@ -103,17 +103,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class FeatureStatistics:
-    """Contents of a file.
+    """Contents of a file."""
 
-    Attributes:
-      tensors: `NUMBER.KIND.PART` -> float64 array, by the teacher's number.
-      facts: teachers' hashes, how they saw the images, images, rows of each kind.
-      checksum: of both.
-    """
-
+    # `NUMBER.KIND.PART` -> float64 array, by the teacher's number.
     tensors: Mapping[str, np.ndarray]
-    facts: JsonObject
-    checksum: str
+    facts: JsonObject  # teachers' hashes, how they saw the images, images, rows of each kind
+    checksum: str  # of both
 
 
 def describe_source(config: RunConfig) -> JsonObject:

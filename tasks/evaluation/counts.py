@@ -130,20 +130,15 @@ class CalibrationBin:
 
 @dataclass(frozen=True)
 class SetResult:
-    """Results of a model on a set.
+    """Results of a model on a set."""
 
-    Attributes:
-      metrics: `top1`, `top5` in percent, `loss` in nats, `ece`, `examples`; if each example has one
-        label `precision`, `recall` and `f1` too, means over the classes that occur.
-      rows: of the classes that occur or are predicted, by number; empty with several labels.
-      bins: by confidence.
-      confusion: [K, K] int64, label and output; None if it was not counted.
-    """
-
+    # `top1`, `top5` in percent, `loss` in nats, `ece`, `examples`; if each example has one label
+    # `precision`, `recall` and `f1` too, means over the classes that occur.
     metrics: dict[str, float]
+    # Of the classes that occur or are predicted, by number; empty with several labels.
     rows: tuple[ClassRow, ...]
-    bins: tuple[CalibrationBin, ...]
-    confusion: np.ndarray | None = None
+    bins: tuple[CalibrationBin, ...]  # by confidence
+    confusion: np.ndarray | None = None  # [K, K] int64, label and output; None if not counted
 
 
 def summarise_set(sums: Tensor, classes: int, *, several: bool) -> SetResult:

@@ -89,42 +89,29 @@ class ModelClasses:
 
 @dataclass(frozen=True, kw_only=True)
 class SetSpec:
-    """Location of a set and how it is evaluated.
+    """Location of a set and how it is evaluated."""
 
-    Attributes:
-      key: of the configuration, for errors.
-      data: with the set as its evaluation split.
-      group: its name in the configuration: one group may be many sets.
-      corruption: name and severity; None unless it is a set of ImageNet-C.
-    """
-
-    key: str
+    key: str  # of the configuration, for errors
     name: str
-    group: str
-    data: DataSection
+    group: str  # its name in the configuration: one group may be many sets
+    data: DataSection  # with the set as its evaluation split
     classes: Choice
     class_map: str = ""
     every: int = 1
+    # Name and severity; None unless it is a set of ImageNet-C.
     corruption: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedSet:
-    """Metadata of a set, for one model.
-
-    Attributes:
-      to_model: [classes of the set] int64, the model's class for each, or -1.
-      several: whether an example may have several correct labels, or none.
-      image_shape: (H, W, C); None if only a loader can tell.
-      class_names: of the set, or None if it has none.
-    """
+    """Metadata of a set, for one model."""
 
     spec: SetSpec
     num_examples: int
-    to_model: np.ndarray
-    several: bool
-    image_shape: tuple[int, int, int] | None
-    class_names: tuple[str, ...] | None = None
+    to_model: np.ndarray  # [classes of the set] int64, the model's class for each, or -1
+    several: bool  # whether an example may have several correct labels, or none
+    image_shape: tuple[int, int, int] | None  # (H, W, C); None if only a loader can tell
+    class_names: tuple[str, ...] | None = None  # of the set, or None if it has none
 
 
 def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> list[SetSpec]:

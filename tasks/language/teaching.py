@@ -34,21 +34,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Teachers' outputs for one micro-batch.
+    """Teachers' outputs for one micro-batch."""
 
-    Attributes:
-      hidden: states [B, T, C] of each live teacher.
-      stored: outputs [B, T, k] of a cache, of each teacher.
-      mask: bool [B], valid windows.
-      term_scales: float [terms], scheduled factors on the weights of the terms.
-      judged: float [T], 1 at the positions that are learnt; None if all are.
-    """
-
-    hidden: tuple[Tensor, ...]
-    stored: tuple[SparseTeacher, ...]
-    mask: Tensor
-    term_scales: Tensor | None
-    judged: Tensor | None = None
+    hidden: tuple[Tensor, ...]  # states [B, T, C] of each live teacher
+    stored: tuple[SparseTeacher, ...]  # outputs [B, T, k] of a cache, of each teacher
+    mask: Tensor  # bool [B], valid windows
+    term_scales: Tensor | None  # float [terms], scheduled factors on the weights of the terms
+    judged: Tensor | None = None  # float [T], 1 at the positions that are learnt; None if all are
 
 
 class TokenTeaching(Teaching):

@@ -9,24 +9,15 @@ from typing import TYPE_CHECKING, Literal
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """What is declared of a device; everything here is read without importing its backend.
+    """What is declared of a device; everything here is read without importing its backend."""
 
-    Attributes:
-      runtime: `module:Class` of its `Runtime`.
-      start: `module:Class` of its `DeviceStart`.
-      compilers: backends of torch.compile that work on it; `auto` takes the first.
-      modes: groups of configuration keys that it supports, see `get_devices`.
-      mesh_runtime: `runtime` under `runtime.parallel: spmd`; empty if it has no mesh.
-      slots: kinds of queue slots that can run it.
-      on_cpu: environment variables with which it runs on the host's CPU.
-    """
-
-    runtime: str
-    start: str
-    compilers: tuple[str, ...]
-    modes: tuple[str, ...]
-    mesh_runtime: str = ""
-    slots: tuple[str, ...] = ("cpu",)
+    runtime: str  # `module:Class` of its `Runtime`
+    start: str  # `module:Class` of its `DeviceStart`
+    compilers: tuple[str, ...]  # backends of torch.compile that work on it; `auto` takes the first
+    modes: tuple[str, ...]  # groups of configuration keys that it supports, see `get_devices`
+    mesh_runtime: str = ""  # `runtime` under `runtime.parallel: spmd`; empty if it has no mesh
+    slots: tuple[str, ...] = ("cpu",)  # kinds of queue slots that can run it
+    # Environment variables with which it runs on the host's CPU.
     on_cpu: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -55,21 +55,15 @@ class Runtime(ABC):
 
     The engine uses devices only through this class; nothing above it may assume lazy tensors, a
     process group, or a particular device.
-
-    Attributes:
-      ranks: operations with the run's other processes.
-      updates: optimizer steps on the device.
-      local_devices: over which this process's part of a batch is split.
-      instruments: readings of the device and its loop beside results.
     """
 
     name: str
     device: torch.device
-    ranks: Ranks
-    updates: Updates
+    ranks: Ranks  # operations with the run's other processes
+    updates: Updates  # optimizer steps on the device
     section: RuntimeSection
-    instruments: Instruments
-    local_devices: int = 1
+    instruments: Instruments  # readings of the device and its loop beside results
+    local_devices: int = 1  # over which this process's part of a batch is split
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section

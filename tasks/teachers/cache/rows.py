@@ -27,45 +27,31 @@ _LEVELS = 255
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """Form of a teacher's output for an example, as far as a cache can store it.
+    """Form of a teacher's output for an example, as far as a cache can store it."""
 
-    Args:
-      kind: `classes`: logits, of which the k best are kept; `features`: numbers, kept whole.
-      width: K classes, or D numbers.
-      places: outputs for an example, of which a window of text has many; 0: a single one.
-      part: which of a teacher's features: `pooled`, `patches`; empty: it has only one kind.
-      teacher: number of the teacher in the order of the configuration; None: each one.
-    """
-
+    # `classes`: logits, of which the k best are kept; `features`: numbers, kept whole.
     kind: Literal["classes", "features"]
-    width: int
-    places: int = 0
+    width: int  # K classes, or D numbers
+    places: int = 0  # outputs for an example, of which a window of text has many; 0: a single one
+    # Which of a teacher's features: `pooled`, `patches`; empty: it has only one kind.
     part: str = ""
+    # Number of the teacher in the order of the configuration; None: each one.
     teacher: int | None = None
 
 
 @dataclass(frozen=True)
 class Column:
-    """Stored outputs of one teacher for each example.
+    """Stored outputs of one teacher for each example; further fields as in `AnswerForm`."""
 
-    Args:
-      teacher: its hash.
-      kind, width, places, part: as in `AnswerForm`.
-      top_k: classes stored; 0: none, they are features.
-      dtype: of the stored numbers: float16, bfloat16 or int8.
-      name: of the teacher, for messages.
-      weight: its share in an ensemble.
-    """
-
-    teacher: str
+    teacher: str  # its hash
     kind: str
     width: int
-    top_k: int = 0
+    top_k: int = 0  # classes stored; 0: none, they are features
     places: int = 0
     part: str = ""
-    dtype: str = "float16"
-    name: str = ""
-    weight: float = 1.0
+    dtype: str = "float16"  # of the stored numbers: float16, bfloat16 or int8
+    name: str = ""  # of the teacher, for messages
+    weight: float = 1.0  # its share in an ensemble
 
     @property
     def index_dtype(self) -> np.dtype:
@@ -91,20 +77,13 @@ class Column:
 
 @dataclass(frozen=True)
 class CacheShape:
-    """Sizes of a cache.
-
-    Args:
-      epochs: stored epochs, which are so many augmentations of each example.
-      steps_per_epoch: global batches of an epoch.
-      global_batch_size: examples of a global batch.
-      steps: global batches stored if the last epoch is not whole; None: all.
-    """
+    """Sizes of a cache."""
 
     columns: tuple[Column, ...]
-    epochs: int
-    steps_per_epoch: int
-    global_batch_size: int
-    steps: int | None = None
+    epochs: int  # stored epochs, which are so many augmentations of each example
+    steps_per_epoch: int  # global batches of an epoch
+    global_batch_size: int  # examples of a global batch
+    steps: int | None = None  # global batches stored if the last epoch is not whole; None: all
 
     @property
     def total_steps(self) -> int:
