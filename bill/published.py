@@ -1,7 +1,7 @@
 """Steps whose speed others have published, beside what the compiler says of them.
 
 Nothing here was run by this project: speeds are their authors', cycles are the compiler's of a step
-of the same model, batch and device. docs/tpu_compiler.md shows the same table, a test compares.
+of the same model, batch and device. docs/results_tpu_compiler.md shows the same table (a test).
 """
 
 from __future__ import annotations

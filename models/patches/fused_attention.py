@@ -27,7 +27,7 @@ from utils.runtime.xla.kernels import count_chips, has_custom_calls, takes_kerne
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.attention_kernel: auto or off"
 # Bytes of a layer's scores on one chip, in bfloat16, above which the kernel is faster by bundles
-# and estimate (docs/tpu_compiler.md).
+# and estimate (docs/results_tpu_compiler.md).
 _DEAR_BYTES = 40 * 2**20
 # Names of `PATCHES` without which no attention may compute by a kernel.
 NEEDED_PATCHES = ("attention", "attention_kernel")

@@ -17,7 +17,8 @@ from lab.costing import compile_program, export_in_jax
 from lab.jax_child import list_residual_shapes
 
 HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
-TEXT = (Path(__file__).resolve().parents[2] / "docs/tpu_compiler.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs/results_tpu_compiler.md").read_text(encoding="utf-8")
 
 
 def test_the_document_shows_the_table_that_the_tool_reads():

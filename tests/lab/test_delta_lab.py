@@ -39,7 +39,7 @@ def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
     assert CASE.count_flops() / 1e9 == pytest.approx(47.6, abs=0.1)
     assert CASE.count_reported_flops() == 8 * 128 * 128 * 32 * 8192
     assert CASE.count_bytes() / 1e6 == pytest.approx(203, abs=3)
-    # The floors of docs/delta.md.
+    # The floors of docs/results_delta.md.
     assert CASE.count_flops() / 197e12 == pytest.approx(242e-6, rel=0.01)
     assert CASE.count_bytes() / 1640e9 == pytest.approx(124e-6, rel=0.02)
     decode = replace(CASE, mode="decode", batch=256)

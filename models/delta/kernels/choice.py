@@ -3,7 +3,7 @@
 A pure function of numbers, so that the same shape has the same form in every step, in training, in
 generation and where a step is compiled for an absent TPU. Both forms of each sort of work were
 compiled and their bundles counted; the pairs, their commands, date and versions stand in
-docs/delta.md (Kernels). Work that was not counted is XLA's.
+docs/results_delta.md. Work that was not counted is XLA's.
 """
 
 from __future__ import annotations
