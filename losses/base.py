@@ -193,11 +193,7 @@ class TargetLoss(LogitLoss):
 
 
 def get_teacher_logits(inputs: LossInputs) -> Tensor:
-    """Return [B, K] logits of the only teacher, live or stored.
-
-    Raises:
-      UserError: no teacher, several teachers, or another number of classes than the student.
-    """
+    """Return [B, K] of the only teacher, live or stored; a UserError unless one is, and fits."""
     if not inputs.teacher_logits and inputs.sparse_teacher is not None:
         return compute_dense_log_probs(inputs.sparse_teacher, inputs.student_logits.shape[-1])
     if not inputs.teacher_logits:
@@ -232,11 +228,7 @@ def compute_dense_log_probs(teacher: SparseTeacher, num_classes: int) -> Tensor:
 def get_strong_logits(inputs: LossInputs, name: str) -> tuple[Tensor, Tensor]:
     """Return [B, K] of the student and of the only teacher for the strong view.
 
-    Args:
-      name: the loss, for errors.
-
-    Raises:
-      UserError: the run has no such view, or not exactly one teacher saw it.
+    A UserError, which names the loss, without such a view or with not exactly one teacher.
     """
     if inputs.strong_student_logits is None:
         raise UserError(

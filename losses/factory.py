@@ -46,9 +46,7 @@ def create_from(
 ) -> Any:
     """Create an entry of a registry of losses, with errors as in `create_loss`.
 
-    Args:
-      usual: values for arguments that `args` does not set; those of None or unknown to the loss
-        are ignored.
+    `usual` has values for what `args` does not set; None, or unknown to the loss, are ignored.
     """
     factory = registry.get(name)
     parameters = inspect.signature(factory).parameters
@@ -75,13 +73,10 @@ def define(
     positive: str = "",
     **defaults: Any,
 ) -> Callable[..., Any]:
-    """Create a factory of the losses `kind(function, **arguments)`.
+    """Create a factory of the losses `kind(function, **arguments)`; errors name the loss.
 
-    Args:
-      name: the loss, for errors.
-      positive: arguments, separated by spaces, that must be numbers above 0.
-      defaults: all that a configuration can name, besides the loss's attributes `why_not_tokens`
-        and `takes_numbers`.
+    The arguments in `positive`, separated by spaces, must be numbers above 0; `defaults` are all
+    that a configuration can name, besides the attributes `why_not_tokens` and `takes_numbers`.
     """
     attributes = {key: defaults.pop(key) for key in _ATTRIBUTES & defaults.keys()}
 

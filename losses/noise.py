@@ -47,11 +47,7 @@ def draw_normal(indices: Tensor, key: Tensor, count: int) -> Tensor:
 
 
 def draw_for(inputs: LossInputs, count: int, name: str) -> Tensor:
-    """Return [B, count] uniform numbers for the examples of a step.
-
-    Raises:
-      UserError: the step has no example indices.
-    """
+    """Return [B, count] uniform numbers for a step's examples; a UserError without indices."""
     if inputs.example_indices is None:
         raise UserError(
             f"distill.losses: {name} draws its masks by the examples' indices and the step has "

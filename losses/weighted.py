@@ -140,11 +140,7 @@ def compute_class_loss(inputs: LossInputs) -> Tensor:
 def create_weighted_loss(
     distill: DistillSection, task_loss: TaskTerm = compute_class_loss
 ) -> WeightedLoss:
-    """Create the loss of a `distill` section: its terms, or the task loss alone.
-
-    Raises:
-      UserError: as in `create_loss`.
-    """
+    """Create the loss of a `distill` section: its terms (`create_loss`), or the task loss alone."""
     entries = [
         (term.name, term.args | ({"layers": term.layers} if term.layers else {}), term.weight)
         for term in distill.losses

@@ -18,12 +18,9 @@ DEAD = 1e-10
 
 
 class AffineMap(nn.Module):
-    """y = (x - mean) @ matrix, and back; float32 buffers, no parameter.
+    """y = (x - mean) @ matrix, and back by `inverse`; float32 buffers, no parameter.
 
-    Args:
-      mean: [D].
-      matrix: [D, D]; or [D], a factor for each channel.
-      inverse: of the same form.
+    `mean` is [D]; `matrix` and `inverse` are [D, D], or [D], a factor for each channel.
     """
 
     mean: Tensor
@@ -51,9 +48,7 @@ def _multiply(values: Tensor, matrix: Tensor) -> Tensor:
 def create_channel_map(mean: Tensor, variances: Tensor) -> AffineMap:
     """Create a map of each channel to mean 0 and variance 1; dead channels are only centred.
 
-    Args:
-      mean: float64 [D].
-      variances: float64 [D] of the channels, at least one above 0.
+    Mean and variances are float64 [D], at least one variance above 0.
     """
     typical = variances.mean()
     spread = torch.where(variances > DEAD * typical, variances, typical).sqrt()

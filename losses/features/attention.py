@@ -77,11 +77,7 @@ class AttentionFusion(nn.Module):
 
 
 def enlarge(maps: Tensor, height: int, width: int) -> Tensor:
-    """Enlarge maps by a whole factor with nearest neighbours.
-
-    Raises:
-      UserError: the sizes are not multiples.
-    """
+    """Enlarge maps by a whole factor with nearest neighbours; a UserError for other sizes."""
     if height % maps.shape[2] or width % maps.shape[3]:
         raise UserError(
             f"distill.losses: reviewkd cannot enlarge maps of {tuple(maps.shape[2:])} to "
@@ -289,9 +285,7 @@ class CrossAttentionProjector(nn.Module):
 def compute_view_gap(student: Tensor, teacher: Tensor, *, is_alternating: bool) -> Tensor:
     """Compute [B] sum of squared gaps of [B, P, C], each position's channels at unit length.
 
-    Args:
-      is_alternating: True to subtract the mean over positions, which removes frequency 0 of a
-        cosine transform.
+    `is_alternating` subtracts the mean over positions: frequency 0 of a cosine transform.
     """
     sides = (student, teacher)
     if is_alternating:

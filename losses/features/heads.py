@@ -34,8 +34,7 @@ MIN_FLOW = 1e-20  # keeps the divisions of Sinkhorn's algorithm finite; far belo
 def compute_class_costs(weight: Tensor, sharpness: float) -> Tensor:
     """Compute [K, K] 1 - exp(-sharpness * (1 - cosine)) of the rows of a classifier.
 
-    Source: Lv et al. 2024 (WKD-L), arXiv:2412.08139, section 3.1, with classifier weights as the
-    prototypes of the classes.
+    Source: Lv et al. 2024 (WKD-L), arXiv:2412.08139, section 3.1; rows as the prototypes.
     """
     rows = unit_rows(weight)
     return -torch.expm1(-sharpness * (1 - rows @ rows.T).clamp(min=0))

@@ -104,8 +104,7 @@ def compute_feature_mse(
 ) -> Tensor:
     """Compute the mean squared difference of two activations [B, ...].
 
-    Source: Romero et al. 2015 (FitNets), arXiv:1412.6550, equation 3, without its factor 1/2 and
-    with the mean in place of the sum.
+    Source: Romero et al. 2015 (FitNets), arXiv:1412.6550, equation 3, as a mean and without 1/2.
     """
     difference = upcast(student_features) - as_constant(teacher_features)
     return mean_valid(difference.square().flatten(1).mean(dim=1), mask)
@@ -140,9 +139,7 @@ def _pool_axis(values: Tensor, count: int) -> Tensor:
 def compute_attention(features: Tensor, power: int) -> Tensor:
     """Compute [B, positions] channel mean of features^power, scaled to unit L2 norm.
 
-    Args:
-      features: [B, C, H, W], or [B, N, C] of tokens.
-      power: even; there is no absolute value.
+    Features are [B, C, H, W], or [B, N, C] of tokens; an even power, as there is no absolute value.
     """
     channels = -1 if features.ndim == 3 else 1
     return unit_rows(features.pow(power).mean(dim=channels).flatten(1))

@@ -33,11 +33,7 @@ EPS = 1e-8  # on products of norms, as `dist` has it
 
 
 def get_channels(features: Tensor) -> Tensor:
-    """Return [B, C, positions] of maps or tokens.
-
-    Raises:
-      UserError: a vector [B, D], which has no positions.
-    """
+    """Return [B, C, positions] of maps or tokens; a UserError for a vector, which has none."""
     if features.ndim == 4:
         return features.flatten(2)
     if features.ndim == 3:
@@ -49,11 +45,7 @@ def get_channels(features: Tensor) -> Tensor:
 
 
 def match_positions(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both as [B, C, positions], the larger map pooled to the smaller first.
-
-    Raises:
-      UserError: different numbers of tokens, or a vector.
-    """
+    """Return both as [B, C, positions], larger maps pooled; a UserError if positions differ."""
     if student.ndim == teacher.ndim == 4 and student.shape[2:] != teacher.shape[2:]:
         height = min(student.shape[2], teacher.shape[2])
         width = min(student.shape[3], teacher.shape[3])
@@ -102,9 +94,7 @@ def compute_ab(
     """Compute the squared hinge that pushes a neuron to the teacher's side of 0, summed over them.
 
     Both sides are [B, ...] before their ReLU. Of the teacher only the signs count, 0 as negative.
-
-    Args:
-      margin: > 0; beyond it on the right side there is no loss.
+    Beyond `margin` > 0 on the right side there is no loss.
 
     Source: Heo et al. 2019 (AB), arXiv:1811.03233, equation 5.
     """

@@ -18,25 +18,14 @@ from losses.reductions import Mask, as_constant, mean_valid, unit_rows, upcast
 class EmbeddingLoss(nn.Module):
     """One term between features: subclasses implement `compute`; `forward` disables autocast.
 
-    State that lasts over steps is kept in buffers, which a checkpoint holds, and changes in
-    training mode only.
+    State that lasts over steps is kept in buffers and changes in training mode only.
     """
 
     def build(self, width: int, patches: int) -> None:
-        """Create what depends on sizes.
-
-        Args:
-          width: of the teacher's features.
-          patches: of an image in the teacher's grid; 0 if the features are pooled.
-        """
+        """Create what depends on the teacher's width and its patches of an image, 0 if pooled."""
 
     def forward(self, student: Tensor, teacher: Tensor, mask: Mask = None) -> Tensor:
-        """Compute the scalar, a mean over valid examples; half precision becomes float32.
-
-        Args:
-          student: [B, D] or [B, N, D], carries the gradient.
-          teacher: the same shape; constant here.
-        """
+        """Compute the mean over valid examples, in float32, of [B, D] or [B, N, D] of each side."""
         with torch.autocast(student.device.type, enabled=False):
             return self.compute(upcast(student), as_constant(teacher), mask)
 
@@ -48,8 +37,7 @@ class EmbeddingLoss(nn.Module):
 class GapLoss(EmbeddingLoss):
     """Mean of a gap between two features of a position, over positions and valid examples.
 
-    Args:
-      function: pure maths, (student, teacher) [..., D] -> [...]; also takes `arguments`.
+    `function` is pure maths, (student, teacher) [..., D] -> [...]; it also takes `arguments`.
     """
 
     def __init__(self, function: Callable[..., Tensor], **arguments: float) -> None:

@@ -94,12 +94,8 @@ class LabelFreeLoss(nn.Module):
     def build(self, student: Embeddings, teachers: Sequence[Embeddings]) -> None:
         """Create the projectors and the losses' parameters, before the optimizer is created.
 
-        Args:
-          student: features of any images; only their widths count.
-          teachers: likewise; the number of patches counts, too.
-
-        Raises:
-          UserError: there are no projectors and the widths differ.
+        Of features only widths and, of teachers, the number of patches count. A UserError if there
+        are no projectors and the widths differ.
         """
         for spec, loss in zip(self.terms, self.losses, strict=True):
             mine, theirs = student.get(spec.of), teachers[spec.teacher].get(spec.of)
@@ -140,11 +136,7 @@ class MlpProjector(nn.Sequential):
 
 
 def create_projector(kind: str, width: int, out: int, hidden: int | None = None) -> nn.Module:
-    """Create a map of features [..., width] to [..., out].
-
-    Raises:
-      UserError: kind `none`, and the widths differ.
-    """
+    """Create a map of features [..., width] to [..., out]; a UserError if `none` does not fit."""
     if kind == "mlp":
         return MlpProjector(width, hidden or out, out)
     if kind == "linear":
@@ -162,11 +154,8 @@ def create_label_free_loss(
 ) -> LabelFreeLoss:
     """Create the loss of a `distill` section; a term without a teacher applies to each of them.
 
-    Args:
-      teachers: in the order of their outputs; a teacher's weight multiplies its terms.
-
-    Raises:
-      UserError: an unknown loss, argument or teacher.
+    Teachers are in the order of their outputs; a teacher's weight multiplies its terms. A UserError
+    for an unknown loss, argument or teacher.
     """
     terms = distill.losses or (LossTerm(name=distill.loss),)
     specs: list[tuple[TermSpec, EmbeddingLoss]] = []

@@ -22,9 +22,7 @@ def average_probs(
 ) -> Tensor:
     """Return [B, K] logits whose softmax at T is the weighted mean of the teachers' softmax at T.
 
-    Args:
-      temperature: T > 0, that of the student's loss.
-      shares: one factor per teacher, sum 1.
+    `temperature` is that of the student's loss; `shares` has one factor per teacher, sum 1.
     """
     logs = [
         torch.log_softmax(as_constant(logits) / temperature, dim=-1) + math.log(share)

@@ -119,10 +119,7 @@ class DeitSoft(DistillTokenLoss, SoftKD):
 
 
 class DeitHard(DistillTokenLoss, HardKD):
-    """`hard` on the distillation token.
-
-    Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
-    """
+    """`hard` on the distillation token; its source is that of `DeitSoft`."""
 
 
 def compute_sparse_cross_entropy(
@@ -130,9 +127,7 @@ def compute_sparse_cross_entropy(
 ) -> Tensor:
     """Compute the cross-entropy with a stored teacher without building its [B, K] distribution.
 
-    Returns:
-      Scalar in nats at temperature 1: higher than the KL form by the teacher's entropy; the
-      gradient is the same.
+    At temperature 1: higher than the KL form by the teacher's entropy, with the same gradient.
 
     Source: Wu et al. 2022 (TinyViT), arXiv:2207.10666, section 3.2.
     """

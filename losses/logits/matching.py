@@ -152,17 +152,9 @@ def compute_bkd(student_logits: Tensor, teacher_logits: Tensor, *, mask: Mask = 
     return mean_valid(per_class.sum(dim=-1), mask)
 
 
+_DIST = {"temperature": 1.0, "beta": 1.0, "gamma": 1.0, "eps": 1e-8, "group_size": 0}
 create_dist = define(
-    LogitLoss,
-    "dist",
-    compute_dist,
-    "temperature eps",
-    temperature=1.0,
-    beta=1.0,
-    gamma=1.0,
-    eps=1e-8,
-    group_size=0,
-    why_not_tokens=CORRELATES,
+    LogitLoss, "dist", compute_dist, "temperature eps", **_DIST, why_not_tokens=CORRELATES
 )
 create_ttm = define(LogitLoss, "ttm", compute_ttm, "temperature", temperature=4.0)
 create_wttm = define(LogitLoss, "wttm", compute_wttm, "temperature", temperature=4.0)
@@ -256,14 +248,8 @@ def compute_skd(
     return instances + direction_weight * directions
 
 
+_SKD = {"temperature": 4.0, "direction_weight": 1.0, "tikhonov": 0.1, "group_size": 0}
+_COMPARES = "compares the logits of a group of examples"
 create_skd = define(
-    LogitLoss,
-    "skd",
-    compute_skd,
-    "temperature tikhonov",
-    temperature=4.0,
-    direction_weight=1.0,
-    tikhonov=0.1,
-    group_size=0,
-    why_not_tokens="compares the logits of a group of examples",
+    LogitLoss, "skd", compute_skd, "temperature tikhonov", **_SKD, why_not_tokens=_COMPARES
 )

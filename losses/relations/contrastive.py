@@ -191,14 +191,9 @@ def compute_queue_kl(
 ) -> Tensor:
     """Compute KL(teacher || student) of the softmax of an embedding's cosines to a queue.
 
-    All embeddings have unit length.
-
-    Args:
-      student: [B, D]; receives the gradient.
-      teacher: [B, D]; constant here.
-      queue: [Q, D]: the teacher's embeddings of these and earlier examples.
-      temperature: > 0, divides the cosines; there is no factor T^2.
-      filled: bool [Q], entries that hold an embedding; None if all do.
+    All embeddings have unit length: [B, D] of both sides, and in the queue [Q, D] those of the
+    teacher for these and earlier examples; `filled`, bool [Q], marks its entries that hold one,
+    None if all do. The temperature divides the cosines; there is no factor T^2.
 
     Source: lightly-train's distillation v1 and v3 as their documentation describes them.
     """
@@ -302,11 +297,8 @@ def compute_norm_and_direction(
 ) -> Tensor:
     """Compute 1 - s e / max(|s|, |t|): the student turns to e and grows to the teacher's length.
 
-    The gradient flows through the student's length as well.
-
-    Args:
-      student, teacher: [B, D].
-      directions: [B, D] unit vectors e, the direction of each example's class.
+    Both sides are [B, D], `directions` unit vectors e [B, D] of each example's class. The gradient
+    flows through the student's length as well.
 
     Source: Wang et al. 2023 (KD++), arXiv:2305.17007, section 3, as in its authors' code.
     """

@@ -42,10 +42,7 @@ def compute_gram_kl(
     """Compute KL(teacher || student) of each token's distribution over the tokens of its image.
 
     The tokens are [B, N, C] of any width C. Summed over the N tokens of a distribution, averaged
-    over the N distributions of an example.
-
-    Args:
-      temperature: > 0, divides the cosines; there is no factor T^2.
+    over the N distributions of an example. The temperature divides the cosines; no factor T^2.
 
     Source: lightly-train's distillation v3 (2026), its loss within an image.
     """
@@ -82,11 +79,7 @@ class GramKL(GramMSE):
 
 
 class GramTerm(EmbeddingLoss):
-    """A gap between the Gram matrices of patches.
-
-    Args:
-      function: of tokens [B, N, C] of both sides and the mask.
-    """
+    """A gap between the Gram matrices of patches: `function` of tokens [B, N, C] and the mask."""
 
     def __init__(self, function: Callable[..., Tensor]) -> None:
         super().__init__()

@@ -51,8 +51,7 @@ def compute_similarities(plain: Tensor, turned: Tensor, valid: Tensor) -> Tensor
 def count_better(scores: Tensor, answers: Tensor) -> Tensor:
     """Count [G, n] entries of [G, n, M] scores that rank before the right one.
 
-    Args:
-      answers: int [n] or [G, n], the right one of each row; of equal scores the first is better.
+    `answers` is int [n] or [G, n], the right one of a row; of equal scores the first is better.
     """
     answers = answers.expand(scores.shape[:2]).unsqueeze(-1)
     own = scores.gather(-1, answers)
@@ -216,11 +215,7 @@ def get_vectors(plain: Tensor, turned: Tensor) -> list[Tensor]:
 
 
 def get_turned(inputs: LossInputs) -> Turned:
-    """Return both sides' outputs for the turned copies.
-
-    Raises:
-      UserError: the run has no turned copies, or several teachers.
-    """
+    """Return outputs for the turned copies; a UserError without them, or of several teachers."""
     if inputs.turned is None:
         raise UserError(
             "distill.losses: sskd compares images with their turned copies, and this run has none; "

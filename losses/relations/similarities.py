@@ -132,9 +132,7 @@ def compute_pkt(student: Tensor, teacher: Tensor, weights: Tensor, *, eps: float
 def compute_kernel(embeddings: Tensor, *, kernel: str, gamma: float, max_power: int) -> Tensor:
     """Compute [G, g, g] inner products, or the Taylor series of a Gaussian kernel.
 
-    Args:
-      kernel: `bilinear`; `gaussian`, whose series assumes unit embeddings; `unit_gaussian`, which
-        normalises first.
+    `gaussian` assumes unit embeddings, `unit_gaussian` normalises first; `bilinear` is the former.
     """
     if kernel == "unit_gaussian":
         embeddings = unit_rows(embeddings)
@@ -179,8 +177,7 @@ def compute_delta_correlation(errors: Tensor, weights: Tensor) -> Tensor:
 class RelationalLoss(FeatureLoss):
     """A feature loss between the examples of each group; activations are flattened.
 
-    Args:
-      function: [G] values from two [G, g, D] embeddings, the weights and `arguments`.
+    `function`: [G] values from two [G, g, D] embeddings, the weights and `arguments`.
     """
 
     why_not_tokens = "compares the examples of a group with each other"
@@ -278,11 +275,9 @@ class DeltaCorrelation(FeatureLoss):
 
 
 def standardise_columns(embeddings: Tensor, weights: Tensor, eps: float) -> Tensor:
-    """Standardise each dimension over the valid examples of a group; other examples become 0.
+    """Standardise each dimension of [G, g, D] over a group's valid examples; others become 0.
 
-    Args:
-      embeddings: [G, g, D].
-      eps: added to the variance, whose divisor is the number of valid examples.
+    `eps` is added to the variance, whose divisor is the number of valid examples.
     """
     marks = weights.unsqueeze(-1)
     count = marks.sum(dim=1, keepdim=True).clamp(min=1)
@@ -360,24 +355,11 @@ class BiasedRelation(ProjectedRelation):
     has_bias = True
 
 
+_SRD = {"exponent": 4.0, "eps": 1e-4}
 create_srd = define(
-    ProjectedRelation,
-    "srd",
-    compute_srd,
-    "exponent eps",
-    layers=GIVEN,
-    exponent=4.0,
-    eps=1e-4,
-    group_size=0,
+    ProjectedRelation, "srd", compute_srd, "exponent eps", layers=GIVEN, **_SRD, group_size=0
 )
+_ITRD = {"alpha": 1.5, "correlation_weight": 2.0, "mutual_weight": 0.05}
 create_itrd = define(
-    BiasedRelation,
-    "itrd",
-    compute_itrd,
-    "alpha",
-    layers=GIVEN,
-    alpha=1.5,
-    correlation_weight=2.0,
-    mutual_weight=0.05,
-    group_size=0,
+    BiasedRelation, "itrd", compute_itrd, "alpha", layers=GIVEN, **_ITRD, group_size=0
 )

@@ -132,12 +132,7 @@ def compute_class_consistency(
 
 
 def compute_low_share(scores: Tensor, mask: Tensor) -> Tensor:
-    """Return [G] share of each row's valid scores at or below their median (numpy's definition).
-
-    Args:
-      scores: [G, N]; only their order counts.
-      mask: bool [G, N], entries that count.
-    """
+    """Return [G] share of the scores [G, N] of `mask` at or below their median, as numpy has it."""
     ranked = torch.sort(scores.masked_fill(~mask, torch.finfo(scores.dtype).max), dim=-1).values
     count = mask.sum(dim=-1, keepdim=True)
     middle = ranked.gather(-1, (count - 1).clamp(min=0) // 2)
@@ -147,12 +142,9 @@ def compute_low_share(scores: Tensor, mask: Tensor) -> Tensor:
 def compute_low_confidence_shares(teacher_logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return [G] shares of examples and of classes whose teacher confidence is at most the median.
 
-    Examples rank by log(p / (1 - p)) of their best class, so that float32 separates p = 1 - 1e-9
-    from 1 as the reference does; those whose p is 1 in float64 are equal.
-
-    Args:
-      teacher_logits: [G, g, K].
-      mask: bool [G, g], valid examples.
+    Of logits [G, g, K] and a mask [G, g] of valid examples. Examples rank by log(p / (1 - p)) of
+    their best class, so that float32 separates p = 1 - 1e-9 from 1 as the reference does; those
+    whose p is 1 in float64 are equal.
     """
     logits = as_constant(teacher_logits)
     lowest = torch.finfo(logits.dtype).min

@@ -145,12 +145,7 @@ def pick(values: Tensor, indices: Tensor) -> Tensor:
 
 
 def count_next_tokens(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute nats and log-sum-exp of each position, float32 [B, n].
-
-    Args:
-      logits: [B, n, V].
-      targets: int [B, n].
-    """
+    """Compute nats and log-sum-exp, float32 [B, n], of logits [B, n, V] and int targets [B, n]."""
     normaliser = torch.logsumexp(logits, dim=-1)
     return normaliser - pick(logits, targets), normaliser
 

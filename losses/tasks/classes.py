@@ -48,10 +48,7 @@ def compute_poly(
 def compute_focal(
     logits: Tensor, targets: Tensor, *, gamma: float = 2.0, alpha: float = 0.25
 ) -> Tensor:
-    """Compute the focal loss; see `compute_poly`.
-
-    Source: Lin et al. 2017, arXiv:1708.02002, section 3.
-    """
+    """Compute the focal loss by `compute_poly` (Lin et al. 2017, arXiv:1708.02002, section 3)."""
     return compute_poly(logits, targets, epsilon=0.0, gamma=gamma, alpha=alpha)
 
 
@@ -65,8 +62,7 @@ def compute_asymmetric(
 ) -> Tensor:
     """Compute the asymmetric loss: easy noes lose their weight faster than easy yeses.
 
-    Args:
-      clip: probability below which a no costs nothing.
+    A no of a probability below `clip` costs nothing.
 
     Source: Ridnik et al. 2021, arXiv:2009.14119, as in timm 1.0.31.
     """
@@ -100,17 +96,11 @@ def binary_cross_entropy(
     class_weights: Tensor | None = None,
     sum_classes: bool = False,
 ) -> Tensor:
-    """Compute the cross-entropy of K independent yes-or-no decisions.
+    """Compute the cross-entropy of K independent yes-or-no decisions, in nats.
 
-    Args:
-      logits: [B, K], of the probability of yes; receive the gradient.
-      targets: [B, K], 0 to 1; constant here.
-      positive_weight: factor on the part that a yes adds.
-      class_weights: [K], factors on the classes.
-      sum_classes: True to sum over K; else their mean.
-
-    Returns:
-      Scalar in nats, averaged over valid examples.
+    Logits are [B, K], of the probability of yes, and targets [B, K] from 0 to 1. `positive_weight`
+    is a factor on the part that a yes adds, `class_weights` [K] on the classes, of which
+    `sum_classes` takes the sum, else the mean. Averaged over valid examples.
     """
     logits = upcast(logits)
     targets = as_constant(targets).to(logits.dtype)
@@ -127,8 +117,7 @@ def _reduce(each: Tensor, mask: Mask, class_weights: Tensor | None, sum_classes:
 class ClassLoss(nn.Module):
     """The task loss of a classification, as `WeightedLoss` calls it.
 
-    Args:
-      section: the keys task_loss, task_loss_args, class_weights and those that begin with bce.
+    It reads the keys task_loss, task_loss_args, class_weights and those that begin with bce.
     """
 
     class_weights: Tensor | None
@@ -169,11 +158,8 @@ def create_class_loss(
 ) -> ClassLoss:
     """Create the task loss that train.task_loss names; by default the first of `known`.
 
-    Args:
-      known: names of the losses that fit the task's targets.
-
-    Raises:
-      UserError: an unknown name, a key of another loss, or weights that do not fit the classes.
+    Those fit the task's targets. A UserError for an unknown name, a key of another loss, or weights
+    that do not fit the classes.
     """
     name = section.task_loss or known[0]
     if name not in known:

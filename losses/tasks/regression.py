@@ -43,8 +43,7 @@ def compute_huber(
 def compute_gaussian_nll(predictions: Tensor, log_variances: Tensor, targets: Tensor) -> Tensor:
     """Compute [B, O] -log N(target; prediction, variance) in nats.
 
-    Args:
-      log_variances: [B, O]; below MIN_LOG_VARIANCE they count as that, without gradient.
+    Logarithms of variances [B, O] are at least MIN_LOG_VARIANCE, below it without gradient.
 
     Source: Nix and Weigend 1994, ICNN, equation 2, with the constant.
     """
@@ -64,11 +63,7 @@ REGRESSION_LOSSES = (*_PLAIN, GAUSSIAN)
 
 
 def get_regression_loss(name: str) -> Callable[[LossInputs], Tensor]:
-    """Return the task loss that train.task_loss names; by default the mean squared error.
-
-    Raises:
-      UserError: an unknown name.
-    """
+    """Return the loss that train.task_loss names, mse by default; a UserError if it is unknown."""
     name = name or "mse"
     if name not in REGRESSION_LOSSES:
         raise UserError(

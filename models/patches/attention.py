@@ -78,8 +78,7 @@ class XlaBeitAttention(BeitAttention):
 def mix_values(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Mix values [B, H, D, N] by softmax(q k + mask), with dropout of the shares.
 
-    Args:
-      mask: broadcast to [B, H, Q, K], or [W, H, Q, K] for images of W windows each.
+    `mask` is broadcast to [B, H, Q, K], or [W, H, Q, K] for images of W windows each.
     """
     mask = None if mask is None else mask.transpose(-2, -1)
     if not (layer.training and layer.attn_drop.p > 0):

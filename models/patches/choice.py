@@ -58,9 +58,7 @@ def check_attention_kernel(
 ) -> None:
     """Raise a UserError if `model.attention_kernel: on` is not possible in a run.
 
-    Args:
-      device: the runtime's name.
-      model: patched or not yet, on any device, also on "meta".
+    `device` is the runtime's name; `model` is patched or not yet, on any device, also "meta".
     """
     if section.attention_kernel != "on":
         return

@@ -149,11 +149,9 @@ def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None)
 def einsum(
     equation: str, left: Tensor, right: Tensor, fp32_result: bool, *, devices: int = 0
 ) -> Tensor:
-    """Compute a product over examples.
+    """Compute a product over examples, in float32 if `fp32_result`, whatever the type of the two.
 
-    Args:
-      fp32_result: compute it in float32, whatever the type of the two.
-      devices: number whose parts of the examples, and of the result, stay apart: [D, ...]; or 0.
+    `devices`, if not 0: parts of the examples, and of the result, that stay apart: [D, ...].
     """
     if fp32_result:
         left, right = left.float(), right.float()

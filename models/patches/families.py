@@ -85,8 +85,7 @@ def _describe_turns(layer: EvaAttention, rope: Tensor, dtype: torch.dtype) -> tu
 class _Turn(torch.autograd.Function):
     """[B, H, D, N] turned by angles [D, N]; saves none of it.
 
-    Partners come from a product with ones and zeros, which is exact: slices would lie across the
-    rows of tiles and be copied in float32.
+    Partners come from an exact product with ones and zeros: slices would be copied in float32.
     """
 
     @staticmethod

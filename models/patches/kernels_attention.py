@@ -42,8 +42,7 @@ def choose_group(heads: int, width: int, tokens: int) -> int:
 def attend_forward(plan: AttentionPlan, packed: Array) -> tuple[Array, ...]:
     """Mix values to [B, H, D, N] and, if kept, return log2 of the rows' sums, float32 [B, H, 1, N].
 
-    Args:
-      packed: queries, keys and values [B, 3, H, D, N].
+    `packed` holds queries, keys and values [B, 3, H, D, N].
     """
     batch, _, heads, width, tokens = packed.shape
     results = [jax.ShapeDtypeStruct((batch, heads, width, tokens), packed.dtype)]
@@ -130,8 +129,7 @@ def _look_ahead(
 ) -> Iterator[tuple[tuple[int, slice], Tile]]:
     """Yield heads and parts of their queries with their scores.
 
-    The next scores are computed before the last ones are used, so that the matrix unit works on
-    them while the vector unit computes exponentials.
+    The next scores come before the last are used: matrix and vector units work side by side.
     """
     firsts = range(0, tokens, _QUERIES)
     parts = [(h, slice(n, min(n + _QUERIES, tokens))) for h in range(heads) for n in firsts]

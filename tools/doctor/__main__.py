@@ -108,11 +108,7 @@ def run_check(name: str, machine: Machine) -> Finding:
 
 
 def create_requirements(arguments: argparse.Namespace) -> Requirements:
-    """Return the settings of the planned run: the configuration's values, overridden by flags.
-
-    Raises:
-      UserError: the configuration is wrong.
-    """
+    """Return settings of the planned run, flags over configuration; a UserError if it is wrong."""
     values = {"output": "runs", "shuffle_gib": 1.0}
     if arguments.config:
         values = _read_config(arguments.config)

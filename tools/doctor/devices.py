@@ -136,8 +136,7 @@ def count_chips(machine: Machine) -> int | None:
 def list_device_files(machine: Machine) -> list[Path]:
     """List the files that a TPU process opens: /dev/accel0 (v4), /dev/vfio/0 (v5e and later).
 
-    Raises:
-      OSError: a directory exists and cannot be read.
+    An OSError if a directory exists and cannot be read.
     """
     files = []
     for folder, pattern in (("dev", "accel[0-9]*"), ("dev/vfio", "[0-9]*")):

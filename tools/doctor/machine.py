@@ -119,11 +119,7 @@ class Machine:
         return shutil.which(name, path=self.environment.get("PATH", ""))
 
     def fetch_metadata(self, key: str) -> tuple[str, str]:
-        """Fetch a value of the cloud's metadata server, and the server's date.
-
-        Raises:
-          OSError: there is no such server, or no such key.
-        """
+        """Fetch a value of the cloud's metadata server, and its date, or raise an OSError."""
         url = f"{self.metadata_url}/computeMetadata/v1/{key}"
         request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

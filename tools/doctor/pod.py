@@ -22,8 +22,7 @@ def examine_pod(
 ) -> dict[str, list[Finding]]:
     """Return the findings of every worker by its number; one red line if it has none.
 
-    Raises:
-      UserError: the TPU VM does not exist, or cannot be reached.
+    A UserError if the TPU VM does not exist, or cannot be reached.
     """
     hosts = len(require_ready(tpu, executor).hosts)
     words = ("python", "-m", "tools.doctor", "--json", "--in-pod", "--exit-zero", *flags)

@@ -21,11 +21,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 
 def prepare_housing(arguments: argparse.Namespace) -> Path:
-    """Fetch the table into the root by scikit-learn, unless it exists.
-
-    Raises:
-      UserError: a download is not allowed, or it failed.
-    """
+    """Fetch the table by scikit-learn, unless it exists; a UserError if that cannot be done."""
     from sklearn.datasets import fetch_california_housing
 
     root = write.get_root(arguments.root, "--root")

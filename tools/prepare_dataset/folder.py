@@ -86,11 +86,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
 def join_classes(
     selections: Mapping[str, FolderSelection], may_lack: Sequence[str]
 ) -> tuple[str, ...]:
-    """Return the names of the classes of all splits.
-
-    Raises:
-      UserError: a split lacks some and is not in `may_lack`.
-    """
+    """Return the names of all classes; a UserError if a split not in `may_lack` lacks some."""
     names = tuple(sorted({name for s in selections.values() for name in s.class_names}))
     for split, selection in selections.items():
         missing = sorted(set(names) - set(selection.class_names))
@@ -117,8 +113,7 @@ def print_summary(selections: Mapping[str, FolderSelection]) -> None:
 def check_images(paths: Sequence[Path]) -> None:
     """Decode every image, and count those with an EXIF orientation other than upright.
 
-    Raises:
-      UserError: some cannot be decoded; each has a line on stderr.
+    A UserError if some cannot be decoded; each has a line on stderr.
     """
     import tensorflow as tf
 

@@ -124,11 +124,7 @@ def render(glyph: Glyph) -> np.ndarray:
 
 @cache
 def open_face(face: str, size: int):
-    """Open a typeface of matplotlib at a size in pixels.
-
-    Raises:
-      UserError: matplotlib is not installed, or has no such face.
-    """
+    """Open a typeface of matplotlib at a size in pixels; a UserError if it is not there."""
     try:
         import matplotlib
     except ImportError as error:

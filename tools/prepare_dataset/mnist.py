@@ -62,11 +62,7 @@ def describe_mnist(arguments: argparse.Namespace) -> write.Conversion:
 
 
 def read_split(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read images [N, 28, 28] and labels [N] of a split, uint8.
-
-    Raises:
-      UserError: a file is missing, of another format, truncated, or does not match the other one.
-    """
+    """Read images [N, 28, 28] and labels [N] of a split, uint8; a UserError for faulty files."""
     paths = {kind: _find_file(folder, f"{_SPLITS[split]}-{kind}", kind) for kind in _KINDS}
     images, labels = (read_idx(path, _KINDS[kind][1]) for kind, path in paths.items())
     if images.shape[1:] != (SIDE, SIDE):
@@ -89,12 +85,9 @@ def read_split(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_idx(path: Path, axes: int) -> np.ndarray:
-    """Read an idx file of uint8.
+    """Read an idx file of uint8; a UserError for another format, or a size unlike the header's.
 
     Format: two zero bytes, type (8: uint8), number of axes, each axis as big-endian uint32, data.
-
-    Raises:
-      UserError: another format, or the size does not match the header.
     """
     data = _read_bytes(path)
     head = 4 + 4 * axes

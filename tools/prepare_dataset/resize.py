@@ -227,8 +227,7 @@ def _replace(features: Mapping[str, Any], path: list[str], feature: Any) -> dict
 class _Conversion:
     """Converts a file of the source to records with smaller images, in their order.
 
-    Args:
-      keeps_hash: whether the source has been resized and has the hashes of the original images.
+    `keeps_hash`: whether the source was resized and has the hashes of the original images.
     """
 
     def __init__(self, images: Images, file_format: str, *, keeps_hash: bool) -> None:

@@ -101,8 +101,7 @@ def prepare_text(arguments: argparse.Namespace) -> str:
 def read_files(sources: Sequence[str]) -> tuple[list[TextFile], dict[str, int]]:
     """Read files of UTF-8 by name, each content once, and count those left out by reason.
 
-    Raises:
-      UserError: a path does not exist, or there is nothing to read.
+    A UserError if a path does not exist, or there is nothing to read.
     """
     files: dict[bytes, TextFile] = {}
     left_out = {"empty": 0, "no UTF-8": 0, "the same as another": 0}
@@ -128,8 +127,7 @@ def read_files(sources: Sequence[str]) -> tuple[list[TextFile], dict[str, int]]:
 def split_files(files: Sequence[TextFile], held_out: float) -> dict[str, list[TextFile]]:
     """Split whole files, in the order of a hash of their names.
 
-    Args:
-      held_out: share of all bytes for validation, and for test; each gets at least one file.
+    `held_out` is the share of all bytes for validation, and for test, each at least one file.
     """
     if not 0 < held_out < 0.5:
         raise UserError(f"--held-out ({held_out:g}) must lie between 0 and 0.5; 0.05 is usual")
@@ -168,8 +166,7 @@ def write_split(
 ) -> dict[str, int | str]:
     """Write the tokens of all files, an end after each; return the counts for the index.
 
-    Raises:
-      UserError: the tokens of a file do not cover all its bytes, which bits per byte count.
+    A UserError if a file's tokens do not cover all its bytes, which bits per byte count.
     """
     digest, tokens, size, count = hashlib.sha256(), 0, 0, 0
     token_bytes = np.array(tokenizer.token_bytes)

@@ -41,11 +41,7 @@ def is_download_allowed(arguments: argparse.Namespace) -> bool:
 
 
 def prepare_tfds(arguments: argparse.Namespace) -> Path:
-    """Fetch and write a dataset below the root by TFDS.
-
-    Raises:
-      UserError: unknown dataset, a download is not allowed, or it failed.
-    """
+    """Fetch and write a dataset by TFDS; a UserError if it is unknown, or cannot be fetched."""
     root = write.get_root(arguments.out)
     builder = create_builder(arguments.name, root, arguments.format)
     target = Path(builder.data_dir)
@@ -73,11 +69,7 @@ def prepare_tfds(arguments: argparse.Namespace) -> Path:
 
 
 def create_builder(name: str, root: Path, file_format: str | None) -> Any:
-    """Create TFDS's builder of a dataset; nothing is fetched.
-
-    Raises:
-      UserError: unknown dataset, version or configuration.
-    """
+    """Create TFDS's builder of a dataset, without fetching; a UserError if it is unknown."""
     import tensorflow_datasets as tfds
 
     if not _NAME.fullmatch(name):

@@ -67,11 +67,7 @@ def check_name(name: str) -> None:
 
 
 def get_root(path: str, flag: str = "--out") -> Path:
-    """Return the directory of a flag, which may not exist yet.
-
-    Raises:
-      UserError: it is a URL, or the directory cannot be created.
-    """
+    """Return a flag's directory, which may be missing; a UserError for a URL, or without access."""
     if is_remote(path):
         raise UserError(
             f"{flag} ({path!r}) is a URL, but a dataset is written to a local directory; give "
@@ -84,8 +80,7 @@ def get_root(path: str, flag: str = "--out") -> Path:
 def check_target(target: Path, flag: str) -> Path:
     """Return the directory of a dataset, which is complete or can be created; `flag` named it.
 
-    Raises:
-      UserError: a file or other content is in the way.
+    A UserError if a file or other content is in the way.
     """
     if is_complete(target):
         return target
@@ -101,11 +96,7 @@ def check_target(target: Path, flag: str) -> Path:
 
 
 def read_splits(text: str | None) -> list[str]:
-    """Return the names of --splits; empty if the flag is not given.
-
-    Raises:
-      UserError: a name is missing.
-    """
+    """Return the names of --splits, empty without the flag; a UserError if one is missing."""
     names = [] if text is None else text.split(",")
     if not all(name.strip() for name in names):
         raise UserError(
@@ -141,11 +132,7 @@ def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
 
 
 def write_once(create: Callable[..., Conversion], arguments: argparse.Namespace) -> Path:
-    """Write the dataset that `create(arguments)` returns, unless it exists.
-
-    Raises:
-      UserError: it exists, but not in the format of --format.
-    """
+    """Write the dataset of `create(arguments)`; a UserError if it exists in another --format."""
     target = get_target(arguments)
     if not is_complete(target):
         return write_by_flags(create(arguments), target, arguments)

@@ -69,11 +69,7 @@ def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Si
 
 
 def print_report(report: CompareReport, *, with_diff: bool = False) -> None:
-    """Print the comparison as text.
-
-    Args:
-      with_diff: print the lines in which the sources differ.
-    """
+    """Print the comparison as text, and, if asked, the lines in which the sources differ."""
     console, base = create_console(), report.sides[0]
     for side in report.sides:
         count = f"{len(side.records)} x"

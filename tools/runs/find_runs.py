@@ -82,8 +82,7 @@ def choose_paths(options: argparse.Namespace, command: str, names: list[str]) ->
 def choose_records(options: argparse.Namespace, command: str, names: list[str]) -> list[RunRecord]:
     """Open the runs of `choose_paths`; damaged ones that a filter chose are left out and printed.
 
-    Raises:
-      UserError: also a named run that is damaged.
+    A UserError also for a named run that is damaged.
     """
     records = []
     for path in choose_paths(options, command, names):

@@ -21,12 +21,7 @@ _SHOWN = ("top1", "loss")
 
 
 def find_kin(options: argparse.Namespace, record: RunRecord, *, is_fresh: bool = False) -> Kinship:
-    """Find teachers and students of a run in its store.
-
-    Args:
-      options: of the command: `store` and `index`.
-      is_fresh: the index has just been updated.
-    """
+    """Find a run's teachers and students; `is_fresh`: the index has just been updated."""
     # The store two levels above, if the run itself records that it lies in an experiment.
     store = str(record.folder.parent.parent)
     if not is_remote(store) and record.facts.get("experiment") != record.folder.parent.name:

@@ -69,14 +69,9 @@ def rerun(options: argparse.Namespace) -> int:
 def plan_repetition(record: RunRecord, out: str) -> tuple[str, JsonObject, str]:
     """Plan a repetition; creates and changes nothing.
 
-    Args:
-      out: `run.output_dir` of the new run; empty: that of the old one.
-
-    Returns:
-      The commit of the source, the new run's configuration, and its directory or URL.
-
-    Raises:
-      UserError: a part of the source is missing, or the new directory cannot be written.
+    Returns the commit of the source, the new run's configuration, and its directory or URL, below
+    `out` or the old `run.output_dir`. A UserError if a part of the source is missing, or the new
+    directory cannot be written.
     """
     if not record.is_complete:
         raise UserError(

@@ -63,11 +63,7 @@ def validate_runs(options: argparse.Namespace) -> int:
 
 
 def print_faults(rows: list[JsonObject], checked: int) -> None:
-    """Print each fault in a line.
-
-    Args:
-      checked: number of checked runs, exports and reports.
-    """
+    """Print each fault in a line; `checked` counts the checked runs, exports and reports."""
     console = create_console()
     table = create_table("grade", "run", "file", "what")
     for row in rows:

@@ -117,11 +117,8 @@ def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequen
 class HeadBack:
     """Gradients of one chunk of a group of heads.
 
-    Args:
-      inverses: A [C, C] of each head.
-      states: before the chunk [K, V].
-      afters: gradients of the states behind it [K, V].
-      grad: of outputs [1, C, H * V].
+    Of each head `inverses` are A [C, C], `states` before the chunk [K, V] and `afters` the
+    gradients of those behind it; `grad` is of outputs [1, C, H * V].
     """
 
     def __init__(

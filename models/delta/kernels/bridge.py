@@ -30,9 +30,7 @@ def run_kernel(
 ) -> list[Tensor]:
     """Run `kernel(plan, *arrays)`, one Pallas call, on tensors of an XLA device.
 
-    Args:
-      plan: hashable, with a field `interpret`.
-      results: of the kernel, in order.
+    `plan` is hashable, with a field `interpret`; `results` are in the kernel's order.
     """
     if has_custom_calls():
         output = _lower_for_tpu(kernel, plan)(*tensors, use_cache=True, results=tuple(results))
@@ -59,11 +57,8 @@ def deal(
 ) -> list[Tensor]:
     """Run a function of tensors on each device's own examples of a mesh, or its own heads.
 
-    XLA's partitioner cannot divide a kernel, and would gather its inputs.
-
-    Args:
-      axes: the dimension of examples, of each tensor.
-      results: the same of the results.
+    XLA's partitioner cannot divide a kernel, and would gather its inputs. `axes` has the dimension
+    of examples of each tensor, `results` that of each result.
     """
     mesh = _get_mesh()
     if mesh is None:
@@ -92,8 +87,7 @@ def deal(
 def find_own(examples: int, heads: int) -> tuple[int, int] | None:
     """Return the examples and heads that one device of the run's mesh computes by a kernel.
 
-    None if a mesh deals out neither, so that each device would compute all; `heads` is as in
-    `Heads`.
+    None if a mesh deals out neither: each device would compute all. `heads` is as in `Heads`.
     """
     mesh = _get_mesh()
     if mesh is None:

@@ -58,11 +58,7 @@ class ChannelHead:
 
 
 class ChannelChunk:
-    """Tiles of a group of heads; attributes and methods are those of `HeadChunk`.
-
-    Attributes:
-      heads: a `ChannelHead` of each.
-    """
+    """Tiles of a group of heads, a `ChannelHead` of each; members are those of `HeadChunk`."""
 
     def __init__(self, plan: FusedPlan, given: Sequence[Tile], moving: Tile = None) -> None:
         q, k, self._values, g, *self._rates = given

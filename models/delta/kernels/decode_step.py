@@ -70,12 +70,10 @@ def _list_delta(inputs: DeltaInputs) -> tuple[list[Tensor], Tensor]:
 def kernel_step(
     rows: Tensor, values: Tensor, state: Tensor, is_delta: bool
 ) -> tuple[Tensor, Tensor]:
-    """Compute outputs [B, H, V] and the next state.
+    """Compute outputs [B, H, V] and the next state, of a state [B, H, K, V].
 
-    Args:
-      rows: [B, H, sorts, K]: q and d, then of each update k and a, or k, a and b.
-      values: u [B, H, updates, V].
-      state: [B, H, K, V].
+    `rows` [B, H, sorts, K] are q and d, then of each update k and a, or k, a and b; `values` are u
+    [B, H, updates, V].
     """
     run = partial(_run, is_delta)
     heads = Heads(state.shape[1], [1] * 3, [1, 1])
@@ -107,12 +105,9 @@ def _arrange(rows: Tensor, group: int) -> Tensor:
 
 
 def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Sequence[Array]:
-    """Compute outputs [G / group, ROWS, V] and the next state.
+    """Compute outputs [G / group, ROWS, V] and the next state [G, K, V].
 
-    Args:
-      state: [G, K, V].
-      rows: [G / group, sorts * ROWS, K].
-      values: [G / group, updates * ROWS, V].
+    `rows` are [G / group, sorts * ROWS, K], `values` [G / group, updates * ROWS, V].
     """
 
     def of_group(*sizes: int) -> Any:

@@ -82,8 +82,7 @@ def kernel_flash(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [B, H, T, D], and of rows the sum of exponentials and the largest score [B, H, T].
 
-    Args:
-      keep: the last two are wanted; else they come as [0].
+    Without `keep` the last two are [0].
     """
     run = partial(_run, FlashPlan(scale, keep))
     count = 3 if keep else 1
@@ -104,9 +103,8 @@ def _(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: bool) -> tuple[Tensor
 def kernel_flash_back(given: list[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """Compute gradients of q, k and v.
 
-    Args:
-      given: q, k, v, sums and largest scores of rows, the gradient of outputs, and its products
-        with outputs summed over channels [B, H, T].
+    Those are `given`, then sums and largest scores of rows, the gradient of outputs, and its
+    products with outputs summed over channels [B, H, T].
     """
     run = partial(_run_back, FlashPlan(scale))
     heads = Heads(given[0].shape[1], [1] * len(given), [1] * 3)

@@ -74,9 +74,8 @@ def kernel_rule_back(
 ) -> list[Tensor]:
     """Compute gradients of all parts, in their types, and of the first state.
 
-    Args:
-      kept: A and the states, as returned by `kernel_rule`.
-      grad: of outputs [B, T, H, V]; `grad_state`: of the last state.
+    `kept` is A and the states of `kernel_rule`; the others are gradients of outputs [B, T, H, V]
+    and of the last state.
     """
     tensors = [grad_state, *parts, *kept, grad]
     heads = Heads(parts[1].shape[2], [1, *[2] * 9], [*[2] * 6, 1])

@@ -34,12 +34,8 @@ def choose_kernels(
 ) -> None:
     """Let the layers of a model compute by kernels, where `model.kernels` says so.
 
-    Args:
-      choice: auto, xla or pallas.
-      is_asked: refuse pallas where it is not possible; else use it where it is.
-
-    Raises:
-      UserError: no kernels for this model or on this device.
+    Unless `is_asked`, pallas is used only where it is possible; else a UserError says that there
+    are no kernels for this model or on this device.
     """
     layers = [layer for layer in model.modules() if _is_rule(layer) or _is_attention(layer)]
     if choice == "auto":
@@ -58,14 +54,9 @@ def choose_kernels(
 
 
 def check_kernels(choice: str, model: nn.Module) -> None:
-    """Refuse kernels that no device has for the layers of a model.
+    """Refuse kernels (pallas) that no device has for the layers of a model, on any device or meta.
 
-    Args:
-      choice: `model.kernels`; only pallas can be refused.
-      model: on any device, including the meta device.
-
-    Raises:
-      UserError: one of its layers has no kernels, or none has any.
+    A UserError if one of its layers has no kernels, or none has any.
     """
     if choice != "pallas":
         return
@@ -194,11 +185,7 @@ def _has_jax() -> bool:
 
 
 def require_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-    """Refuse a device or a type of values that Pallas kernels do not support.
-
-    Raises:
-      UserError: names it, or the package that is missing.
-    """
+    """Refuse a device or type of values without Pallas kernels, or if their package is missing."""
     if not takes_kernels(device):
         raise UserError(
             f"model.kernels (pallas) needs runtime.device=xla, and this is {device.type}; "
@@ -223,8 +210,7 @@ def kernel_walk(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute `state_scan.walk` of A, R and U in place of W = A R and A U.
 
-    Args:
-      factors: A [N, B, H, C, C], R [N, B, H, C, K], U [N, B, H, C, V], then as there.
+    `factors` are A [N, B, H, C, C], R [N, B, H, C, K], U [N, B, H, C, V], then as there.
     """
     plan = WalkPlan(keep=keep, added=len(factors) > 7)
     results, count = [1, 0, 1] if keep else [1, 0], len(factors)

@@ -92,8 +92,7 @@ def multiply(
 ) -> Tile:
     """Multiply two sums of parts, without the products that are below the last parts.
 
-    Args:
-      left: the dimension of lefts that is summed over; `right`: of rights.
+    `left` is the dimension of lefts that is summed over, `right` that of rights.
     """
     dims = (((left,), (right,)), ((), ()))
     products = [

@@ -31,8 +31,7 @@ _STEPS = (1e-3, 1e-1)
 class DeltaCache:
     """A layer's memory of earlier tokens: a state [B, H, K, V], the convolution's last inputs.
 
-    Attributes:
-      tail: [B, W - 1, C]; both are None before the first tokens.
+    Those are `tail` [B, W - 1, C]; both are None before the first tokens.
     """
 
     def __init__(self) -> None:
@@ -94,10 +93,8 @@ class ShortConvolution(nn.Module):
 class GatedDeltaNet(nn.Module):
     """Gated DeltaNet of Qwen3.5: one decay of a head, keys shared by groups of heads.
 
-    Args:
-      heads: of keys and of values.
-      widths: of a key's head and of a value's.
-      conv_width: taps of the convolution.
+    `heads` and `widths` of a head are of keys and of values; `conv_width` is the convolution's
+    taps.
 
     Source: Yang et al. 2024, arXiv:2412.06464; names of weights as in Qwen3.5.
     """
@@ -180,11 +177,8 @@ def run_rule(
 ) -> Tensor:
     """Compute outputs [B, T, H, V] of a rule: chunks of a sequence or prompt, a step of decoding.
 
-    Args:
-      tail: the layer's last inputs, which a cache keeps beside the state.
-
-    Raises:
-      UserError: `model.args` has options that these inputs, or their device, do not support.
+    A cache keeps `tail`, the layer's last inputs, beside the state. A UserError for options of
+    `model.args` that these inputs, or their device, do not support.
     """
     tokens, updates = inputs.q.shape[1], inputs.v.shape[1]
     if cache is None:

@@ -101,13 +101,7 @@ class SigmoidRmsNorm(RmsNorm):
 
 
 class KimiDeltaAttention(nn.Module):
-    """KDA: a delta rule whose gates are of channels.
-
-    Attributes:
-      widths: of a key's head and of a value's.
-
-    Source: Kimi Team 2025, arXiv:2510.26692.
-    """
+    """KDA: a delta rule whose gates are of channels (Kimi Team 2025, arXiv:2510.26692)."""
 
     def __init__(self, shape: KimiShape) -> None:
         super().__init__()

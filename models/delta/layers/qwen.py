@@ -297,12 +297,7 @@ class Qwen(LanguageModel):
     def forward(
         self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
     ) -> Tensor:
-        """Compute hidden states [B, N, C], normalised.
-
-        Args:
-          tokens: int [B, N].
-          cache: of earlier tokens, one for each layer; it grows.
-        """
+        """Compute normalised hidden states [B, N, C] of int [B, N]; caches of the layers grow."""
         x = deal_sequence(self.model.embed_tokens(tokens), 1)
         if cache is None:
             layers = self._groups[0] if self._groups else self.model.layers

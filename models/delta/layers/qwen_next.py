@@ -106,8 +106,7 @@ class SparseMlp(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute [B, T, C] of [B, T, C], and how unevenly each window is dealt out, float32 [B].
 
-        The latter is E sum_e (tokens that choose e) (mean probability of e): `experts_per_token`
-        at best.
+        That is E sum_e (tokens that choose e) (mean probability of e): at best `experts_per_token`.
         """
         probs = self.gate(x)
         weights, chosen = probs.topk(self.shape.experts_per_token, dim=-1)
@@ -122,12 +121,9 @@ class SparseMlp(nn.Module):
         return mixed + shared, balance
 
     def _deal(self, x: Tensor, chosen: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
-        """Sum over the experts of each token.
+        """Sum over the experts of each token, with their weights [B, T, k].
 
-        Args:
-          chosen: experts [B, T k], token by token.
-          choices: the same as bool [B, T k, E].
-          weights: of a token's experts, [B, T, k].
+        `chosen` are experts [B, T k], token by token, and `choices` the same as bool [B, T k, E].
         """
         batch, tokens, each = *x.shape[:2], weights.shape[-1]
         x, chosen, choices = (gather_sequence(y) for y in (x, chosen, choices))

@@ -64,12 +64,7 @@ class RwkvShape(ChunkedShape, ModelArguments):
 
 
 class RwkvCache(DeltaCache):
-    """A layer's memory of earlier tokens.
-
-    Attributes:
-      tail: the last input [B, 1, C] of the mixing over time.
-      mlp_tail: that of the mixing over channels.
-    """
+    """A memory whose tails are the last inputs [B, 1, C] of mixing over time and over channels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,8 +95,7 @@ class LowRank(nn.Module):
 class TimeMix(nn.Module):
     """The rule of RWKV-7, whose inputs are made of a token and the one before it.
 
-    Args:
-      layer: its number; the first one's values are mixed into those of the others.
+    Values of layer 0 are mixed into those of the others.
 
     Source: Peng et al. 2025, arXiv:2503.14456.
     """
@@ -261,12 +255,7 @@ class Rwkv(LanguageModel):
         return self.lm_head.weight
 
     def forward(self, tokens: Tensor, cache: Sequence[RwkvCache] | None = None) -> Tensor:
-        """Compute hidden states [B, N, C], normalised.
-
-        Args:
-          tokens: int [B, N].
-          cache: of earlier tokens, one for each layer; it changes.
-        """
+        """Compute normalised hidden states [B, N, C] of int [B, N]; caches of the layers change."""
         x, first = deal_sequence(self.model.embeddings(tokens), 1), None
         if cache is None and self._chain:
             x, first = self.model.layers[0](x)
@@ -316,10 +305,6 @@ def create_rwkv(vocab_size: int, sequence_length: int, **shape: Any) -> Rwkv:
 
 
 def shift_tokens(x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the token before each of [B, T, C], and the last one.
-
-    Args:
-      tail: the token before the first, [B, 1, C]; zeros if None.
-    """
+    """Return the token before each of [B, T, C], and the last one; `tail`, or zeros, is first."""
     start = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
     return look_back(x, start)[:, :, :-1].flatten(1, 2), x[:, -1:]

@@ -97,8 +97,7 @@ def retreat_in_blocks(
 ) -> list[Tensor]:
     """Compute what `retreat` computes for all chunks at once, from the last block to the first.
 
-    Args:
-      kept: inverses of chunks, and the states before blocks.
+    `kept` is the inverses of chunks, and the states before blocks.
     """
     inside, size = _write_out(plan), plan.chunk * plan.block
     count = parts[0].shape[1] // size
@@ -135,11 +134,7 @@ def walk_chunks(
 def find_states(
     factors: Sequence[Tensor], state: Tensor, products: str
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Compute the state before each chunk, its V', and the state behind the last.
-
-    Args:
-      factors: W, U, K, `last` and E of `state_scan.walk`.
-    """
+    """Compute the state before each chunk, its V', and the last, of W, U, K, `last` and E."""
     states, values = [], []
     for w, u, key, last, *added in zip(*factors, strict=True):
         states.append(state)

@@ -39,8 +39,7 @@ def prepare_rule(
 ) -> tuple[CoreOptions, Tensor]:
     """Return options whose kernels are no longer `auto`, and the first state [B, H, K, V].
 
-    Raises:
-      UserError: wrong shape of the state, segments or mask, no tokens, or unavailable kernels.
+    A UserError for shapes of state, segments or mask, no tokens, or unavailable kernels.
     """
     check_places(inputs, segments, mask)
     options = settle_rule(options, inputs, is_packed=segments is not None)
@@ -107,9 +106,8 @@ class RuleChunks:
     ) -> tuple[Tensor, ...]:
         """Compute the gradients of the inputs as chunks, and of the first state.
 
-        Args:
-          kept: inverses, and the states before chunks or before the first.
-          grads: of outputs [N, B, H, C, V], and of the last state.
+        Kept are inverses, and the states before chunks or before the first; `grads` are of outputs
+        [N, B, H, C, V], and of the last state.
         """
         raise NotImplementedError
 
@@ -117,11 +115,7 @@ class RuleChunks:
 def create_chunk_rule(
     rule: type[RuleChunks], *, has_kernels: bool = False
 ) -> type[DifferentiationRule]:
-    """Create the function of a rule over whole chunks, all at once or in blocks.
-
-    Args:
-      has_kernels: the fused kernels compute it where they support its inputs.
-    """
+    """Create the function of a rule over whole chunks; `has_kernels` admits the fused kernels."""
 
     def is_fused(plan: ChunkPlan, starts: Tensor | None, parts: Sequence[Tensor]) -> bool:
         return has_kernels and starts is None and fits_fused(plan.options, parts)
@@ -220,11 +214,7 @@ def retreat_over(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the states before chunks, V', and gradients: of A's right factors, of states.
 
-    Args:
-      kept, grads: as of `RuleChunks.pull`.
-
-    Returns:
-      States, V', gradients of the right factors, of the states behind chunks, of the first state.
+    Those are of the states behind chunks, and of the first; arguments as of `RuleChunks.pull`.
     """
     (inverse, states), (grad, grad_state) = kept, grads
     query, key = chunks.get_reads()

@@ -48,11 +48,7 @@ Rows = tuple[Tensor, Tensor, Pairing]
 
 
 def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
-    """Sum gates [..., C, D] from the chunk's first row up to each row.
-
-    Args:
-      before: leaves out the row's own gate.
-    """
+    """Sum gates [..., C, D] from the chunk's first row to each; `before` leaves out its own."""
     if g.shape[-1] == 1:
         return _sum_marked(g, _lower(g.shape[-2], strict=before, device=g.device))
     sums = g.cumsum(dim=-2)

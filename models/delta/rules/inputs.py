@@ -65,11 +65,7 @@ class DeltaInputs:
         return _find_state_shape(self.k, self.v)
 
     def widen(self, *, keys: bool = True) -> DeltaInputs:
-        """Return the same with as many heads of q and k as of v, and gates of four dimensions.
-
-        Args:
-          keys: False leaves q and k as they are.
-        """
+        """Return the same with v's heads of q and k, if `keys`, and gates of four dimensions."""
         share = self.v.shape[2] // self.k.shape[2] if keys else 1
         q, k = (x if share == 1 else x.repeat_interleave(share, dim=2) for x in (self.q, self.k))
         gates = (self.g, self.erase, self.write)
@@ -104,10 +100,9 @@ class DplrInputs:
 
 
 def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tensor:
-    """Return a state [B, H, K, V] in float32, or float64 where the values are; zeros if None.
+    """Return a state [B, H, K, V], zeros if None, in float32, or float64 where the values are.
 
-    Raises:
-      UserError: it has another shape.
+    A UserError if it has another shape.
     """
     dtype = get_state_dtype(inputs.v)
     if state is None:
@@ -125,12 +120,7 @@ def check_places(
 ) -> None:
     """Refuse sequences without a token, and segments or a mask that do not fit the tokens.
 
-    Args:
-      segments: must be int [B, T].
-      mask: must be bool [B, T].
-
-    Raises:
-      UserError: names the first that is wrong.
+    Segments must be int [B, T], the mask bool [B, T]; a UserError names the first that is wrong.
     """
     tokens = tuple(inputs.q.shape[:2])
     if not tokens[1]:

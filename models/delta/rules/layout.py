@@ -80,11 +80,7 @@ class CoreOptions:
         return self.loop == "unrolled" and self.parts == 1
 
     def fit(self, tokens: int) -> int:
-        """Return the chunk for so many tokens.
-
-        Raises:
-          UserError: they fill no whole chunks, and may not be padded.
-        """
+        """Return the chunk for so many tokens; a UserError if they need padding without `pad`."""
         if tokens % self.chunk and not self.pad:
             raise UserError(
                 f"{tokens} tokens are no multiple of the chunk ({self.chunk}) and pad is false; "
@@ -122,13 +118,9 @@ def apply_in_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Compute outputs [B, T, H, V] and the last state by a rule for whole chunks.
 
-    Args:
-      rule: (plan, starts, *parts, state) -> outputs and state.
-      parts: [B, T, H, ...]; the third is v.
-      starts: bool [B, T] of packed sequences.
-
-    Raises:
-      UserError: tokens fill no chunks and may not be padded.
+    `rule` is (plan, starts, *parts, state) -> outputs and state. Parts are [B, T, H, ...], the
+    third v; `starts` is bool [B, T] of packed sequences. A UserError if tokens fill no chunks and
+    may not be padded.
     """
     tokens, runs = parts[2].shape[1], math.lcm(options.parts, count_sequence_parts())
     length = -(-tokens // runs)

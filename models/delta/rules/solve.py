@@ -20,11 +20,7 @@ from utils.errors import UserError
 
 
 def invert(lower: Tensor, solver: str) -> Tensor:
-    """Return (I + L)^-1 by one of `SOLVERS`.
-
-    Raises:
-      UserError: unknown solver.
-    """
+    """Return (I + L)^-1 by one of `SOLVERS`; a UserError for an unknown one."""
     if solver not in SOLVERS:
         raise UserError(f"solver ({solver!r}) is unknown; use one of {', '.join(SOLVERS)}")
     return SOLVERS[solver](lower)
