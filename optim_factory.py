@@ -68,14 +68,9 @@ def create_optimizer(
 
     Biases, norms, one-dimensional parameters, positional and class tokens have no weight decay.
     Each group carries `lr_scale` (of layer decay and of the parameters' pattern, else 1), `decays`
-    and, if it begins to move later, `starts_epoch`.
-
-    Args:
-      loss_modules: trainable modules of the losses, such as projections: decay, no layer decay.
-      device_arguments: of the runtime for its device.
-
-    Raises:
-      UserError: unknown or refused optimizer, or arguments that it does not take.
+    and, if it begins to move later, `starts_epoch`. `loss_modules` are trainable modules of the
+    losses, such as projections: decay, no layer decay. UserError for an unknown or refused
+    optimizer, or arguments that it does not take.
     """
     name = section.name.lower()
     check_optimizer_name(name)
@@ -265,10 +260,8 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
     Warm-up is linear from `warmup_lr` at step 0 to `lr` at the step after it; the shape then runs
     over the remaining steps, or with `warmup_inside` has run over all of them. Its end, `min_lr`,
     and that of the weight decay belong to the step after the last one: n steps are n equal parts of
-    the way, and the last one is not wasted.
-
-    Raises:
-      UserError: a warm-up longer than the run, or one that leaves the cooldown no room.
+    the way, and the last one is not wasted. UserError for a warm-up longer than the run, or one
+    that leaves the cooldown no room.
     """
     warmup = get_warmup_steps(section, steps_per_epoch)
     check_warmup(warmup, total_steps)

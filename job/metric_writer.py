@@ -35,12 +35,10 @@ class LostRunError(RuntimeError):
 class MetricWriter:
     """Appends one JSON line for each log point; on rank zero only.
 
-    Args:
-      folder: the run's directory.
-      first_step: of a resumed run: later lines in the file are dropped, and so is an evaluation
-        at this step, which is repeated.
-      attempt: number of this program's attempt, for every line; 0: without.
-      mirror: uploads the lines to the run's bucket, if it has one.
+    `folder` is the run's directory. Lines after `first_step` of a resumed run are dropped, and so
+    is an evaluation at this step, which is repeated. `attempt` is the number of this program's
+    attempt, for every line; 0: without. `mirror` uploads the lines to the run's bucket, if it has
+    one.
     """
 
     def __init__(
@@ -59,10 +57,8 @@ class MetricWriter:
         """Write one line: the step, `train` or `eval`, and its scalars.
 
         A number that is not finite becomes null, and `nonfinite` contains its name and value.
-
-        Raises:
-          UserError: a scalar has no entry in the catalogue of metrics.
-          LostRunError: the line cannot be written.
+        UserError if a scalar has no entry in the catalogue of metrics, LostRunError if the line
+        cannot be written.
         """
         METRICS.require(scalars)
         line: Line = {"step": step, "kind": kind}

@@ -30,12 +30,9 @@ class LoopRecorder:
     """Watches a runtime's spans: the writing rank saves them, every rank counts its steps.
 
     A step's time begins after its wait for input and ends before the next wait, without evaluations
-    and checkpoints. Nothing here reads the device.
-
-    Args:
-      step: steps done before this attempt.
-      writer: of `spans.jsonl`; None on ranks that do not write, all of which work in lockstep.
-      keeper: counts the time of each step, and its wait for input.
+    and checkpoints. Nothing here reads the device. `step` steps were done before this attempt;
+    `writer` is None on ranks that do not write; `keeper` counts the time of each step, and its
+    wait.
     """
 
     def __init__(

@@ -45,13 +45,8 @@ class Replica:
 class Recording:
     """Records metrics, spans, sketches, hits and profiles; only one rank writes them.
 
-    Args:
-      kept: steps of the checkpoints of a resumed run.
-
-    Attributes:
-      writer: of metrics; None on ranks that do not write.
-      keeper: of sketches of numbers.
-      recorder: of times.
+    `kept` are steps of the checkpoints of a resumed run. `writer` of metrics is None on ranks that
+    do not write; `keeper` has sketches of numbers, `recorder` times.
     """
 
     def __init__(self, replica: Replica, kept: Sequence[int]) -> None:

@@ -224,11 +224,9 @@ def _create_rules(
 def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
     """Restore the state of the job's checkpoint, if it has one; return the checkpoint's facts.
 
-    If a checkpoint proves broken only now, an older one is used, unless it was named.
-
-    Raises:
-      UserError: the named checkpoint is broken, or none fits.
-      CheckpointError: no checkpoint is valid, or the ranks have read different ones.
+    If a checkpoint proves broken only now, an older one is used, unless it was named. UserError if
+    the named one is broken or none fits; CheckpointError if none is valid, or the ranks have read
+    different ones.
     """
     if job.checkpoint is None:
         return {}

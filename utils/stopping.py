@@ -134,10 +134,8 @@ def _read_notice(host: str, notice: str, etag: str) -> tuple[str, str] | None:
 class StallWatch:
     """A thread that ends the process if the loop stalls, and prints where.
 
-    Args:
-      timeout_s: time without a beat after which the process ends; 0: never.
-      get_span: returns the current span of the loop.
-      report: called with the reason before the process ends; must not block for long.
+    It ends after `timeout_s` without a beat; 0: never. `get_span` returns the current span of the
+    loop; `report` is called with the reason before the end and must not block for long.
     """
 
     def __init__(

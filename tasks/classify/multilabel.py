@@ -39,13 +39,8 @@ MOST_NUMBERS = 1 << 27
 class ScoreTable:
     """Counts of a split's batches as vectors that add up over batches and ranks.
 
-    Args:
-      examples: most that an evaluated split has, over all ranks.
-      classes: K.
-      most_numbers: size limit of the table; of a larger split it takes every n-th example.
-
-    Attributes:
-      stride: n; 1 if the table holds all examples.
+    `examples` is the most that an evaluated split has, over all ranks. A table of more than
+    `most_numbers` takes every n-th example: `stride` is n, else 1.
     """
 
     def __init__(self, examples: int, classes: int, most_numbers: int = MOST_NUMBERS) -> None:

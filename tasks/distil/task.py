@@ -87,9 +87,8 @@ _NO_SPREAD = 1e-6
 class Distil(ImageTask[FeatureTeacher]):
     """A micro-batch on the device -> mixed images -> features of student and teachers -> one loss.
 
-    Attributes:
-      losses: terms and projectors, which are trained beside the student.
-      feature_shapes: of each teacher, what terms read; set by `prepare`.
+    `losses` are terms and projectors; `feature_shapes`, set by `prepare`, what terms read of
+    teachers.
     """
 
     score_name = "-loss"

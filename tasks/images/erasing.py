@@ -22,11 +22,9 @@ _SALT = 0x45524153  # keeps these draws apart from those of mixing
 class Erasing:
     """Draws and fills one rectangle for each chosen example of a step.
 
-    Args:
-      probability: share of the examples that lose a rectangle.
-      seed: of the run.
-      mode: "const" fills it with the mean pixel; "pixel" with noise: for each pixel and channel a
-        number that is normal with mean 0 and variance 1 after normalisation.
+    `probability` is the share of the examples that lose a rectangle. `mode` "const" fills it with
+    the mean pixel; "pixel" with noise: for each pixel and channel a number that is normal with mean
+    0 and variance 1 after normalisation.
 
     Source: Zhong et al. 2017, arXiv:1708.04896, with timm's ranges: area 0.02 to 1/3 of the image,
     aspect ratio log-uniform between 0.3 and 1/0.3. The modes are timm's.

@@ -114,11 +114,9 @@ _SALT = 0x4E4F4953  # keeps these draws apart from those of mixing and erasing
 class Teachers(Generic[TeacherT]):
     """Teachers of a run on the device, or their stored outputs, and the weights of its terms.
 
-    Attributes:
-      teachers: that run in the step; the student's average may be among them, at the end.
-      own: those that have weights of their own.
-      cache: of stored outputs; None if the teachers run.
-      stored: columns of the cache that stand for the teachers.
+    `teachers` run in the step, at the end perhaps the student's average; `own` have weights of
+    their own. `cache` of stored outputs is None if the teachers run; its columns `stored` stand for
+    them.
     """
 
     def __init__(self, config: RunConfig, losses: nn.Module) -> None:

@@ -34,13 +34,10 @@ class _Write:
 class CheckpointManager:
     """Saves the checkpoints of one run in a thread, one at a time.
 
-    An error of the thread is raised, with its cause, by the next call of `save`, `check`, `wait`
-    or `submit`. Nothing is announced or deleted until the new checkpoint was read back.
-
-    Args:
-      location: `checkpoints/` of the run, a path or a URL.
-      keep: newest checkpoints to keep beside the best one.
-      keep_every: multiples of this step are kept too, if set.
+    An error of the thread is raised, with its cause, by the next call of `save`, `check`, `wait` or
+    `submit`. Nothing is announced or deleted until the new checkpoint was read back. `location` is
+    `checkpoints/` of the run; `keep` newest ones stay beside the best, and multiples of
+    `keep_every`.
     """
 
     def __init__(
@@ -74,10 +71,9 @@ class CheckpointManager:
     ) -> None:
         """Copy a state to the host and write it in the thread, after an earlier write.
 
-        Args:
-          collect: returns host copies that nothing else changes, and facts. Not called if this
-            step's checkpoint is written or being written: then only `best` counts.
-          before: called by the thread before the checkpoint appears.
+        `collect` returns host copies that nothing else changes, and facts; not called if this
+        step's checkpoint is written or being written: then only `best` counts. `before` is called
+        by the thread before the checkpoint appears.
         """
         if not self.needs(step):
             self.note(step, best=best)

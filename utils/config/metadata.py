@@ -65,12 +65,10 @@ class KeyInfo:
 
 
 def key(default: Any, description: str, **rules: Any) -> Any:
-    """Declare a key of a `ConfigSection`.
+    """Declare a key of a `ConfigSection`; its `default` is `...` if the key must be set.
 
-    Args:
-      default: `...` if the key must be set.
-      description: its meaning, unit and special values, for help and documents.
-      rules: attributes of `KeyInfo`, and constraints of pydantic's `Field`.
+    `description` has meaning, unit and special values, for help and documents; `rules` are
+    attributes of `KeyInfo`, and constraints of pydantic's `Field`.
     """
     names = {field.name for field in fields(KeyInfo)}
     info = asdict(KeyInfo(**{name: rules.pop(name) for name in names & rules.keys()}))

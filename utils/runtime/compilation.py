@@ -28,13 +28,9 @@ _INSTALL = "install a C++ compiler that works, such as g++, or set CXX to one, "
 class ModelCompiler:
     """The compiled modules of a process.
 
-    Args:
-      device: the runtime's name.
-      count_fallbacks: returns the number of operations that ran on the host so far.
-
-    Attributes:
-      backend: of torch.compile; empty: nothing is compiled.
-      graphs: number of graphs that the backend has compiled.
+    `device` is the runtime's name; `count_fallbacks` returns the number of operations that ran on
+    the host so far. `backend` of torch.compile is empty if nothing is compiled; it has compiled
+    `graphs`.
     """
 
     def __init__(

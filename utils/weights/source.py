@@ -36,10 +36,8 @@ from utils.weights.files import (
 class Weights(ABC):
     """The weights behind a path or URL; only `read_tensors` and `update_hash` read all of them.
 
-    Attributes:
-      key: of the configuration, for errors.
-      path: as configured.
-      location: the file or checkpoint behind it.
+    `key` is of the configuration, for errors; `path` as configured; `location` the file or
+    checkpoint.
     """
 
     location: str

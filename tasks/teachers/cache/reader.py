@@ -45,16 +45,11 @@ _CHECKED_BYTES = 2**30
 class TeacherCache:
     """Replays a cache to one rank, an epoch's files at a time.
 
-    Args:
-      shard: (index, count) of the rank; any number of ranks that divides the global batch.
-      teachers: of `list_hashes`, whose columns are read; empty: all.
-      batch: the run's global batch if rows lie in the order of the examples; None: they are read
-        one after the other.
-
-    Attributes:
-      epochs: stored, after which a stream of outputs starts over.
-      columns: that are read, in the order of the teachers.
-      numbers: of these columns in a row.
+    `shard` is (index, count) of the rank; any number of ranks that divides the global batch.
+    Columns of `teachers` (`list_hashes`) are read; empty: all. `batch` is the run's global batch if
+    rows lie in the order of the examples; None: they are read one after the other. A stream of
+    outputs starts over after `epochs`; `columns` are in the order of the teachers, `numbers` theirs
+    in a row.
     """
 
     def __init__(

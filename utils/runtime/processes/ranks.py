@@ -39,11 +39,7 @@ class Ranks(ABC):
     """The processes that each read a part of the input; all of them must make the same calls.
 
     Sums and copies differ between devices and have no default: a missing sum would be a wrong
-    result without an error.
-
-    Attributes:
-      index: of this process, from 0.
-      size: number of processes.
+    result without an error. `index` is that of this process, from 0, `size` their number.
     """
 
     # The mean of equal float32 numbers is that number, to the bit.

@@ -13,13 +13,7 @@ from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.mesh_gradients import join_gradients
 from utils.runtime.processes.group import ProcessGroup, flatten, unflatten
-from utils.runtime.processes.ranks import (
-    Alone,
-    Device,
-    ProcessRanks,
-    list_gradients,
-    list_owners,
-)
+from utils.runtime.processes.ranks import Alone, Device, ProcessRanks, list_gradients, list_owners
 
 T = TypeVar("T")
 
