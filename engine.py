@@ -373,12 +373,7 @@ class _Loop:
     """Work between the steps of a run."""
 
     def __init__(
-        self,
-        state: TrainState,
-        plan: Plan,
-        callbacks: Callbacks,
-        task: Task[Any],
-        runtime: Runtime,
+        self, state: TrainState, plan: Plan, callbacks: Callbacks, task: Task[Any], runtime: Runtime
     ) -> None:
         self.state, self.plan, self.callbacks = state, plan, callbacks
         self.task, self.runtime = task, runtime

@@ -8,15 +8,7 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from store.compare.statistics import (
-    LEVEL,
-    Delta,
-    Sample,
-    Summary,
-    adjust,
-    compute_delta,
-    summarise,
-)
+from store.compare.statistics import LEVEL, Delta, Sample, Summary, adjust, compute_delta, summarise
 from store.formatting import name_few
 from store.query.record import RunRecord
 from store.record.catalogue import Metric, find_entry

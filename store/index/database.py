@@ -295,8 +295,7 @@ class RunIndex:
             select(tables.run_sections.c.run, tables.pairs.c.text)
             .join(tables.section_pairs, tables.section_pairs.c.pair == tables.pairs.c.pair)
             .join(
-                tables.run_sections,
-                tables.run_sections.c.section == tables.section_pairs.c.section,
+                tables.run_sections, tables.run_sections.c.section == tables.section_pairs.c.section
             )
             .where(tables.pairs.c.key == key)
         )

@@ -80,12 +80,7 @@ def check_changes(
 
 
 def check_stream(
-    then: JsonMapping,
-    now: JsonMapping,
-    allowed: Iterable[str],
-    rules: Rules,
-    *,
-    mid_epoch: bool,
+    then: JsonMapping, now: JsonMapping, allowed: Iterable[str], rules: Rules, *, mid_epoch: bool
 ) -> list[str]:
     """Refuse a continuation that would use other examples than the rest of the run's epoch.
 

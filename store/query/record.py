@@ -24,14 +24,7 @@ from store.record.artifacts import ARTIFACTS_FILE
 from store.record.attempts import ATTEMPTS_FILE, merge_attempts
 from store.record.catalogue import EVAL, TRAIN
 from store.record.environment import ENVIRONMENT_FILE
-from store.record.history import (
-    METRICS_FILE,
-    Line,
-    get_learnt,
-    get_numbers,
-    modernise,
-    parse_lines,
-)
+from store.record.history import METRICS_FILE, Line, get_learnt, get_numbers, modernise, parse_lines
 from store.record.hits import HITS_FILE, Hits, parse_hits
 from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.mirror import read_segments

@@ -160,7 +160,4 @@ def count_chrome(data: bytes) -> tuple[int, int]:
     return phases.count("X"), phases.count("C")
 
 
-_FORMATS = {
-    "perfetto": (count_perfetto, format_perfetto),
-    "chrome": (count_chrome, format_chrome),
-}
+_FORMATS = {"perfetto": (count_perfetto, format_perfetto), "chrome": (count_chrome, format_chrome)}

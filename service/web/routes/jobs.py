@@ -60,9 +60,7 @@ def show_job(parts: Parts, job_id: JobId) -> JobView:
 
 @router.get("/jobs/{job_id}/log", responses=list_problems(404), tags=["jobs"])
 def read_log(
-    parts: Parts,
-    job_id: JobId,
-    tail_bytes: Annotated[int, Query(ge=1, le=1 << 18)] = 1 << 16,
+    parts: Parts, job_id: JobId, tail_bytes: Annotated[int, Query(ge=1, le=1 << 18)] = 1 << 16
 ) -> answers.LogAnswer:
     """Read the end of the output of its programs."""
     job = find_job(parts, job_id)
