@@ -301,10 +301,8 @@ class ScaleUp(FeatureLoss):
     positions, summed over the pairs. The student's side is maps, the teacher's maps or tokens
     (class tokens too) of any number of positions. The paper's third part, the teacher's own last
     stage on the student's features, is not included. BatchNorm sees the valid examples of a group.
-
-    Args:
-      score_scale: factor on the attention scores; 1 is ordinary attention, the authors' configs
-        have 5. Their windows are left out.
+    `score_scale`: factor on the attention scores; 1 is ordinary attention, the authors' configs
+    have 5. Their windows are left out.
 
     Source: Fan et al. 2024 (ScaleKD), arXiv:2411.06786, sections 3.2 and 3.3.
     """

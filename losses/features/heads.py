@@ -348,10 +348,8 @@ class ManyToOne(FeatureLoss):
 
     For a student of `model.norm_width`, whose widened maps have N times the teacher's channels:
     segment n is channels n * C to (n + 1) * C. The larger map is reduced to the smaller by maxima
-    of whole windows. Mean over the elements of a segment; other terms are added as usual.
-
-    Args:
-      layers: `global_pool.norm_to_fc.expand` of the student: the teacher's last maps.
+    of whole windows. Mean over the elements of a segment; other terms are added as usual. `layers`:
+    `global_pool.norm_to_fc.expand` of the student: the teacher's last maps.
 
     Source: Liu et al. 2023 (NORM), arXiv:2305.13803, sum and maxima as in its authors' code.
     """

@@ -121,10 +121,8 @@ def compute_ofd(
     """Compute the partial squared distance to the teacher's margin ReLU, summed over an example.
 
     Both sides are [B, C, ...] before their ReLU. The teacher's activation is max(t, margin of its
-    channel); there is no loss where that is at most 0 and the student's lies below it.
-
-    Args:
-      margins: [C], below 0.
+    channel); there is no loss where that is at most 0 and the student's lies below it. `margins`:
+    [C], below 0.
 
     Source: Heo et al. 2019 (Overhaul of Feature Distillation), arXiv:1904.01866, section 3.
     """

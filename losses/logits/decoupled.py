@@ -19,8 +19,7 @@ NEAREST, HIGHEST, DECAY = 1.5, 2.0, 0.05
 def split_log_probs(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compute log-probabilities of the target, of all others together, and among the others.
 
-    Args:
-      logits: [B, K], K >= 2, already divided by the temperature.
+    `logits`: [B, K], K >= 2, already divided by the temperature.
 
     Returns:
       [B] log p_y; [B] log(1 - p_y), by log-sum-exp and so exact where p_y rounds to 1; [B, K] log
@@ -221,10 +220,7 @@ def compute_ldrld_parts(
 
     The student's `depth` best classes, whose ranks have no gradient, make depth (depth - 1) / 2
     pairs; each pair is a distribution of two classes, weighted by `compute_pair_weights`, and the
-    pairs are summed.
-
-    Args:
-      depth: 2 or more, below K.
+    pairs are summed. `depth`: 2 or more, below K.
 
     Source: Xu et al. 2025 (LDRLD), arXiv:2507.15911, section 3; T^2 as in its authors' code.
     """

@@ -43,10 +43,7 @@ def compute_generalised_jsd(
 
     p is the teacher, q the student. beta 1/2 is the Jensen-Shannon divergence; divided by beta it
     goes to KL(p || q) as beta goes to 0, divided by 1 - beta to KL(q || p) as beta goes to 1. The
-    student's gradient flows through m as well. In nats, at most T^2 log 2.
-
-    Args:
-      beta: 0 < beta < 1.
+    student's gradient flows through m as well. In nats, at most T^2 log 2. `beta`: 0 < beta < 1.
 
     Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1, for given texts.
     """

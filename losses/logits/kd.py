@@ -56,9 +56,8 @@ def compute_hard_kd(
 ) -> Tensor:
     """Compute the cross-entropy with the teacher's best class, at temperature 1.
 
-    Args:
-      label_smoothing: mass spread over all K classes, as in timm and torch. big_vision spreads it
-        over the K - 1 other classes and subtracts the entropy: see `bv_hard`.
+    `label_smoothing`: mass spread over all K classes, as in timm and torch. big_vision spreads it
+    over the K - 1 other classes and subtracts the entropy: see `bv_hard`.
 
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """

@@ -102,11 +102,9 @@ def compute_norm_kd(
 ) -> Tensor:
     """Compute KL with T = `scale` * the logits' standard deviation, for each example and side.
 
-    The student's gradient flows through its deviation as well. Each example counts times the
-    square of its teacher's temperature; `lskd` is the same without that factor.
-
-    Args:
-      scale: > 0; the deviation has Bessel's correction (divisor K - 1).
+    The student's gradient flows through its deviation as well. Each example counts times the square
+    of its teacher's temperature; `lskd` is the same without that factor. `scale`: > 0; the
+    deviation has Bessel's correction (divisor K - 1).
 
     Source: Chi et al. 2023 (NormKD), arXiv:2308.00520, section 3.
     """

@@ -54,9 +54,8 @@ def score_in_chunks(
 def iterate_chunks(length: int, chunk: int, parts: int = 1) -> Iterator[slice]:
     """Yield the positions of each chunk of a sequence; the last one may be shorter.
 
-    Args:
-      parts: equal parts of the sequence; if there are several, a chunk takes every n-th position,
-        so that each part has equally many of a chunk.
+    `parts`: equal parts of the sequence; if there are several, a chunk takes every n-th position,
+    so that each part has equally many of a chunk.
     """
     if parts > 1:
         own = length // parts

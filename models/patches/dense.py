@@ -256,9 +256,8 @@ class _LayerNorm(torch.autograd.Function):
 def _normalise(x: Tensor, eps: float, *, exact: bool) -> tuple[Tensor, Tensor]:
     """Float32 (x - mean) / std over the last dimension, and 1 / std.
 
-    Args:
-      exact: sum squares around the mean, in a second pass; else E[x^2] - mean^2, as flax does: both
-        sums then join the operation that makes the input.
+    `exact`: sum squares around the mean, in a second pass; else E[x^2] - mean^2, as flax does: both
+    sums then join the operation that makes the input.
     """
     x = x.float()
     mean = x.mean(dim=-1, keepdim=True)

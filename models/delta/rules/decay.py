@@ -119,9 +119,7 @@ def pull_pairs(
 
     A gate's is the sum over the pairs that it stands between. The difference of the sums up to rows
     and behind columns, x dx - y dy, would be cheaper, but only rounding errors for a strong gate.
-
-    Args:
-      grad: left and right [..., C, V]; left right^T is the gradient [..., C, C].
+    `grad`: left and right [..., C, V]; left right^T is the gradient [..., C, C].
     """
     left, right = grad
     if g.shape[-1] == 1:
