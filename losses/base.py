@@ -193,7 +193,7 @@ class TargetLoss(LogitLoss):
 
 
 def get_teacher_logits(inputs: LossInputs) -> Tensor:
-    """Return [B, K] of the only teacher, live or stored; a UserError unless one is, and fits."""
+    """Return [B, K] of the only teacher, live or stored; a UserError unless exactly one fits."""
     if not inputs.teacher_logits and inputs.sparse_teacher is not None:
         return compute_dense_log_probs(inputs.sparse_teacher, inputs.student_logits.shape[-1])
     if not inputs.teacher_logits:

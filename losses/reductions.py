@@ -38,7 +38,7 @@ def mean_valid(per_example: Tensor, mask: Mask = None) -> Tensor:
 
 
 def split_groups(values: Tensor, group_size: int) -> Tensor:
-    """Split [B, ...] into [B / g, g, ...]; g = 0 is the whole batch; a UserError for a rest."""
+    """Split [B, ...] into [B / g, g, ...], g = 0: one group; a UserError if g does not divide B."""
     batch = values.shape[0]
     size = group_size or batch
     if size < 1 or batch % size:

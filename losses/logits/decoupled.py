@@ -179,7 +179,7 @@ def create_rld(
     beta: float = 1.0,
     confidence_temperature: float | None = None,
 ) -> TargetLoss:
-    """Create `rld`; None for `confidence_temperature` is `temperature`."""
+    """Create `rld`; `confidence_temperature` None is `temperature`. The paper tunes alpha, beta."""
     given = temperature if confidence_temperature is None else confidence_temperature
     check_positive("rld", temperature=temperature, confidence_temperature=given)
     arguments = {"temperature": temperature, "confidence_temperature": given}

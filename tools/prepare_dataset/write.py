@@ -67,7 +67,7 @@ def check_name(name: str) -> None:
 
 
 def get_root(path: str, flag: str = "--out") -> Path:
-    """Return a flag's directory, which may be missing; a UserError for a URL, or without access."""
+    """Return a flag's directory, which may be missing; a UserError if it is a URL or read-only."""
     if is_remote(path):
         raise UserError(
             f"{flag} ({path!r}) is a URL, but a dataset is written to a local directory; give "

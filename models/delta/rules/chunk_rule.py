@@ -214,7 +214,7 @@ def retreat_over(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Compute the states before chunks, V', and gradients: of A's right factors, of states.
 
-    Those are of the states behind chunks, and of the first; arguments as of `RuleChunks.pull`.
+    The latter are behind chunks, and before the first. Arguments are those of `RuleChunks.pull`.
     """
     (inverse, states), (grad, grad_state) = kept, grads
     query, key = chunks.get_reads()
