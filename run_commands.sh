@@ -208,7 +208,7 @@ run_train() {
   run_python main.py --config "$@"
 }
 
-# Other trackers' clients: an environment of its own, which the trainer's knows nothing of.
+# Other trackers' clients: an environment of its own, apart from the trainer's.
 run_mirrors() {
   local venv="$VENV-mirrors" list="$ROOT/requirements-mirrors.txt" wanted python
   wanted="$(sha256sum "$list" | cut -d ' ' -f 1)"
