@@ -106,7 +106,7 @@ def test_a_set_says_which_methods_cannot_teach_its_student(tmp_path):
     tables = {name: SetTable((97.0, 96.0), make_scored("alone", 1.0, 2.0), (row,)) for name in SETS}
     missing = program.make_account(options, tables).missing
     assert "kd" not in missing and missing["dkd"] == "on digits: not run; on fonts: not run"
-    assert missing["vitkd"].startswith("on digits: asks for the teacher's grid of patches")
+    assert missing["vitkd"].startswith("on digits: needs the teacher's grid of patches")
     assert missing["fsp"] == UNSERVED["fsp"]
 
 
