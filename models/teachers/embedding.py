@@ -78,6 +78,8 @@ def require_features(model: nn.Module, key: str, name: str) -> None:
 class FeatureTeacher(FrozenModel):
     """A teacher of features; `weight` is a factor of the weights of its terms."""
 
+    transform: InputTransform
+
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Float32 features of raw pixels [B, C, H, W]."""

@@ -83,6 +83,8 @@ class Teacher(FrozenModel):
       kept: the part of `model` that keeps some of its patches; None if all are kept.
     """
 
+    transform: InputTransform
+
     def __init__(
         self,
         model: nn.Module,
