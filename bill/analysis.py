@@ -78,7 +78,7 @@ def _list_buffers(export: StepExport, instructions: list[Instruction]) -> list[B
             if any(array.in_hbm for array in instruction.arrays):
                 continue  # back to the chip, or from one place of HBM to another
         if instruction.opcode == "parameter":
-            number = int(re.search(r"parameter\((\d+)\)", instruction.text)[1])
+            number = int(re.findall(r"parameter\((\d+)\)", instruction.text)[0])
             name = export.arguments[number] if number < len(export.arguments) else instruction.name
         elif instruction.opcode in FREE or instruction.opcode.endswith("-start"):
             continue
@@ -111,14 +111,14 @@ def get_bounds(
     """
     device = target.generation
     lower = max(flops / (device.peak_tflops * 1e12), hbm_bytes / (device.hbm_gb_per_s * 1e9))
-    bundles, estimate = (count and count / (device.clock_ghz * 1e3) for count in mcycles)
+    (bundles, estimate), per_s = mcycles, device.clock_ghz * 1e3
     least = flops / (device.peak_tflops * 1e12)
 
     def convert(change: Callable[[float], float]) -> Interval:
         return Interval(
             lower=change(lower),
-            bundles=None if bundles is None else change(bundles),
-            estimate=change(estimate),
+            bundles=None if bundles is None else change(bundles / per_s),
+            estimate=change(estimate / per_s),
         )
 
     return (

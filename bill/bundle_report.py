@@ -32,9 +32,6 @@ def count_step(
 def create_bundle_report(program: ProgramCost, generation: Generation) -> BundleReport:
     """Create the report of a program's bundles."""
     operations = program.operations
-    lonely = [
-        operation for operation in operations if operation.estimate is None and operation.cost
-    ]
     return BundleReport(
         issued_mcycles=_to_mcycles(program.issued),
         empty_mcycles=_to_mcycles(program.sum_of("empty")),
@@ -43,7 +40,11 @@ def create_bundle_report(program: ProgramCost, generation: Generation) -> Bundle
         with_dma_mcycles=_to_mcycles(program.with_dma),
         guessed_mcycles=_to_mcycles(program.guessed),
         unestimated_mcycles=_to_mcycles(
-            sum(operation.trips * operation.cost.with_dma for operation in lonely)
+            sum(
+                operation.trips * operation.cost.with_dma
+                for operation in operations
+                if operation.estimate is None and operation.cost
+            )
         ),
         dma_bytes=round(program.sum_of("hbm_bytes")),
         async_bytes=program.async_bytes,

@@ -184,7 +184,7 @@ def count_dot_flops(text: str) -> float:
         for instruction in body:
             if instruction.opcode == "dot":
                 left = arrays[instruction.operands[0]][0]
-                axes = _CONTRACTED.search(instruction.text)[1].split(",")
+                axes = _CONTRACTED.findall(instruction.text)[0].split(",")
                 length = math.prod(left.sizes[int(axis)] for axis in axes if axis)
                 total += 2.0 * instruction.arrays[0].elements * length
     return total

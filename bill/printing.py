@@ -67,9 +67,11 @@ def _print_memory(report: Report) -> None:
 
 def _print_cost(report: Report) -> None:
     step, rate, mfu = report.step_ms, report.units_per_s, report.mfu
+    flops, traffic = report.flops, report.hbm_bytes
+    assert step and rate and mfu and flops is not None and traffic is not None  # where it fits
     print(
-        f"\nestimated {report.estimated_mcycles:.2f} Mcyc; {report.flops / 1e12:.3f} TFLOP, "
-        f"{report.hbm_bytes / 1e9:.2f} GB of HBM traffic"
+        f"\nestimated {report.estimated_mcycles:.2f} Mcyc; {flops / 1e12:.3f} TFLOP, "
+        f"{traffic / 1e9:.2f} GB of HBM traffic"
     )
     if step.bundles is None:
         print(
@@ -97,6 +99,7 @@ def _print_cost(report: Report) -> None:
 
 def order(one: Interval, form: str, unit: str) -> str:
     """Bound, bundles and estimate with the signs that hold between them."""
+    assert one.bundles is not None
     values = (one.lower, one.bundles, one.estimate)
     names = ("bound", "bundles with DMA", "estimate")
     texts = [

@@ -160,7 +160,7 @@ def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
 
     products: dict[tuple[int, int, int, int], Product] = {}
 
-    def add(path: str, *sizes: int) -> None:
+    def add(path: str, *sizes: *tuple[int, int, int, int]) -> None:
         products.setdefault(sizes, Product(*sizes)).paths.append(path)
 
     def watch(path: str, module: nn.Module) -> None:
@@ -261,6 +261,7 @@ def fill_in(
 def describe_neighbour(product: Product, axis: str, size: int, kcycles: float) -> str:
     """`N=1024: 1.00x the cost, 1.02x the size`, with a mark where size is cheaper than cost."""
     own = product.inner if axis == "K" else product.columns
+    assert product.kcycles is not None  # `fill_in` was called
     cost, change = kcycles / product.kcycles, size / own
     mark = "*" if cost < change * 0.98 else " "
     return f"{mark} {axis}={size}: {cost:.2f}x the cost, {change:.2f}x the size"

@@ -55,7 +55,7 @@ def parse_target(text: str, chips: int = 1, flag: str = "--target") -> Target:
     """
     match = _TARGET.match(text)
     generation = GENERATIONS.get(match[1]) if match else None
-    if generation is None:
+    if match is None or generation is None:
         raise UserError(
             f"unknown {flag} {text!r}; use {list_targets()}; "
             f"{get_hint(text.partition(':')[0], list(GENERATIONS))}"

@@ -11,6 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 from bill.bundles.chip import ChipModel, HbmTraffic, Transfer
 from bill.bundles.listing import Bundle, ScalarStep
@@ -228,7 +229,7 @@ def _join(
         return _join_writes(steps, names, registers)
 
     def issue() -> int:
-        values = [step() for step in steps]
+        values: list[Any] = [step() for step in steps]
         for name, place in written:
             registers[name] = values[place]
         target = -1

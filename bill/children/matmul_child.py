@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# pyrefly: ignore[missing-import]  # a script's own folder is on its path
 from compile_child import SETTINGS, create_options
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')

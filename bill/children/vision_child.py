@@ -65,7 +65,7 @@ def list_shapes(of: Request, classes: int) -> Request:
     norm = {"scale": (width,), "bias": (width,)}
     block = {"norm1": norm, "norm2": norm, "up": _linear(width, hidden),
              "down": _linear(hidden, width)}  # fmt: skip
-    shapes = {
+    shapes: Request = {
         "patches": {"kernel": (patch, patch, 3, width), "bias": (width,)},
         "norm": norm, "heads": [_linear(width, classes) for _ in range(max(1, prefix))],
     }  # fmt: skip

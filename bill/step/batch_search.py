@@ -54,6 +54,7 @@ class BatchSearch:
         """Return the size to compile next, or None if it is found or nothing fits."""
         low, high = self.largest_fitting, self.smallest_failing
         if low is None:
+            assert high is not None  # `points` has a size to begin with
             return self._round(high // 2) if high > self.unit else None
         if high is None:
             # The line's first answer is tried as it is; where that fits, it tells too little.

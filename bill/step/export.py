@@ -76,11 +76,13 @@ def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False)
 def _create_tracing_runtime(config: RunConfig) -> Any:
     """Create a runtime of the configuration's device whose step is recorded, never dispatched."""
 
-    class TracingRuntime(find_runtime_class(config.runtime)):
+    base: Any = find_runtime_class(config.runtime)
+
+    class TracingRuntime(base):
         """Labels the phases of the step, and reports its end instead of dispatching it."""
 
         on_dispatch: Callable[[], None] | None = None
-        label: Callable[[str], None] | None = None
+        label: Callable[[str], None]
         _in_step = False
 
         @contextlib.contextmanager
@@ -155,6 +157,7 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
     with contextlib.closing(steps), labels:
         result = next(steps)
         labels.leave()
+        assert result.values is not None
         export = _take_graph(parts, {**batch_ids, **state_ids}, result.values, numbers)
     export.gradients_alive = alive
     export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
@@ -183,7 +186,7 @@ def _take_graph(
         if not re.search(r"^IR: None$", text, re.MULTILINE):
             names.append(name)
             outputs.append(tensor)
-            aliases.append(int(re.search(r"AliasID: (\d+)", text)[1]))
+            aliases.append(int(re.findall(r"AliasID: (\d+)", text)[0]))
     names.append("log_vector")
     outputs.append(vector)
     argument_ids, values = bindings._get_tensors_xla_device_data_node(outputs)

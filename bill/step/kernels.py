@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def call_kernels(chip: str = "") -> Iterator[None]:
     )
     for module in users:
         module.has_custom_calls = lambda: True
-    kernels.name_tpu = lambda: chip
+    kernels.name_tpu = functools.cache(lambda: chip)
     custom_kernel.trace_pallas = _lower_kernel
     try:
         yield
@@ -45,7 +46,7 @@ def call_kernels(chip: str = "") -> Iterator[None]:
 
 def _lower_kernel(
     kernel: Callable[..., object], *tensors: Tensor, **_: object
-) -> tuple[str, list[Tensor]]:
+) -> tuple[str | None, list[Tensor]]:
     """Trace a kernel as PyTorch/XLA does on a TPU; return the custom call's text and inputs."""
     import jax
     from jax._src import tpu_custom_call

@@ -43,9 +43,9 @@ class Split:
 
         A probe counts the optimizer once for each micro-batch, where a step adds gradients up.
         """
-        report = self.report
-        estimate = self._times * report.estimated_mcycles + self.unestimated
-        return estimate, self._times * report.bundles_mcycles
+        estimate, bundles = self.report.estimated_mcycles, self.report.bundles_mcycles
+        assert estimate is not None and bundles is not None  # the step fits
+        return self._times * estimate + self.unestimated, self._times * bundles
 
     @property
     def unestimated(self) -> float:
@@ -163,7 +163,7 @@ def print_splits(splits: Sequence[MicroBatches], unit: str) -> None:
     for split in splits:
         peak = f"{split.peak_bytes / 2**30:9.2f}"
         mark = "  <- least" if split.chosen else "  of one part" if split.probed else ""
-        if not split.fits:
+        if split.estimated_mcycles is None or split.bundles_mcycles is None:
             print(f"{split.parts:5} {split.examples:8} {'does not fit':>67} {peak}{mark}")
             continue
         costs = (split.estimated_mcycles, split.bundles_mcycles)
