@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bill.targets import parse_target
 from models.factory import build_model
@@ -65,7 +66,7 @@ def count_traffic(model: str, batch: int) -> dict[str, Counter[str]]:
     import torch
     from torch import nn
 
-    network = build_model(model, {"num_classes": 1000}, key="--model", device="meta")
+    network: Any = build_model(model, {"num_classes": 1000}, key="--model", device="meta")
     images = torch.empty(batch, *network.default_cfg["input_size"], device="meta")
     rows: dict[str, Counter[str]] = {}
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Queries of attention at once, over the keys up to them.
 _BLOCK = 1024
 Program = Callable[[list["Tensor"]], list["Tensor"]]
+_Rule = Callable[..., tuple["Tensor", "Tensor"]]
 
 
 def create_program(case: LabCase, options: CoreOptions) -> Program:
@@ -64,7 +65,7 @@ def recur(case: LabCase, tensors: list[Tensor]) -> Tensor:
     """Compute the output token by token, with which the program is compared."""
     if case.variant == ATTENTION:
         return _attend(tensors, whole=True)
-    rule = recur_dplr if case.variant == RWKV else recur_delta_rule
+    rule: _Rule = recur_dplr if case.variant == RWKV else recur_delta_rule
     return rule(bind(case, tensors))[0]
 
 
@@ -75,7 +76,7 @@ def _create_forward(case: LabCase, options: CoreOptions) -> Callable[[list[Tenso
         return partial(_attend, whole=options.loop == "auto")
     if options.backend != OWN:
         return lambda tensors: run_backend(options.backend, bind(case, tensors), None)[0]
-    rule = chunk_dplr if case.variant == RWKV else chunk_delta_rule
+    rule: _Rule = chunk_dplr if case.variant == RWKV else chunk_delta_rule
     return lambda tensors: rule(bind(case, tensors), options=options)[0]
 
 
@@ -95,7 +96,7 @@ def _add_backward(forward: Callable[[list[Tensor]], Tensor]) -> Program:
 def _create_decoding(case: LabCase, options: CoreOptions) -> Program:
     if case.variant == ATTENTION:
         return lambda tensors: [attend_step(tensors[0].transpose(1, 2), *tensors[1:])]
-    rule = recur_dplr if case.variant == RWKV else recur_delta_rule
+    rule: _Rule = recur_dplr if case.variant == RWKV else recur_delta_rule
     rule = step_rule if options.kernels == "pallas" else rule
     return lambda tensors: list(rule(bind(case, tensors[:-1]), tensors[-1]))
 

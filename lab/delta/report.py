@@ -148,10 +148,11 @@ def find_crossings(rows: Sequence[JsonObject]) -> dict[str, float | None]:
     """
     curves = _collect(rows)
     crossings: dict[str, float | None] = {}
-    for (variant, form, *rest), curve in curves.items():
-        other = curves.get((ATTENTION, form, *rest)) or curves.get((ATTENTION, "xla", *rest))
+    for (variant, form, mode, heads), curve in curves.items():
+        own = curves.get((ATTENTION, form, mode, heads))
+        other = own or curves.get((ATTENTION, "xla", mode, heads))
         if variant != ATTENTION and other and len(curve) > 1:
-            crossings[" ".join((variant, form, *rest))] = _cross(curve, other)
+            crossings[f"{variant} {form} {mode} {heads}"] = _cross(curve, other)
     return crossings
 
 
