@@ -89,18 +89,18 @@ def make_store(root: Path, count: int) -> None:
     draw = random.Random(16)
     others = "".join(f"  key_{n:02d}: value of {n}\n" for n in range(20))
     sections = "".join(f"{name}:\n{others}" for name in ("runtime", "distill", "profile"))
+    teacher = create_id()
     for number in range(count):
         folder = root / f"experiment_{number % 50:02d}" / f"run_{number:05d}"
         folder.mkdir(parents=True)
         final = {name: draw.random() * 100 for name in _FINAL}
-        facts = {
-            "schema_version": 2, "id": create_id(), "experiment": folder.parent.name,
-            "name": folder.name, "started": 1.7e9 + number, "status": "complete", "attempts": 1,
-            "environment": {"host": "vm", "device": "cpu"}, "final": final,
+        facts: JsonObject = {
+            "schema_version": 2, "id": create_id() if number else teacher,
+            "experiment": folder.parent.name, "name": folder.name, "started": 1.7e9 + number,
+            "status": "complete", "attempts": 1, "environment": {"host": "vm", "device": "cpu"},
+            "final": final,
         }  # fmt: skip
-        if number == 0:
-            teacher = facts["id"]
-        elif number % 50 < 2:
+        if number and number % 50 < 2:
             known = {"id": teacher, "path": _TEACHER} if number % 50 else {}
             facts["lineage"] = [
                 {"generation": 1, "via": "teacher", "weights": _SUM, "scores": final, **known}

@@ -333,13 +333,13 @@ def _create_pipeline(
     def run_round() -> int:
         images = 0
         for _ in range(loader.batches_per_epoch):
-            images += len(next(batches).images)
+            images += len(next(batches))
         return images
 
     return run_round
 
 
-def _create_loader(arguments: argparse.Namespace, name: str, crop: str, **data: object) -> Loader:
+def _create_loader(arguments: argparse.Namespace, name: str, crop: str, **data: Any) -> Loader:
     section = DataSection(
         name=name,
         root=str(Path(arguments.work) / "tfds"),

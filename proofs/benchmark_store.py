@@ -114,6 +114,7 @@ def time_steps(
     for number in range(1, count + 1):
         result = next(steps)
         if number % _LOG_EVERY == 0:
+            assert result.values is not None
             values = runtime.fetch(result.values).tolist()
             callbacks.write(result.step, "train", dict(zip(result.names, values, strict=False)))
     return time.process_time() - began, time.perf_counter() - began_s
@@ -152,7 +153,7 @@ def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
     keeper = callbacks.recording.keeper
     values = np.random.default_rng(3).lognormal(-4, 0.5, _VALUES)
     for name in ("step_s", "input_wait_s", "grad_norm"):
-        keeper.sketches.add(name, values)
+        keeper.sketches.add(name, values.tolist())
     began = time.perf_counter()
     keeper.write(callbacks.recording.recorder.done)
     write_s = time.perf_counter() - began

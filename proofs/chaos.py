@@ -388,7 +388,7 @@ def _read_norms(record: RunRecord) -> str:
     """Read the gradient norm's counts from `sketches.json`, which are equal to the bit."""
     kept = record.sketches
     norms = None if kept is None else kept.merge().get(GRAD_NORM)
-    return "" if norms is None else f"from step {kept.from_step} on: {norms}"
+    return "" if kept is None or norms is None else f"from step {kept.from_step} on: {norms}"
 
 
 def _wait(

@@ -247,7 +247,7 @@ def read_house(root: Path) -> House:
     for module, path in paths.items():
         text = path.read_text(encoding="utf-8")
         package = module if path.stem == "__init__" else module.rpartition(".")[0]
-        reader = ImportReader(package, paths.keys())
+        reader = ImportReader(package, set(paths))
         tree = ast.parse(text, filename=str(path))
         reader.visit(tree)
         house.files[module] = SourceFile(

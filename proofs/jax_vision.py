@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bill import step_report
 from bill.compiler import require_compiler
@@ -28,8 +28,6 @@ from utils.programs import create_program_parser, prepare_file, require_at_least
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from bill.schema import Report
     from bill.step_report import Compilation
     from utils.config.distill import TeacherSection
@@ -134,7 +132,7 @@ def _describe_teacher(section: TeacherSection, classes: int) -> JsonObject:
     return _describe_model(built, section.model, "distill.teacher")
 
 
-def _describe_model(model: nn.Module, name: str, key: str) -> JsonObject:
+def _describe_model(model: Any, name: str, key: str) -> JsonObject:
     """Sizes of timm's model, which is on the meta device."""
     kind = _KINDS.get(type(model).__name__)
     if kind is None:
@@ -186,7 +184,8 @@ def _read(report: Report, compilation: Compilation) -> dict[str, float]:
             f"--batch ({compilation.batch}) does not fit {compilation.target.name}; lower it"
         )
     lonely = report.bundles.unestimated_mcycles if report.bundles else 0.0
-    figures = {
+    assert report.estimated_mcycles is not None and report.flops is not None  # it fits
+    figures: JsonObject = {
         "estimated_mcycles": report.estimated_mcycles + lonely, "tflop": report.flops / 1e12,
         "peak_gib": report.memory.peak_bytes / 2**30, "compile_s": report.compile_s,
     }  # fmt: skip

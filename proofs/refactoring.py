@@ -163,8 +163,8 @@ def prove(options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         data = (options.against or folder).resolve() / "data"
+        before = tree if known else stack.enter_context(checked_out(options.before))
         if not known:
-            before = stack.enter_context(checked_out(options.before))
             write_data(data)
         for name in names:
             began = time.perf_counter()
@@ -250,7 +250,7 @@ def run_case(name: str, tree: Path, out: Path, data: Path) -> JsonObject:
     """
     case = CASES[name]
     places = [f"--data.root={data}", f"--run.output_dir={out}", f"--run.run_id={name}"]
-    starts = [("main", *case.flags)]
+    starts: list[tuple[str, ...]] = [("main", *case.flags)]
     if case.before:
         starts.insert(0, case.before)
     for program, *flags in starts:

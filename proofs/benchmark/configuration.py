@@ -44,13 +44,13 @@ def create_measured_config(
     needs_data = synthetic and not create_source(config.data).is_made_up
     if not needs_data and not random_teachers:
         return changed
-    synthetic = _create_synthetic_run(changed)
+    stand_in = _create_synthetic_run(changed)
     if needs_data:
-        changed = synthetic.replace_data(
+        changed = stand_in.replace_data(
             max(_SYNTHETIC_EXAMPLES, config.data.global_batch_size), scratch
         )
     if random_teachers:
-        changed = synthetic.replace_teachers(changed, scratch, only_missing=True)
+        changed = stand_in.replace_teachers(changed, scratch, only_missing=True)
     return changed
 
 

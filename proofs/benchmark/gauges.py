@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class HostClock:
 
 class _CudaClock(HostClock):
     """Steps by the GPU's own clock: the host runs many steps ahead of it."""
+
+    _stamps: list[Any]
 
     def start(self) -> None:
         self._stamps = []

@@ -26,6 +26,7 @@ from job.stream import iterate_batches
 from proofs.benchmark.bare import BareLoop
 from proofs.benchmark.gauges import create_gauge
 from proofs.benchmark.report import get_rate_name
+from tasks.protocol import Traceable
 from tasks.teachers.taught import count_flops
 from utils.json_types import JsonObject
 from utils.log import setup_logging
@@ -143,6 +144,7 @@ def run_engine(
             runtime.flush_deferred()
             if result.step % plan.log_every == 0:
                 meter.take(result.step)
+                assert result.values is not None
                 runtime.defer(lambda values: None, scalars=result.values)
             if recorder.end_step(result):
                 break
@@ -262,6 +264,7 @@ class Recorder:
     def _wait_for_device(self) -> None:
         """Return a number of the last step: reading it waits for that step."""
         if self._last_result is not None:
+            assert self._last_result.values is not None
             self._runtime.fetch(self._last_result.values)
 
 
@@ -283,6 +286,7 @@ def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batc
 def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject:
     """Describe what was measured, and count its FLOPs."""
     hardware = name_hardware(runtime.describe().get("hardware", ""))
+    assert isinstance(parts.task, Traceable)
     return {
         "processes": runtime.ranks.size,
         "devices": runtime.device_count * count_sequence_parts(),
@@ -341,15 +345,16 @@ def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
 
 def _compare_with_bare(blocks: list[Block]) -> JsonObject:
     """Engine over bare loop: medians of pairs by the clock and of CPU time; fastest blocks."""
-    if blocks[0].bare is None:
+    bare = [block.bare for block in blocks if block.bare is not None]
+    if not bare:
         return {}
     steps = len(blocks[0].step_s)
     # Each block is compared with the bare one just before it, so drift of the machine cancels.
-    ratios = [block.wall_s / block.bare[0] for block in blocks]
-    fastest = min(block.wall_s for block in blocks) / min(block.bare[0] for block in blocks)
-    cpu_ratios = [block.cpu_s / block.bare[1] for block in blocks]
+    ratios = [block.wall_s / wall_s for block, (wall_s, _) in zip(blocks, bare, strict=True)]
+    fastest = min(block.wall_s for block in blocks) / min(wall_s for wall_s, _ in bare)
+    cpu_ratios = [block.cpu_s / cpu_s for block, (_, cpu_s) in zip(blocks, bare, strict=True)]
     return {
-        "bare_step_s": float(np.median([block.bare[0] for block in blocks])) / steps,
+        "bare_step_s": float(np.median([wall_s for wall_s, _ in bare])) / steps,
         "engine_over_bare": float(np.median(ratios)),
         "engine_over_bare_repeats": ratios,
         "engine_over_bare_fastest": fastest,

@@ -230,7 +230,8 @@ def fill_table(
     if workers is None:
         rows = [row for row in rows if len(row.scores) == len(budget.seeds)]
     untaught = make_row("alone", None, alone)
-    return SetTable(tuple(scores), untaught, tuple(compare_rows(untaught, rows)))
+    known = tuple(score for score in scores if score is not None)
+    return SetTable(known, untaught, tuple(compare_rows(untaught, rows)))
 
 
 def make_account(options: argparse.Namespace, tables: Mapping[str, SetTable]) -> Account:

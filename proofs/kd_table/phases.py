@@ -191,7 +191,7 @@ def _make_axes(
             "distill.teachers": [[{"weights": place} for place in places]],
             "distill.ensemble": ["separate"],
         }
-    losses = [_make_losses(entry, table_set, multiple) for multiple in multiples]
+    losses: list[JsonValue] = [_make_losses(entry, table_set, multiple) for multiple in multiples]
     own = {key: [_fill(value, table_set)] for key, value in entry.settings.items()}
     return {_LOSSES: losses, "distill.alpha": [0.5], **teachers, **own}
 

@@ -214,30 +214,30 @@ def _compare_sets(tables: Tables) -> Stability | None:
 
 
 def _draw_gains(axes: Axes, name: str, table: SetTable) -> None:
-    rows = [row for row in table.rows if row.gain is not None][::-1]
-    for place, row in enumerate(rows):
-        gain, colour = row.gain, _choose_colour(row)
-        if gain.low is not None:
+    rows = [(row, row.gain) for row in table.rows if row.gain is not None][::-1]
+    for place, (row, gain) in enumerate(rows):
+        colour = _choose_colour(row)
+        if gain.low is not None and gain.high is not None:
             axes.plot([gain.low, gain.high], [place, place], color=colour, linewidth=1.5)
         axes.plot(gain.value, place, "o", color=colour, markersize=5)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [row.name for row, _ in rows], fontsize=8)
     axes.set(title=f"{name}: gain over the student alone", xlabel="test top-1, points")
     axes.grid(axis="x", alpha=0.3)
 
 
 def _choose_colour(row: TableRow | JointRow) -> str:
     """Return the colour of a row: grey where chance is not ruled out."""
-    if row.p_alone is None or row.p_alone > _LEVEL:
+    if row.gain is None or row.p_alone is None or row.p_alone > _LEVEL:
         return "0.55"
     return "tab:green" if row.gain.value > 0 else "tab:red"
 
 
 def _draw_pair(axes: Axes, tables: Tables) -> None:
     (first, left), (second, right) = tables.items()
-    gains = [{row.name: row.gain for row in part.rows} for part in (left, right)]
+    gains = [{row.name: row.gain for row in part.rows if row.gain} for part in (left, right)]
     for row in _join_tables(tables):
-        place = [part[row.name].value for part in gains]
+        place = gains[0][row.name].value, gains[1][row.name].value
         axes.plot(*place, "o", color=_choose_colour(row), markersize=4)
         axes.annotate(row.name, place, fontsize=7, xytext=(3, 3), textcoords="offset points")
     stability = _compare_sets(tables)

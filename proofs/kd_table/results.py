@@ -73,7 +73,7 @@ class JointRow:
 
     name: str
     gain: Delta
-    p_alone: float
+    p_alone: float | None
     p_base: float | None
 
 
@@ -101,9 +101,9 @@ def choose_weight(entry: Entry, states: Sequence[TrialState]) -> WeightChoice | 
     for state in states:
         tried.setdefault(round(read_multiple(state, entry), 9), []).append(read_score(state))
     whole = {
-        multiple: math.fsum(scores) / len(scores)
+        multiple: math.fsum(known) / len(known)
         for multiple, scores in sorted(tried.items())
-        if None not in scores
+        if len(known := [score for score in scores if score is not None]) == len(scores)
     }
     if not whole:
         return None
@@ -130,14 +130,15 @@ def find_further(entry: Entry, states: Sequence[TrialState]) -> float | None:
 
 def read_score(state: TrialState) -> float | None:
     """Return a trial's metric, or None if it is not complete or not finite."""
-    is_good = state.state == "complete" and state.value is not None
-    return state.value if is_good and math.isfinite(state.value) else None
+    is_good = state.value is not None and math.isfinite(state.value)
+    return state.value if is_good and state.state == "complete" else None
 
 
 def make_row(name: str, choice: WeightChoice | None, states: Sequence[TrialState]) -> TableRow:
     """Create a row without its comparisons."""
     by_seed = {state.trial.seed: read_score(state) for state in states}
-    scores = {seed: score for seed, score in sorted(by_seed.items()) if score is not None}
+    pairs = sorted(by_seed.items())
+    scores = {seed: score for seed, score in pairs if seed is not None and score is not None}
     reasons = [state.reason or state.state for state in states if read_score(state) is None]
     interval = compute_interval(list(scores.values())) if scores else None
     return TableRow(name, choice, scores, interval, failures=tuple(dict.fromkeys(reasons)))
@@ -168,15 +169,14 @@ def join_sets(alone: Sequence[TableRow], rows: Sequence[Sequence[TableRow]]) -> 
     known = [{row.name: row.scores for row in some} for some in rows]
     names = sorted(set.intersection(*map(set, known))) if len(known) > 1 else []
     bases = [table.scores for table in alone]
-    gains = {name: _join(bases, known, name) for name in names}
-    against = {}
+    gains = {name: gain for name in names if (gain := _join(bases, known, name)) is not None}
+    against: dict[str, Delta | None] = {}
     if BASE in names:
         bases = [table[BASE] for table in known]
-        against = {name: _join(bases, known, name) for name in names if name != BASE}
-    names = [name for name in names if gains[name] is not None]
-    p_alone = _correct([gains[name] for name in names])
-    p_base = _correct([against.get(name) for name in names])
-    joined = map(JointRow, names, [gains[name] for name in names], p_alone, p_base)
+        against = {name: _join(bases, known, name) for name in gains if name != BASE}
+    p_alone = _correct(list(gains.values()))
+    p_base = _correct([against.get(name) for name in gains])
+    joined = map(JointRow, gains, gains.values(), p_alone, p_base)
     return sorted(joined, key=lambda row: -row.gain.value)
 
 

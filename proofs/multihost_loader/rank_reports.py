@@ -122,6 +122,7 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
     ids: list[str] = []
     for _ in range(loader.batches_per_epoch):
         batch = next(batches)
+        assert batch.ids is not None  # data.return_id is set
         ids += [name for name in batch.ids if name]
         timer.add(int(batch.mask.sum()))
     report = RankReport(

@@ -150,7 +150,9 @@ def judge_room(
             path.write_text(json.dumps(known), encoding="utf-8")
         where = f"{mutant.file}:{mutant.line} {mutant.kind}"
         sys.stderr.write(f"{index + 1}/{len(mutants)} {known[key]['verdict']}: {where}\n")
-    rows = [{"room": room.name, **asdict(m), **known[f"{m.name}|{budget_s:g}"]} for m in mutants]
+    rows: list[JsonObject] = [
+        {"room": room.name, **asdict(m), **known[f"{m.name}|{budget_s:g}"]} for m in mutants
+    ]
     killers = sorted({row["by"] for row in rows if "::" in row["by"]})
     failed = bench.run_tests(killers, 1e9)["failed"] if killers else []
     for row in rows:

@@ -121,7 +121,8 @@ class Bench:
         self.folder = Path(tempfile.mkdtemp(prefix="mutants-"))
         self.tree = self.folder / "tree"
         shutil.copytree(root, self.tree, ignore=shutil.ignore_patterns(*_NOT_COPIED))
-        self.clock, self._server = 0, None
+        self.clock = 0
+        self._server: subprocess.Popen[str] | None = None
         self._found: Counter[tuple[str, str]] = Counter()
         self._measured: dict[str, Coverage] = {}
         self._keys: dict[tuple[str, ...], str] = {}
@@ -130,7 +131,7 @@ class Bench:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
+        if self._server is not None and self._server.stdin is not None:
             self._server.stdin.close()
             self._server.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -235,6 +236,7 @@ class Bench:
                     [sys.executable, "-P", str(SERVER), *self.frameworks], cwd=self.tree, text=True,
                     env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 )  # fmt: skip
+        assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps({"mark": self.mark, **request}) + "\n")
         self._server.stdin.flush()
         answer = self._server.stdout.readline()

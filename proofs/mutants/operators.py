@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 KINDS = ("operator", "comparison", "constant", "deleted line", "swapped argument",
          "negated condition", "dropped keyword")  # fmt: skip
@@ -90,10 +91,11 @@ class _Planter:
         if _is_skipped(node):
             return
         if isinstance(node, ast.FunctionDef):  # a default matters where the function runs
-            lines = (node.body[0].lineno, node.end_lineno)
+            lines = (node.body[0].lineno, node.end_lineno or node.lineno)
         elif isinstance(node, ast.stmt) and names is not None:
             inner = [n.lineno for n in ast.walk(node) if isinstance(n, ast.stmt) and n is not node]
-            lines = (node.lineno, max(min(inner, default=node.end_lineno + 1) - 1, node.lineno))
+            last = min(inner, default=(node.end_lineno or node.lineno) + 1) - 1
+            lines = (node.lineno, max(last, node.lineno))
         for kind, start, end, after in self._plant(node, names):
             line, before = bisect_right(self.offsets, start), self.data[start:end].decode()
             yield Mutant(self.file, kind, line, start, end, before, after, lines)
@@ -168,7 +170,7 @@ class _Planter:
             start, end = self._at(test)
             yield "negated condition", start, end, f"not ({self.data[start:end].decode()})"
 
-    def _at(self, node: ast.AST) -> tuple[int, int]:
+    def _at(self, node: Any) -> tuple[int, int]:
         start = self.offsets[node.lineno - 1] + node.col_offset
         return start, self.offsets[node.end_lineno - 1] + node.end_col_offset
 
@@ -176,7 +178,7 @@ class _Planter:
 class _Names:
     """Where the names of a function get their first value, and which statements are its own."""
 
-    def __init__(self, function: ast.AST) -> None:
+    def __init__(self, function: ast.FunctionDef) -> None:
         self.own = {id(statement) for statement in function.body}
         self.first = {
             argument.arg: 0 for argument in ast.walk(function.args) if isinstance(argument, ast.arg)

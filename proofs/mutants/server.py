@@ -118,7 +118,8 @@ class _Observer:
     """A pytest plugin: chooses and orders tests, notes failures, times and shared fixtures."""
 
     def __init__(self, chosen: list[str] | None) -> None:
-        self.chosen, self.lines = chosen, None
+        self.chosen = chosen
+        self.lines: _Lines | None = None
         self.failed: list[str] = []
         self.seconds: dict[str, float] = defaultdict(float)
         self.uses: dict[str, list[str]] = {}
@@ -132,7 +133,8 @@ class _Observer:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note which shared fixtures a test uses."""
-        for item in session.items:
+        items: list[Any] = session.items
+        for item in items:
             known = item._fixtureinfo.name2fixturedefs.values()
             shared = [
                 _name_fixture(definitions[-1])

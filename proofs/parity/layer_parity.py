@@ -265,7 +265,8 @@ def create_side_runtime(text: str, flag: str) -> Runtime:
         raise UserError(
             f"unknown --{flag} {text!r}; use {', '.join(_BACKENDS)}, or one of them with :bf16"
         )
-    return create_runtime(RuntimeSection(device=name, precision=precision or "fp32"))
+    settings = {"device": name, "precision": precision or "fp32"}
+    return create_runtime(RuntimeSection.model_validate(settings))
 
 
 def _check_flags(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -134,7 +135,7 @@ def make_few_labels(root: str, seeds: Sequence[int]) -> None:
                 f"{str(target)!r}, and it is written again"
             )
         return
-    bunch = load_digits()
+    bunch: Any = load_digits()
     splits = digits.split_digits(bunch.target)
     train_positions = np.array(splits.pop("train"))
     chosen = {f"few_{seed}": _choose(train_positions, bunch.target, seed) for seed in seeds}

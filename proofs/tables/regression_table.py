@@ -15,9 +15,11 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from big_vision.input.source import Role
 from datasets import create_source
 from proofs.study import frame as study
 from utils.config.load import RunConfig, load_config
@@ -91,17 +93,18 @@ def fit_sklearn(model: str, name: str, seed: int) -> float:
     from sklearn.metrics import r2_score
 
     config = load_config(get_flags(name, seed))
-    (xs, ys), (test_xs, test_ys) = (read_rows(config, role) for role in ("train", "test"))
+    xs, ys = read_rows(config, "train")
+    test_xs, test_ys = read_rows(config, "test")
     return float(r2_score(test_ys, create_sklearn(model, seed).fit(xs, ys).predict(test_xs)))
 
 
-def read_rows(config: RunConfig, role: str) -> tuple[np.ndarray, np.ndarray]:
+def read_rows(config: RunConfig, role: Role) -> tuple[np.ndarray, np.ndarray]:
     """Read inputs and targets of a run's split."""
     rows = create_source(config.data).select(role).rows
     return rows.inputs, rows.targets
 
 
-def create_sklearn(model: str, seed: int) -> object:
+def create_sklearn(model: str, seed: int) -> Any:
     """Create a model of scikit-learn; columns and targets of a network are standardised."""
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor
