@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from utils.errors import UserError
 
 
 def compute_batch_norm(
-    inputs: Tensor, module: nn.Module, sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+    inputs: Tensor, module: _BatchNorm, sum_over_ranks: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Normalise a training batch by its own statistics and update the running ones.
 
@@ -56,7 +57,7 @@ def synchronise_batch_norm(model: nn.Module, sum_over_ranks: Callable[[Tensor], 
       sum_over_ranks: sum over ranks with a gradient (`Ranks.sum_with_gradient`).
     """
 
-    def forward(module: nn.Module, inputs: Tensor) -> Tensor:
+    def forward(module: _BatchNorm, inputs: Tensor) -> Tensor:
         if not module.training:
             return type(module).forward(module, inputs)
         result = compute_batch_norm(inputs, module, sum_over_ranks)
@@ -87,7 +88,7 @@ def refuse_single_values(inputs: Tensor) -> None:
 
 
 @torch.no_grad()
-def update_running(module: nn.Module, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+def update_running(module: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Update the running averages of the mean and of the unbiased variance, as PyTorch does."""
     if not module.track_running_stats or module.running_mean is None:
         return

@@ -114,7 +114,7 @@ def scale_head(model: nn.Module, section: ModelSection) -> None:
     if scale is None and bias is None:
         return
     key = "head_init_scale" if bias is None else "head_init_bias"
-    heads = model.get_classifier() if hasattr(model, "get_classifier") else None
+    heads = getattr(model, "get_classifier", lambda: None)()
     for head in heads if isinstance(heads, tuple) else (heads,):
         weight, offset = getattr(head, "weight", None), getattr(head, "bias", None)
         if weight is None or (bias is not None and offset is None):
@@ -126,7 +126,7 @@ def scale_head(model: nn.Module, section: ModelSection) -> None:
             for parameter in (weight, offset):
                 if scale is not None and parameter is not None:
                     parameter.mul_(scale)
-            if bias is not None:
+            if bias is not None and offset is not None:
                 offset.fill_(bias)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +26,21 @@ class LowRankLinear(nn.Linear):
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
     """
 
+    _parameters: dict[str, Any]
+    lora_up: Tensor
+    lora_down: Tensor
+    lora_scale: Tensor
+
     @property
+    # pyrefly: ignore[bad-override]  # a parameter of the base, a sum here
     def weight(self) -> Tensor:
         """[out, in], adapted."""
         return self._parameters["weight"] + self.lora_scale * (self.lora_up @ self.lora_down)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """As `inputs @ weight.T + bias`, without a product of the size of `weight`."""
-        outputs = functional.linear(inputs, self._parameters["weight"], self.bias)
-        low = functional.linear(inputs, self.lora_down)
+    def forward(self, input: Tensor) -> Tensor:
+        """As `input @ weight.T + bias`, without a product of the size of `weight`."""
+        outputs = functional.linear(input, self._parameters["weight"], self.bias)
+        low = functional.linear(input, self.lora_down)
         return outputs + self.lora_scale * functional.linear(low, self.lora_up)
 
     def extra_repr(self) -> str:
@@ -44,7 +51,8 @@ class LowRankLinear(nn.Linear):
         """Turn this into the plain layer again, without the learnt part."""
         for name in (DOWN, UP, SCALE):
             delattr(self, name)
-        self.__class__ = nn.Linear
+        plain: Any = nn.Linear
+        self.__class__ = plain
 
 
 def adapt(model: nn.Module, patterns: Sequence[str], rank: int, alpha: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +74,7 @@ class RowModel(nn.Module):
         *,
         variance: bool = False,
         statistics: Mapping[str, Sequence[float]] | None = None,
-        **shape: object,
+        **shape: Any,
     ) -> None:
         super().__init__()
         of = statistics or {}
@@ -141,7 +142,7 @@ class MLPShape(ModelArguments):
 class MLP(RowModel):
     """Hidden layers `blocks.N` of linear map, norm, activation and dropout, and a linear head."""
 
-    def build(self, in_features: int, **shape: object) -> None:
+    def build(self, in_features: int, **shape: Any) -> None:
         """Create the layers of an `MLPShape`."""
         form = MLPShape(**shape)
         form.check()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import timm
 import torch
 from torch import Tensor, nn
@@ -40,7 +42,7 @@ class ReusedClassifier(nn.Module):
         *,
         side: int | None = None,
         factor: int = 2,
-        **of_student: object,
+        **of_student: Any,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -99,7 +101,7 @@ class ReusedClassifier(nn.Module):
         return self.head
 
 
-def create_backbone(name: str, arguments: dict[str, object]) -> nn.Module:
+def create_backbone(name: str, arguments: dict[str, Any]) -> Any:
     """Create a model without its classifier; UserError if it is unknown or has no maps."""
     if name in MODELS:
         backbone = MODELS.get(name)(num_classes=0, **arguments)

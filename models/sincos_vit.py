@@ -28,14 +28,15 @@ class SincosViT(VisionTransformer):
 
     def __init__(self, *, rep_layer: bool = True, **arguments: Any) -> None:
         fixed = {"class_token": False, "global_pool": "avg", "fc_norm": False}
-        super().__init__(**{**arguments, **fixed, "pos_embed": "none", "weight_init": "skip"})
-        width, grid = self.embed_dim, self.patch_embed.grid_size
+        arguments |= {**fixed, "pos_embed": "none", "weight_init": "skip"}
+        super().__init__(**arguments)
+        width, (rows, columns) = self.embed_dim, self.patch_embed.grid_size
         self.pre_logits = nn.Linear(width, width) if rep_layer else nn.Identity()
         self.init_weights("jax", needs_reset=False)
         self._init_as_in_jax(width)
         # A function of the size: it is neither trained nor stored.
         device = self.patch_embed.proj.weight.device
-        positions = compute_positions(*grid, width).to(device)
+        positions = compute_positions(rows, columns, width).to(device)
         del self.pos_embed  # timm's is a parameter, or nothing
         self.register_buffer("pos_embed", positions, persistent=False)
 
@@ -50,7 +51,7 @@ class SincosViT(VisionTransformer):
         """Draw qkv as three maps, as JAX does, and the tanh layer."""
         bound = math.sqrt(6 / (2 * width))
         for block in self.blocks:
-            nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+            nn.init.uniform_(block.get_parameter("attn.qkv.weight"), -bound, bound)
         if isinstance(self.pre_logits, nn.Linear):
             lecun_normal_(self.pre_logits.weight)
             nn.init.zeros_(self.pre_logits.bias)
@@ -91,5 +92,6 @@ class SincosArguments(ModelArguments):
 
 def create_vit_s16(num_classes: int = 1000, **arguments: Any) -> SincosViT:
     """Create ViT-S/16 of big_vision's baseline: 22.1 million parameters at 1,000 classes."""
-    shape = {"patch_size": 16, "embed_dim": 384, "depth": 12, **asdict(SincosArguments())}
-    return SincosViT(num_classes=num_classes, **{**shape, **arguments})
+    shape: dict[str, Any] = {"patch_size": 16, "embed_dim": 384, "depth": 12}
+    arguments = {**shape, **asdict(SincosArguments()), **arguments}
+    return SincosViT(num_classes=num_classes, **arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import timm
 import torch
@@ -71,10 +72,11 @@ class TrainedModel:
 
         The features of a model of two heads are the mean of their inputs.
         """
-        if hasattr(self.model, "forward_head"):
-            maps = self.model.forward_features(inputs)
-            features = self.model.forward_head(maps, pre_logits=True)
-            return features.flatten(1), self.model.forward_head(maps)
+        model: Any = self.model  # timm's halves of a forward are not in nn.Module
+        if hasattr(model, "forward_head"):
+            maps = model.forward_features(inputs)
+            features = model.forward_head(maps, pre_logits=True)
+            return features.flatten(1), model.forward_head(maps)
         seen: list[Tensor] = []
         head = self.model.get_submodule(list_head_names(self.model)[0].rpartition(".")[0])
         with head.register_forward_pre_hook(lambda module, given: seen.append(given[0])):
@@ -113,7 +115,7 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     weights = None if is_name else open_weights(path, key)
     known = weights.facts if weights is not None else {"model": path}
     facts = _merge_facts(known, given or {}, path, key)
-    model = _build(facts, weights, key)
+    model: Any = _build(facts, weights, key)
     pp = facts.get("eval_pp") or _read_pp(weights, key)
     pp = pp or _derive_pp(model, facts, f"{key} ({path!r})")
     require_valid_spec(pp, "--pp")
@@ -219,7 +221,7 @@ def _derive_pp(model: nn.Module, facts: JsonMapping, where: str) -> str:
     Raises:
       UserError: no preprocessing string can say how images are prepared.
     """
-    config = resolve_model_data_config(model) | dict(facts.get("input", {}))
+    config: Any = resolve_model_data_config(model) | dict(facts.get("input", {}))
     channels, height, width = config["input_size"]
     mean = facts.get("mean") or [255.0 * value for value in config["mean"]]
     std = facts.get("std") or [255.0 * value for value in config["std"]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -100,13 +101,13 @@ class LayerCache:
         self.values: Tensor | None = None
 
     @property
-    def length(self) -> int:
+    def length(self) -> int | Tensor:
         """Tokens seen so far."""
         return 0 if self.keys is None else self.keys.shape[2]
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values of new tokens; return all of them."""
-        if self.keys is not None:
+        if self.keys is not None and self.values is not None:
             keys = torch.cat([self.keys, keys], dim=2)
             values = torch.cat([self.values, values], dim=2)
         self.keys, self.values = keys, values
@@ -126,7 +127,7 @@ class FixedCache(LayerCache):
     def __init__(self, room: int) -> None:
         super().__init__()
         self.room = room
-        self._length: int | Tensor = 0
+        self._length: Any = 0
 
     @property
     def length(self) -> int | Tensor:
@@ -313,7 +314,7 @@ class Transformer(LanguageModel):
       shape: fields of `TransformerShape`.
     """
 
-    def __init__(self, vocab_size: int, sequence_length: int, **shape: object) -> None:
+    def __init__(self, vocab_size: int, sequence_length: int, **shape: Any) -> None:
         super().__init__()
         self.shape = TransformerShape(**shape)
         self.vocab_size, self.sequence_length = vocab_size, sequence_length

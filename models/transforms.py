@@ -46,6 +46,7 @@ class InputTransform(nn.Module):
         """[size, side] weights that resample one axis, created once for each side and device."""
         key = (side, device)
         if key not in self._resamplers:
+            assert self.size is not None
             self._resamplers[key] = create_resampler(side, self.size).to(device)
         return self._resamplers[key]
 

@@ -6,6 +6,8 @@ merge them into the classifier: `utils.weights.adapters.merge_adapters`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,7 +39,7 @@ class Widened(nn.Module):
         super().__init__()
         self.expand = _create_linear(channels, wide)
         self.contract = _create_linear(wide, channels)
-        nn.init.zeros_(self.contract[1].weight)
+        nn.init.zeros_(self.contract.get_parameter("1.weight"))
 
     def forward(self, maps: Tensor) -> Tensor:
         """[B, C, H, W]."""
@@ -80,7 +82,7 @@ def _widen_maps(pool: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ..
     return (layer(inputs[0]), *inputs[1:])
 
 
-def _is_plain(model: nn.Module, channels: int) -> bool:
+def _is_plain(model: Any, channels: int) -> bool:
     """Return whether the classifier is linear in the average over positions of the last maps."""
     if not hasattr(model, "forward_head"):
         return False

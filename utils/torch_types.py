@@ -1,4 +1,4 @@
-"""Types that torch leaves out: of differentiation rules, and of what a list of modules holds."""
+"""Types that torch leaves out: of differentiation rules, lists of modules, and mixins."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ class DifferentiationRule(torch.autograd.Function):
 
 
 if TYPE_CHECKING:
+    Mixin = Any  # base of a class that is mixed into classes of torch and timm
 
     class ModuleListOf(nn.ModuleList, Generic[ModuleT]):
         """A list of modules of one class."""
@@ -32,4 +33,5 @@ if TYPE_CHECKING:
         # pyrefly: ignore[bad-override]  # slices, which the base also takes, are not used
         def __getitem__(self, index: int) -> ModuleT: ...
 else:
+    Mixin = object
     ModuleListOf = nn.ModuleList

@@ -20,13 +20,17 @@ from models.patches.dense import (
     place_gradients,
     save_product,
     sum_rows,
+    sum_tensors,
     without_autocast,
 )
 from models.transforms import create_resampler
 from utils.runtime.mesh_gradients import spread
+from utils.torch_types import DifferentiationRule, Mixin
 
 # Rows of a tile: a product with fewer columns would become a reduction again.
 _SUBLANES = 8
+# timm's decorator has a type that cannot be called.
+resolve_mask: Any = resolve_self_attn_mask
 # Parameters [1, N, C] of timm's vision transformers for every example.
 _TOKENS = ("pos_embed", "cls_token", "reg_token", "dist_token")
 
@@ -49,7 +53,7 @@ class XlaAttention(Attention):
             x = x.to(dtype)
             q, k, v = _project(self, x, self.qkv.bias)
             q, k = normalise_heads(self.q_norm, q), normalise_heads(self.k_norm, k)
-            mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
+            mask = resolve_mask(x.shape[1], q, attn_mask, is_causal)
             mixed = mix_values(self, q * self.scale, k, v, mask)
             return self.proj_drop(merge_heads(self, mixed, x))
 
@@ -65,17 +69,16 @@ class XlaBeitAttention(BeitAttention):
         own = self.relative_position_bias_table is not None
         biases = [self._get_rel_pos_bias()] if own else []
         biases += [] if shared_rel_pos_bias is None else [shared_rel_pos_bias]
-        bias = None
-        if self.q_bias is not None:
-            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        packed: Any = (self.q_bias, self.k_bias, self.v_bias)
+        bias = None if self.q_bias is None else torch.cat(packed)
         dtype = get_compute_dtype(x)
         with without_autocast(x):
             q, k, v = _project(self, x.to(dtype), bias)
-            mixed = mix_values(self, q * self.scale, k, v, sum(biases) if biases else None)
+            mixed = mix_values(self, q * self.scale, k, v, sum_tensors(biases) if biases else None)
             return self.proj_drop(merge_plainly(self, mixed))
 
 
-def mix_values(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def mix_values(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Mix values [B, H, D, N] by softmax(q k + mask), with dropout of the shares.
 
     `mask` is broadcast to [B, H, Q, K], or [W, H, Q, K] for images of W windows each.
@@ -104,7 +107,7 @@ def _by_window(scores: Tensor, mask: Tensor | torch.Size) -> Tensor:
     return scores if is_whole else scores.unflatten(0, (-1, shape[0]))
 
 
-class _Mix(torch.autograd.Function):
+class _Mix(DifferentiationRule):
     """Attention whose backward computes the rows' inner products from output and gradient."""
 
     @staticmethod
@@ -145,7 +148,7 @@ def sum_products(left: Tensor, right: Tensor) -> Tensor:
     return torch.einsum("...dn,de->...en", left * right, ones)[..., :1, :].float()
 
 
-def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+def _project(layer: Any, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """q, k and v, each [B, H, D, N]; by the module itself if hooks read its output."""
     if has_output_hooks(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
@@ -153,15 +156,13 @@ def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     return project_heads(layer, x, layer.qkv.weight, bias)
 
 
-def project_heads(
-    layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, ...]:
+def project_heads(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """q, k and v, each [B, H, D, N], of a packed weight [3 H D, C]."""
     form = (layer.num_heads, layer.fp32_weight_gradient)
     return _Project.apply(x, weight, bias, form, *list_parts(x, weight, bias))
 
 
-def project_packed(layer: nn.Module, x: Tensor) -> Tensor:
+def project_packed(layer: Any, x: Tensor) -> Tensor:
     """q, k and v as one [B, 3, H, D, N]; by the module itself if hooks read its output."""
     if has_output_hooks(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
@@ -178,7 +179,7 @@ def normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
     return norm(heads.transpose(2, 3)).transpose(2, 3).to(heads.dtype)
 
 
-def merge_heads(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
+def merge_heads(layer: Any, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate if it has them."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
     if is_plain and not has_output_hooks(layer.proj, layer.norm):
@@ -190,13 +191,13 @@ def merge_heads(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     return layer.proj(rows)
 
 
-def merge_plainly(layer: nn.Module, mixed: Tensor) -> Tensor:
+def merge_plainly(layer: Any, mixed: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection alone."""
     fp32_result, shape = layer.fp32_weight_gradient, (-1, *mixed.shape[1:3])
     return einsum_linear(layer.proj, mixed, "bhdn,ohd->bno", shape=shape, fp32_result=fp32_result)
 
 
-class _Project(torch.autograd.Function):
+class _Project(DifferentiationRule):
     """x [B, N, C] times a packed weight [3 H D, C] in one product, returned as thirds."""
 
     @staticmethod
@@ -224,7 +225,7 @@ class _Project(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             parts = weight.to(x.dtype).unflatten(0, ctx.thirds)
             products = (torch.einsum("bhdn,hdc->bnc", g, parts[n]) for n, g in enumerate(gradients))
-            dx = sum(products)
+            dx = sum_tensors(products)
         if ctx.needs_input_grad[1]:
             rows = [
                 einsum("bhdn,bnc->hdc", gradient, x, ctx.fp32_result, devices=ctx.devices[0])
@@ -238,7 +239,7 @@ class _Project(torch.autograd.Function):
         return dx, *place_gradients(ctx.devices, dw, db)
 
 
-class _ProjectPacked(torch.autograd.Function):
+class _ProjectPacked(DifferentiationRule):
     """The same product with one array as its result and as its gradient."""
 
     @staticmethod
@@ -278,6 +279,8 @@ class XlaPatchEmbed(PatchEmbed):
     """timm's `PatchEmbed`: a product of patches with the kernel instead of a convolution."""
 
     fp32_weight_gradient = False
+    patch_size: tuple[int, int]
+    img_size: tuple[int, int] | None
 
     def forward(self, x: Tensor) -> Tensor:
         is_grid = not self.flatten and self.output_fmt == Format.NHWC
@@ -305,7 +308,7 @@ class XlaLayerScale(LayerScale):
         return x * self.gamma.to(x.dtype)
 
 
-class StreamInComputeType:
+class StreamInComputeType(Mixin):
     """Mixin for timm's vision transformers: the residual stream has the compute type.
 
     Positions for images of another size are resampled by products: PyTorch's operator has no
@@ -359,7 +362,7 @@ def resample_positions(
     return torch.cat([positions[:, :tokens], grid], dim=1) if tokens else grid
 
 
-class HeadTokens:
+class HeadTokens(Mixin):
     """Mixin for timm's vision transformers: the last norm sees the tokens of the head alone.
 
     They are selected by a sum with ones and zeros, whose gradient needs no padded array.

@@ -13,6 +13,7 @@ from torch.nn import functional
 from models.batch_norm import refuse_single_values, update_running
 from models.patches.dense import get_compute_dtype, mix_into, normalise_rows, without_autocast
 from utils.runtime.mesh_gradients import count_parts, deal_out, get_parts, spread_rows
+from utils.torch_types import DifferentiationRule, Mixin
 
 # Permutations of a weight between the order of files and the order on the device.
 TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)
@@ -20,7 +21,7 @@ TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)
 _LANES = 128
 
 
-class HwioWeight:
+class HwioWeight(Mixin):
     """Mixin for a convolution class: the weight is stored as HWIO, `state_dict` shows OIHW.
 
     An OIHW array with small windows is padded and copied to the order of convolutions, once for the
@@ -116,12 +117,12 @@ def join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
     group = torch.arange(out, device=weight.device) // (out // groups) % joined
     is_own = group[:, None] == torch.arange(joined, device=weight.device)
     spread = torch.where(is_own[..., None, None, None], weight.unsqueeze(-4), 0.0)
-    result = spread.flatten(-4, -3)
+    result: Any = spread.flatten(-4, -3)
     result.held = getattr(weight, "held", None)
     return result
 
 
-class StandardisedConv2d:
+class StandardisedConv2d(Mixin):
     """Mixin for timm's convolutions of standardised weights, whose code bypasses groups."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,7 +137,7 @@ class StandardisedConv2d:
         return self._conv_forward(x, rows.reshape_as(self.weight), self.bias)
 
 
-class _Convolution(torch.autograd.Function):
+class _Convolution(DifferentiationRule):
     """A convolution whose weight gradient has a float32 result, or keeps devices apart."""
 
     @staticmethod
@@ -198,15 +199,15 @@ def _reverse(
 class XlaBatchNorm1d(nn.BatchNorm1d):
     """BatchNorm of [B, C] or [B, C, L], as of images."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return apply_batch_norm(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return apply_batch_norm(self, input)
 
 
 class XlaBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm with float32 statistics and a result in the type of its input."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return apply_batch_norm(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return apply_batch_norm(self, input)
 
 
 class XlaBatchNormAct2d(BatchNormAct2d):
@@ -219,7 +220,7 @@ class XlaBatchNormAct2d(BatchNormAct2d):
 def apply_batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
     """[B, C, ...] -> the same, in the type of x."""
     with without_autocast(x):
-        if not norm.training and norm.running_mean is not None:
+        if not norm.training and norm.running_mean is not None and norm.running_var is not None:
             scale = torch.rsqrt(norm.running_var + norm.eps)
             shift = -norm.running_mean * scale
             if norm.weight is not None:
@@ -232,7 +233,7 @@ def apply_batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor
     return result
 
 
-class _BatchNorm(torch.autograd.Function):
+class _BatchNorm(DifferentiationRule):
     """Saves its input and the statistics; both sums of each pass are computed together."""
 
     @staticmethod
@@ -286,7 +287,7 @@ class XlaLayerNorm2d(LayerNorm2d):
         return normalise_rows(self, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-class BlockInComputeType:
+class BlockInComputeType(Mixin):
     """Mixin for a residual block with a float32 scale: its result has the compute type."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -16,11 +16,13 @@ from models.patches.dense import (
     has_output_hooks,
     place_gradients,
     sum_rows,
+    sum_tensors,
     without_autocast,
 )
 from models.transformer import CausalAttention, LayerCache, RmsNorm, get_angles, rotate_pairs
 from utils.runtime.mesh_gradients import count_parts, get_parts
 from utils.runtime.processes.sequence import count_sequence_parts
+from utils.torch_types import DifferentiationRule, Mixin
 
 # Queries whose scores are computed at once: fewer leave out more products of future keys, more
 # need fewer operations. Scores of 256 tokens stay on the chip.
@@ -61,7 +63,7 @@ class XlaCausalAttention(CausalAttention):
             return einsum_linear(self.out, mixed, "bhdn,ohd->bno", shape=form, **fp32)
 
 
-class _CausalMix(torch.autograd.Function):
+class _CausalMix(DifferentiationRule):
     """Values mixed by softmax(q k) over the keys up to each query; q [B, H, G, D, N]."""
 
     @staticmethod
@@ -91,7 +93,7 @@ class _CausalMix(torch.autograd.Function):
             dk.append(functional.pad(own.float(), behind))
             own = torch.einsum("bhgdq,bhgkq->bhdk", gradient[..., part], shares)
             dv.append(functional.pad(own.float(), behind))
-        return torch.cat(dq, dim=-1), sum(dk).to(k.dtype), sum(dv).to(v.dtype)
+        return torch.cat(dq, dim=-1), sum_tensors(dk).to(k.dtype), sum_tensors(dv).to(v.dtype)
 
 
 def _cut(length: int) -> Iterator[tuple[int, int]]:
@@ -121,7 +123,7 @@ class XlaRmsNorm(RmsNorm):
             return _RmsNorm.apply(x, self.weight, (self.eps, dtype), parts)
 
 
-class _RmsNorm(torch.autograd.Function):
+class _RmsNorm(DifferentiationRule):
     """Saves its input alone and normalises again in the backward."""
 
     @staticmethod
@@ -153,7 +155,7 @@ def _scale_rows(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return x * scale, scale
 
 
-class DecoderInComputeType:
+class DecoderInComputeType(Mixin):
     """Mixin for the decoder: the residual stream has the compute type."""
 
     def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:

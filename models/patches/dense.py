@@ -18,11 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils.runtime.mesh_gradients import count_parts, get_parts
+from utils.torch_types import DifferentiationRule
 
 # gelu(x) = x * (1 + tanh(x * (a + b x^2 + c x^4))) / 2, fitted to the erf form: error below 2.6e-5
 # (the usual tanh form: 4.7e-4). c < 0, so x^2 is limited.
 _GELU_FIT = (0.7975104, 0.0370022, -0.00035083)
 _GELU_LIMIT = 36.0
+sum_tensors: Any = sum  # has the type int | Tensor
 
 
 def mix_into(module: nn.Module, mixin: type) -> None:
@@ -67,7 +69,7 @@ def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
 
 
 def einsum_linear(
-    layer: nn.Module,
+    layer: Any,
     x: Tensor,
     equation: str,
     *,
@@ -92,12 +94,12 @@ def einsum_linear(
 class _Form:
     """A product: dimensions of x, weight and result, and the arguments of `einsum_linear`."""
 
-    terms: tuple[str, str, str]
+    terms: tuple[str, ...]
     shape: Sequence[int] | None
     fp32_result: bool
 
 
-class _Product(torch.autograd.Function):
+class _Product(DifferentiationRule):
     """A product with the weight cast inside: only x and the float32 weight are saved."""
 
     @staticmethod
@@ -132,7 +134,11 @@ class _Product(torch.autograd.Function):
 
 
 def save_product(
-    ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, apart: Sequence[Tensor | None]
+    ctx: Any,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    apart: Sequence[Tensor | None],
 ) -> None:
     """Save what the backward of a product of x, weight and bias reads."""
     ctx.save_for_backward(x, weight)
@@ -184,8 +190,8 @@ class XlaLinear(nn.Linear):
 
     fp32_weight_gradient = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        return apply_linear(self, x)
+    def forward(self, input: Tensor) -> Tensor:
+        return apply_linear(self, input)
 
 
 class XlaLayerNorm(nn.LayerNorm):
@@ -193,10 +199,10 @@ class XlaLayerNorm(nn.LayerNorm):
 
     kept_tokens: int | None = None  # number of the first rows of [B, N, C] to use; None for all
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         if self.kept_tokens is not None:
-            x = take_first(x, self.kept_tokens)
-        return normalise_rows(self, x)
+            input = take_first(input, self.kept_tokens)
+        return normalise_rows(self, input)
 
 
 def take_first(x: Tensor, count: int) -> Tensor:
@@ -214,7 +220,7 @@ def normalise_rows(norm: nn.LayerNorm, x: Tensor) -> Tensor:
         return _LayerNorm.apply(x, *parameters, (norm.eps, dtype), *list_parts(x, *parameters))
 
 
-class _LayerNorm(torch.autograd.Function):
+class _LayerNorm(DifferentiationRule):
     """Saves its input alone and normalises again in the backward."""
 
     @staticmethod
@@ -281,7 +287,7 @@ class XlaGelu(nn.Module):
             return _Gelu.apply(x.to(dtype))
 
 
-class _Gelu(torch.autograd.Function):
+class _Gelu(DifferentiationRule):
     """Saves its input alone."""
 
     @staticmethod

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers.attention import resolve_self_attn_mask
 from timm.models.eva import EvaAttention
 from timm.models.maxxvit import AttentionCl
 from timm.models.swin_transformer import WindowAttention
@@ -18,8 +17,10 @@ from models.patches.attention import (
     mix_values,
     normalise_heads,
     project_heads,
+    resolve_mask,
 )
 from models.patches.dense import get_compute_dtype, has_output_hooks, without_autocast
+from utils.torch_types import DifferentiationRule
 
 
 class XlaEvaAttention(EvaAttention):
@@ -45,20 +46,20 @@ class XlaEvaAttention(EvaAttention):
             if rope is not None:
                 turns = _describe_turns(self, rope, dtype)
                 q, k = _Turn.apply(q, *turns), _Turn.apply(k, *turns)
-            mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
+            mask = resolve_mask(x.shape[1], q, attn_mask, is_causal)
             mixed = mix_values(self, q * self.scale, k, v, mask)
             return self.proj_drop(merge_heads(self, mixed, x))
 
     def _pack(self) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of q, k and v as one product."""
         if self.qkv is not None:
-            packed = None if self.q_bias is None else (self.q_bias, self.k_bias, self.v_bias)
-            return self.qkv.weight, None if packed is None else torch.cat(packed)
-        layers = (self.q_proj, self.k_proj, self.v_proj)
+            packed: Any = (self.q_bias, self.k_bias, self.v_bias)
+            return self.qkv.weight, None if self.q_bias is None else torch.cat(packed)
+        layers: list[Any] = [self.q_proj, self.k_proj, self.v_proj]
         weight = torch.cat([layer.weight for layer in layers])
-        if self.q_proj.bias is None:
+        if layers[0].bias is None:
             return weight, None
-        zeros = torch.zeros_like(self.q_proj.bias)
+        zeros = torch.zeros_like(layers[0].bias)
         return weight, torch.cat([zeros if y.bias is None else y.bias for y in layers])
 
 
@@ -82,7 +83,7 @@ def _describe_turns(layer: EvaAttention, rope: Tensor, dtype: torch.dtype) -> tu
     return *turns, swap.to(dtype)
 
 
-class _Turn(torch.autograd.Function):
+class _Turn(DifferentiationRule):
     """[B, H, D, N] turned by angles [D, N]; saves none of it.
 
     Partners come from an exact product with ones and zeros: slices would be copied in float32.
@@ -132,7 +133,8 @@ class XlaMaxVitAttention(AttentionCl):
         bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()
         dtype, weight, offset = get_compute_dtype(x), self.qkv.weight, self.qkv.bias
         if self.head_first:
-            weight, offset = _put_heads_second(self, weight), _put_heads_second(self, offset)
+            weight = _put_heads_second(self, weight)
+            offset = None if offset is None else _put_heads_second(self, offset)
         with without_autocast(x):
             rows = x.to(dtype).flatten(1, -2)
             q, k, v = project_heads(self, rows, weight, offset)
@@ -140,8 +142,6 @@ class XlaMaxVitAttention(AttentionCl):
             return self.proj_drop(merge_plainly(self, mixed)).unflatten(1, x.shape[1:-1])
 
 
-def _put_heads_second(layer: AttentionCl, packed: Tensor | None) -> Tensor | None:
+def _put_heads_second(layer: AttentionCl, packed: Tensor) -> Tensor:
     """Reorder rows from head, third, channel to third, head, channel."""
-    if packed is None:
-        return None
     return packed.unflatten(0, (layer.num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)

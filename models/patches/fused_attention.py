@@ -23,6 +23,7 @@ from models.patches.attention import XlaAttention, merge_heads, normalise_heads,
 from models.patches.dense import get_compute_dtype, without_autocast
 from utils.errors import UserError
 from utils.runtime.xla.kernels import count_chips, has_custom_calls, takes_kernels
+from utils.torch_types import DifferentiationRule
 
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.attention_kernel: auto or off"
@@ -95,7 +96,7 @@ def require_attention_kernel(device: torch.device, model: nn.Module, off: str = 
       off: the key, with its value, that disables patches which a kernel needs.
     """
     lack, way_out = None, _WAY_OUT
-    layers = [module for module in model.modules() if type(module) in _TAKERS]
+    layers: list[Any] = [module for module in model.modules() if type(module) in _TAKERS]
     if not takes_kernels(device):
         lack = f"needs runtime.device=xla, and this is {device.type}"
     elif importlib.util.find_spec("jax") is None:
@@ -120,7 +121,7 @@ def attend(packed: Tensor, scale: float) -> Tensor:
     return _Attend.apply(packed, scale, keep)
 
 
-class _Attend(torch.autograd.Function):
+class _Attend(DifferentiationRule):
     @staticmethod
     def forward(ctx: Any, packed: Tensor, scale: float, keep: bool) -> Tensor:
         mixed, sums = kernel_attend(packed, scale, keep)
@@ -142,7 +143,7 @@ def kernel_attend(packed: Tensor, scale: float, keep: bool) -> tuple[Tensor, Ten
     """Mix values and return the rows' log sums, float32 [B, H, 1, N], or [0] without `keep`."""
     plan = _plan(packed, scale, keep)
     mixed, *sums = deal(partial(_run, plan), [packed], [0], [0, 0] if keep else [0])
-    return mixed, *(sums or [packed.new_empty(0, dtype=torch.float32)])
+    return mixed, sums[0] if sums else packed.new_empty(0, dtype=torch.float32)
 
 
 @kernel_attend.register_fake

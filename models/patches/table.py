@@ -7,6 +7,7 @@ each: docs/tpu_compiler.md; gain: docs/results_tpu_compiler.md. Written against 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from timm import layers
@@ -48,7 +49,7 @@ def apply_patches(
     for name, patch in PATCHES.items():
         if name not in skip:
             patch(model)
-    for module in model.modules():
+    for module in list[Any](model.modules()):
         if hasattr(module, "fp32_weight_gradient"):
             module.fp32_weight_gradient = fp32_weight_gradients
         if frozen_dtype is not None and isinstance(module, _CASTS):
@@ -64,7 +65,7 @@ def patch_linear(model: nn.Module) -> None:
 def patch_layer_norm(model: nn.Module) -> None:
     """Compute norms of rows in one pass, float32 inside and the compute type outside."""
     _swap(model, {RmsNorm: decoder.XlaRmsNorm})
-    swaps = {layers.LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm}
+    swaps: dict[type, type] = {layers.LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm}
     swaps[layers.LayerNorm2d] = convolution.XlaLayerNorm2d
     _swap(model, swaps, lambda norm: len(norm.normalized_shape) == 1)
 
@@ -80,12 +81,12 @@ def patch_gelu(model: nn.Module) -> None:
 
 def patch_attention(model: nn.Module) -> None:
     """Compute q, k, v as one product, scores key by query; elsewhere fused attention is off."""
-    for module in model.modules():
+    for module in list[Any](model.modules()):
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
     patched = [attention.XlaAttention, attention.XlaBeitAttention, decoder.XlaCausalAttention]
     patched += [families.XlaEvaAttention, families.XlaWindowAttention, families.XlaMaxVitAttention]
-    _swap(model, {layer.__base__: layer for layer in patched})
+    _swap(model, {layer.__bases__[0]: layer for layer in patched})
 
 
 def patch_attention_kernel(model: nn.Module) -> None:
@@ -114,7 +115,7 @@ def patch_head_tokens(model: nn.Module) -> None:
 def patch_batch_norm(model: nn.Module) -> None:
     """Compute BatchNorm with float32 statistics and a result in the compute type."""
     norms = (convolution.XlaBatchNorm1d, convolution.XlaBatchNorm2d, convolution.XlaBatchNormAct2d)
-    _swap(model, {norm.__base__: norm for norm in norms})
+    _swap(model, {norm.__bases__[0]: norm for norm in norms})
 
 
 def patch_convolution(model: nn.Module) -> None:
@@ -153,7 +154,7 @@ PATCHES: dict[str, Callable[[nn.Module], None]] = {
 def _swap(
     model: nn.Module,
     swaps: dict[type, type],
-    fits: Callable[[nn.Module], bool] = lambda module: True,
+    fits: Callable[[Any], bool] = lambda module: True,
 ) -> None:
     """Swap exactly these classes: a subclass may compute something else."""
     for module in model.modules():

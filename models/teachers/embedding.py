@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ class ImageFeatures(NamedTuple):
     patches: Tensor
 
 
-def compute_features(model: nn.Module, inputs: Tensor) -> ImageFeatures:
+def compute_features(model: Any, inputs: Tensor) -> ImageFeatures:
     """Compute features of normalised images [B, C, H, W] by timm's two halves of a forward."""
     maps = model.forward_features(inputs)
     return ImageFeatures(model.forward_head(maps, pre_logits=True), flatten_patches(model, maps))
@@ -127,7 +127,7 @@ def _create_feature_teacher(
     check_normalisation(section)
     source = open_teacher(section)
     classes = section.num_classes or source.facts.get("num_classes") or 0
-    model = source.build({"num_classes": classes}, device=device, explain=_explain_classifier)
+    model: Any = source.build({"num_classes": classes}, device=device, explain=_explain_classifier)
     require_features(model, "distill.teacher", source.name)
     if classes:
         model.reset_classifier(0)

@@ -66,8 +66,9 @@ def keep_tokens(model: nn.Module, share: float, name: str) -> KeptTokens:
         )
     patches = model.patch_embed.num_patches
     count = max(1, round(share * patches))
-    model.patch_drop = KeptTokens(model.num_prefix_tokens, count, patches)
-    return model.patch_drop
+    kept = KeptTokens(model.num_prefix_tokens, count, patches)
+    model.add_module("patch_drop", kept)
+    return kept
 
 
 class ClassTokenScores:
@@ -81,14 +82,14 @@ class ClassTokenScores:
             )
         self._prefix = model.num_prefix_tokens
         self._path = f"blocks.{len(model.blocks) - 1}.attn"
-        self._attention = getattr(model.blocks[-1], "attn", None)
-        is_plain = isinstance(self._attention, Attention)
-        if not is_plain or not isinstance(model.patch_drop, nn.Identity):
+        attention = getattr(model.blocks[-1], "attn", None)
+        if not isinstance(attention, Attention) or not isinstance(model.patch_drop, nn.Identity):
             raise UserError(
                 "distill.teachers keep_tokens needs the plain attention of all patches in the "
                 f"student's last block, which model.name {name!r} with its model.args does not "
                 "have; leave it out, or patch_drop_rate and arguments that change the blocks"
             )
+        self._attention = attention
         self._tap = FeatureTap(model, [f"{self._path}.qkv"], "student")
 
     def take(self) -> Tensor:

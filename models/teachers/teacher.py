@@ -112,6 +112,7 @@ class Teacher(FrozenModel):
         if seen is not None and self.follows:
             pixels = seen.pixels
         if kept is not None and seen is not None:
+            assert seen.scores is not None  # the task computes them for such a teacher
             kept.choose(seen.scores)
         logits = self.model(self.transform(pixels).to(self.dtype)).float()
         if kept is not None:
@@ -182,7 +183,9 @@ def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
     if section.teacher or section.teacher_weights:
         teachers = (TeacherSection(model=section.teacher, weights=section.teacher_weights),)
     return tuple(
-        TeacherSection(**{**teacher.model_dump(), "model": "", "weights": teacher.model})
+        TeacherSection.model_validate(
+            {**teacher.model_dump(), "model": "", "weights": teacher.model}
+        )
         if is_shared(teacher.model) and not teacher.weights
         else teacher
         for teacher in teachers

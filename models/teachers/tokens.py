@@ -22,6 +22,7 @@ from utils.config.distill import TeacherSection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
+    from models.transformer import LanguageModel
     from utils.config.distill import DistillSection
 
 _WAY_OUT = "use a teacher that was trained on tokens of the same tokenizer"
@@ -42,6 +43,8 @@ class Vocabulary(Protocol):
 
 class TokenTeacher(FrozenModel):
     """A teacher of tokens; logits are computed for a part of its hidden states at a time."""
+
+    model: LanguageModel
 
     @property
     def head_weight(self) -> Tensor:

@@ -215,8 +215,9 @@ def look_at(
     probed = []
     for teacher in teachers:
         size = teacher.transform.size
-        shape = (channels, *((height, width) if size is None else (size, size)))
-        probed.append(_look(deepcopy(teacher.model).float(), teacher.transform, shape))
+        sides = (height, width) if size is None else (size, size)
+        model = deepcopy(teacher.model).float()
+        probed.append(_look(model, teacher.transform, (channels, *sides)))
     return mine, probed
 
 
