@@ -162,8 +162,10 @@ def bill_by_runs(
         hardware = read_hardware(record.facts, record.attempts[-1] if record.attempts else {})
         devices = count_devices(hardware)
         share = (steps or done) / done
-        hours = compute_cost(record, prices).device_hours / devices * share
-        return _make_bill(f"as {record.path} took, step by step", hardware, devices, hours, prices)
+        hours = compute_cost(record, prices).device_hours
+        if hours is not None:
+            name = f"as {record.path} took, step by step"
+            return _make_bill(name, hardware, devices, hours / devices * share, prices)
     return None
 
 

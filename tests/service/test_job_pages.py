@@ -201,7 +201,7 @@ def test_a_run_is_checked_billed_and_started_by_the_form(client):
     page = client.post("/submit", data={**fields, "deed": "check"}, headers=FROM_HERE).text
     assert "All checks passed" in page
     assert "smoke/mine" in page
-    assert "nobody knows how long it takes" in page
+    assert "its duration is unknown" in page
     answer = client.post("/submit", data={**fields, "deed": "start"}, headers=FROM_HERE)
     assert answer.status_code == 303
     assert "smoke/mine" in client.get(answer.headers["location"]).text
@@ -223,6 +223,8 @@ def test_a_bill_is_of_a_run_of_the_same_step(store):
     bill = bill_by_runs(config, records, 16, prices)
     assert (bill.devices, bill.hours, bill.usd) == (2, 4.0, 4.0)
     assert bill_by_runs(config, records[1:], 16, prices) is None
+    (folder / "attempts.jsonl").unlink()  # then the hours of that run are unknown
+    assert bill_by_runs(config, [RunRecord(folder)], 16, prices) is None
 
 
 def test_a_bill_by_the_compiler_is_steps_times_its_estimate():
