@@ -324,8 +324,8 @@ def sum_batches(
 
 
 def map_batches(
-    function: Callable[[BatchT], Tensor], batches: Iterable[BatchT], runtime: Runtime
-) -> Generator[tuple[BatchT, Tensor]]:
+    function: Callable[[BatchT], Any], batches: Iterable[Any], runtime: Runtime
+) -> Generator[tuple[BatchT, Any]]:
     """Yield device batches and a function's result for each, dispatched one after the other."""
     with runtime.prefetch(batches) as feeder:
         for batch in feeder:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
@@ -50,7 +51,7 @@ class Checker:
     """Owner of the checking program; several threads may use it and take turns."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Any = None  # a `subprocess.Popen` with pipes; None before the first check
         self._turn = threading.Lock()
         self._places = threading.BoundedSemaphore(_MOST_CHECKS)
 

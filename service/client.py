@@ -89,7 +89,7 @@ class ServiceClient:
         end: float | None = None, width: int = 600, x: str = "step",
     ) -> JsonObject:  # fmt: skip
         """Read curves over a part of axis x (step, epoch, time): at most 2 x width points each."""
-        query = {"metric": metrics, "start": start, "end": end, "width": width, "x": x}
+        query: JsonObject = {"metric": metrics, "start": start, "end": end, "width": width, "x": x}
         return self._get(f"{_name_run(run)}/series", query)
 
     def download(self, run: str, artifact_id: str, target: Path) -> None:

@@ -17,7 +17,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(" ".join(map(str, tokens)) if tokenizer is None else tokenizer.decode(tokens))
 
 
-def load_model(path: str) -> tuple[nn.Module, JsonMapping]:
+def load_model(path: str) -> tuple[Any, JsonMapping]:
     """Load a language model in eval mode; return it and the facts of its weights."""
     weights = open_weights(path, _RUN_KEY)
     facts = weights.facts
@@ -166,7 +166,7 @@ def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -
 
 @torch.no_grad()
 def generate(
-    model: nn.Module,
+    model: Any,
     prompt: Sequence[int],
     count: int,
     choose: Callable[[Tensor], int],

@@ -159,7 +159,7 @@ def _read_overrides(words: Sequence[str]) -> JsonObject:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
-            sign = ""
+            value = sign = ""
         if not sign or not key:
             raise UserError(f"{word!r} is no KEY=VALUE; write it as optim.lr=0.1")
         if key in overrides:

@@ -55,7 +55,7 @@ def make_plain(value: object) -> JsonValue:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def make_finite(value: JsonValue) -> JsonValue:
+def make_finite(value: JsonValue) -> Any:
     """Convert nan and infinities to text, for JSON."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

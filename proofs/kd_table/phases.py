@@ -132,7 +132,7 @@ def open_control(spec: SweepSpec, budget: Budget, queue: JobQueue) -> SweepContr
 
 def run_all(
     specs: Sequence[SweepSpec], budget: Budget, workers: Workers | None
-) -> list[list[TrialState]]:
+) -> list[Sequence[TrialState]]:
     """Run sweeps to their end, all in one queue; return the trials of each.
 
     Without workers nothing is started. Ctrl-C lets running trials save and end.

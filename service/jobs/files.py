@@ -12,7 +12,7 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -177,7 +177,7 @@ class JobQueue:
             raise UserError(f"job {job_id!r} is not in {self.folder}; {hint}")
         return known[job_id]
 
-    def list_folders(self) -> list[Path]:
+    def list_folders(self) -> Sequence[Path]:
         """List the directory of each job."""
         paths = (path.parent for path in self.folder.glob(f"*/{JOB_FILE}") if path.is_file())
         return sorted(path for path in paths if not path.name.startswith("."))

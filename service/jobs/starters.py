@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import psutil
 
@@ -59,7 +59,7 @@ class WarmStarter(ColdStarter):
     _DEVICES = frozenset({"cpu"})
 
     def __init__(self) -> None:
-        self._program: subprocess.Popen[bytes] | None = None
+        self._program: Any = None  # a `subprocess.Popen` with pipes; None before its start
 
     def start(self, folder: Path, slots: Sequence[str], device: str) -> StartedAttempt:
         """Start an attempt, warm if the device allows it."""

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from service.jobs import child
 from service.jobs.files import ROOT
@@ -68,12 +68,12 @@ class _WarmProgram:
     def __init__(self, command: Sequence[str], log: IO[bytes], lock: int) -> None:
         self._process = _FORK.Process(target=_run, args=(list(command), log.fileno()))
         self._process.start()
-        self.pid = self._process.pid
+        self.pid: Any = self._process.pid  # it has started
 
     def wait(self) -> int:
         """Wait for the exit code; a signal's number is negative."""
         self._process.join()
-        return self._process.exitcode
+        return self._process.exitcode or 0
 
     def terminate(self) -> None:
         """Request its end."""

@@ -48,11 +48,12 @@ class SweepControl:
         """List all trials with their states."""
         return list_trials(self.queue, self.spec, self.base.run.experiment)
 
-    def list_due(self) -> list[plan.Trial]:
+    def list_due(self) -> Sequence[plan.Trial]:
         """List trials that `begin` starts: neither complete nor queued; with Optuna the first."""
         states = self.list()
         if self.spec.method == "optuna" and not states:
             point = ask_point(self.spec, [])
+            assert point is not None  # the first is always new
             return [plan.make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
         return [state.trial for state in states if state.state in (MISSING, "failed", "stopped")]
 
@@ -73,7 +74,7 @@ class SweepControl:
             elif state.state in ("failed", "stopped"):
                 self.queue.reopen(state.job_id, self.who)
 
-    def run(self, slots: Sequence[str], starter: ColdStarter | None = None) -> list[TrialState]:
+    def run(self, slots: Sequence[str], starter: ColdStarter | None = None) -> Sequence[TrialState]:
         """Work on the queue until every trial has ended; return the trials.
 
         While another dispatcher works on it, this one watches, and follows it at its end.

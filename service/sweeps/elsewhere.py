@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from service.jobs.submission import write_flags
 from service.sweeps import plan
@@ -27,33 +26,22 @@ LAUNCHED_FILE = "launched.jsonl"
 _SKY_ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
 
-class Backend(Protocol):
-    """A queue of other machines."""
-
-    name: str  # as in `--on`
-    program: str  # its client
-
-    def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
-        """Queue `main.py` with these arguments; return the job's name there."""
-
-    def is_there(self, job: str, executor: Executor) -> bool:
-        """Return whether the job has not ended yet."""
-
-
 @dataclass(frozen=True)
 class SlurmBackend:
     """Slurm; its nodes must see the store."""
 
     options: tuple[str, ...] = ()
-    name: str = "slurm"
-    program: str = "sbatch"
+    name: str = "slurm"  # as in `--on`
+    program: str = "sbatch"  # its client
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
+        """Queue `main.py` with these arguments; return the job's name there."""
         (ROOT / ".sync/slurm").mkdir(parents=True, exist_ok=True)
         answer = executor.require(commands.sbatch(name, self.options, words), assume="0")
         return answer.strip().partition(";")[0]  # NUMBER;CLUSTER where there are several
 
     def is_there(self, job: str, executor: Executor) -> bool:
+        """Return whether the job has not ended yet."""
         answer = executor.ask(commands.squeue(job))
         return answer.code == 0 and bool(answer.output.strip())
 
@@ -68,7 +56,7 @@ class SkyBackend:
     program: str = "sky"
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
-        flags = dict(word.partition("=")[::2] for word in words[2:])
+        flags = {key: value for key, _, value in (word.partition("=") for word in words[2:])}
         job = SkyJob(
             name=name, accelerator_type=self.accelerator_type, config=words[1],
             output_dir=flags.pop("--run.output_dir"), run_id=flags.pop("--run.run_id"),
@@ -92,7 +80,9 @@ class SkyBackend:
 class TrialLaunch:
     """Submission of trials to a queue of other machines, each once; SkyPilot needs a bucket."""
 
-    def __init__(self, spec: SweepSpec, store: str, backend: Backend, executor: Executor) -> None:
+    def __init__(
+        self, spec: SweepSpec, store: str, backend: SlurmBackend | SkyBackend, executor: Executor
+    ) -> None:
         if spec.method == "optuna":
             raise UserError(
                 f"method=optuna chooses one trial after another, which --on {backend.name} does "

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.jobs.submission import Submission
 from service.sweeps.spec import SEED_KEY, Range, SweepSpec
@@ -167,7 +168,7 @@ def find_differences(old: SweepSpec, new: SweepSpec) -> list[str]:
     return differences
 
 
-def _has_grown(was: JsonValue, is_now: JsonValue) -> bool:
+def _has_grown(was: JsonValue, is_now: Any) -> bool:
     """Return whether there are more trials or seeds; the first seeds would make other trials."""
     if isinstance(was, int):
         return is_now > was

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from service.jobs.files import JobQueue
 from service.sweeps.plan import Trial, make_trial, plan_trials
@@ -109,7 +110,7 @@ def tabulate_sweep(spec: SweepSpec, states: Sequence[TrialState]) -> SweepTable:
 
 
 def _group(states: Sequence[TrialState], keys: Iterable[str]) -> list[AxisRow]:
-    rows: dict[str, tuple[JsonObject, dict[int | None, list[float | None]]]] = {}
+    rows: dict[str, tuple[JsonObject, dict[int | None, list[Any]]]] = {}
     for state in states:
         values, value = {key: state.trial.point.get(key) for key in keys}, state.value
         _, by_seed = rows.setdefault(json.dumps(values, sort_keys=True), (values, {}))

@@ -32,6 +32,7 @@ from store.record.ids import check_name
 from utils.config.command_line import get_kinds
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
 
 SEED_KEY = "train.seed"
 # Keys that the sweep sets itself.
@@ -104,7 +105,7 @@ class SweepSpec(BaseModel):
         entry = find_entry(self.metric)
         return "none" if entry is None else entry.direction
 
-    def describe(self) -> dict[str, JsonValue]:
+    def describe(self) -> JsonObject:
         """Return the sweep as JSON, as it is stored."""
         return self.model_dump(mode="json", by_alias=True)
 
@@ -181,7 +182,7 @@ def _check_method(spec: SweepSpec) -> None:
                 f"trials ({spec.trials}) exceeds the {known} points that the axes have; lower it, "
                 "or choose method: grid"
             )
-    points = spec.trials or math.prod(len(values) for values in spec.axes.values())
+    points = spec.trials or math.prod(map(len, lists))
     if points * max(1, len(spec.seeds)) > _MOST_TRIALS:
         raise UserError(f"it has more than {_MOST_TRIALS:,} trials; leave some values out")
 

@@ -175,7 +175,7 @@ class CompareAnswer(BaseModel):
 class GateRow(GateFinding):
     """Result of a gate; the gate as its text."""
 
-    gate: str
+    gate: str  # pyrefly: ignore[bad-override]  # as text
 
 
 class GateAnswer(BaseModel):
@@ -191,8 +191,8 @@ class GateAnswer(BaseModel):
 class TrendRow(Trend):
     """One figure of benchmark reports over time; too few reports have no median."""
 
-    median: Number
-    worse: Number
+    median: Number  # pyrefly: ignore[bad-override]  # as text
+    worse: Number  # pyrefly: ignore[bad-override]  # as text
 
 
 class TrendList(BaseModel):

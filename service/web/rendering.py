@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
 from fastapi import Depends
@@ -21,7 +21,7 @@ _MOST_FIELDS = 1000
 
 def create_page_environment(assets: AssetTable) -> Environment:
     """Create the templates' environment with the addresses of scripts and styles."""
-    environment = create_environment()
+    environment: Any = create_environment()
     environment.globals["asset"] = assets.url
     environment.globals["plotly_marks"] = assets.list_plotly_marks
     environment.globals["plotly_sheet"] = PLOTLY_SHEET

@@ -189,7 +189,7 @@ def read_history(text: str) -> list[Line]:
     return [line for line in map(fit_line, lines) if line is not None]
 
 
-def describe(facts: JsonObject, path: str) -> dict[str, JsonValue]:
+def describe(facts: JsonObject, path: str) -> JsonObject:
     """Return the fields of a run by the names of `FACTS`, with the names of its present path."""
     environment = facts.get("environment")
     environment = environment if isinstance(environment, dict) else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from models.factory import export_model
 from tools.average.scoring import RunScorer
@@ -32,7 +32,7 @@ class Member:
     """One of the models that are averaged."""
 
     weights: Weights
-    score: float | None = None
+    score: Any = None  # a float once it is computed
     is_taken: bool = True
 
 
@@ -117,7 +117,8 @@ def mix(models: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]
         if value.is_floating_point():
             pairs = zip(models, shares, strict=True)
             parts = (share / total * model[name].double() for model, share in pairs)
-            mean[name] = sum(parts).to(value.dtype)
+            mixed: Any = sum(parts)
+            mean[name] = mixed.to(value.dtype)
     return mean
 
 

@@ -31,7 +31,7 @@ class CacheDirectory:
             raise UserError("--out is missing and distill.teacher_cache is empty; name a directory")
         self.folder = open_folder(text)
         self._is_local = isinstance(self.folder, LocalFolder)
-        if self._is_local:
+        if isinstance(self.folder, LocalFolder):
             self.path = self.folder.path
         else:
             self.path = get_cache_folder(text, str(get_user_cache("trainer", "answers")))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -294,7 +294,7 @@ def score(job: Job, out: Path) -> dict[str, float | str]:
     """
     data = job.config.data
     known = job.config.model.known_sizes
-    loader = create_loader(data, "train", seed=job.config.train.seed, known=known)
+    loader: Any = create_loader(data, "train", seed=job.config.train.seed, known=known)
     cache = TeacherCache(out, batch=data.global_batch_size)
     right = total = 0
     with contextlib.closing(cache), contextlib.closing(loader):

@@ -16,6 +16,7 @@ import pickle
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ class ReinforcedFiles:
                 ) from error
         return views, outputs
 
-    def _read_view(self, params: object) -> tuple:
+    def _read_view(self, params: Any) -> tuple:
         """Convert the parameters of a sample to a row of `ViewForm.row_dtype`."""
         drawn = [name for name in _DRAWN if name in self._augmentation]
         if isinstance(params, dict):  # of the image, and of a second one that was not used
@@ -133,7 +134,7 @@ class ReinforcedFiles:
         return torch.cat([values[order].clamp(min=_LEAST).log(), indices[order], rest[None]])
 
 
-def read_plain(path: Path) -> object:
+def read_plain(path: Path) -> Any:
     """Read a file of `torch.save`; UserError unless it is numbers, texts, lists and tables."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -192,7 +193,7 @@ def _find_form(augmentation: JsonMapping, path: str) -> ViewForm:
 
 
 def _read_operations(
-    operations: Sequence[tuple[object, float]] | None, layers: int
+    operations: Sequence[tuple[Any, float]] | None, layers: int
 ) -> list[tuple[float, ...]]:
     """Convert torchvision's operations and strengths to the numbers and arguments of a view."""
     if operations is None:

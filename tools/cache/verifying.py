@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -99,7 +99,7 @@ def _measure_gaps(
     runtime: Runtime, job: Job, cache: TeacherCache, steps: list[int]
 ) -> list[list[float]]:
     """Compute the mean absolute differences of each column for each of some steps."""
-    parts = build_parts(runtime, job)
+    parts: Any = build_parts(runtime, job)
     gaps: list[list[float]] = [[] for _ in cache.columns]
 
     def compute(batch: Batch) -> tuple[Tensor, ...]:

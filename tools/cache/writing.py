@@ -11,13 +11,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from datasets import Batch
 from engine import map_batches
-from job.build import Parts, build_parts
+from job.build import build_parts
 from job.check import check
 from job.lineage import find_lineage
 from job.replica import sum_over
@@ -165,7 +165,7 @@ def store(runtime: Runtime, job: Job, target: CacheTarget) -> None:
     ranks = runtime.ranks
     setup_logging(ranks.index, ranks.size)
     directory, shape = CacheDirectory(target.place), target.shape
-    parts = build_parts(runtime, job)
+    parts: Any = build_parts(runtime, job)
     scores = parts.task.evaluate_teachers(sum_over(runtime, parts))
     if ranks.is_writer:
         _write_heads(directory, job, target, scores, ranks.size)
@@ -221,7 +221,7 @@ def _write_heads(
 
 
 def store_epoch(
-    runtime: Runtime, parts: Parts, writer: CacheWriter, shape: CacheShape, epoch: int, bar: tqdm
+    runtime: Runtime, parts: Any, writer: CacheWriter, shape: CacheShape, epoch: int, bar: tqdm
 ) -> None:
     """Store the missing steps of an epoch; stored ones are kept after any error."""
 

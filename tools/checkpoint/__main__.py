@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from utils.programs import CommandLine, create_program_parser
 
@@ -29,7 +30,7 @@ def create_parser() -> argparse.ArgumentParser:
     for name, command in parsers.items():
         command.set_defaults(run=f"tools.checkpoint.checkpoint_commands:{name}_checkpoints")
         if name != "diff":
-            count = {"nargs": "+"} if name == "verify" else {}
+            count: dict[str, Any] = {"nargs": "+"} if name == "verify" else {}
             command.add_argument("place", metavar="PLACE", **count)
     add = parsers["diff"].add_argument
     add("first", metavar="A")

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tools.doctor import devices, host, report, software, storage
 from tools.doctor.machine import RED, Finding, Machine, Requirements, yellow
@@ -109,7 +110,7 @@ def run_check(name: str, machine: Machine) -> Finding:
 
 def create_requirements(arguments: argparse.Namespace) -> Requirements:
     """Return settings of the planned run, flags over configuration; a UserError if it is wrong."""
-    values = {"output": "runs", "shuffle_gib": 1.0}
+    values: dict[str, Any] = {"output": "runs", "shuffle_gib": 1.0}
     if arguments.config:
         values = _read_config(arguments.config)
     given = {
@@ -144,7 +145,7 @@ def examine_workers(arguments: argparse.Namespace) -> int:
     return int(RED in map(report.get_verdict, workers.values()))
 
 
-def _read_config(path: str) -> dict[str, object]:
+def _read_config(path: str) -> dict[str, Any]:
     try:
         from utils.config.load import load_config
     except ImportError as error:

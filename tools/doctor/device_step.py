@@ -91,7 +91,7 @@ def _step_on_xla_device(_: int) -> None:
         return xm.all_reduce(xm.REDUCE_SUM, value)
 
     result = measure(torch_xla.device(), all_reduce, wait=wait)
-    show(f"{xr.device_type().lower()}:{xr.global_ordinal()}", result, world=xr.world_size())
+    show(f"{str(xr.device_type()).lower()}:{xr.global_ordinal()}", result, world=xr.world_size())
 
 
 def _step_on_gpu(rank: int, count: int, meeting: str) -> None:

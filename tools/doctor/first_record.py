@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tools.loader.arguments import add_loader_arguments
 from tools.loader.open_loader import open_loader
@@ -34,7 +35,7 @@ def show(arguments: argparse.Namespace) -> None:
     """Open the loader and print its first example."""
     loader = open_loader(arguments, shard=(0, 1))
     try:
-        batch = next(iter(loader.batches()))
+        batch: Any = next(iter(loader.batches()))
     finally:
         loader.close()
     record = {"name": loader.name or arguments.data_dir, "split": arguments.split}

@@ -32,7 +32,8 @@ def examine_pod(
             create_run_id(dry_run=executor.dry_run), Path(folder), grace_s=5.0, quiet=True
         )
         outcome = fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
-        logs = {_NUMBER.match(p.name)[1]: p for p in Path(folder).rglob("worker_[0-9]*.log")}
+        paths = Path(folder).rglob("worker_[0-9]*.log")
+        logs = {match[1]: p for p in paths if (match := _NUMBER.match(p.name))}
         texts = {worker: path.read_text() for worker, path in logs.items()}
     workers = map(str, range(hosts))
     return {name: read_findings(name, texts.get(name, ""), outcome=outcome) for name in workers}

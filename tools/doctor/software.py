@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import Distribution
 
 from tools.doctor.devices import count_chips
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine, green, red, yellow
@@ -151,14 +152,13 @@ def _explain_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[s
         wanted = ".".join(_strip(xla).split(".")[:3])
         pair = f"pip install torch=={wanted} torch_xla=={wanted}"
         return RED, f"torch_xla {xla} is built against torch {wanted}", pair
-    vision = machine.get_distribution("torchvision")
-    pinned = _find_pin(vision.requires or [], "torch") if vision else None
+    pinned = _find_pin(machine.get_distribution("torchvision"), "torch")
     if pinned and _strip(torch) != pinned:
         reason = f"torchvision {versions['torchvision']} is built against torch {pinned}"
         return RED, reason, _SETUP
     if xla is None:
         return (RED if chips else YELLOW), "no torch_xla: no TPU and no XLA runtime", _SETUP
-    wanted = _find_pin(machine.get_distribution("torch_xla").requires or [], "libtpu")
+    wanted = _find_pin(machine.get_distribution("torch_xla"), "libtpu")
     if chips and versions["libtpu"] is None:
         return RED, f"{chips} TPU chips but no libtpu", f"{_SETUP} --tpu"
     if wanted and versions["libtpu"] not in (None, wanted):
@@ -166,9 +166,10 @@ def _explain_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[s
     return GREEN, "", ""
 
 
-def _find_pin(requires: list[str], name: str) -> str | None:
+def _find_pin(package: Distribution | None, name: str) -> str | None:
     """Return the version that a package's requirements pin another to, extras included."""
-    matches = (re.match(rf"{name}\s*\(?==\s*([\w.]+)", line) for line in requires)
+    lines = (package.requires if package else None) or []
+    matches = (re.match(rf"{name}\s*\(?==\s*([\w.]+)", line) for line in lines)
     return next((match[1] for match in matches if match), None)
 
 

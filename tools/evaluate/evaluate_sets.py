@@ -134,7 +134,8 @@ def _evaluate_set(
     def count(batch: ImageBatch) -> Tensor:
         logits = [restrict(model.compute_logits(batch.images), batch) for model in models]
         counts = [count_set(part, batch, pairs=pairs) for part in logits]
-        return torch.cat([*counts, *([count_shared(*logits, batch)] if len(logits) > 1 else [])])
+        counts += [count_shared(logits[0], other, batch) for other in logits[1:]]
+        return torch.cat(counts)
 
     sums = sum_batches(count, opened.batches(), runtime)
     size = count_sums(classes, pairs=pairs)

@@ -41,7 +41,7 @@ def extract_features(
     def compute(batch: ImageBatch) -> Tensor:
         return trained.compute_outputs(transform(to_pixels(batch.images)))[0].float()
 
-    rows: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    rows: list[tuple[np.ndarray, ...]] = []
     for batch, values in map_batches(compute, loader.batches(), runtime):
         host = runtime.fetch_all(
             {"values": values, "labels": batch.labels, "indices": batch.indices}
@@ -50,8 +50,8 @@ def extract_features(
         names = ("indices", "labels", "values")
         rows.append(tuple(host[name].numpy()[is_example] for name in names))
     loader.close()
-    parts = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return merge(runtime, *parts, classes)
+    indices, labels, values = (np.concatenate(column) for column in zip(*rows, strict=True))
+    return merge(runtime, indices, labels, values, classes)
 
 
 def merge(

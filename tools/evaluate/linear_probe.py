@@ -19,6 +19,7 @@ from optim_factory import create_optimizer, create_schedule
 from tasks.evaluation.probes import Features
 from utils.config.sections import OptimSection
 from utils.metrics import Evaluation
+from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
     from datasets import VectorBatch
@@ -55,7 +56,7 @@ class LinearHeads(nn.Module):
         self.register_buffer("mean", torch.from_numpy(mean))
         self.register_buffer("std", torch.from_numpy(std))
         dim, classes = train.values.shape[1], train.num_classes
-        self.heads = nn.ModuleList(nn.Linear(dim, classes) for _ in range(count))
+        self.heads = ModuleListOf(nn.Linear(dim, classes) for _ in range(count))
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
 

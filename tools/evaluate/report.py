@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class SetFinding:
         return self.evaluated.spec.name
 
     @property
-    def corruption(self) -> str | None:
+    def corruption(self) -> tuple[str, int] | None:
         """The corruption of ImageNet-C, or None."""
         return self.evaluated.spec.corruption
 
@@ -125,7 +125,7 @@ def describe_groups(findings: Sequence[SetFinding]) -> JsonObject:
         members = [finding for finding in corrupted if finding.evaluated.spec.group == group]
         groups[group] = {}
         for side in ("model", "teacher") if members[0].teacher else ("model",):
-            top1 = {each.corruption: getattr(each, side).metrics["top1"] for each in members}
+            top1: Any = {each.corruption: getattr(each, side).metrics["top1"] for each in members}
             errors = compute_corruption_errors(top1)
             row = {"sets": len(members), "top1": float(np.mean(list(top1.values())))}
             groups[group][side] = {**row, "errors": errors, "mce": compute_mce(errors)}
@@ -136,7 +136,7 @@ def describe_shift(findings: Sequence[SetFinding]) -> list[JsonObject]:
     """Describe what model and teacher keep on each set of their top-1 on the first, in percent."""
     rows = []
     for finding in findings:
-        row: JsonObject = {"set": finding.name, **finding.shared}
+        row: JsonObject = {"set": finding.name, **(finding.shared or {})}
         for side in ("model", "teacher"):
             first, top1 = (getattr(each, side).metrics["top1"] for each in (findings[0], finding))
             row |= {f"{side}_top1": top1, f"{side}_kept": 100.0 * top1 / max(first, 1e-9)}

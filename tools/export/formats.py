@@ -8,7 +8,7 @@ import logging
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -104,7 +104,7 @@ class Onnx(Form):
             )  # fmt: skip
         except torch.onnx.OnnxExporterError as error:
             raise _explain("onnx", "ONNX", handover, error) from error
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return [session.run([handover.output], {INPUT: part})[0] for part in parts]
 
 
@@ -196,7 +196,7 @@ class Timm(Form):
             **describe_crop(trained.pp),
         }
         timm.models.save_for_hf(
-            trained.model, folder, model_config=config, model_args=trained.facts["args"],
+            trained.model, str(folder), model_config=config, model_args=trained.facts["args"],
             safe_serialization=True, data_config=data,
         )  # fmt: skip
         module = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -70,7 +70,7 @@ def export_language(options: argparse.Namespace) -> int:
     return 0 if within else 1
 
 
-def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
+def compare_folder(model: Any, folder: Path) -> FolderDistance:
     """Compare logits of a model and of a folder, for random tokens.
 
     transformers drops no tokens, so experts of `models.delta.layers.qwen_next` get room for all
@@ -101,7 +101,7 @@ def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
     return FolderDistance(differences, _compare(whole, wanted))
 
 
-def _compute(model: nn.Module, tokens: Tensor) -> Tensor:
+def _compute(model: Any, tokens: Tensor) -> Tensor:
     with torch.no_grad():
         return model.compute_logits(model(tokens))
 
@@ -131,7 +131,7 @@ def _explain(result: FolderDistance, bound: float) -> str:
     )
 
 
-def write_folder(model: nn.Module, facts: JsonMapping, folder: Path) -> None:
+def write_folder(model: Any, facts: JsonMapping, folder: Path) -> None:
     """Write config.json and the weights of a model; `facts` have its name and sizes.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -64,7 +64,8 @@ def save_for_tensorflow(
     from torch_xla.stablehlo import VariableType
     from torch_xla.tf_saved_model_integration import make_tf_function
 
-    bundle, module = graph._bundle, tf.Module()
+    bundle = graph._bundle
+    module: Any = tf.Module()
     weights = {name: tf.Variable(v, trainable=False) for name, v in bundle.state_dict.items()}
     constants = [tf.Variable(value, trainable=False) for value in bundle.additional_constants]
     module.held = [*weights.values(), *constants]
@@ -104,7 +105,8 @@ def save_for_jax(program: ExportedProgram, folder: Path) -> None:
     from torchax.export import exported_program_to_jax
 
     torchax.default_env()  # registers the operations
-    keys, values, function = exported_program_to_jax(program, export_raw=True)
+    lowered: Any = exported_program_to_jax(program, export_raw=True)
+    keys, values, function = lowered
     constants = (f"constant_{number}" for number in range(len(values) - len(keys)))
     names = [*keys, *constants]
 

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import itertools
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def collect(runtime: Runtime, job: Job, path: str, images: int, source: JsonObje
 
 def sum_images(runtime: Runtime, parts: Parts, steps: int) -> dict[str, Moments]:
     """Sum over this rank's share of the first steps, by `NUMBER.KIND`."""
-    task = parts.task
+    task: Any = parts.task
     shapes = {
         f"{number}.{of}": shape
         for number, kinds in enumerate(task.feature_shapes)

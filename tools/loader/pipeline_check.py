@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tools.loader.open_loader import open_loader
 
@@ -20,7 +20,7 @@ _MIN_CELL = 104  # pixels, for the caption
 
 def run(arguments: argparse.Namespace) -> None:
     """Open the loader, print, measure and draw."""
-    loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
+    loader: Any = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
     print(
         f"{loader.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
         f"examples, {loader.facts.num_classes} classes, order {loader.order}, "
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     loader.close()
 
 
-def print_samples(batch: ImageBatch, loader: Loader, count: int) -> None:
+def print_samples(batch: Any, loader: Any, count: int) -> None:
     """Print a line for each of the first samples."""
     for number in range(min(count, int(batch.mask.sum()))):
         image, label = batch.images[number], int(batch.labels[number])

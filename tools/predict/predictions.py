@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -96,14 +96,14 @@ def _iterate_rows(
         is_finite = logits.isfinite().all(dim=1, keepdim=True)
         return torch.cat([*parts, is_finite.float()], dim=1)
 
-    before: tuple[ImageBatch, Tensor] | None = None
+    before: Any = None  # batch and outputs
     with tqdm(total=loader.num_examples, unit="img", disable=not sys.stderr.isatty()) as bar:
         for outputs in map_batches(compute, loader.batches(), runtime):
             if before is not None:
-                yield from _make_rows(runtime, trained, form, *before)
+                yield from _make_rows(runtime, trained, form, before[0], before[1])
             before = outputs
             bar.update(min(len(outputs[0]), loader.num_examples - bar.n))
-        yield from _make_rows(runtime, trained, form, *before)
+        yield from _make_rows(runtime, trained, form, before[0], before[1])
 
 
 def _make_rows(
@@ -111,7 +111,7 @@ def _make_rows(
 ) -> Iterator[tuple[FilePrediction, int]]:
     host, indices = runtime.fetch(outputs).tolist(), runtime.fetch(batch.indices).tolist()
     count = form.top_k
-    for name, index, (*values, is_finite) in zip(batch.ids, indices, host, strict=True):
+    for name, index, (*values, is_finite) in zip(batch.ids or (), indices, host, strict=True):
         if index < 0:
             continue
         if not is_finite or not all(map(math.isfinite, values)):

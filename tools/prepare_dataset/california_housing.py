@@ -33,7 +33,7 @@ def prepare_housing(arguments: argparse.Namespace) -> Path:
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        fetch_california_housing(data_home=root, download_if_missing=is_allowed)
+        fetch_california_housing(data_home=str(root), download_if_missing=is_allowed)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def describe_digits(name: str, splits: dict[str, list[int]] | None = None) -> wr
         raise UserError("digits needs scikit-learn; pip install scikit-learn") from error
     import tensorflow_datasets as tfds
 
-    bunch = load_digits()
+    bunch: Any = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
     return write.Conversion(
         name=name,

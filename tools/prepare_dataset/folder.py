@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -83,9 +84,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     return write.write_by_flags(conversion, target, arguments)
 
 
-def join_classes(
-    selections: Mapping[str, FolderSelection], may_lack: Sequence[str]
-) -> tuple[str, ...]:
+def join_classes(selections: Mapping[str, Any], may_lack: Sequence[str]) -> tuple[str, ...]:
     """Return the names of all classes; a UserError if a split not in `may_lack` lacks some."""
     names = tuple(sorted({name for s in selections.values() for name in s.class_names}))
     for split, selection in selections.items():
@@ -98,7 +97,7 @@ def join_classes(
     return names
 
 
-def print_summary(selections: Mapping[str, FolderSelection]) -> None:
+def print_summary(selections: Mapping[str, Any]) -> None:
     """Print a line for each split to stderr: classes, images, and what is left out."""
     for split, selection in selections.items():
         filled = len(np.unique(selection.labels))

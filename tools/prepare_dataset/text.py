@@ -180,7 +180,7 @@ def write_split(
                     f"--from: tokens of {file.name} stand for {covered} bytes of its "
                     f"{len(file.text)}; leave the file out, or take --tokenizer byte"
                 )
-            ended = np.append(encoded, tokenizer.end).astype(dtype).tobytes()
+            ended = np.append(encoded, np.array(tokenizer.end)).astype(dtype).tobytes()
             digest.update(ended)
             out.write(ended)
             tokens, size, count = tokens + len(encoded) + 1, size + len(file.text), count + 1

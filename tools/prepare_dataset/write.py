@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Conversion:
     description: str
     features: dict[str, Any]  # name -> feature, for tfds.features.FeaturesDict
     # name -> examples; each is turned into features only when it is written
-    splits: dict[str, Sequence[Any]]
+    splits: Mapping[str, Sequence[Any]]
     encode: Callable[[Any], dict[str, Any]]  # returns the features of an example
     get_bytes: Callable[[Any], int]  # returns the approximate size of an example
 

@@ -43,7 +43,7 @@ def show_costs(options: argparse.Namespace) -> None:
     if options.base:
         rows = _compare_with_base(options, rows)
     front = _choose_front(options.metric, rows)
-    total = asdict(sum_costs("all", costs, [None] * len(costs))) if costs else {}
+    total: JsonObject = asdict(sum_costs("all", costs, [None] * len(costs))) if costs else {}
     unknown = [r.path for r, cost in zip(records, costs, strict=True) if cost.paid_s is None]
     if options.json:
         published = [_publish(row, number in front) for number, row in enumerate(rows)]

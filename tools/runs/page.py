@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from store.compare.report import CompareReport
 from store.compare.rows import (
@@ -90,7 +90,7 @@ def _create_axes() -> Axes:
     return axes
 
 
-def _finish(axes: Axes, title: str, x: str) -> tuple[str, str]:
+def _finish(axes: Any, title: str, x: str) -> tuple[str, str]:
     """Return a picture's title, and its PNG in base 64 for embedding."""
     axes.set_title(title, fontsize=10)
     axes.set_xlabel(x, fontsize=8)

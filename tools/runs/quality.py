@@ -10,8 +10,6 @@ from rich.text import Text
 
 from store.formatting import draw_line, format_value
 from store.quality.calibration import (
-    ESTIMATE,
-    MEASURED,
     CalibratedRun,
     Verdicts,
     calibrate,
@@ -185,7 +183,7 @@ def show_calibration(options: argparse.Namespace) -> None:
 def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
     """Return a run's estimated and measured time; None if one is unknown."""
     verdict = find_verdict(record, verdicts)
-    step = tell_step(record, verdicts)
-    if verdict is None or None in step.values():
+    estimate, measured = tell_step(record, verdicts).values()
+    if verdict is None or estimate is None or measured is None:
         return None
-    return CalibratedRun(record.path, step[ESTIMATE], step[MEASURED], describe_report(verdict))
+    return CalibratedRun(record.path, estimate, measured, describe_report(verdict))

@@ -76,7 +76,7 @@ def _read_names(path: str) -> list[str]:
     return _parse_json(list[str], text, f"--names ({path!r})", '["cat", "dog"]')
 
 
-def _parse_json(form: object, text: str, flag: str, example: str) -> Any:
+def _parse_json(form: Any, text: str, flag: str, example: str) -> Any:
     try:
         return TypeAdapter(form).validate_json(text, strict=True)
     except ValidationError as error:

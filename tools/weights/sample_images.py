@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ def read_images(trained: TrainedModel, path: str, count: int, *, normalize: bool
     with tempfile.TemporaryDirectory() as folder:
         if not path:
             write_samples(Path(folder), count)
-        loader = open_images(path or folder, "--images", trained.pp, _READ_AT_ONCE)
+        loader: Any = open_images(path or folder, "--images", trained.pp, _READ_AT_ONCE)
         parts: list[Tensor] = []
         for batch in loader.batches():
             parts.append(to_pixels(batch.images[batch.indices >= 0]))

@@ -63,7 +63,7 @@ def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> answers.Gat
     gates = [parse_gate(text) for text in query.gate]
     base, new = read_sides(parts.runs, [query.base, query.new])
     findings = judge_sides(gates, base, new, unfinished=query.unfinished)
-    rows = [answers.GateRow(**{**vars(item), "gate": str(item.gate)}) for item in findings]
+    rows = [answers.GateRow(**vars(item) | {"gate": str(item.gate)}) for item in findings]
     code = get_code(findings, query.undecided)
     return answers.GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
 

@@ -76,7 +76,8 @@ def show_run(
 
 @router.get("/compare")
 def show_comparison(
-    request: Request, parts: Parts, run: Annotated[list[str], Query(max_length=64)] = (),
+    request: Request, parts: Parts,
+    run: Annotated[list[str], Query(max_length=64, default_factory=list)],
     seeds: Annotated[str, Query(max_length=8)] = "", exact: Annotated[str, Query()] = "",
 ) -> Response:  # fmt: skip
     """Compare runs; single ones of one configuration are one side unless `seeds` is apart."""

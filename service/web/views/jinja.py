@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -21,7 +22,7 @@ TEMPLATES = Path(__file__).parents[1] / "templates"
 
 def create_environment() -> Environment:
     """Create the environment of `templates/`, with a filter for each kind of value."""
-    environment = Environment(
+    environment: Any = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,

@@ -6,7 +6,7 @@ import json
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from service.web.text import read_plain_yaml
 from utils.config.load import RunConfig
@@ -21,6 +21,7 @@ CONFIG, SLOTS, TARGET, DEED = "config", "slots", "target", "deed"
 # Texts of an empty optional key, as in flags.
 _NONE = ("none", "null", "~")
 _OWN = (CONFIG, SLOTS, TARGET, DEED, "find")
+_SECTIONS: dict[str, Any] = {name: s.annotation for name, s in RunConfig.model_fields.items()}
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,10 @@ def make_groups(config: RunConfig, typed: Mapping[str, str]) -> tuple[FormGroup,
     """Create the form of a resolved configuration; `typed` is key -> the user's text."""
     values = config.model_dump(mode="json")
     groups = []
-    for section, owner in RunConfig.model_fields.items():
+    for section, owner in _SECTIONS.items():
         fields = [
             _make_field(f"{section}.{name}", field, values[section][name], typed)
-            for name, field in owner.annotation.model_fields.items()
+            for name, field in owner.model_fields.items()
             if f"{section}.{name}" not in LEFT_OUT
         ]
         groups.append(FormGroup(section, tuple(fields)))
@@ -73,14 +74,14 @@ def read_overrides(fields: Mapping[str, str]) -> JsonObject:
         if key in _OWN or not text.strip():
             continue
         section, _, name = key.partition(".")
-        owner = RunConfig.model_fields.get(section)
-        field = owner.annotation.model_fields.get(name) if owner else None
+        owner = _SECTIONS.get(section)
+        field = owner.model_fields.get(name) if owner else None
         is_text = field is not None and set(_list_kinds(field.annotation)) == {str}
         overrides[key] = text if is_text else _parse(key, text)
     return overrides
 
 
-def _make_field(key: str, field: object, known: JsonValue, typed: Mapping[str, str]) -> FormField:
+def _make_field(key: str, field: Any, known: JsonValue, typed: Mapping[str, str]) -> FormField:
     kinds = _list_kinds(field.annotation)
     literals = [kind for kind in kinds if get_origin(kind) is Literal]
     choices = tuple(str(value) for kind in literals for value in get_args(kind))

@@ -46,7 +46,7 @@ def make_sweep_line(spec: SweepSpec, states: Sequence[TrialState], table: SweepT
     """Create a line of the list of sweeps."""
     best = next((row for row in table.points if row.interval), None)
     text = ""
-    if best is not None:
+    if best is not None and best.interval is not None:
         point = describe_point(best.values) or "its only point"
         text = f"{format_value(best.interval.mean)} at {point}"
     axes = ", ".join([*spec.axes, *([f"{len(spec.seeds)} seeds"] if spec.seeds else [])])

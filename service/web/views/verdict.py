@@ -77,7 +77,7 @@ def make_verdict(record: RunRecord, verdicts: Verdicts) -> tuple[str, list[tuple
     times = _compare(estimate, None if measured is None else measured * 1000, "ms")
     used = record.values.get("train.peak_device_gib")
     memory = _compare(report["memory"]["peak_bytes"] / 2**30, used, "GiB")
-    rows = [("time of a step", *times), ("memory of a device", *memory)]
+    rows: list[tuple[str, ...]] = [("time of a step", *times), ("memory of a device", *memory)]
     return f"{report['target']}, {report['chips']} device(s)", rows
 
 

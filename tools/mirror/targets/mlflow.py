@@ -8,13 +8,12 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
 DEFAULT_PLACE = "sqlite:///mlflow.db"
@@ -33,7 +32,7 @@ class MlflowTarget:
 
     def __init__(self, place: str) -> None:
         self._place = place or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_PLACE
-        self._client: MlflowClient | None = None
+        self._client: Any = None  # an `MlflowClient` once it is open
         self._run = ""
 
     def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:

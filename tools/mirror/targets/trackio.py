@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
 from utils.storage.places import to_path
-
-if TYPE_CHECKING:
-    from trackio.sqlite_storage import SQLiteStorage
 
 
 class TrackioTarget:
@@ -27,8 +24,8 @@ class TrackioTarget:
 
     def __init__(self, place: str) -> None:
         self._place = place
-        self._storage: type[SQLiteStorage] | None = None
-        self._head: RunHead | None = None
+        self._storage: Any = None  # trackio's `SQLiteStorage` once it is open
+        self._head: Any = None  # a `RunHead` then
 
     def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
         if self._place:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
@@ -38,7 +38,7 @@ class WandbTarget:
 
     def __init__(self, place: str) -> None:
         self._folder = to_path(place or DEFAULT_PLACE).absolute()
-        self._head: RunHead | None = None
+        self._head: Any = None  # a `RunHead` while it is open
 
     def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
