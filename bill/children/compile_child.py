@@ -78,7 +78,7 @@ def compile_artifact(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _add_donations(artifact: bytes, donations: dict[str, int]) -> bytes:
-    """Return the module's bytecode with its arguments' aliases set."""
+    """The module's bytecode with its arguments' aliases set."""
     from jax.extend.mlir import deserialize_portable_artifact
     from jax.interpreters import mlir
     from jaxlib.mlir import ir
@@ -99,7 +99,7 @@ def _add_donations(artifact: bytes, donations: dict[str, int]) -> bytes:
 
 
 def create_options(device_ids: list[int]) -> Any:
-    """Create the options: a program for one device, or one partitioned over several."""
+    """One program for one device, or one program partitioned over several."""
     import numpy as np
     from jaxlib import xla_client
 
