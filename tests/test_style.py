@@ -169,6 +169,24 @@ def test_ruff_finds_nothing():
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def check_types(*paths: str | Path) -> subprocess.CompletedProcess[str]:
+    words = ["pyrefly", "check", "--output-format", "min-text"]
+    interpreter = ["--python-interpreter-path", sys.executable]
+    return subprocess.run(
+        [sys.executable, "-m", *words, *interpreter, *paths],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_the_type_checker_finds_nothing(tmp_path):
+    done = check_types()
+    assert done.returncode == 0, done.stdout + done.stderr
+    planted = tmp_path / "planted.py"
+    planted.write_text("def half(size: int) -> int:\n    return size / 2\n", encoding="utf-8")
+    done = check_types("--config", ROOT / "pyproject.toml", planted)
+    assert done.returncode == 1 and "[bad-return]" in done.stdout, done.stdout + done.stderr
+
+
 def test_version_control_hides_no_source():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: nothing can be hidden from one")
