@@ -50,33 +50,21 @@ SOURCES = Registry(
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a run in its data.
+    """Position of a run in its data."""
 
-    Attributes:
-      epoch: passes that are complete.
-      examples: examples of this epoch that all shards together have consumed.
-      shard_count: shards that consumed them, if the order depends on it; 0: any.
-    """
-
-    epoch: int = 0
-    examples: int = 0
-    shard_count: int = 0
+    epoch: int = 0  # passes that are complete
+    examples: int = 0  # examples of this epoch that all shards together have consumed
+    shard_count: int = 0  # shards that consumed them, if the order depends on it; 0: any
 
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """Metadata of a dataset by role, read before any device or TensorFlow is touched.
+    """Metadata of a dataset by role, read before any device or TensorFlow is touched."""
 
-    Attributes:
-      num_examples: `test` only if data.test_split is set, here as below.
-      examples: metadata of the batches for tasks, such as `ImageFacts`.
-      version: the dataset's version directory; empty for sources without one.
-      files: hash of the training split's files, by their names below the root and their sizes.
-    """
-
-    num_examples: dict[str, int]
-    examples: dict[str, Any]
-    version: str = ""
+    num_examples: dict[str, int]  # `test` only if data.test_split is set, here as below
+    examples: dict[str, Any]  # metadata of the batches for tasks, such as `ImageFacts`
+    version: str = ""  # the dataset's version directory; empty for sources without one
+    # hash of the training split's files, by their names below the root and their sizes
     files: str = ""
 
 

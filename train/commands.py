@@ -26,41 +26,26 @@ class Tpu:
 
 @dataclass(frozen=True)
 class CreateOptions:
-    """How to request a TPU VM.
-
-    Attributes:
-      runtime_version: the generation's if empty.
-      queued: use a queued resource, which waits until there is capacity.
-      valid_until: how long a queued request may wait, such as 6h; no limit if empty.
-    """
+    """How to request a TPU VM."""
 
     accelerator_type: str
-    runtime_version: str = ""
+    runtime_version: str = ""  # the generation's if empty
     spot: bool = False
     reserved: bool = False
-    queued: bool = False
-    valid_until: str = ""
+    queued: bool = False  # use a queued resource, which waits until there is capacity
+    valid_until: str = ""  # how long a queued request may wait, such as 6h; no limit if empty
 
 
 @dataclass(frozen=True)
 class RemoteCommand:
-    """The command that a worker runs.
+    """The command that a worker runs."""
 
-    Attributes:
-      words: the program and its arguments; no shell interprets them.
-      env: variables of the program.
-      workdir: relative to the home directory of the worker.
-      venv: directory of a virtual environment, relative to workdir, or empty.
-      conda_env: name of a conda environment, or empty.
-      end_others: end what an earlier launch left on the worker.
-    """
-
-    words: tuple[str, ...]
-    env: tuple[tuple[str, str], ...] = ()
-    workdir: str = WORKDIR
-    venv: str = ""
-    conda_env: str = ""
-    end_others: bool = False
+    words: tuple[str, ...]  # the program and its arguments; no shell interprets them
+    env: tuple[tuple[str, str], ...] = ()  # variables of the program
+    workdir: str = WORKDIR  # relative to the home directory of the worker
+    venv: str = ""  # directory of a virtual environment, relative to workdir, or empty
+    conda_env: str = ""  # name of a conda environment, or empty
+    end_others: bool = False  # end what an earlier launch left on the worker
 
 
 def show(command: Sequence[str]) -> str:

@@ -31,32 +31,21 @@ _GCLOUD_FAILED = re.compile(r"Command execution on worker (\d+) failed with exit
 
 @dataclass(frozen=True)
 class FanoutOptions:
-    """How a launch is followed.
-
-    Attributes:
-      logs_dir: holds a directory for each launch, with a file for each worker.
-      start_timeout_s: every worker must have begun within it.
-      grace_s: from SIGTERM to SIGKILL on the workers, for a last checkpoint.
-    """
+    """How a launch is followed."""
 
     run_id: str
-    logs_dir: Path
-    start_timeout_s: float = 600.0
-    grace_s: float = 120.0
+    logs_dir: Path  # holds a directory for each launch, with a file for each worker
+    start_timeout_s: float = 600.0  # every worker must have begun within it
+    grace_s: float = 120.0  # from SIGTERM to SIGKILL on the workers, for a last checkpoint
     quiet: bool = False
 
 
 @dataclass
 class Outcome:
-    """How a launch ended.
+    """How a launch ended."""
 
-    Attributes:
-      code: 0, or that of the worker that failed first.
-      cause: the cause in one line; empty for success.
-    """
-
-    code: int
-    cause: str = ""
+    code: int  # 0, or that of the worker that failed first
+    cause: str = ""  # the cause in one line; empty for success
 
 
 class InterruptedLaunchError(Exception):

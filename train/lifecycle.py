@@ -24,17 +24,13 @@ _ASSUMED = json.dumps({"state": "READY", "networkEndpoints": [{"ipAddress": "10.
 
 @dataclass(frozen=True)
 class Facts:
-    """The present state of a TPU VM.
-
-    Attributes:
-      hosts: internal addresses, in the order of the workers.
-    """
+    """The present state of a TPU VM."""
 
     state: str
     health: str
     accelerator_type: str
     runtime_version: str
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...]  # internal addresses, in the order of the workers
 
 
 def describe(tpu: Tpu, executor: Executor) -> Facts | None:

@@ -18,21 +18,15 @@ LONGEST_PAUSE_S = 600.0
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """Rules for restarts.
+    """Rules for restarts."""
 
-    Attributes:
-      max_restarts: in a row, each after a start that did not last `soon_s`.
-      backoff_s: pause before the first of them; doubled by each further one, up to 600 s.
-      soon_s: a start that lasts so long resets the count.
-      create: how to request a TPU VM that does not exist; None if it must exist.
-      provision: ship the tree and set up before each start.
-    """
-
-    max_restarts: int = 10
+    max_restarts: int = 10  # in a row, each after a start that did not last `soon_s`
+    # Pause before the first of them; doubled by each further one, up to 600 s
     backoff_s: float = 30.0
-    soon_s: float = 600.0
+    soon_s: float = 600.0  # a start that lasts so long resets the count
+    # how to request a TPU VM that does not exist; None if it must exist
     create: CreateOptions | None = None
-    provision: bool = True
+    provision: bool = True  # ship the tree and set up before each start
     dirty: bool = False
 
 

@@ -19,22 +19,17 @@ class Batch:
 
     Every tensor of a kind has the examples in its first axis, alone or in a mapping. Use
     `dataclasses.replace` to add what should travel with a batch.
-
-    Attributes:
-      mask: [B] bool, False on padding.
-      indices: [B] int64, the example's index in the split whatever the order; -1 on padding.
-      ids: names of the examples with data.return_id; empty on padding.
-      draws: [B, ...] tensors that were drawn or looked up for each example.
-      values: tensors of the step as a whole, of any shape; never split, equal on all devices.
-      is_last: True for the last micro-batch of its optimizer step.
     """
 
-    mask: Tensor
-    indices: Tensor
+    mask: Tensor  # [B] bool, False on padding
+    indices: Tensor  # [B] int64, the example's index in the split whatever the order; -1 on padding
+    # Names of the examples with data.return_id; empty on padding
     ids: tuple[str, ...] | None = None
+    # [B, ...] tensors that were drawn or looked up for each example
     draws: Mapping[str, Tensor] = field(default_factory=dict)
+    # Tensors of the step as a whole, of any shape; never split, equal on all devices
     values: Mapping[str, Tensor] = field(default_factory=dict)
-    is_last: bool = True
+    is_last: bool = True  # True for the last micro-batch of its optimizer step
 
     def __len__(self) -> int:
         """Return the number of examples, padding included."""
@@ -96,39 +91,26 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageBatch(Batch):
-    """Labelled images.
+    """Labelled images."""
 
-    Attributes:
-      images: [B, H, W, C] uint8.
-      labels: [B] int32; 0 on padding; the lowest of several right ones.
-    """
-
-    images: Tensor
-    labels: Tensor
+    images: Tensor  # [B, H, W, C] uint8
+    labels: Tensor  # [B] int32; 0 on padding; the lowest of several right ones
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenBatch(Batch):
-    """Windows of a text.
+    """Windows of a text."""
 
-    Attributes:
-      tokens: [B, T + 1] int32: T inputs and, one position later, the token after each of them.
-    """
-
+    # [B, T + 1] int32: T inputs and, one position later, the token after each of them
     tokens: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorBatch(Batch):
-    """Rows of a table.
+    """Rows of a table."""
 
-    Attributes:
-      inputs: [B, D] float32.
-      targets: [B, O] float32.
-    """
-
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tensor  # [B, D] float32
+    targets: Tensor  # [B, O] float32
 
 
 def _apply(fn: Callable[[Tensor], Tensor], value: object) -> object:

@@ -27,16 +27,12 @@ def get_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """This input process among all of them, and their common batch.
-
-    Attributes:
-      repeats: copies of an example in the exact order of an epoch.
-    """
+    """This input process among all of them, and their common batch."""
 
     index: int
     count: int
     global_batch_size: int
-    repeats: int = 1
+    repeats: int = 1  # copies of an example in the exact order of an epoch
 
     @property
     def rank_batch_size(self) -> int:
@@ -91,24 +87,16 @@ def get_evaluation_range(num_examples: int, spec: ShardSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class EpochStream:
-    """One shard's examples of an epoch in the sharded order, from a position on.
+    """One shard's examples of an epoch in the sharded order, from a position on."""
 
-    Attributes:
-      groups: [n, GROUP_UNITS, 3] int64: unit, index of its first example here, examples here;
-        the units of a group are read side by side, groups one after another.
-      skips: [n] int64: examples to skip at the start of each group.
-      first_window: number of the window that the stream starts with.
-      window_skip: examples of that window, after its shuffle, that were consumed before.
-      limit: number of examples of the epoch to deliver, counted from its start.
-      seed: of the windows' shuffles.
-    """
-
+    # [n, GROUP_UNITS, 3] int64: unit, index of its first example here, examples here; the units of
+    # a group are read side by side, groups one after another
     groups: np.ndarray
-    skips: np.ndarray
-    first_window: int
-    window_skip: int
-    limit: int
-    seed: int
+    skips: np.ndarray  # [n] int64: examples to skip at the start of each group
+    first_window: int  # number of the window that the stream starts with
+    window_skip: int  # examples of that window, after its shuffle, that were consumed before
+    limit: int  # number of examples of the epoch to deliver, counted from its start
+    seed: int  # of the windows' shuffles
 
 
 @dataclass(frozen=True)
@@ -117,12 +105,11 @@ class ShardedOrder:
 
     Attributes:
       unit_starts, unit_counts: [U] int64: range of example indices of each unit.
-      window: examples that are shuffled together.
     """
 
     unit_starts: np.ndarray
     unit_counts: np.ndarray
-    window: int
+    window: int  # examples that are shuffled together
     spec: ShardSpec
     seed: int
 

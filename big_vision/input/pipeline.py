@@ -35,27 +35,22 @@ class PipelineSpec:
     """How examples become batches.
 
     Attributes:
-      preprocess: `fn(data, epoch=, index=)`; returns a uint8 image.
-      pp_key: configuration key of the string, for messages.
-      pp: the string, for messages.
       image_key, label_key: features of the dataset; `a/b` is feature b of the group a; without a
         label key every label is 0.
-      tolerant: True if an unreadable example becomes a marked blank one.
-      window: examples that the sharded order shuffles together.
-      several: number of classes if an example has a list of them; None for a single label.
     """
 
-    preprocess: Callable[..., dict[str, Any]]
-    pp_key: str
-    pp: str
+    preprocess: Callable[..., dict[str, Any]]  # `fn(data, epoch=, index=)`; returns a uint8 image
+    pp_key: str  # configuration key of the string, for messages
+    pp: str  # the string, for messages
     image_key: str
     label_key: str
     shard: ShardSpec
     seed: int
     threads: int
     prefetch_batches: int
-    tolerant: bool
-    window: int
+    tolerant: bool  # True if an unreadable example becomes a marked blank one
+    window: int  # examples that the sharded order shuffles together
+    # Number of classes if an example has a list of them; None for a single label
     several: int | None = None
 
 

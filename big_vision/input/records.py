@@ -26,11 +26,10 @@ class Records(Protocol):
     """Examples in files, each loaded by TensorFlow from its index.
 
     Attributes:
-      stream: None, or a function (unit, index, count) that reads front to back, faster than by
-        index.
       unit_starts, unit_counts: [U] int64, ranges of examples that are stored together.
     """
 
+    # None, or a function (unit, index, count) that reads front to back, faster than by index
     stream: Any
     num_examples: int
     mean_record_bytes: float

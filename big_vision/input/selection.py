@@ -14,17 +14,11 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Examples of one split; a source adds what its reader needs.
+    """Examples of one split; a source adds what its reader needs."""
 
-    Attributes:
-      num_examples: of the split, over all shards.
-      version: of the dataset; empty if it has none.
-      left_out: other files in the split's folders: `3 .tiff`, `1 folder`.
-    """
-
-    num_examples: int
-    version: str = ""
-    left_out: tuple[str, ...] = ()
+    num_examples: int  # of the split, over all shards
+    version: str = ""  # of the dataset; empty if it has none
+    left_out: tuple[str, ...] = ()  # other files in the split's folders: `3 .tiff`, `1 folder`
 
     @property
     def files_hash(self) -> str:
@@ -49,17 +43,11 @@ class Selection:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSelection(Selection):
-    """Labelled images.
+    """Labelled images."""
 
-    Attributes:
-      num_classes: of the dataset; None if unknown.
-      class_names: in the order of the labels; None if unknown.
-      several_labels: True if an example has a list of labels, which may be empty, all of them
-        right.
-    """
-
-    num_classes: int | None
-    class_names: tuple[str, ...] | None = None
+    num_classes: int | None  # of the dataset; None if unknown
+    class_names: tuple[str, ...] | None = None  # in the order of the labels; None if unknown
+    # True if an example has a list of labels, which may be empty, all of them right
     several_labels: bool = False
 
     def list_empty_classes(self) -> tuple[str, ...]:

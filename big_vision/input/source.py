@@ -29,32 +29,22 @@ FactsT = TypeVar("FactsT")
 
 @dataclass(frozen=True)
 class Reading:
-    """How a split is read, and what determines its random choices.
-
-    Attributes:
-      shard: which part of each global batch is read.
-      seed: of the order.
-      augmentation: another number draws other augmentations of the same examples.
-    """
+    """How a split is read, and what determines its random choices."""
 
     role: Role
-    shard: ShardSpec
-    seed: int
-    augmentation: int = 0
+    shard: ShardSpec  # which part of each global batch is read
+    seed: int  # of the order
+    augmentation: int = 0  # another number draws other augmentations of the same examples
 
 
 class Reader(Protocol):
     """Reads one split for one shard.
 
     An unreadable example has a False in its batch's mask and keeps its index.
-
-    Attributes:
-      num_examples: of the split, over all shards.
-      facts: what a task needs of every batch, such as `ImageFacts`.
     """
 
-    num_examples: int
-    facts: object
+    num_examples: int  # of the split, over all shards
+    facts: object  # what a task needs of every batch, such as `ImageFacts`
 
     @abstractmethod
     def read_training(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -112,14 +102,11 @@ class ExactReader(Reader):
 
 
 class Source(ABC, Generic[SelectionT]):
-    """One kind of data; created for each use, so it holds nothing open.
+    """One kind of data; created for each use, so it holds nothing open."""
 
-    Attributes:
-      shaped_by_name: True if data.name, not a preprocessing string, determines the examples' shape.
-      is_made_up: True if its examples are generated, so that they exist everywhere.
-    """
-
+    # True if data.name, not a preprocessing string, determines the examples' shape
     shaped_by_name: ClassVar[bool] = False
+    # True if its examples are generated, so that they exist everywhere
     is_made_up: ClassVar[bool] = False
 
     def __init__(self, data: DataSection, known: Known) -> None:

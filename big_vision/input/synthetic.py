@@ -27,17 +27,13 @@ _TERM = re.compile(r"^(image_size|channels|num_classes|num_examples|labels)=(\d+
 
 @dataclass(frozen=True)
 class SyntheticShape:
-    """Sizes of synthetic images, as in data.name: `image_size=224,num_classes=10`.
-
-    Attributes:
-      labels: of an example; if more than one, a list of that length or shorter.
-    """
+    """Sizes of synthetic images, as in data.name: `image_size=224,num_classes=10`."""
 
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
     num_examples: int = 50_000
-    labels: int = 1
+    labels: int = 1  # of an example; if more than one, a list of that length or shorter
 
 
 def parse_synthetic_name(name: str, **defaults: int) -> SyntheticShape:

@@ -65,12 +65,11 @@ class Layers(NamedTuple):
 
     Attributes:
       numbers, arguments: int32 and float32 [layers].
-      interpolations: int32 [layers], of `pil.transform`.
     """
 
     numbers: Any
     arguments: Any
-    interpolations: Any
+    interpolations: Any  # int32 [layers], of `pil.transform`
 
 
 def get_level_argument(name: str, level: Any, sign: Any, increasing: bool) -> Any:

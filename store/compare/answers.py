@@ -22,8 +22,6 @@ class SameExamples:
     Attributes:
       base, new: the runs.
       both, base_only, new_only, neither: examples that they classified correctly.
-      p: of no difference, two-sided; over several pairs after Holm's correction.
-      reason: why they are not compared; empty if they are.
     """
 
     base: str
@@ -33,8 +31,9 @@ class SameExamples:
     base_only: int = 0
     new_only: int = 0
     neither: int = 0
+    # of no difference, two-sided; over several pairs after Holm's correction
     p: float | None = None
-    reason: str = ""
+    reason: str = ""  # why they are not compared; empty if they are
 
 
 def compare_answers(base: Side, new: Side) -> list[SameExamples]:

@@ -34,18 +34,14 @@ class SourceDifference:
 
     Attributes:
       base, new: the runs.
-      commits: of both; empty if unknown.
-      patches: state of each patch: none, whole, too large, secret, unknown.
-      files: whose parts of the patches differ.
-      diff: that difference, as a unified diff of the two patches.
     """
 
     base: str
     new: str
-    commits: tuple[str, str]
-    patches: tuple[str, str]
-    files: tuple[str, ...]
-    diff: str
+    commits: tuple[str, str]  # of both; empty if unknown
+    patches: tuple[str, str]  # state of each patch: none, whole, too large, secret, unknown
+    files: tuple[str, ...]  # whose parts of the patches differ
+    diff: str  # that difference, as a unified diff of the two patches
 
     @property
     def is_known(self) -> bool:

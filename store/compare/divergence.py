@@ -33,24 +33,21 @@ class Divergence:
 
     Attributes:
       step, kind: of the line.
-      metric: the first number of the line that differs; empty if one side has no such line.
       base, new: its values; None if missing, or not finite according to `nonfinite`.
-      ulps: how many double-precision numbers lie between them; None if one is not finite.
-      ulps32: the same in single precision, in which most metrics are computed; None if they are no
-        numbers of single precision.
-      others: further numbers of that line that differ.
-      lines: whole lines before it that are equal.
     """
 
     step: int
     kind: str
-    metric: str
+    metric: str  # the first number of the line that differs; empty if one side has no such line
     base: JsonValue
     new: JsonValue
+    # how many double-precision numbers lie between them; None if one is not finite
     ulps: int | None
+    # the same in single precision, in which most metrics are computed; None if they are no numbers
+    # of single precision
     ulps32: int | None
-    others: tuple[str, ...]
-    lines: int
+    others: tuple[str, ...]  # further numbers of that line that differ
+    lines: int  # whole lines before it that are equal
 
 
 def find_divergence(base: Iterable[Line], new: Iterable[Line]) -> Divergence | None:

@@ -37,18 +37,16 @@ class CompareReport:
 
     Attributes:
       config, environment: what differs.
-      metrics: numbers of each further side against the base.
       answers, source: of each further side against the base, if recorded.
-      divergence: as `tell_divergence` returns it; None if it was not computed.
     """
 
     sides: tuple[Side, ...]
     config: list[Difference]
     environment: list[Difference]
-    metrics: list[list[Comparison]]
+    metrics: list[list[Comparison]]  # numbers of each further side against the base
     answers: list[SameExamples]
     source: list[SourceDifference]
-    divergence: JsonObject | None
+    divergence: JsonObject | None  # as `tell_divergence` returns it; None if it was not computed
 
     def tell(self) -> JsonObject:
         """Return the comparison as a JSON object."""

@@ -36,20 +36,13 @@ _MOST_NAMES = 8
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """The comparable numbers of one side against the base's.
-
-    Attributes:
-      rows: cells of `COMPARISON_COLUMNS`.
-      notes: how to read the rows.
-      missing: runs without a finite number, a line for each number.
-      apart: one line on the numbers that cannot be compared; empty if all can.
-    """
+    """The comparable numbers of one side against the base's."""
 
     name: str
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-    missing: tuple[str, ...]
-    apart: str
+    rows: tuple[tuple[str, ...], ...]  # cells of `COMPARISON_COLUMNS`
+    notes: tuple[str, ...]  # how to read the rows
+    missing: tuple[str, ...]  # runs without a finite number, a line for each number
+    apart: str  # one line on the numbers that cannot be compared; empty if all can
 
     @property
     def is_shown(self) -> bool:

@@ -48,23 +48,18 @@ class Comparison:
     """One number on two sides.
 
     Attributes:
-      metric: its name, as filters know it.
-      entry: of the catalogue; None if it has no entry.
       base, new: None if no run of that side has the number.
-      delta: None if a side has no number.
-      p: of the difference after Holm's correction over all numbers of the comparison.
-      verdict: better, worse, differs, equal, no difference seen, n too small to tell, or missing.
-      bad: runs without a finite number.
     """
 
-    metric: str
-    entry: Metric | None
+    metric: str  # its name, as filters know it
+    entry: Metric | None  # of the catalogue; None if it has no entry
     base: Summary | None
     new: Summary | None
-    delta: Delta | None
-    p: float | None
+    delta: Delta | None  # None if a side has no number
+    p: float | None  # of the difference after Holm's correction over all numbers of the comparison
+    # Better, worse, differs, equal, no difference seen, n too small to tell, or missing
     verdict: str
-    bad: tuple[str, ...]
+    bad: tuple[str, ...]  # runs without a finite number
 
 
 def average_by_seed(side: str, numbers: Sequence[tuple[RunRecord, float]]) -> Sample:

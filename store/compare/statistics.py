@@ -14,18 +14,12 @@ Sample = Mapping[Any, float]
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample in a few numbers.
-
-    Attributes:
-      sd: None of one value.
-      n: independent values, one a seed.
-      runs: their number; more than n if runs of one seed were averaged.
-    """
+    """A sample in a few numbers."""
 
     mean: float
-    sd: float | None
-    n: int
-    runs: int
+    sd: float | None  # None of one value
+    n: int  # independent values, one a seed
+    runs: int  # their number; more than n if runs of one seed were averaged
 
 
 @dataclass(frozen=True)
@@ -33,24 +27,19 @@ class Delta:
     """By how much the mean of one sample exceeds that of another.
 
     Attributes:
-      value: the difference of the means.
       low, high: ends of its 95 % interval; None with fewer than two values on a side.
-      p: two-sided, of no difference; None like the interval.
-      least_p: the smallest that a permutation of so few values could give.
-      effect: the difference in pooled standard deviations; None if they are zero or unknown, or
-        there are groups.
-      method: paired, paired in groups, Welch or single.
-      pairs: values of the same seed on both sides; 0 if the samples are not paired.
     """
 
-    value: float
+    value: float  # the difference of the means
     low: float | None
     high: float | None
-    p: float | None
-    least_p: float
+    p: float | None  # two-sided, of no difference; None like the interval
+    least_p: float  # the smallest that a permutation of so few values could give
+    # the difference in pooled standard deviations; None if they are zero or unknown, or there are
+    # groups
     effect: float | None
-    method: str
-    pairs: int
+    method: str  # paired, paired in groups, Welch or single
+    pairs: int  # values of the same seed on both sides; 0 if the samples are not paired
 
     @property
     def can_tell(self) -> bool:

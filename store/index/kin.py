@@ -19,21 +19,14 @@ _KEPT = tuple(item.name for item in fields(Ancestor) if item.name not in ("score
 
 @dataclass(frozen=True)
 class Kin:
-    """A run as a member of a lineage.
+    """A run as a member of a lineage."""
 
-    Attributes:
-      run: its number in the index.
-      path: `experiment/name`.
-      sums: SHA-256 of the weights that it has left.
-      ancestors: those that it has recorded, without numbers.
-    """
-
-    run: int
-    path: str
+    run: int  # its number in the index
+    path: str  # `experiment/name`
     id: str
     tags: tuple[str, ...] = ()
-    sums: tuple[str, ...] = ()
-    ancestors: tuple[Ancestor, ...] = ()
+    sums: tuple[str, ...] = ()  # SHA-256 of the weights that it has left
+    ancestors: tuple[Ancestor, ...] = ()  # those that it has recorded, without numbers
 
     @property
     def words(self) -> tuple[str, str, str]:

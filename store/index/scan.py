@@ -54,26 +54,19 @@ _CONFIG_SUM = re.compile(
 
 @dataclass(frozen=True)
 class RunEntry:
-    """The entry of one run in the index.
+    """The entry of one run in the index."""
 
-    Attributes:
-      path: `experiment/name`.
-      stamp: of its files when they were read; empty: read them again next time.
-      facts: by the names of `store.query.record.FACTS`.
-      sums: SHA-256 of the weights that it has left.
-      fault: why nothing else is known; empty if nothing is wrong.
-    """
-
-    path: str
-    stamp: str
+    path: str  # `experiment/name`
+    stamp: str  # of its files when they were read; empty: read them again next time
+    # by the names of `store.query.record.FACTS`
     facts: dict[str, JsonValue] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
     note: str = ""
     lineage: tuple[Ancestor, ...] = ()
-    sums: tuple[str, ...] = ()
+    sums: tuple[str, ...] = ()  # SHA-256 of the weights that it has left
     values: Values = field(default_factory=dict)
     sections: dict[str, Pairs] = field(default_factory=dict)
-    fault: str = ""
+    fault: str = ""  # why nothing else is known; empty if nothing is wrong
 
 
 class DiskScan:

@@ -173,27 +173,17 @@ _NUMBERS = {"started": Float, "ended": Float, "attempts": Integer, "final_up_to_
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of one store.
-
-    Attributes:
-      head: key -> text: version of the index, path or URL of the store.
-      values: a row a run and number; `told` is nan, inf or -inf if the value is null.
-      names: of the numbers.
-      pairs: each key of a configuration with each of its values, as JSON.
-      section_pairs: the pairs of a section.
-      sections: each different section, by its digest.
-      run_sections: the sections of a run.
-    """
+    """The tables of one store."""
 
     metadata: MetaData
-    head: Table
+    head: Table  # key -> text: version of the index, path or URL of the store
     runs: Table
-    values: Table
-    names: Table
-    pairs: Table
-    sections: Table
-    section_pairs: Table
-    run_sections: Table
+    values: Table  # a row a run and number; `told` is nan, inf or -inf if the value is null
+    names: Table  # of the numbers
+    pairs: Table  # each key of a configuration with each of its values, as JSON
+    sections: Table  # each different section, by its digest
+    section_pairs: Table  # the pairs of a section
+    run_sections: Table  # the sections of a run
 
 
 def define_tables(prefix: str) -> Tables:

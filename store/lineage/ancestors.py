@@ -34,26 +34,21 @@ class Ancestor:
     """A teacher, or a teacher of one.
 
     Attributes:
-      generation: 1 for teachers of the run itself.
-      via: teacher: it ran in the step; cache: by cached outputs.
-      hash: of weights, name, classes and transform, as in checkpoints and caches.
-      place: as it was named to its student.
       id, path: of its run at that time; empty if its weights were in no run.
-      weights: SHA-256 of their file; empty for a checkpoint.
-      through: of a teacher's teacher, the hash of the teacher that leads to it; "" if unknown.
-      scores: numbers of its own run's end, as they were when its student began.
-      judged: its metrics on its student's evaluation split before the first step.
     """
 
-    generation: int
-    via: str = TEACHER
-    hash: str = ""
-    place: str = ""
+    generation: int  # 1 for teachers of the run itself
+    via: str = TEACHER  # teacher: it ran in the step; cache: by cached outputs
+    hash: str = ""  # of weights, name, classes and transform, as in checkpoints and caches
+    place: str = ""  # as it was named to its student
     id: str = ""
     path: str = ""
-    weights: str = ""
+    weights: str = ""  # SHA-256 of their file; empty for a checkpoint
+    # of a teacher's teacher, the hash of the teacher that leads to it; "" if unknown
     through: str = ""
+    # Numbers of its own run's end, as they were when its student began
     scores: Mapping[str, float] = field(default_factory=dict)
+    # its metrics on its student's evaluation split before the first step
     judged: Mapping[str, float] = field(default_factory=dict)
 
     @property

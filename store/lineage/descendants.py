@@ -18,17 +18,11 @@ _NOT_INDEXED = -1
 
 @dataclass(frozen=True)
 class Descendant:
-    """A run that was distilled from another one, in some generation.
+    """A run that was distilled from another one, in some generation."""
 
-    Attributes:
-      path: `experiment/name`.
-      generation: 1 for its own students.
-      via: teacher or cache: how the next run of the chain was taught.
-    """
-
-    path: str
-    generation: int
-    via: str
+    path: str  # `experiment/name`
+    generation: int  # 1 for its own students
+    via: str  # teacher or cache: how the next run of the chain was taught
 
 
 @dataclass(frozen=True)

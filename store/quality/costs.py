@@ -33,23 +33,14 @@ class DevicePrice(BaseModel):
 
 @dataclass(frozen=True)
 class RunCost:
-    """Cost of a run so far.
+    """Cost of a run so far."""
 
-    Attributes:
-      paid_s: sum over attempts, from their beginning to their end; None if unknown.
-      device_hours: the same times the devices of each.
-      usd: None without a price table, or without a price for a device on that day.
-      is_least: an attempt was killed: it counts as far as its lines and spans go.
-      goodput: share of the paid time in steps that still count (store.query.timeline).
-      unpriced: devices without a price.
-    """
-
-    paid_s: float | None
-    device_hours: float | None
-    usd: float | None
-    is_least: bool
-    goodput: float | None
-    unpriced: tuple[str, ...]
+    paid_s: float | None  # sum over attempts, from their beginning to their end; None if unknown
+    device_hours: float | None  # the same times the devices of each
+    usd: float | None  # None without a price table, or without a price for a device on that day
+    is_least: bool  # an attempt was killed: it counts as far as its lines and spans go
+    goodput: float | None  # share of the paid time in steps that still count (store.query.timeline)
+    unpriced: tuple[str, ...]  # devices without a price
 
 
 def read_prices(path: Path) -> list[DevicePrice]:
@@ -96,22 +87,19 @@ class CostRow:
     """Cost of runs together, and the gain of a metric over a base cost.
 
     Attributes:
-      name: of the run, or of the value that its runs share.
       paid_s, device_hours, usd, is_least: over the runs of known cost; None if there are none.
-      value: the metric's mean; None if a run has no finite value.
-      unknown: number of runs without a known cost; the sums are then lower bounds.
-      gain: by how much `value` is better than the base's, in the metric's unit; None: no base.
       more_hours, more_usd: mean additional cost of one run over one run of the base.
     """
 
-    name: str
+    name: str  # of the run, or of the value that its runs share
     runs: int
     paid_s: float | None
     device_hours: float | None
     usd: float | None
     is_least: bool
-    value: float | None
-    unknown: int = 0
+    value: float | None  # the metric's mean; None if a run has no finite value
+    unknown: int = 0  # number of runs without a known cost; the sums are then lower bounds
+    # by how much `value` is better than the base's, in the metric's unit; None: no base
     gain: float | None = None
     more_hours: float | None = None
     more_usd: float | None = None

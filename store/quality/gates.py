@@ -40,21 +40,17 @@ class Gate:
     """The limits of one number.
 
     Attributes:
-      metric: as filters name it.
-      aggregate: of a run's history: last, best, mean, median, min, max or a percentile as p95.
       max_pct, max_abs: by how much it may be worse; None: no such limit. One of them is set.
-      severity: blocker and major fail, minor is only reported.
-      is_optional: a number that is missing or not finite does not violate the gate.
-      direction: which way is better; None: as the catalogue says.
     """
 
-    metric: str
+    metric: str  # as filters name it
+    # of a run's history: last, best, mean, median, min, max or a percentile as p95
     aggregate: str = "last"
     max_pct: float | None = None
     max_abs: float | None = None
-    severity: Severity = "major"
-    is_optional: bool = False
-    direction: Direction | None = None
+    severity: Severity = "major"  # blocker and major fail, minor is only reported
+    is_optional: bool = False  # a number that is missing or not finite does not violate the gate
+    direction: Direction | None = None  # which way is better; None: as the catalogue says
 
     def __str__(self) -> str:
         limits = ("-" if x is None else f"{x:g}" for x in (self.max_pct, self.max_abs))
@@ -67,20 +63,18 @@ class GateFinding:
     """Result of a gate on two sides.
 
     Attributes:
-      outcome: undecided: the interval of the difference contains the limit.
-      reason: in words, with the numbers.
       worse, low, high: by how much the new side is worse, and the interval of that.
-      limit: the lower one of both limits, in the number's unit; None if no limit applies.
       base, new: means.
       base_n, new_n: number of independent values: seeds, blocks or reports.
     """
 
     gate: Gate
-    outcome: Outcome
-    reason: str
+    outcome: Outcome  # undecided: the interval of the difference contains the limit
+    reason: str  # in words, with the numbers
     worse: float | None = None
     low: float | None = None
     high: float | None = None
+    # the lower one of both limits, in the number's unit; None if no limit applies
     limit: float | None = None
     base: float | None = None
     new: float | None = None

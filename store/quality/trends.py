@@ -61,27 +61,18 @@ _TO_SD = 1.4826
 
 @dataclass(frozen=True)
 class Trend:
-    """One figure over all reports of an identity.
-
-    Attributes:
-      figure: its name, with the number of processes in front for a benchmark.
-      values: the oldest first; reports without the figure are left out.
-      reports: their number, with and without the figure.
-      median: of the reports that the newest are compared with.
-      worse: mean change of the newest as a share of the median, positive if worse.
-      p: probability of newest values as bad as these if nothing has changed.
-      versions: packages whose versions differ from those before the newest three.
-    """
+    """One figure over all reports of an identity."""
 
     identity: str
     subject: str
-    figure: str
-    values: tuple[float, ...]
-    reports: int
-    median: float
-    worse: float
-    p: float
+    figure: str  # its name, with the number of processes in front for a benchmark
+    values: tuple[float, ...]  # the oldest first; reports without the figure are left out
+    reports: int  # their number, with and without the figure
+    median: float  # of the reports that the newest are compared with
+    worse: float  # mean change of the newest as a share of the median, positive if worse
+    p: float  # probability of newest values as bad as these if nothing has changed
     verdict: Verdict
+    # Packages whose versions differ from those before the newest three
     versions: tuple[str, ...] = ()
 
 

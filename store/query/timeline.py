@@ -38,21 +38,13 @@ class AttemptTime:
 
 @dataclass(frozen=True)
 class RunTime:
-    """Where the time of a run went.
+    """Where the time of a run went."""
 
-    Attributes:
-      paid_s: sum over attempts; None if the start of none is known.
-      is_least: an attempt was killed or has no start, so that it may be more.
-      goodput: None if nothing was paid for, or a killed attempt has only lines.
-      shares_s: seconds by the names of `SHARES`.
-      has_spans: without spans evaluations and compiling count as steps, and repeated steps as
-        `other`.
-    """
-
-    paid_s: float | None
-    is_least: bool
-    goodput: float | None
-    shares_s: dict[str, float]
+    paid_s: float | None  # sum over attempts; None if the start of none is known
+    is_least: bool  # an attempt was killed or has no start, so that it may be more
+    goodput: float | None  # None if nothing was paid for, or a killed attempt has only lines
+    shares_s: dict[str, float]  # seconds by the names of `SHARES`
+    # Without spans evaluations and compiling count as steps, and repeated steps as `other`
     has_spans: bool
 
 

@@ -32,22 +32,15 @@ Nature = Literal["deterministic", "clock", "resource"]
 
 @dataclass(frozen=True)
 class Metric:
-    """Description of a number of a line.
+    """Description of a number of a line."""
 
-    Attributes:
-      name: in a line; `*` stands for any text.
-      unit: empty if it has none.
-      direction: which way is better.
-      nature: `deterministic`: equal in runs that are equal bit for bit; `clock`: a measured time;
-        `resource`: usage by the program, which depends on the machine and the attempt.
-      text: description for people.
-    """
-
-    name: str
-    unit: str
-    direction: Direction
+    name: str  # in a line; `*` stands for any text
+    unit: str  # empty if it has none
+    direction: Direction  # which way is better
+    # `deterministic`: equal in runs that are equal bit for bit; `clock`: a measured time;
+    # `resource`: usage by the program, which depends on the machine and the attempt
     nature: Nature
-    text: str
+    text: str  # description for people
 
 
 class Catalogue:

@@ -33,17 +33,13 @@ _UPDATING = threading.Lock()
 
 @dataclass(frozen=True)
 class Run:
-    """One run.
+    """One run."""
 
-    Attributes:
-      path: its directory on this machine.
-      remote: its URL on a bucket, or its path below `checkpoint_root`; empty without either.
-      checkpoint_root: directory or URL of its checkpoints, as `<experiment>/<run_id>`; empty: they
-        are in the run itself.
-    """
-
-    path: Path
+    path: Path  # its directory on this machine
+    # its URL on a bucket, or its path below `checkpoint_root`; empty without either
     remote: str = ""
+    # Directory or URL of its checkpoints, as `<experiment>/<run_id>`; empty: they are in the run
+    # itself
     checkpoint_root: str = ""
 
     @property

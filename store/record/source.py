@@ -33,20 +33,14 @@ _OF_FILE = "diff --git "
 
 @dataclass(frozen=True)
 class SourceState:
-    """The state of a source tree.
+    """The state of a source tree."""
 
-    Attributes:
-      commit: its hash; empty without a repository.
-      diff: differences from it, for `git apply`; empty if there are none, or they are not saved.
-      kept: none (no differences), whole, too large, secret or unknown (no repository, or git
-        failed).
-      reason: why the patch is not saved; never the secret itself.
-    """
-
-    commit: str = ""
+    commit: str = ""  # its hash; empty without a repository
+    # Differences from it, for `git apply`; empty if there are none, or they are not saved
     diff: str = ""
+    # none (no differences), whole, too large, secret or unknown (no repository, or git failed)
     kept: str = "unknown"
-    reason: str = ""
+    reason: str = ""  # why the patch is not saved; never the secret itself
 
     @property
     def name(self) -> str:

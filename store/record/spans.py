@@ -26,25 +26,17 @@ HELD, WRITE = "checkpoint_held", "checkpoint_write"
 
 @dataclass(frozen=True)
 class Span:
-    """A span of a run's time.
-
-    Attributes:
-      step: optimizer steps done at its end; of a rollback those that remain.
-      began: seconds since 1970.
-      count: steps of a window, compiled graphs, or steps revoked by a rollback.
-      step_s: of a window: time of its steps without their input.
-      input_wait_s: of a window: time in which its steps waited for their input.
-    """
+    """A span of a run's time."""
 
     name: str
-    step: int
-    began: float
+    step: int  # optimizer steps done at its end; of a rollback those that remain
+    began: float  # seconds since 1970
     duration_s: float
     rank: int = 0
     attempt: int = 0
-    count: int = 0
-    step_s: float = 0.0
-    input_wait_s: float = 0.0
+    count: int = 0  # steps of a window, compiled graphs, or steps revoked by a rollback
+    step_s: float = 0.0  # of a window: time of its steps without their input
+    input_wait_s: float = 0.0  # of a window: time in which its steps waited for their input
 
     @property
     def ended(self) -> float:

@@ -53,27 +53,19 @@ _ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
 @dataclass(frozen=True)
 class SkyJob:
-    """An experiment and its machines.
-
-    Attributes:
-      accelerator_type: as Cloud TPU spells it, such as v5litepod-8.
-      config: path of a YAML below the repository's root.
-      output_dir: gs:// URL of the run store: a machine's disk goes with it.
-      region: of Google Cloud; SkyPilot chooses one if empty.
-      flags: further words for main.py.
-    """
+    """An experiment and its machines."""
 
     name: str
-    accelerator_type: str
-    config: str
-    output_dir: str
+    accelerator_type: str  # as Cloud TPU spells it, such as v5litepod-8
+    config: str  # path of a YAML below the repository's root
+    output_dir: str  # gs:// URL of the run store: a machine's disk goes with it
     run_id: str
     data_root: str = ""
-    region: str = ""
+    region: str = ""  # of Google Cloud; SkyPilot chooses one if empty
     spot: bool = True
     disk_gib: int = 200
     max_restarts: int = 3
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # further words for main.py
 
 
 def render(job: SkyJob, template: str) -> str:

@@ -28,16 +28,11 @@ class LabelRule:
 
     On the device an invalid label would be a row of zeros among the targets: no loss, no gradient
     and no error.
-
-    Attributes:
-      key: the labels' feature, for messages.
-      num_classes: of the model, which may have more than the dataset.
-      describe: returns an example's name by its index.
     """
 
-    key: str
-    num_classes: int
-    describe: Callable[[int], str]
+    key: str  # the labels' feature, for messages
+    num_classes: int  # of the model, which may have more than the dataset
+    describe: Callable[[int], str]  # returns an example's name by its index
 
     def check(self, raw: dict[str, Any]) -> Tensor:
         """Return [b] int32 labels of a reader's batch; those of unread examples are 0.
@@ -61,24 +56,17 @@ class LabelRule:
 
 @dataclass(frozen=True)
 class ImageFacts:
-    """Facts of labelled images that a task needs.
-
-    Attributes:
-      image_shape: (H, W, C) of every image; None if only a loader can tell.
-      normalisation: mean and std of (uint8 - mean) / std, for the device.
-      num_classes: of the dataset; of the model if the dataset does not have it.
-      class_names: in the order of the labels; None if unknown.
-      several_labels: True if an example has any number of right labels, which batches hold as
-        `RIGHT`.
-    """
+    """Facts of labelled images that a task needs."""
 
     examples: ClassVar[str] = "labelled images"
     sources: ClassVar[str] = "a source of images"
 
+    # (H, W, C) of every image; None if only a loader can tell
     image_shape: tuple[int, int, int] | None
-    normalisation: Normalisation
-    num_classes: int
-    class_names: tuple[str, ...] | None = None
+    normalisation: Normalisation  # mean and std of (uint8 - mean) / std, for the device
+    num_classes: int  # of the dataset; of the model if the dataset does not have it
+    class_names: tuple[str, ...] | None = None  # in the order of the labels; None if unknown
+    # True if an example has any number of right labels, which batches hold as `RIGHT`
     several_labels: bool = False
 
     @property

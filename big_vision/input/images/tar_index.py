@@ -25,16 +25,11 @@ _FORGET_MEMBERS = 1000
 
 @dataclass(frozen=True)
 class MemberKeys:
-    """Which members of an example are its image and its label.
+    """Which members of an example are its image and its label."""
 
-    Attributes:
-      images: endings of files, without the first dot.
-      label: the ending of the label's file.
-      path: the label's position in a file of JSON; empty if the file is the label.
-    """
-
-    images: tuple[str, ...]
-    label: str
+    images: tuple[str, ...]  # endings of files, without the first dot
+    label: str  # the ending of the label's file
+    # the label's position in a file of JSON; empty if the file is the label
     path: tuple[str, ...] = ()
 
     def __str__(self) -> str:

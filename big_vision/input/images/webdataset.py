@@ -42,12 +42,11 @@ class TarSelection(EncodedSelection):
 
     Attributes:
       offsets, sizes: [num_examples] int64, of the encoded images in their files.
-      names: [num_examples] bytes, UTF-8.
     """
 
     offsets: np.ndarray
     sizes: np.ndarray
-    names: np.ndarray
+    names: np.ndarray  # [num_examples] bytes, UTF-8
 
 
 class WebdatasetSource(ImageFiles[TarSelection]):

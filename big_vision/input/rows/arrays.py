@@ -49,7 +49,6 @@ class VectorFacts:
 
     Attributes:
       input_names, target_names: in the order of the columns.
-      statistics: of all rows of the split, however many processes read it.
     """
 
     examples: ClassVar[str] = "rows of numbers"
@@ -57,20 +56,15 @@ class VectorFacts:
 
     input_names: tuple[str, ...]
     target_names: tuple[str, ...]
-    statistics: Statistics
+    statistics: Statistics  # of all rows of the split, however many processes read it
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorSelection(Selection):
-    """Rows of numbers.
+    """Rows of numbers."""
 
-    Attributes:
-      rows: of the split, in the permuted order.
-      places: int64 [N], the position of each row in the whole table.
-    """
-
-    rows: Rows
-    places: np.ndarray
+    rows: Rows  # of the split, in the permuted order
+    places: np.ndarray  # int64 [N], the position of each row in the whole table
 
     @property
     def files_hash(self) -> str:

@@ -78,24 +78,16 @@ def _name_columns(table: Any, targets: list[str]) -> Columns:
 
 @dataclass(frozen=True)
 class RowShape:
-    """Sizes of synthetic rows, as in data.name: `friedman1,noise=1,num_examples=2000`.
+    """Sizes of synthetic rows, as in data.name: `friedman1,noise=1,num_examples=2000`."""
 
-    Attributes:
-      kind: a name in `FORMULAS`.
-      num_examples: rows in all, of which splits are slices.
-      num_inputs: columns to predict from.
-      num_targets: columns to predict.
-      noise: standard deviation of the noise on each target: its square is the lowest mean squared
-        error on unseen rows.
-      seed: of the formula's numbers, the inputs and the noise.
-    """
-
-    kind: str
-    num_examples: int = 2000
-    num_inputs: int = 10
-    num_targets: int = 1
+    kind: str  # a name in `FORMULAS`
+    num_examples: int = 2000  # rows in all, of which splits are slices
+    num_inputs: int = 10  # columns to predict from
+    num_targets: int = 1  # columns to predict
+    # Standard deviation of the noise on each target: its square is the lowest mean squared error on
+    # unseen rows
     noise: float = 1.0
-    seed: int = 0
+    seed: int = 0  # of the formula's numbers, the inputs and the noise
 
 
 def parse_row_name(name: str) -> RowShape:
@@ -195,14 +187,10 @@ def _compute_blobs(
 
 @dataclass(frozen=True)
 class Formula:
-    """A kind of synthetic rows.
+    """A kind of synthetic rows."""
 
-    Attributes:
-      least_inputs: number of columns that the formula reads.
-      compute: inputs, shape and generator -> targets [N, O] without noise.
-    """
-
-    least_inputs: int
+    least_inputs: int  # number of columns that the formula reads
+    # Inputs, shape and generator -> targets [N, O] without noise
     compute: Callable[[np.ndarray, RowShape, np.random.RandomState], np.ndarray]
 
 

@@ -25,15 +25,10 @@ RawColumns = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table as numbers.
+    """Rows of a table as numbers."""
 
-    Attributes:
-      inputs: float64 [N, D].
-      targets: float64 [N, O].
-    """
-
-    inputs: np.ndarray
-    targets: np.ndarray
+    inputs: np.ndarray  # float64 [N, D]
+    targets: np.ndarray  # float64 [N, O]
     input_names: tuple[str, ...]
     target_names: tuple[str, ...]
 

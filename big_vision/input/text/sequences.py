@@ -26,51 +26,37 @@ _SPLITS = {"train": 1, "validation": 2, "test": 3}
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """Sizes of synthetic sequences, as in data.name: `copy,symbols=8,num_examples=20000`.
+    """Sizes of synthetic sequences, as in data.name: `copy,symbols=8,num_examples=20000`."""
 
-    Attributes:
-      kind: a name in `SEQUENCES`.
-      symbols: number of different ones: numbers of counting, values of recall and rewrite, kinds of
-        bracket of dyck.
-      strides: of counting: from 1 to this.
-      depth: of dyck: largest number of open brackets.
-      keys: of recall and rewrite: number of different keys, of which each window has some; 0: as
-        many as it has pairs.
-      rounds: of copy and reverse: number of rounds in a window.
-      answers: 1: only answers are evaluated: the repeated part of copies and reverse and the values
-        after the queries of recall and rewrite.
-      num_examples: windows of the training split.
-      num_held_out: windows of every other split.
-    """
-
-    kind: str
+    kind: str  # a name in `SEQUENCES`
+    # Number of different ones: numbers of counting, values of recall and rewrite, kinds of bracket
+    # of dyck
     symbols: int = 8
-    strides: int = 4
-    depth: int = 8
+    strides: int = 4  # of counting: from 1 to this
+    depth: int = 8  # of dyck: largest number of open brackets
+    # of recall and rewrite: number of different keys, of which each window has some; 0: as many as
+    # it has pairs
     keys: int = 0
-    rounds: int = 1
+    rounds: int = 1  # of copy and reverse: number of rounds in a window
+    # 1: only answers are evaluated: the repeated part of copies and reverse and the values after
+    # the queries of recall and rewrite
     answers: int = 0
-    num_examples: int = 20_000
-    num_held_out: int = 1_000
+    num_examples: int = 20_000  # windows of the training split
+    num_held_out: int = 1_000  # windows of every other split
 
 
 @dataclass(frozen=True)
 class SequenceKind:
-    """One kind of sequence.
+    """One kind of sequence."""
 
-    Attributes:
-      length_rule: T must be a multiple of it, and at least twice as large.
-      count_tokens: (T, shape) -> size of the vocabulary.
-      make: (uniform [n, T + 1] in [0, 1), shape) -> tokens [n, T + 1].
-      get_bounds: (T, shape) -> nats a token: floor, and ceiling of models that ignore all tokens.
-      list_answers: (T, shape) -> positions of the targets that follow from the window; None if
-        there are no answers.
-    """
-
-    length_rule: int
-    count_tokens: Callable[[int, SequenceShape], int]
+    length_rule: int  # T must be a multiple of it, and at least twice as large
+    count_tokens: Callable[[int, SequenceShape], int]  # (T, shape) -> size of the vocabulary
+    # (uniform [n, T + 1] in [0, 1), shape) -> tokens [n, T + 1]
     make: Callable[[np.ndarray, SequenceShape], np.ndarray]
+    # (T, shape) -> nats a token: floor, and ceiling of models that ignore all tokens
     get_bounds: Callable[[int, SequenceShape], tuple[float, float]]
+    # (T, shape) -> positions of the targets that follow from the window; None if there are no
+    # answers
     list_answers: Callable[[int, SequenceShape], Sequence[int]] | None = None
 
 

@@ -22,19 +22,12 @@ _ENDS = (END_TEXT, "<|im_end|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
 class TextTokenizer(Protocol):
-    """Turns text into tokens and back.
+    """Turns text into tokens and back."""
 
-    Attributes:
-      kind: as `tokens.json` names it.
-      vocab_size: tokens are 0 to vocab_size - 1.
-      end: follows each file's text; it has no text of its own.
-      token_bytes: bytes of text of each token.
-    """
-
-    kind: str
-    vocab_size: int
-    end: int | None
-    token_bytes: tuple[int, ...]
+    kind: str  # as `tokens.json` names it
+    vocab_size: int  # tokens are 0 to vocab_size - 1
+    end: int | None  # follows each file's text; it has no text of its own
+    token_bytes: tuple[int, ...]  # bytes of text of each token
 
     def encode(self, text: bytes) -> np.ndarray:
         """Return [n] int64, without an end."""

@@ -60,23 +60,15 @@ _RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenIndex:
-    """Contents of `tokens.json`.
-
-    Attributes:
-      tokenizer: byte or bpe, or another's name.
-      tokenizer_hash: of a trained tokenizer; empty if it is not trained.
-      end: token that follows each file's text.
-      token_bytes: bytes of text of each token; empty if unknown.
-      splits: tokens, bytes, files and sha256 by split.
-    """
+    """Contents of `tokens.json`."""
 
     vocab_size: int
     dtype: str
-    tokenizer: str
-    tokenizer_hash: str
-    end: int | None
-    token_bytes: tuple[int, ...]
-    splits: dict[str, JsonObject]
+    tokenizer: str  # byte or bpe, or another's name
+    tokenizer_hash: str  # of a trained tokenizer; empty if it is not trained
+    end: int | None  # token that follows each file's text
+    token_bytes: tuple[int, ...]  # bytes of text of each token; empty if unknown
+    splits: dict[str, JsonObject]  # tokens, bytes, files and sha256 by split
 
 
 def read_token_index(directory: Path, key: str = "data.root") -> TokenIndex:

@@ -16,27 +16,18 @@ from big_vision.input.source import ExactReader, Reading
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """Facts of every batch that a language model needs.
-
-    Attributes:
-      vocab_size: tokens are 0 to vocab_size - 1.
-      sequence_length: inputs of a window, which holds one token more.
-      floor: lowest possible nats a token, if known.
-      ceiling: nats a token of the best model that ignores all tokens, if known.
-      tokenizer: identifies the meaning of tokens; empty if unknown.
-      token_bytes: bytes of text of each token; empty if they are not text.
-      judged: positions of a window whose targets are learnt and evaluated; empty: all.
-    """
+    """Facts of every batch that a language model needs."""
 
     examples: ClassVar[str] = "tokens"
     sources: ClassVar[str] = "tokens or sequences"
 
-    vocab_size: int
-    sequence_length: int
-    floor: float | None = None
-    ceiling: float | None = None
-    tokenizer: str = ""
-    token_bytes: tuple[int, ...] = ()
+    vocab_size: int  # tokens are 0 to vocab_size - 1
+    sequence_length: int  # inputs of a window, which holds one token more
+    floor: float | None = None  # lowest possible nats a token, if known
+    ceiling: float | None = None  # nats a token of the best model that ignores all tokens, if known
+    tokenizer: str = ""  # identifies the meaning of tokens; empty if unknown
+    token_bytes: tuple[int, ...] = ()  # bytes of text of each token; empty if they are not text
+    # Positions of a window whose targets are learnt and evaluated; empty: all
     judged: tuple[int, ...] = ()
 
 
