@@ -187,7 +187,7 @@ def search_weights(
 ) -> list[list[TrialState]]:
     """Run each method's search, which continues where its best weight is at an edge."""
     first = [make_search_spec(entry, table_set, budget) for entry in entries]
-    tried = run_all(first, budget, workers)
+    tried = [[*states] for states in run_all(first, budget, workers)]
     for _ in range(budget.widen):
         further = [find_further(*pair) for pair in zip(entries, tried, strict=True)]
         due = [place for place, multiple in enumerate(further) if multiple is not None]
