@@ -21,9 +21,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup_logging()
     words = sys.argv[1:] if argv is None else argv
     return run_program(
-        lambda: job.start(load_config(words)), is_silent=is_silent_rank(),
+        lambda: job.start(load_config(words)),
+        is_silent=is_silent_rank(),
         interrupted="interrupted; --resume auto goes on from the last checkpoint, if there is one",
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

@@ -92,9 +92,13 @@ def create_optimizer(
             _try_muon(name, section.args)
         mark_file_orders(model)
         return create_optimizer_v2(
-            groups, opt=name, lr=section.lr, weight_decay=section.weight_decay,
-            momentum=section.momentum, **arguments,
-        )  # fmt: skip
+            groups,
+            opt=name,
+            lr=section.lr,
+            weight_decay=section.weight_decay,
+            momentum=section.momentum,
+            **arguments,
+        )
     except (AssertionError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -279,9 +283,13 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
         return _cosine(section.weight_decay, section.weight_decay_end, progress)
 
     return Schedule(
-        lr_at, decay_at, total_steps, steps_per_epoch=steps_per_epoch,
-        cut=section.decay_rate, least=section.min_lr,
-    )  # fmt: skip
+        lr_at,
+        decay_at,
+        total_steps,
+        steps_per_epoch=steps_per_epoch,
+        cut=section.decay_rate,
+        least=section.min_lr,
+    )
 
 
 def check_unfreeze(section: OptimSection) -> None:

@@ -35,8 +35,13 @@ def create_parser() -> argparse.ArgumentParser:
     add("--chips", type=int, default=1, help="devices to partition over (SPMD); 1: one device")
     add("--batch", type=int, help="examples on each device (default: global batch / devices)")
     add("--num-classes", type=int, help="classes, for a dataset that is not here")
-    add("--assume", metavar="NAME=NUMBER", action="append", default=[], help="another size of a "
-        "dataset that is not here, such as vocab_size=32000 (default: none)")  # fmt: skip
+    add(
+        "--assume",
+        metavar="NAME=NUMBER",
+        action="append",
+        default=[],
+        help="another size of a dataset that is not here, such as vocab_size=32000 (default: none)",
+    )
     add("--json", type=Path, help="write the report here")
     add("--hlo", type=Path, help="write the compiled program and the exported step here")
     add("--bundles", action="store_true", help="count the bundles of every operation, too")

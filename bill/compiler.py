@@ -78,8 +78,10 @@ def compile_step(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         request: JsonObject = {
-            "donations": export.donations, "topology": target.topology, "devices": devices,
-        }  # fmt: skip
+            "donations": export.donations,
+            "topology": target.topology,
+            "devices": devices,
+        }
         if with_bundles:
             request["bundles"] = str(_create_folder(folder / "bundles"))
         compiled = _run_request(request, export.bytecode, target, folder, time_limit_s=time_limit_s)
@@ -128,8 +130,12 @@ def compile_artifact(
     Raises:
       UserError: the compiler refused, aborted or took too long.
     """
-    request = {"donations": {}, "topology": target.topology, "devices": 1,
-               "bundles": str(_create_folder(folder / "bundles"))}  # fmt: skip
+    request = {
+        "donations": {},
+        "topology": target.topology,
+        "devices": 1,
+        "bundles": str(_create_folder(folder / "bundles")),
+    }
     compiled = _run_request(request, artifact, target, folder, time_limit_s=time_limit_s)
     if compiled.needed_bytes is not None:
         raise UserError(f"it does not fit {target.name}: {compiled.facts['message']}")

@@ -8,15 +8,41 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 BYTES = {
-    "pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "f8e5m2": 1, "bf16": 2, "f16": 2, "s16": 2,
-    "u16": 2, "f32": 4, "s32": 4, "u32": 4, "f64": 8, "s64": 8, "u64": 8, "c64": 8,
-}  # fmt: skip
+    "pred": 1,
+    "s8": 1,
+    "u8": 1,
+    "f8e4m3fn": 1,
+    "f8e5m2": 1,
+    "bf16": 2,
+    "f16": 2,
+    "s16": 2,
+    "u16": 2,
+    "f32": 4,
+    "s32": 4,
+    "u32": 4,
+    "f64": 8,
+    "s64": 8,
+    "u64": 8,
+    "c64": 8,
+}
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 # Instructions that do nothing on the chip, or whose cost another instruction carries.
 FREE = (
-    "parameter", "constant", "get-tuple-element", "tuple", "bitcast", "copy-done", "slice-done",
-    "async-done", "after-all", "partition-id", "replica-id", "domain", "opt-barrier", "iota",
-)  # fmt: skip
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "tuple",
+    "bitcast",
+    "copy-done",
+    "slice-done",
+    "async-done",
+    "after-all",
+    "partition-id",
+    "replica-id",
+    "domain",
+    "opt-barrier",
+    "iota",
+)
 
 _HEAD = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = ")
 _OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")

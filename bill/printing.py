@@ -34,8 +34,10 @@ def print_report(report: Report) -> None:
     for cost in report.top:
         where = " ".join(word for word in (cost.owner, cost.module) if word) or "-"
         phase = "back" if cost.phase == "backward" else ""
-        print(f"  {cost.mcycles:9.3f} Mcyc  {where:<40.40} {phase:<4} {cost.operation:<26.26} "
-              f"{cost.result}")  # fmt: skip
+        print(
+            f"  {cost.mcycles:9.3f} Mcyc  {where:<40.40} {phase:<4} {cost.operation:<26.26} "
+            f"{cost.result}"
+        )
     print("\nknown faults:" if report.faults else "\nknown faults: none found")
     for fault in report.faults:
         cycles = "" if fault.mcycles is None else f", {fault.mcycles:.3f} Mcyc"
@@ -126,10 +128,14 @@ def print_bundles(found: BundleReport) -> None:
         "decisions depend on data"
     )
     for title, rows in (
-        ("role", found.roles), ("module", found.modules), ("operation", found.operations),
-    ):  # fmt: skip
-        print(f"\n  {'issued':>9} {'empty':>8} {'matrix':>8} {'waits':>8} {'estimate':>9} "
-              f"{'DMA, MB':>9}  by {title}")  # fmt: skip
+        ("role", found.roles),
+        ("module", found.modules),
+        ("operation", found.operations),
+    ):
+        print(
+            f"\n  {'issued':>9} {'empty':>8} {'matrix':>8} {'waits':>8} {'estimate':>9} "
+            f"{'DMA, MB':>9}  by {title}"
+        )
         for row in rows[:_SHOWN_ROWS]:
             print(
                 f"  {row.issued_mcycles:9.3f} {row.empty_mcycles:8.3f} {row.matrix_mcycles:8.3f} "

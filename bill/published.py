@@ -15,26 +15,18 @@ from utils.json_types import JsonObject
 
 @dataclass(frozen=True)
 class PublishedStep:
-    """A published speed and two figures of the compiler.
-
-    Attributes:
-      examples: of a step on one device, a core of v3.
-      per_s: images a second of one device, the least and the most that the source allows.
-      estimate: Mcycles of the step, compiled for the device.
-      bundles: the same by bundles, waits for DMA included.
-      source: where the speed, or the time that it follows from, is published.
-      program: what was compiled.
-      request: of the laboratory's child in JAX, where that writes the program.
-    """
+    """A published speed and two figures of the compiler."""
 
     name: str
     generation: str
-    examples: int
+    examples: int  # of a step on one device, a core of v3
+    # Images a second of one device, the least and the most that the source allows
     per_s: tuple[float, float]
-    estimate: float
-    bundles: float
-    source: str
-    program: str
+    estimate: float  # Mcycles of the step, compiled for the device
+    bundles: float  # the same by bundles, waits for DMA included
+    source: str  # where the speed, or the time that it follows from, is published
+    program: str  # what was compiled
+    # of the laboratory's child in JAX, where that writes the program
     request: JsonObject | None = None
 
     @property
@@ -52,59 +44,79 @@ _GUIDE = "github.com/jax-ml/jax, pallas/tpu/matmul.ipynb: times of 100 calls eac
 _JAX = "plain JAX, by an earlier reader that left strided transfers out"
 PUBLISHED = (
     PublishedStep(
-        name="big_vision ViT-S/16", generation="v3", examples=128, per_s=(566, 660),
-        estimate=171.94, bundles=126.13, program="plain JAX, by proofs.jax_vision",
+        name="big_vision ViT-S/16",
+        generation="v3",
+        examples=128,
+        per_s=(566, 660),
+        estimate=171.94,
+        bundles=126.13,
+        program="plain JAX, by proofs.jax_vision",
         source="github.com/google-research/big_vision, its vit_s16_i1k.py: 6-7h for 90 epochs "
         "of train[:99%] on a TPU-v3-8",
     ),
     PublishedStep(
-        name="flax ResNet-50", generation="v3", examples=128, per_s=(1011, 1011),
-        estimate=130.30, bundles=95.82, program=_JAX,
+        name="flax ResNet-50",
+        generation="v3",
+        examples=128,
+        per_s=(1011, 1011),
+        estimate=130.30,
+        bundles=95.82,
+        program=_JAX,
         source="github.com/google/flax, examples/imagenet/README.md: 125100 steps of 1024 in 4.4h "
         "on a TPU v3-8",
     ),
     PublishedStep(
-        name="big_vision Mixer-B/16", generation="v3", examples=32, per_s=(367, 378),
-        estimate=62.12, bundles=61.44, program="plain JAX, by proofs.jax_vision",
+        name="big_vision Mixer-B/16",
+        generation="v3",
+        examples=32,
+        per_s=(367, 378),
+        estimate=62.12,
+        bundles=61.44,
+        program="plain JAX, by proofs.jax_vision",
         source="github.com/google-research/big_vision, its mlp_mixer_i1k.py: 300 epochs of "
         "train[:99%] in 2h11m and 60 in 27m on a TPU v3-128",
     ),
     PublishedStep(
-        name="big_vision BiT-R50x1", generation="v3", examples=32, per_s=(464, 464),
-        estimate=55.48, bundles=59.55, program="plain JAX, by lab/jax_child.py",
+        name="big_vision BiT-R50x1",
+        generation="v3",
+        examples=32,
+        per_s=(464, 464),
+        estimate=55.48,
+        bundles=59.55,
+        program="plain JAX, by lab/jax_child.py",
         source="github.com/google-research/big_vision, its bit_i1k.py: 90 epochs of train[:99%] "
         "in 32 min on a TPU v3-128",
         request={
-            "form": "residual_step", "batch": 32, "blocks": [3, 4, 6, 3], "classes": 1000,
+            "form": "residual_step",
+            "batch": 32,
+            "blocks": [3, 4, 6, 3],
+            "classes": 1000,
         },
     ),
     PublishedStep(
-        name="torch_xla ResNet-50", generation="v4", examples=64, per_s=(723.5, 882),
-        estimate=92.41, bundles=67.30, program="timm's, unpatched, by tools.compile_for_tpu",
+        name="torch_xla ResNet-50",
+        generation="v4",
+        examples=64,
+        per_s=(723.5, 882),
+        estimate=92.41,
+        bundles=67.30,
+        program="timm's, unpatched, by tools.compile_for_tpu",
         source="github.com/pytorch/xla, pull requests 5720 and 6904: 1447 and 1764 images a second "
         "of a chip, two cores that share each operation of 128 images, float32",
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class PublishedProduct:
-    """A matrix product of bfloat16 whose time others have published, with its dispatch.
-
-    Attributes:
-      size: of both square matrices.
-      blocks: of a Pallas kernel, rows, inner and columns; empty: XLA's own.
-      step_ms: published time.
-      estimate: Mcycles; None, because the compiler estimates no kernel.
-      bundles: Mcycles, waits for DMA included.
-    """
+    """A matrix product of bfloat16 whose time others have published, with its dispatch."""
 
     name: str
-    size: int
-    blocks: tuple[int, ...]
-    step_ms: float
-    estimate: float | None
-    bundles: float
+    size: int  # of both square matrices
+    blocks: tuple[int, ...]  # of a Pallas kernel, rows, inner and columns; empty: XLA's own
+    step_ms: float  # published time
+    estimate: float | None  # Mcycles; None, because the compiler estimates no kernel
+    bundles: float  # Mcycles, waits for DMA included
     generation: str = "v5e"
     source: str = _GUIDE
 

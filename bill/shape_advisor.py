@@ -79,8 +79,13 @@ def create_parser() -> argparse.ArgumentParser:
     add("--image-size", type=int, default=224, help="side of an image")
     add("--num-classes", type=int, default=1000, help="classes of the head")
     add("--time-limit", type=float, default=600.0, help="seconds that the compiler may take")
-    add("--law", type=Path, metavar="FILE.json", help="what sizes are padded to, as "
-        "lab.matmul --json has found (default: the matrix unit's width, 8 rows)")  # fmt: skip
+    add(
+        "--law",
+        type=Path,
+        metavar="FILE.json",
+        help="what sizes are padded to, as "
+        "lab.matmul --json has found (default: the matrix unit's width, 8 rows)",
+    )
     add("--json", type=Path, help="write the table here")
     return parser
 
@@ -109,9 +114,11 @@ def run(options: argparse.Namespace) -> int:
     fill_in(shown, dict(zip(plan, facts["cycles"], strict=True)), width)
     print_table(options, target, shown, law)
     if options.json:
-        content = {"target": target.name, "versions": versions, "products": [
-            {**asdict(product), "work": product.work} for product in shown
-        ]}  # fmt: skip
+        content = {
+            "target": target.name,
+            "versions": versions,
+            "products": [{**asdict(product), "work": product.work} for product in shown],
+        }
         write_json(options.json, content)
     return 0
 

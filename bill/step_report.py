@@ -25,22 +25,13 @@ from bill.step.tracing import StepExport
 from bill.targets import Target, parse_target
 from job.micro_batches import choose_parts, compute_step_hash, get_examples_per_chip
 from store.quality.gates import EXIT_UNDECIDED, Gate, check_samples, get_code
-from store.quality.report_comparison import (
-    check_report_flags,
-    judge_report,
-    read_base,
-)
+from store.quality.report_comparison import check_report_flags, judge_report, read_base
 from store.quality.report_gates import DEFAULT_PCT, check_comparable
 from store.record.environment import read_environment
 from utils.config.load import change, load_config
 from utils.errors import EXIT_FAILED, UserError
 from utils.generations import LAUNCHED
-from utils.programs import (
-    get_run_flags,
-    prepare_file,
-    prepare_folder,
-    require_at_least,
-)
+from utils.programs import get_run_flags, prepare_file, prepare_folder, require_at_least
 
 if TYPE_CHECKING:
     from bill.compiled import Compiled
@@ -128,9 +119,13 @@ def trace_and_compile(
     _log(f"tracing the step of {name}, {batch} examples a device")
     given, chips = _read_sizes(options), compilation.chips
     export = tracing.trace_alone(
-        compilation.config, batch=batch, devices=chips, given=given,
-        chip=compilation.target.generation.name, is_automatic=compilation.is_automatic,
-    )  # fmt: skip
+        compilation.config,
+        batch=batch,
+        devices=chips,
+        given=given,
+        chip=compilation.target.generation.name,
+        is_automatic=compilation.is_automatic,
+    )
     _log(f"compiling for {compilation.target.name}, {compilation.chips} device(s)")
     compiled = compiler.compile_step(
         export,
@@ -182,9 +177,12 @@ def describe(
     bundles = report.bundles
     upper = mcycles + (bundles.unestimated_mcycles if bundles else 0)
     report.step_ms, report.units_per_s, report.mfu = analysis.get_bounds(
-        flops, hbm_bytes, (report.bundles_mcycles, upper), compilation.target,
+        flops,
+        hbm_bytes,
+        (report.bundles_mcycles, upper),
+        compilation.target,
         compilation.batch * export.unit[1],
-    )  # fmt: skip
+    )
     report.collectives = analysis.list_collectives(instructions)
     report.collective_bytes = sum(group.bytes for group in report.collectives)
     report.uncosted, report.scalar_kernels = analysis.list_uncosted(instructions, counted)
@@ -347,10 +345,12 @@ def _read_sizes(options: argparse.Namespace) -> dict[str, int]:
 def describe_step(compilation: Compilation) -> JsonObject:
     """Check what is known of a verdict before anything is compiled."""
     return {
-        "schema_version": SCHEMA_VERSION, "estimated_mcycles": None,
-        "target": compilation.target.name, "chips": compilation.chips,
+        "schema_version": SCHEMA_VERSION,
+        "estimated_mcycles": None,
+        "target": compilation.target.name,
+        "chips": compilation.chips,
         "examples_per_chip": compilation.batch,
-    }  # fmt: skip
+    }
 
 
 def _check_limit(report: Report, limit: float | None) -> int:

@@ -213,6 +213,8 @@ def _create_plan(job: Job) -> Plan:
     )
     get_logger().info(
         "%d steps, %d an epoch; graph budget %d",
-        plan.total_steps, plan.steps_per_epoch, plan.graph_budget,
-    )  # fmt: skip
+        plan.total_steps,
+        plan.steps_per_epoch,
+        plan.graph_budget,
+    )
     return plan

@@ -36,9 +36,13 @@ class RunCallbacks(Callbacks):
     """
 
     def __init__(
-        self, runtime: Runtime, job: Job, parts: Parts, session: RunSession | None,
+        self,
+        runtime: Runtime,
+        job: Job,
+        parts: Parts,
+        session: RunSession | None,
         ahead: StepsAhead | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.runtime, self.job, self.parts, self.ahead = runtime, job, parts, ahead
         replica = Replica(runtime, job, parts, session)
         manager = open_checkpoints(replica)

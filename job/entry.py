@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 
 # Errors of a run that was started correctly: reported in one line, without a traceback.
 _STOPS = (
-    CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError,
-    NonFiniteEvaluationError, ReplicaError, StorageError,
-)  # fmt: skip
+    CheckpointError,
+    GraphBudgetError,
+    GroupError,
+    LostRunError,
+    NonFiniteError,
+    NonFiniteEvaluationError,
+    ReplicaError,
+    StorageError,
+)
 # A full disk, an exceeded quota, or a limit on file sizes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

@@ -42,9 +42,14 @@ class MetricWriter:
     """
 
     def __init__(
-        self, folder: Path, *, first_step: int = 0, attempt: int = 0,
-        mirror: Mirror | None = None, tensorboard: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        first_step: int = 0,
+        attempt: int = 0,
+        mirror: Mirror | None = None,
+        tensorboard: bool = False,
+    ) -> None:
         self.path = folder / METRICS_FILE
         self._attempt, self._mirror = attempt, mirror
         self._tensorboard = tensorboard

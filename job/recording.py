@@ -58,9 +58,12 @@ class Recording:
             folder = job.run.path
             spans = SpanWriter(folder, session.attempt)
             self.writer = MetricWriter(
-                folder, first_step=step, attempt=session.attempt, mirror=session.mirror,
+                folder,
+                first_step=step,
+                attempt=session.attempt,
+                mirror=session.mirror,
                 tensorboard=config.run.tensorboard,
-            )  # fmt: skip
+            )
             self._hits = HitsFile(folder)
             self._hits.drop_later_than(step)
         self.keeper = QuantileWriter(config.quantile.epsilon, step, folder, kept)

@@ -47,9 +47,12 @@ class Saving:
     """Copies states to the host for rank zero to write; `beat` tells the stall watch of waiting."""
 
     def __init__(
-        self, replica: Replica, manager: CheckpointManager, recording: Recording,
+        self,
+        replica: Replica,
+        manager: CheckpointManager,
+        recording: Recording,
         beat: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._replica, self.manager = replica, manager
         self._recording, self._beat = recording, beat
         self.max_rollbacks = replica.job.config.train.max_rollbacks

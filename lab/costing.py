@@ -29,19 +29,13 @@ _CHILD = Path(__file__).with_name("jax_child.py")
 
 @dataclass(frozen=True)
 class CompiledCost:
-    """A program on one device.
-
-    Attributes:
-      bytes_by_space: HBM bytes by the memory space of arrays, for what has no listing, too.
-      peak_bytes: of memory, arguments and results included.
-      hlo_lines: of the compiled program.
-    """
+    """A program on one device."""
 
     program: ProgramCost
-    bytes_by_space: int
-    peak_bytes: int
+    bytes_by_space: int  # HBM bytes by the memory space of arrays, for what has no listing, too
+    peak_bytes: int  # of memory, arguments and results included
     compile_s: float
-    hlo_lines: int
+    hlo_lines: int  # of the compiled program
 
 
 def choose_target(on: str) -> Target | None:

@@ -101,12 +101,14 @@ def make_kernel_product(program: Program) -> Example:
     function = pl.pallas_call(
         kernel,
         grid=(rows // of_rows, columns // of_columns, inner // of_inner),
-        in_specs=[pl.BlockSpec((of_rows, of_inner), lambda i, j, k: (i, k)),
-                  pl.BlockSpec((of_inner, of_columns), lambda i, j, k: (k, j))],
+        in_specs=[
+            pl.BlockSpec((of_rows, of_inner), lambda i, j, k: (i, k)),
+            pl.BlockSpec((of_inner, of_columns), lambda i, j, k: (k, j)),
+        ],
         out_specs=pl.BlockSpec((of_rows, of_columns), lambda i, j, k: (i, j)),
         out_shape=ShapeDtypeStruct((rows, columns), jnp.bfloat16),
         scratch_shapes=[pltpu.VMEM((of_rows, of_columns), jnp.float32)],
-    )  # fmt: skip
+    )
     return function, (describe(rows, inner), describe(inner, columns))
 
 
@@ -221,8 +223,9 @@ def make_residual_step(program: Program) -> Example:
         loss, grads = jax.value_and_grad(find_loss)(weights, images, labels)
         length = jnp.sqrt(sum(jnp.sum(grad * grad) for grad in grads))
         grads = [grad / jnp.maximum(1.0, length) for grad in grads]
-        moments = [0.9 * old.astype(jnp.float32) + new
-                   for old, new in zip(moments, grads, strict=True)]  # fmt: skip
+        moments = [
+            0.9 * old.astype(jnp.float32) + new for old, new in zip(moments, grads, strict=True)
+        ]
         decays = [1.6e-3 if weight.ndim > 1 else 0.0 for weight in weights]
         rows = zip(weights, moments, decays, strict=True)
         weights = [weight - lr * (moment + decay * weight) for weight, moment, decay in rows]

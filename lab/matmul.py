@@ -48,14 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
     parser = ProgramParser(
-        prog="python -m lab.matmul", description=" ".join(__doc__.split()),
-        allow_abbrev=False, formatter_class=DefaultsHelp,
-    )  # fmt: skip
+        prog="python -m lab.matmul",
+        description=" ".join(__doc__.split()),
+        allow_abbrev=False,
+        formatter_class=DefaultsHelp,
+    )
     add = parser.add_argument
     add("--on", default="v5e", help=PLACES)
     add("--base", type=int, default=1024, help="size of every axis but the one that varies")
-    add("--added", type=int, nargs="+", default=[0, 8, 64, 128, 192, 256, 384, 512],
-        help="what the axis that varies has beyond the base; must hold 0 and 8")  # fmt: skip
+    add(
+        "--added",
+        type=int,
+        nargs="+",
+        default=[0, 8, 64, 128, 192, 256, 384, 512],
+        help="what the axis that varies has beyond the base; must hold 0 and 8",
+    )
     add("--axes", nargs="+", default=list(AXES), choices=AXES, help="axes that vary")
     add("--repeats", type=int, default=5, help="regressions on a device; their median counts")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
@@ -77,8 +84,12 @@ def run(options: argparse.Namespace) -> int:
         {"axis": axis, "size": options.base + added, "sizes": list(sizes_of_product), **cost}
         for (axis, added), sizes_of_product, cost in zip(plan, sizes, costs, strict=True)
     ]
-    report: JsonObject = {"on": options.on, "base": options.base, "rows": rows,
-                          "law": find_law(rows, options.base)}  # fmt: skip
+    report: JsonObject = {
+        "on": options.on,
+        "base": options.base,
+        "rows": rows,
+        "law": find_law(rows, options.base),
+    }
     print_table(report)
     if options.json:
         write_json(options.json, report)
@@ -94,8 +105,11 @@ def find_law(rows: Sequence[JsonObject], base: int) -> dict[str, int]:
     """
     law = {}
     for axis in dict.fromkeys(row["axis"] for row in rows):
-        costs = {row["size"]: row.get("kcycles_matrix", row["cost"]) for row in rows
-                 if row["axis"] == axis}  # fmt: skip
+        costs = {
+            row["size"]: row.get("kcycles_matrix", row["cost"])
+            for row in rows
+            if row["axis"] == axis
+        }
         padded = base * costs[base + _LEAST] / costs[base] - base
         law[axis] = max(_LEAST, round(padded / _LEAST) * _LEAST)
     return law
@@ -120,8 +134,9 @@ def print_table(report: JsonObject) -> None:
         also = (
             f"matrix unit {row['kcycles_matrix']:.1f}, bundles {row['kcycles_bundles']:.1f}, "
             f"estimate {row['kcycles_estimate']:.1f}"
-            if is_counted else f"{row['low']:.1f}..{row['high']:.1f}, launch {row['launch']:.1f}"
-        )  # fmt: skip
+            if is_counted
+            else f"{row['low']:.1f}..{row['high']:.1f}, launch {row['launch']:.1f}"
+        )
         print(
             f"{row['axis']:<6}{row['size']:>6}{row['cost']:>12.1f}"
             f"{row['cost'] / first['cost']:>12.3f}{row['size'] / report['base']:>12.3f}  {also}"
@@ -138,8 +153,12 @@ def draw(report: JsonObject, path: Path) -> None:
     for axis in report["law"]:
         rows = [row for row in report["rows"] if row["axis"] == axis]
         costs = [row.get("kcycles_matrix", row["cost"]) for row in rows]
-        axes.plot([row["size"] for row in rows], [size / costs[0] for size in costs], marker="o",
-                  label=f"{axis}: padded to {report['law'][axis]}")  # fmt: skip
+        axes.plot(
+            [row["size"] for row in rows],
+            [size / costs[0] for size in costs],
+            marker="o",
+            label=f"{axis}: padded to {report['law'][axis]}",
+        )
     sizes = sorted({row["size"] for row in report["rows"]})
     axes.plot(sizes, [size / report["base"] for size in sizes], "k--", label="in proportion")
     what = "matrix unit's cycles" if "kcycles_matrix" in report["rows"][0] else "time"
@@ -176,11 +195,15 @@ def _count(
     costs = []
     for artifact in export_in_jax(programs, target, time_limit_s=time_limit_s):
         program = compile_program(artifact, target, time_limit_s=time_limit_s).program
-        costs.append({
-            "cost": program.with_dma / 1e3, "kcycles_bundles": program.issued / 1e3,
-            "kcycles_matrix": program.sum_of("matrix") / 1e3,
-            "kcycles_estimate": program.estimate / 1e3, "hbm_bytes": program.hbm_bytes,
-        })  # fmt: skip
+        costs.append(
+            {
+                "cost": program.with_dma / 1e3,
+                "kcycles_bundles": program.issued / 1e3,
+                "kcycles_matrix": program.sum_of("matrix") / 1e3,
+                "kcycles_estimate": program.estimate / 1e3,
+                "hbm_bytes": program.hbm_bytes,
+            }
+        )
         sys.stderr.write(f"compiled {len(costs)} of {len(sizes)}\n")
     return costs
 
@@ -195,8 +218,9 @@ def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) ->
     times = []
     for rows, inner, columns in sizes:
         right = torch.randn(inner, columns, dtype=torch.bfloat16).to(device)
-        lefts = [torch.randn(rows, inner, dtype=torch.bfloat16).to(device)
-                 for _ in range(max(_COUNTS))]  # fmt: skip
+        lefts = [
+            torch.randn(rows, inner, dtype=torch.bfloat16).to(device) for _ in range(max(_COUNTS))
+        ]
         fence()
 
         for count in _COUNTS:
@@ -208,8 +232,14 @@ def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) ->
         slopes = sorted(slope for slope, _ in lines)
         launches = sorted(launch for _, launch in lines)
         middle = len(slopes) // 2
-        times.append({"cost": slopes[middle], "low": slopes[0], "high": slopes[-1],
-                      "launch": launches[middle]})  # fmt: skip
+        times.append(
+            {
+                "cost": slopes[middle],
+                "low": slopes[0],
+                "high": slopes[-1],
+                "launch": launches[middle],
+            }
+        )
     return times
 
 

@@ -54,8 +54,10 @@ def run(options: argparse.Namespace) -> int:
         cells = " ".join(f"{row[name] / 1e9:15.2f}" for name in KINDS)
         print(f"{stage:<10} {row['convolutions']:12} {cells}")
     times = " or ".join(f"{whole[name] / 1e6 / bandwidth:.1f}" for name in KINDS[-2:])
-    print(f"GB of a step; at {bandwidth:.0f} GB/s {times} ms, with a convolution's two gradients "
-          "apart or in one operation")  # fmt: skip
+    print(
+        f"GB of a step; at {bandwidth:.0f} GB/s {times} ms, with a convolution's two gradients "
+        "apart or in one operation"
+    )
     if options.json:
         write_json(options.json, rows)
     return 0

@@ -118,12 +118,20 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunCon
     examples = options.batch * _STEPS_PER_EPOCH
     name = name_examples(size, _CHANNELS, options.classes, examples)
     flags = [
-        "--data.source=synthetic", f"--data.name={name}", "--data.train_pp=value_range(-1, 1)",
-        "--data.eval_pp=value_range(-1, 1)", f"--batch_size={options.batch}", "--mixup=0.8",
-        f"--model={options.student}", f"--model.image_size={size}", "--train.steps=1000000",
-        f"--model.num_classes={options.classes}", f"--runtime.device={options.device}",
-        f"--run.output_dir={folder}", "--distill.allow_weak_teacher",
-    ]  # fmt: skip
+        "--data.source=synthetic",
+        f"--data.name={name}",
+        "--data.train_pp=value_range(-1, 1)",
+        "--data.eval_pp=value_range(-1, 1)",
+        f"--batch_size={options.batch}",
+        "--mixup=0.8",
+        f"--model={options.student}",
+        f"--model.image_size={size}",
+        "--train.steps=1000000",
+        f"--model.num_classes={options.classes}",
+        f"--runtime.device={options.device}",
+        f"--run.output_dir={folder}",
+        "--distill.allow_weak_teacher",
+    ]
     if kind != "plain":
         teachers = []
         for number in range(options.teachers):

@@ -32,10 +32,18 @@ ROOT = Path(__file__).resolve().parents[1]
 _WANTED = "model.name=vit_tiny and data.name=imagenet2012 and eval.top1>70"
 # Seconds, and MiB of the index's file, for ten thousand runs.
 LIMITS = {
-    "rebuild_s": 20.0, "refresh_s": 0.3, "index_mib": 40.0, "list_s": 1.0, "list_filter_s": 1.0,
-    "show_s": 1.0, "show_teacher_s": 1.0, "compare_s": 1.0, "gate_s": 1.0, "tag_s": 1.0,
+    "rebuild_s": 20.0,
+    "refresh_s": 0.3,
+    "index_mib": 40.0,
+    "list_s": 1.0,
+    "list_filter_s": 1.0,
+    "show_s": 1.0,
+    "show_teacher_s": 1.0,
+    "compare_s": 1.0,
+    "gate_s": 1.0,
+    "tag_s": 1.0,
     "cost_s": 1.0,
-}  # fmt: skip
+}
 _PAIR = ("experiment_01/run_00001", "experiment_02/run_00002")
 # All others of the first two experiments have learnt from it: its own by a copy of its weights.
 _TEACHER, _SUM = "experiment_00/run_00000", "a" * 64
@@ -51,8 +59,19 @@ _QUESTIONS = {
     "cost_s": ("cost", *_PAIR),
 }
 _NAMES = ("vit_tiny", "vit_small", "resnet50", "convnext_tiny")
-_FINAL = ("eval_top1", "eval_top5", "eval_loss", "eval_ece", "test_top1", "test_loss", "train_s",
-          "steps", "parameters", "graphs", "host_reads")  # fmt: skip
+_FINAL = (
+    "eval_top1",
+    "eval_top5",
+    "eval_loss",
+    "eval_ece",
+    "test_top1",
+    "test_loss",
+    "train_s",
+    "steps",
+    "parameters",
+    "graphs",
+    "host_reads",
+)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -95,11 +114,16 @@ def make_store(root: Path, count: int) -> None:
         folder.mkdir(parents=True)
         final = {name: draw.random() * 100 for name in _FINAL}
         facts: JsonObject = {
-            "schema_version": 2, "id": create_id() if number else teacher,
-            "experiment": folder.parent.name, "name": folder.name, "started": 1.7e9 + number,
-            "status": "complete", "attempts": 1, "environment": {"host": "vm", "device": "cpu"},
+            "schema_version": 2,
+            "id": create_id() if number else teacher,
+            "experiment": folder.parent.name,
+            "name": folder.name,
+            "started": 1.7e9 + number,
+            "status": "complete",
+            "attempts": 1,
+            "environment": {"host": "vm", "device": "cpu"},
             "final": final,
-        }  # fmt: skip
+        }
         if number and number % 50 < 2:
             known = {"id": teacher, "path": _TEACHER} if number % 50 else {}
             facts["lineage"] = [
@@ -114,10 +138,19 @@ def make_store(root: Path, count: int) -> None:
         )
         (folder / "config_resolved.yaml").write_text(f"{head}{sections}")
         lines = [
-            {"step": step, "kind": "train", "attempt": 1, "loss/total": draw.random(), "lr": 0.1,
-             "grad_norm": 1.0, "img_per_s": 1e3, "time_s": step, "epoch": step / 10}
+            {
+                "step": step,
+                "kind": "train",
+                "attempt": 1,
+                "loss/total": draw.random(),
+                "lr": 0.1,
+                "grad_norm": 1.0,
+                "img_per_s": 1e3,
+                "time_s": step,
+                "epoch": step / 10,
+            }
             for step in range(20)
-        ]  # fmt: skip
+        ]
         lines.append({"step": 20, "kind": "eval", "attempt": 1, "top1": 1.0, "loss": 2.0})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -133,8 +133,11 @@ def _measure(tree: Path, flags: Sequence[str], folder: str) -> dict[str, list[fl
     environment = os.environ | {"STARTUP_BEGAN": str(time.time())}
     done = subprocess.run(
         [sys.executable, "-c", _CHILD, *flags, *own],
-        cwd=tree, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=tree,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     answer = done.stdout.splitlines()[-1:]
     if done.returncode or not answer or not answer[0].startswith("{"):
         raise UserError(_describe_end(tree, done.returncode, done.stderr))

@@ -95,9 +95,13 @@ def measure(config: RunConfig, options: argparse.Namespace) -> JsonObject:
     with open_run(config) as callbacks:
         runtime, parts = callbacks.runtime, callbacks.parts
         steps = run_steps(
-            parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan,
+            parts.state,
+            callbacks.get_batches(0),
+            parts.task,
+            runtime,
+            parts.plan,
             callbacks.begin_step,
-        )  # fmt: skip
+        )
         with contextlib.closing(steps):
             time_steps(callbacks, steps, _WARM_UP)
             facts = _time_pairs(callbacks, steps, options)
@@ -159,8 +163,12 @@ def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
     write_s = time.perf_counter() - began
     every_s = keeper.get_wait_s(write_s)
     step_s = (with_s - without_s) / _DRY_STEPS
-    return {"recorder_us": 1e6 * step_s, "write_ms": 1e3 * write_s, "every_s": every_s,
-            "share": step_s / _STEP_S + write_s / every_s}  # fmt: skip
+    return {
+        "recorder_us": 1e6 * step_s,
+        "write_ms": 1e3 * write_s,
+        "every_s": every_s,
+        "share": step_s / _STEP_S + write_s / every_s,
+    }
 
 
 def _time_dry_steps(callbacks: RunCallbacks, *, is_on: bool) -> float:

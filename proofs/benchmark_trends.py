@@ -138,15 +138,24 @@ def time_store(seed: int) -> float:
 def make_report(number: int, step_s: float) -> JsonObject:
     """Create a report of `tools.benchmark` as a store holds it."""
     result = {
-        "processes": 1, "hardware": "CPU", "devices": 1, "global_batch_size": 8, "unit": "img",
-        "step_p50_s": step_s, "img_per_s": 8 / step_s, "img_per_s_repeats": [8 / step_s] * 5,
-    }  # fmt: skip
+        "processes": 1,
+        "hardware": "CPU",
+        "devices": 1,
+        "global_batch_size": 8,
+        "unit": "img",
+        "step_p50_s": step_s,
+        "img_per_s": 8 / step_s,
+        "img_per_s_repeats": [8 / step_s] * 5,
+    }
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(1.7e9 + 3600 * number))
     return {
-        "schema": 2, "created": created, "environment": {"git_commit": f"{number:012x}"},
-        "settings": {"input": "synthetic"}, "config": {"model": {"name": "vit"}},
+        "schema": 2,
+        "created": created,
+        "environment": {"git_commit": f"{number:012x}"},
+        "settings": {"input": "synthetic"},
+        "config": {"model": {"name": "vit"}},
         "results": [result],
-    }  # fmt: skip
+    }
 
 
 main = CommandLine(create_parser, prove)

@@ -93,19 +93,13 @@ class HangError(RuntimeError):
 
 @dataclass
 class Tally:
-    """What happened to the killed runs.
+    """What happened to the killed runs."""
 
-    Attributes:
-      kills: by kind.
-      hits: kills of kind `write` that left a half-written checkpoint behind.
-      lost: steps that were done and had to be done again, one number a kill.
-      survived: kills after which the run went on.
-    """
-
-    kills: Counter[str] = field(default_factory=Counter)
-    hits: int = 0
+    kills: Counter[str] = field(default_factory=Counter)  # by kind
+    hits: int = 0  # kills of kind `write` that left a half-written checkpoint behind
+    # Steps that were done and had to be done again, one number a kill
     lost: list[int] = field(default_factory=list)
-    survived: int = 0
+    survived: int = 0  # kills after which the run went on
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -261,9 +255,10 @@ class Chaos:
         metrics = folder / "metrics.jsonl"
         before = metrics.stat().st_mtime_ns if metrics.exists() else 0
         has_begun = _wait(
-            process, lambda: metrics.exists() and metrics.stat().st_mtime_ns != before,
+            process,
+            lambda: metrics.exists() and metrics.stat().st_mtime_ns != before,
             deadline - time.monotonic(),
-        )  # fmt: skip
+        )
         ahead = max(2.0, 2 * self.lines / (self.options.kills + 1))
         wanted = _count_lines(metrics) + self.random.randint(0, round(ahead))
         if not has_begun or not _wait(
@@ -272,9 +267,11 @@ class Chaos:
             return False
         if kind == "write":
             return _wait(
-                process, lambda: any((folder / "checkpoints").glob(".writing_*")),
-                deadline - time.monotonic(), poll_s=0.0,
-            )  # fmt: skip
+                process,
+                lambda: any((folder / "checkpoints").glob(".writing_*")),
+                deadline - time.monotonic(),
+                poll_s=0.0,
+            )
         return _wait(process, lambda: False, self.random.uniform(0, 0.05))
 
     def _kill(self, process: subprocess.Popen, kind: str) -> None:
@@ -355,11 +352,15 @@ class Chaos:
         self, differences: list[str], findings: list[GateFinding], code: int
     ) -> None:
         content = {
-            "runtime": self.options.runtime, "kills": dict(self.tally.kills),
-            "survived": self.tally.survived, "writes_cut": self.tally.hits,
-            "steps_redone": self.tally.lost, "differences": differences,
-            "findings": publish_findings(findings), "exit_code": code,
-        }  # fmt: skip
+            "runtime": self.options.runtime,
+            "kills": dict(self.tally.kills),
+            "survived": self.tally.survived,
+            "writes_cut": self.tally.hits,
+            "steps_redone": self.tally.lost,
+            "differences": differences,
+            "findings": publish_findings(findings),
+            "exit_code": code,
+        }
         text = json.dumps(make_finite(content), indent=2) + "\n"
         self.options.json.write_text(text, encoding="utf-8")
 

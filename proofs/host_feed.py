@@ -25,16 +25,11 @@ from utils.storage.json_files import write_json
 
 @dataclass(frozen=True)
 class TpuVm:
-    """A TPU VM.
+    """A TPU VM."""
 
-    Attributes:
-      chips: those of the virtual machine, not of the slice.
-      machine: Google Cloud's machine type.
-    """
-
-    chips: int
+    chips: int  # those of the virtual machine, not of the slice
     vcpus: int
-    machine: str
+    machine: str  # Google Cloud's machine type
 
 
 # vCPUs: Google's machine types of the TPU families, as its documentation of v5e ("VM types") and
@@ -56,21 +51,15 @@ _OWN = ("pipeline", "store_jpeg", "store_uint8", "store_uint8_crop")
 
 @dataclass(frozen=True)
 class HostFeed:
-    """What one host does with one form of input.
-
-    Attributes:
-      images_per_s: of the whole host.
-      per_chip: images/s for each of its chips.
-      chips_fed: chips that could be kept busy; None if the rate of a chip is not given.
-      enough_ms: CPU ms an image at which all its chips are fed; None as above.
-    """
+    """What one host does with one form of input."""
 
     host: str
     images: str
-    images_per_s: float
-    per_chip: float
+    images_per_s: float  # of the whole host
+    per_chip: float  # images/s for each of its chips
+    # Chips that could be kept busy; None if the rate of a chip is not given
     chips_fed: float | None
-    enough_ms: float | None
+    enough_ms: float | None  # CPU ms an image at which all its chips are fed; None as above
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -64,19 +64,13 @@ BOUNDS = {
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One Python file and the modules of the checkout that it imports.
-
-    Attributes:
-      loads: at module level.
-      deferred: inside functions, a set for each statement.
-      is_bare_face: it is a package's face without code.
-    """
+    """One Python file and the modules of the checkout that it imports."""
 
     name: str
     lines: int
-    loads: frozenset[str]
-    deferred: tuple[frozenset[str], ...]
-    is_bare_face: bool
+    loads: frozenset[str]  # at module level
+    deferred: tuple[frozenset[str], ...]  # inside functions, a set for each statement
+    is_bare_face: bool  # it is a package's face without code
 
 
 @dataclass

@@ -52,8 +52,12 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--target", default="v5e:1x1", help="generation and slice (default %(default)s)")
     add("--chips", type=int, default=1, help="devices to partition over (default %(default)s)")
     add("--batch", type=int, required=True, help="windows on each device")
-    add("--softmax", choices=("float32", "bfloat16"), default="float32",
-        help="type of JAX's scores (default %(default)s)")  # fmt: skip
+    add(
+        "--softmax",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="type of JAX's scores (default %(default)s)",
+    )
     add("--vocab-size", type=int, help="tokens of a dataset that is not here")
     add("--json", type=Path, help="write the figures here")
     add("--time-limit", type=float, default=1800.0, help="seconds that a compilation may take")
@@ -115,11 +119,18 @@ def describe_decoder(
     vocab = SyntheticLanguage(config, given).vocabulary
     length = config.data.sequence_length
     return {
-        "devices": options.chips, "batch": options.batch, "length": length, "vocab": vocab,
-        "depth": shape.depth, "width": shape.width, "heads": shape.heads,
-        "kv_heads": shape.num_kv_heads, "hidden": shape.hidden_width, "softmax": options.softmax,
+        "devices": options.chips,
+        "batch": options.batch,
+        "length": length,
+        "vocab": vocab,
+        "depth": shape.depth,
+        "width": shape.width,
+        "heads": shape.heads,
+        "kv_heads": shape.num_kv_heads,
+        "hidden": shape.hidden_width,
+        "softmax": options.softmax,
         "chunk": choose_chunk(options.batch, length, vocab, config.train.logits_mib),
-    }  # fmt: skip
+    }
 
 
 def measure(export: StepExport, compiled: Compiled, compilation: Compilation) -> dict[str, float]:

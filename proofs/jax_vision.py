@@ -36,8 +36,10 @@ if TYPE_CHECKING:
 
 _CHILD = Path(__file__).resolve().parents[1] / "bill" / "children" / "vision_child.py"
 _KINDS = {
-    "VisionTransformer": "vit", "VisionTransformerDistilled": "vit", "MlpMixer": "mixer",
-}  # fmt: skip
+    "VisionTransformer": "vit",
+    "VisionTransformerDistilled": "vit",
+    "MlpMixer": "mixer",
+}
 _FIGURES = ("estimated_mcycles", "bundles_mcycles", "peak_gib", "tflop")
 
 
@@ -55,12 +57,19 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--batch", type=int, required=True, help="images on the device")
     add("--num-classes", type=int, default=1000, help="classes (default %(default)s)")
     add("--split", type=int, help="micro-batches of ours (default: those that cost least)")
-    add("--estimate-only", action="store_true",
-        help="with --jax-only: count no bundles, which is quicker")  # fmt: skip
+    add(
+        "--estimate-only",
+        action="store_true",
+        help="with --jax-only: count no bundles, which is quicker",
+    )
     add("--jax-only", action="store_true", help="compile JAX's step alone")
     add("--jax-split", type=int, default=1, help="micro-batches of JAX's (default %(default)s)")
-    add("--attention-block", type=int, default=0,
-        help="images whose attention JAX computes at once, in a loop; 0: all")  # fmt: skip
+    add(
+        "--attention-block",
+        type=int,
+        default=0,
+        help="images whose attention JAX computes at once, in a loop; 0: all",
+    )
     add("--json", type=Path, help="write the figures here")
     add("--time-limit", type=float, default=3600.0, help="seconds that a compilation may take")
     return parser.parse_known_args(argv)
@@ -116,13 +125,15 @@ def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObjec
         if value != only:
             raise UserError(f"{key} ({value!r}) is not in the JAX program; give {only!r}")
     return {
-        "batch": options.batch, "classes": classes, "parts": options.jax_split,
+        "batch": options.batch,
+        "classes": classes,
+        "parts": options.jax_split,
         "attention_block": options.attention_block,
         "alpha": config.distill.alpha if taught else 0.0,
         "teacher": _describe_teacher(taught[0], classes) if taught else None,
         "temperature": config.distill.temperature,
         "student": _describe_model(student, config.model.name, "model.name"),
-    }  # fmt: skip
+    }
 
 
 def _describe_teacher(section: TeacherSection, classes: int) -> JsonObject:
@@ -139,10 +150,15 @@ def _describe_model(model: Any, name: str, key: str) -> JsonObject:
         raise UserError(f"{key} ({name}) is not in the JAX program; it has ViTs and Mixers")
     first, patches = model.blocks[0], model.stem if kind == "mixer" else model.patch_embed
     facts = {
-        "kind": kind, "image": patches.img_size[0], "patch": patches.patch_size[0],
-        "depth": len(model.blocks), "width": patches.proj.out_channels,
-        "prefix": getattr(model, "num_prefix_tokens", 0), "mixing": 0, "heads": 0,
-    }  # fmt: skip
+        "kind": kind,
+        "image": patches.img_size[0],
+        "patch": patches.patch_size[0],
+        "depth": len(model.blocks),
+        "width": patches.proj.out_channels,
+        "prefix": getattr(model, "num_prefix_tokens", 0),
+        "mixing": 0,
+        "heads": 0,
+    }
     if kind == "mixer":
         mixing, hidden = first.mlp_tokens.fc1.out_features, first.mlp_channels.fc1.out_features
         return {**facts, "hidden": hidden, "mixing": mixing}
@@ -158,9 +174,12 @@ def measure_jax(
       UserError: it does not fit, so it has no cost.
     """
     compiled = compile_jax(
-        _CHILD, request, compilation, time_limit_s=options.time_limit,
+        _CHILD,
+        request,
+        compilation,
+        time_limit_s=options.time_limit,
         with_bundles=not options.estimate_only,
-    )  # fmt: skip
+    )
     return _read(step_report.describe(compilation, *compiled, "JAX", []), compilation)
 
 
@@ -186,9 +205,11 @@ def _read(report: Report, compilation: Compilation) -> dict[str, float]:
     lonely = report.bundles.unestimated_mcycles if report.bundles else 0.0
     assert report.estimated_mcycles is not None and report.flops is not None  # it fits
     figures: JsonObject = {
-        "estimated_mcycles": report.estimated_mcycles + lonely, "tflop": report.flops / 1e12,
-        "peak_gib": report.memory.peak_bytes / 2**30, "compile_s": report.compile_s,
-    }  # fmt: skip
+        "estimated_mcycles": report.estimated_mcycles + lonely,
+        "tflop": report.flops / 1e12,
+        "peak_gib": report.memory.peak_bytes / 2**30,
+        "compile_s": report.compile_s,
+    }
     if report.bundles:
         figures["bundles_mcycles"] = report.bundles_mcycles
         figures["matrix_mcycles"] = report.bundles.matrix_mcycles

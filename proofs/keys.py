@@ -91,10 +91,14 @@ def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str
         notes += [f"needs {' or '.join(info.needs)}"] if info.needs else []
         notes += [f"excludes {' and '.join(info.excludes)}"] if info.excludes else []
         cells = (
-            f"`{key}`", _format_type(field.annotation), _format_default(field),
-            field.description or "", rules.get(key, "").replace("_", " "),
-            "; ".join(only), ", ".join(notes),
-        )  # fmt: skip
+            f"`{key}`",
+            _format_type(field.annotation),
+            _format_default(field),
+            field.description or "",
+            rules.get(key, "").replace("_", " "),
+            "; ".join(only),
+            ", ".join(notes),
+        )
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

@@ -39,10 +39,14 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = "configs/regression/diabetes_linear.yaml"
 # Long enough to be met by kills, with checkpoints to go on from.
 _RUN = {
-    "runtime.device": "cpu", "runtime.num_threads": 1, "train.epochs": 1500,
-    "train.eval_every_epochs": 1500, "train.log_every_steps": 500,
-    "train.checkpoint_every_steps": 500, "run.tensorboard": False,
-}  # fmt: skip
+    "runtime.device": "cpu",
+    "runtime.num_threads": 1,
+    "train.epochs": 1500,
+    "train.eval_every_epochs": 1500,
+    "train.log_every_steps": 500,
+    "train.checkpoint_every_steps": 500,
+    "run.tensorboard": False,
+}
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
 _PATIENCE_S = 1800.0
 
@@ -101,10 +105,13 @@ def prove_sweep(options: argparse.Namespace, folder: Path) -> JsonObject:
     kills = _harass(_list_words(spec, harassed, options), options, harassed, kill_trial)
     weights = [_read_weights(queue) for queue in (calm, harassed)]
     return {
-        "kills": kills, "trial_kills": len(trial_kills), **_judge(harassed),
-        "wanted": options.trials, "equal_weights": weights[0] == weights[1],
+        "kills": kills,
+        "trial_kills": len(trial_kills),
+        **_judge(harassed),
+        "wanted": options.trials,
+        "equal_weights": weights[0] == weights[1],
         "runs_with_weights": len(weights[1]),
-    }  # fmt: skip
+    }
 
 
 def _prove(options: argparse.Namespace) -> int:
@@ -112,17 +119,20 @@ def _prove(options: argparse.Namespace) -> int:
         faults = options.proof(options, options.out or Path(scratch))
     is_good = (
         faults["complete"] == faults["wanted"] == faults["jobs"]
-        and not faults["overlaps"] and not faults["more_attempts_than_starts"]
+        and not faults["overlaps"]
+        and not faults["more_attempts_than_starts"]
         and faults.get("equal_weights", True)
-    )  # fmt: skip
+    )
     sys.stdout.write(json.dumps({"passed": is_good, **faults}, indent=1) + "\n")
     return 0 if is_good else EXIT_FAILED
 
 
 def _harass(
-    command: Sequence[str], options: argparse.Namespace, queue: JobQueue,
+    command: Sequence[str],
+    options: argparse.Namespace,
+    queue: JobQueue,
     between: Callable[[random.Random], None],
-) -> int:  # fmt: skip
+) -> int:
     """Start a program again and again, and kill it at random instants; gives the kills."""
     instants, kills = random.Random(options.seed), 0
     deadline = time.monotonic() + _PATIENCE_S
@@ -151,9 +161,13 @@ def _list_words(spec: Path, queue: JobQueue, options: argparse.Namespace) -> lis
 
 def _start(words: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", *words], cwd=ROOT, env={**os.environ, **_ENVIRONMENT},
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-m", *words],
+        cwd=ROOT,
+        env={**os.environ, **_ENVIRONMENT},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def _is_over(queue: JobQueue) -> bool:
@@ -187,10 +201,12 @@ def _judge(queue: JobQueue) -> JsonObject:
             if second["began"] < first.get("ended", 0.0):
                 overlaps.append(job.id)
     return {
-        "jobs": len(jobs), "complete": sum(job.state == "complete" for job in jobs),
-        "attempts": sum(job.attempts for job in jobs), "overlaps": overlaps,
+        "jobs": len(jobs),
+        "complete": sum(job.state == "complete" for job in jobs),
+        "attempts": sum(job.attempts for job in jobs),
+        "overlaps": overlaps,
         "more_attempts_than_starts": too_many,
-    }  # fmt: skip
+    }
 
 
 def _read_weights(queue: JobQueue) -> dict[str, bytes]:

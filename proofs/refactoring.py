@@ -57,34 +57,58 @@ _LABEL_FREE = (
     "--teacher_path={out}/digits_teacher/teacher",
 )
 _TOKENS = (
-    "--data.name=documents", "--data.sequence_length=64", "--train.steps=24",
-    "--train.log_every_steps=4", "--train.accumulate_steps=2", "--optim.warmup_steps=4",
+    "--data.name=documents",
+    "--data.sequence_length=64",
+    "--train.steps=24",
+    "--train.log_every_steps=4",
+    "--train.accumulate_steps=2",
+    "--optim.warmup_steps=4",
     "--run.tensorboard=false",
-)  # fmt: skip
+)
 _LANGUAGE = (
     "configs/transformer_text.yaml",
     *_TOKENS,
     '--model.args={"depth": 2, "width": 32, "heads": 4, "kv_heads": 2}',
 )
 # A layer of Gated DeltaNet and one of full attention.
-_DELTA = ("configs/delta_text.yaml", *_TOKENS, *(
-    f"--model.args.{name}={value}" for name, value in {
-        "depth": 2, "width": 32, "heads": 2, "kv_heads": 2, "head_width": 16, "linear_heads": 2,
-        "linear_width": 16, "mlp_width": 64, "full_every": 2, "chunk": 16,
-    }.items()
-))  # fmt: skip
-_LAYERS = json.dumps([
-    {"name": "kd"},
-    {"name": "fitnet", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1},
-    {"name": "rkd", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1, "weight_end": 0.0},
-])  # fmt: skip
+_DELTA = (
+    "configs/delta_text.yaml",
+    *_TOKENS,
+    *(
+        f"--model.args.{name}={value}"
+        for name, value in {
+            "depth": 2,
+            "width": 32,
+            "heads": 2,
+            "kv_heads": 2,
+            "head_width": 16,
+            "linear_heads": 2,
+            "linear_width": 16,
+            "mlp_width": 64,
+            "full_every": 2,
+            "chunk": 16,
+        }.items()
+    ),
+)
+_LAYERS = json.dumps(
+    [
+        {"name": "kd"},
+        {"name": "fitnet", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1},
+        {"name": "rkd", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1, "weight_end": 0.0},
+    ]
+)
 # Of the run that goes on: its warm-up ends before its first half does.
 _HALVED = ("--train.ema", "--optim.warmup_epochs=1")
 _RICH = (
-    "--train.ema", "--train.ema_decay=0.9", "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0",
-    "--train.accumulate_steps=2", "--data.random_erasing=0.25", "--distill.loss=",
+    "--train.ema",
+    "--train.ema_decay=0.9",
+    "--train.mixup_alpha=0.8",
+    "--train.cutmix_alpha=1.0",
+    "--train.accumulate_steps=2",
+    "--data.random_erasing=0.25",
+    "--distill.loss=",
     f"--distill.losses={_LAYERS}",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -170,9 +194,8 @@ def prove(options: argparse.Namespace) -> int:
             began = time.perf_counter()
             now = run_case(name, tree, folder.resolve() / "now", data)
             old = (
-                known[name] if known
-                else run_case(name, before, folder.resolve() / "before", data)
-            )  # fmt: skip
+                known[name] if known else run_case(name, before, folder.resolve() / "before", data)
+            )
             lines = compare(old, now)
             faults += bool(lines)
             verdict = "equal bit for bit" if not lines else f"{len(lines)} differences"
@@ -268,9 +291,12 @@ def run_case(name: str, tree: Path, out: Path, data: Path) -> JsonObject:
 def call(tree: Path, words: list[str], environment: dict[str, str] | None = None) -> None:
     """Run Python in a tree; its last lines are shown where it fails."""
     done = subprocess.run(
-        [sys.executable, *words], cwd=tree, capture_output=True, text=True,
+        [sys.executable, *words],
+        cwd=tree,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PJRT_DEVICE": "CPU", "PYTHONPATH": str(tree), **(environment or {})},
-    )  # fmt: skip
+    )
     if done.returncode:
         end = "\n".join(done.stderr.splitlines()[-12:])
         raise UserError(f"{' '.join(words)} ended with {done.returncode} in {tree}:\n{end}")
@@ -283,9 +309,10 @@ def normalise(line: JsonObject) -> JsonObject:
     """
     line = modernise(line)
     graphs = {
-        name: value for name, value in get_numbers(line).items()
+        name: value
+        for name, value in get_numbers(line).items()
         if (metric := METRICS.find(name)) and metric.unit == "graphs"
-    }  # fmt: skip
+    }
     return keep_deterministic(line) | graphs
 
 

@@ -46,10 +46,15 @@ def measure_in_turns(
 
 def load_timed_config(options: argparse.Namespace, folder: str) -> RunConfig:
     """Load the run of a program's --config and keys, with more steps than will be timed."""
-    return load_config([
-        *get_run_flags(options), f"--run.output_dir={folder}", "--run.run_id=cost",
-        "--run.tensorboard=false", "--train.steps=100000000",
-    ])  # fmt: skip
+    return load_config(
+        [
+            *get_run_flags(options),
+            f"--run.output_dir={folder}",
+            "--run.run_id=cost",
+            "--run.tensorboard=false",
+            "--train.steps=100000000",
+        ]
+    )
 
 
 @contextlib.contextmanager

@@ -63,19 +63,12 @@ _DECORATED_NOUNS = ("property", "cached_property", "computed_field", "overload",
 
 @dataclass(frozen=True)
 class Wording:
-    """One place that should be reworded.
+    """One place that should be reworded."""
 
-    Attributes:
-      kind: a key of `BOUNDS`.
-      path: relative to the checkout.
-      line: counted from 1.
-      excerpt: the words around it.
-    """
-
-    kind: str
-    path: str
-    line: int
-    excerpt: str
+    kind: str  # a key of `BOUNDS`
+    path: str  # relative to the checkout
+    line: int  # counted from 1
+    excerpt: str  # the words around it
 
 
 def find_in_text(text: str, path: str, first_line: int = 1) -> Iterator[Wording]:

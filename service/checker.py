@@ -82,10 +82,13 @@ class Checker:
         is_new = self._process is None or self._process.poll() is not None
         if is_new:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "service.checker_child"], cwd=ROOT,
-                env=create_environment([], os.environ), stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                [sys.executable, "-m", "service.checker_child"],
+                cwd=ROOT,
+                env=create_environment([], os.environ),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         try:
             self._process.stdin.write(json.dumps(values).encode() + b"\n")
             self._process.stdin.flush()

@@ -85,9 +85,15 @@ class ServiceClient:
         return self._get(f"{_name_run(run)}/metrics")["keys"]
 
     def read_series(
-        self, run: str, metrics: Sequence[str], *, start: float | None = None,
-        end: float | None = None, width: int = 600, x: str = "step",
-    ) -> JsonObject:  # fmt: skip
+        self,
+        run: str,
+        metrics: Sequence[str],
+        *,
+        start: float | None = None,
+        end: float | None = None,
+        width: int = 600,
+        x: str = "step",
+    ) -> JsonObject:
         """Read curves over a part of axis x (step, epoch, time): at most 2 x width points each."""
         query: JsonObject = {"metric": metrics, "start": start, "end": end, "width": width, "x": x}
         return self._get(f"{_name_run(run)}/series", query)
@@ -112,12 +118,24 @@ class ServiceClient:
         return self._get("/compare", {"run": sides, "metrics": metrics, "exact": exact})
 
     def gate(
-        self, base: str, new: str, gates: Sequence[str], undecided: str = "",
+        self,
+        base: str,
+        new: str,
+        gates: Sequence[str],
+        undecided: str = "",
         unfinished: bool = False,
-    ) -> JsonObject:  # fmt: skip
+    ) -> JsonObject:
         """Check whether `new` is worse than `base` by more than gates allow."""
-        return self._get("/gates", {"base": base, "new": new, "gate": gates,
-                                    "undecided": undecided, "unfinished": unfinished})  # fmt: skip
+        return self._get(
+            "/gates",
+            {
+                "base": base,
+                "new": new,
+                "gate": gates,
+                "undecided": undecided,
+                "unfinished": unfinished,
+            },
+        )
 
     def list_trends(self) -> JsonObject:
         """List benchmark reports over time."""
@@ -148,9 +166,13 @@ class ServiceClient:
         return self._get("/configs")["configs"]
 
     def submit(
-        self, config: str, overrides: Mapping[str, JsonValue] | None = None, *, slots: int = 1,
+        self,
+        config: str,
+        overrides: Mapping[str, JsonValue] | None = None,
+        *,
+        slots: int = 1,
         dry_run: bool = False,
-    ) -> JsonObject:  # fmt: skip
+    ) -> JsonObject:
         """Queue a run; with `dry_run` only return the result of the checks."""
         body = {"config": config, "overrides": dict(overrides or {}), "slots": slots}
         return self._post("/submit", {**body, "dry_run": dry_run})

@@ -118,14 +118,25 @@ class Estimator:
             overrides = submission.overrides.items()
             flags = [f"--{k}={v if isinstance(v, str) else json.dumps(v)}" for k, v in overrides]
             command = [
-                sys.executable, "-m", "tools.compile_for_tpu", "--config", submission.config,
-                f"--target={target}", f"--json={path}", f"--time-limit={_LIMIT_S:g}", *flags,
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "tools.compile_for_tpu",
+                "--config",
+                submission.config,
+                f"--target={target}",
+                f"--json={path}",
+                f"--time-limit={_LIMIT_S:g}",
+                *flags,
+            ]
             with self._lock:
                 self._process = subprocess.Popen(
-                    command, cwd=ROOT, env=create_environment([], os.environ),
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                )  # fmt: skip
+                    command,
+                    cwd=ROOT,
+                    env=create_environment([], os.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                )
             _, errors = self._process.communicate(timeout=_LIMIT_S + 60)
             if not path.is_file():
                 lines = errors.decode("utf-8", errors="replace").strip().splitlines()
@@ -143,9 +154,11 @@ def read_steps(lines: Sequence[str]) -> int | None:
 
 
 def bill_by_runs(
-    config: RunConfig, records: Sequence[RunRecord], steps: int | None,
+    config: RunConfig,
+    records: Sequence[RunRecord],
+    steps: int | None,
     prices: Sequence[DevicePrice],
-) -> Bill | None:  # fmt: skip
+) -> Bill | None:
     """Compute the cost from the newest complete run of the same step; None without such a run.
 
     Args:

@@ -82,10 +82,12 @@ def export_runs(
             _write_table(staged / f"metrics{_SUFFIX[form]}", form, _POINT, points),
         ]
         manifest: JsonObject = {
-            "schema_version": SCHEMA_VERSION, "format": form, "tables": tables,
+            "schema_version": SCHEMA_VERSION,
+            "format": form,
+            "tables": tables,
             "unfinished": [record.path for record in records if not record.is_complete],
             **({"skipped": list(skipped)} if skipped else {}),
-        }  # fmt: skip
+        }
         manifest["crc32c"] = _sign(manifest)
         write_json(staged / MANIFEST_FILE, manifest, indent=1)
         sync_directory(staged)
@@ -151,8 +153,13 @@ def _write_table(path: Path, form: Format, columns: Columns, rows: Iterable[Cell
         pass
     if (written.rows, written.value) != (read.rows, read.value):
         raise OSError(f"{path}: other rows were read back than were written")
-    return {"file": path.name, "rows": written.rows, "columns": columns,
-            "bytes": path.stat().st_size, "crc32c": f"{compute_crc32c(path):08x}"}  # fmt: skip
+    return {
+        "file": path.name,
+        "rows": written.rows,
+        "columns": columns,
+        "bytes": path.stat().st_size,
+        "crc32c": f"{compute_crc32c(path):08x}",
+    }
 
 
 class _Digest:

@@ -15,8 +15,15 @@ from utils.json_types import JsonValue, make_finite
 
 # Lines in a file are not wrapped.
 _FILE_WIDTH = 400
-_STYLES = {"good": "green", "busy": "cyan", "warn": "yellow", "bad": "bold red", "dim": "dim",
-           "odd": "magenta", "": ""}  # fmt: skip
+_STYLES = {
+    "good": "green",
+    "busy": "cyan",
+    "warn": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+    "odd": "magenta",
+    "": "",
+}
 
 
 def create_console() -> Console:

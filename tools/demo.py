@@ -65,11 +65,17 @@ def train(role: str, seed: int, options: argparse.Namespace) -> int:
     """Train by main.py; the teacher of the distilled student has the same seed."""
     config, label = ROLES[role]
     command = [
-        sys.executable, str(ROOT / "main.py"), "--config", str(ROOT / config),
-        f"--data.root={options.data_dir}", f"--run.output_dir={options.output_dir}",
-        f"--run.experiment={EXPERIMENT}", f"--run.run_id={role}-seed{seed}", "--run.overwrite=true",
+        sys.executable,
+        str(ROOT / "main.py"),
+        "--config",
+        str(ROOT / config),
+        f"--data.root={options.data_dir}",
+        f"--run.output_dir={options.output_dir}",
+        f"--run.experiment={EXPERIMENT}",
+        f"--run.run_id={role}-seed{seed}",
+        "--run.overwrite=true",
         f"--train.seed={seed}",
-    ]  # fmt: skip
+    ]
     if role == "distilled":
         command.append(f"--distill.teacher_weights={get_run('teacher', seed, options).path}")
     print(f"--- {label}, seed {seed}", flush=True)

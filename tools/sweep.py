@@ -248,9 +248,14 @@ def _tabulate_rows(title: str, rows: Sequence[AxisRow]):
 
 def _describe(state: TrialState) -> dict[str, object]:
     return {
-        "id": state.trial.id, "run": state.run, "values": state.trial.own, "state": state.state,
-        "value": state.value, "job": state.job_id, "reason": state.reason,
-    }  # fmt: skip
+        "id": state.trial.id,
+        "run": state.run,
+        "values": state.trial.own,
+        "state": state.state,
+        "value": state.value,
+        "job": state.job_id,
+        "reason": state.reason,
+    }
 
 
 _COMMANDS = {

@@ -191,9 +191,14 @@ def torchrun(
     if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc-per-node={gpus}", *words]
     return [
-        "torchrun", f"--nnodes={nodes}", f"--node-rank={node_rank}", f"--nproc-per-node={gpus}",
-        f"--master-addr={master}", "--master-port=29500", *words,
-    ]  # fmt: skip
+        "torchrun",
+        f"--nnodes={nodes}",
+        f"--node-rank={node_rank}",
+        f"--nproc-per-node={gpus}",
+        f"--master-addr={master}",
+        "--master-port=29500",
+        *words,
+    ]
 
 
 def build_image(image: str, *, tpu: bool) -> list[str]:

@@ -113,9 +113,13 @@ class Executor:
         if self._show(command):
             return None
         return subprocess.Popen(
-            self._find(command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            self._find(command),
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def _show(self, command: Sequence[str]) -> bool:
         if self.dry_run:

@@ -50,9 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.nodes > 1 and not arguments.master:
         raise UserError("--nodes above 1 needs --master, the name or address of node 0")
     command = commands.torchrun(
-        words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
+        words,
+        gpus=arguments.gpus,
+        nodes=arguments.nodes,
+        node_rank=arguments.node_rank,
         master=arguments.master,
-    )  # fmt: skip
+    )
     return Executor(dry_run=arguments.dry_run).call(command)
 
 

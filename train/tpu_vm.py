@@ -95,17 +95,23 @@ def _add_run_flags(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(venv=None)
     add = verb.add_argument
     add(
-        "--max-restarts", type=int, default=10,
+        "--max-restarts",
+        type=int,
+        default=10,
         help="restarts in a row of starts that did not last --soon-s (default 10)",
-    )  # fmt: skip
+    )
     add(
-        "--backoff-s", type=float, default=30.0,
+        "--backoff-s",
+        type=float,
+        default=30.0,
         help="wait before the first of them, doubled by each further one up to 600 (default 30)",
-    )  # fmt: skip
+    )
     add(
-        "--soon-s", type=float, default=600.0,
+        "--soon-s",
+        type=float,
+        default=600.0,
         help="a start that lasts so long has got on and is not counted (default 600)",
-    )  # fmt: skip
+    )
     add("--no-setup", action="store_true", help="neither ship the tree nor set up")
 
 

@@ -94,9 +94,14 @@ def run(arguments: argparse.Namespace) -> int:
         speaker.mark(f"exit {EXIT_NO_PROGRAM}")
         return EXIT_NO_PROGRAM
     child = subprocess.Popen(
-        words, cwd=_resolve(arguments.workdir), env=environment, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        words,
+        cwd=_resolve(arguments.workdir),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     (folder / "group").write_text(f"{child.pid} {_get_boot()}")
     if (folder / "stopped").exists():  # a stop between the claim of the directory and this line
         end_group(child.pid, GRACE_S)
@@ -191,8 +196,10 @@ def show_facts(arguments: argparse.Namespace) -> int:
     try:
         done = subprocess.run(
             [str(program) if program.exists() else arguments.python, "-c", code],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     except FileNotFoundError as error:
         speaker.say(f"error: {error}")
         return EXIT_NO_PROGRAM

@@ -23,12 +23,15 @@ _OLDER = ("sse41", "avx")
 # Widest first.
 _INSTRUCTIONS = (
     _Instructions(
-        "AVX-512", _X86, frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}), 16,
+        "AVX-512",
+        _X86,
+        frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq"}),
+        16,
         (*_OLDER, "avx2", "avx2_vnni", "avx2_vnni_2"),
     ),
     _Instructions("AVX2", _X86, frozenset({"avx2"}), 8, _OLDER),
     _Instructions("SVE", ("aarch64", "arm64"), frozenset({"sve"}), 16, ("asimd",)),
-)  # fmt: skip
+)
 _LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 
 

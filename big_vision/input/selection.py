@@ -113,15 +113,23 @@ def check_splits(train: Choice, others: Sequence[Choice]) -> None:
             get_logger().warning(
                 "%s (%s) shares %d of its %d examples with %s (%s): its score measures "
                 "memorisation",
-                key, words, common, selection.num_examples, train.key, train.words,
-            )  # fmt: skip
+                key,
+                words,
+                common,
+                selection.num_examples,
+                train.key,
+                train.words,
+            )
     for words, selection in {item.words: item.selection for item in (train, *others)}.items():
         warn_of_left_out(f"split {words}", selection)
         if isinstance(selection, ImageSelection) and (empty := selection.list_empty_classes()):
             get_logger().warning(
                 "split %s: no example of %d of its %d classes: %s",
-                words, len(empty), selection.num_classes, list_some(empty),
-            )  # fmt: skip
+                words,
+                len(empty),
+                selection.num_classes,
+                list_some(empty),
+            )
 
 
 def warn_of_left_out(subject: str, selection: Selection) -> None:

@@ -95,10 +95,12 @@ def draw_resized_box(
     boxes = tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=1)))
     fits = tf.reduce_all((boxes > 0) & (boxes <= (height, width)), axis=1)
     # Which bounds the whole image breaks, if any.
-    middle = tf.stack([
-        tf.where(width / height < low, tf.round(width / low), height),
-        tf.where(width / height > high, tf.round(height * high), width),
-    ])  # fmt: skip
+    middle = tf.stack(
+        [
+            tf.where(width / height < low, tf.round(width / low), height),
+            tf.where(width / height > high, tf.round(height * high), width),
+        ]
+    )
     first = tf.argmax(tf.cast(tf.concat([fits, [True]], axis=0), tf.int32))
     box = tf.cast(tf.concat([boxes, middle[None]], axis=0)[first], tf.int32)
     begin = randomness.child(1).integers(sides - box + 1)

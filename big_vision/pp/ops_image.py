@@ -105,9 +105,14 @@ def get_inception_crop(size=None, area_min=5, area_max=100, method="bilinear", a
 
 @on_key_at_random
 def get_decode_jpeg_and_inception_crop(
-    size=None, area_min=5, area_max=100, ratio_min=0.75, ratio_max=1.33, method="bilinear",
+    size=None,
+    area_min=5,
+    area_max=100,
+    ratio_min=0.75,
+    ratio_max=1.33,
+    method="bilinear",
     antialias=False,
-):  # fmt: skip
+):
     """Crop like inception_crop from JPEG bytes; only the box is decoded."""
 
     def decode_jpeg_and_inception_crop(image, randomness):
@@ -121,9 +126,14 @@ def get_decode_jpeg_and_inception_crop(
 
 @on_key_at_random
 def get_decode_jpeg_scaled_and_inception_crop(
-    size, area_min=5, area_max=100, ratio_min=0.75, ratio_max=1.33, method="bilinear",
+    size,
+    area_min=5,
+    area_max=100,
+    ratio_min=0.75,
+    ratio_max=1.33,
+    method="bilinear",
     antialias=False,
-):  # fmt: skip
+):
     """Crop the same boxes, decoded at 1/2, 1/4 or 1/8 size if `size` is not larger."""
 
     def decode_jpeg_scaled_and_inception_crop(image, randomness):

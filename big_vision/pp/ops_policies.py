@@ -19,9 +19,15 @@ _LONGEST_CHAIN = 3
 
 @on_key_at_random
 def get_timm_randaug(
-    num_layers=2, magnitude=10, mstd=0, increasing=False, probability=0.5, max_magnitude=10,
-    fill=GREY, interpolation="random",
-):  # fmt: skip
+    num_layers=2,
+    magnitude=10,
+    mstd=0,
+    increasing=False,
+    probability=0.5,
+    max_magnitude=10,
+    fill=GREY,
+    interpolation="random",
+):
     """Apply timm's `rand-m9-n2-mstd0.5-inc1`: one of 15 operations, or none, `num_layers` times.
 
     Source: timm 1.0.31, data/auto_augment.py.

@@ -125,9 +125,12 @@ def apply_layers(image: Any, names: Sequence[str], layers: Layers, fill: Sequenc
 
     count = tf.shape(layers.numbers)[0]
     _, image = tf.while_loop(
-        lambda layer, _: layer < count, apply_next, [tf.constant(0), image],
-        shape_invariants=[tf.TensorShape([]), image.shape], parallel_iterations=1,
-    )  # fmt: skip
+        lambda layer, _: layer < count,
+        apply_next,
+        [tf.constant(0), image],
+        shape_invariants=[tf.TensorShape([]), image.shape],
+        parallel_iterations=1,
+    )
     return image
 
 

@@ -24,8 +24,12 @@ _FLIPPED, _APPLIED = 0.5, 0.5
 _ENHANCING = ("Color", "Contrast", "Brightness", "Sharpness")
 # The largest argument of operations with a sign, at magnitude 10.
 _SIGNED = {
-    "Rotate": 30.0, "ShearX": 0.3, "ShearY": 0.3, "TranslateXRel": 0.45, "TranslateYRel": 0.45,
-}  # fmt: skip
+    "Rotate": 30.0,
+    "ShearX": 0.3,
+    "ShearY": 0.3,
+    "TranslateXRel": 0.45,
+    "TranslateYRel": 0.45,
+}
 _MOST = 10.0
 Box = tuple[int, int, int, int]
 

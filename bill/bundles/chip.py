@@ -18,29 +18,25 @@ _SHARE, _LATENCY_NS = 0.9, 340.0
 # cores of a device. Seen in listings; `tests/bill/test_bundles.py` holds them to products of
 # known size. On v2 and v3 a transfer's size stands in memory, where it is not looked for.
 _FACTS = {
-    "v2": (1, 1024, 1, 1), "v3": (1, 1024, 2, 1), "v4": (1, 512, 4, 1), "v5e": (4, 32, 4, 1),
-    "v5p": (4, 32, 4, 2), "v6e": (4, 32, 2, 1),
-}  # fmt: skip
+    "v2": (1, 1024, 1, 1),
+    "v3": (1, 1024, 2, 1),
+    "v4": (1, 512, 4, 1),
+    "v5e": (4, 32, 4, 1),
+    "v5p": (4, 32, 4, 2),
+    "v6e": (4, 32, 2, 1),
+}
 
 
 @dataclass(frozen=True)
 class ChipModel:
-    """One core: the whole device but on v5p, where two share an operation and its memory.
+    """One core: the whole device but on v5p, where two share an operation and its memory."""
 
-    Attributes:
-      delay_slots: bundles that are still issued behind a branch.
-      granule_bytes: unit of a transfer's size.
-      units: matrix units; `rows_per_cycle` is what each of them takes.
-      bytes_per_cycle: of HBM.
-      latency_cycles: until a transfer's first byte.
-    """
-
-    delay_slots: int
-    granule_bytes: int
-    units: int
+    delay_slots: int  # bundles that are still issued behind a branch
+    granule_bytes: int  # unit of a transfer's size
+    units: int  # matrix units; `rows_per_cycle` is what each of them takes
     rows_per_cycle: float
-    bytes_per_cycle: float
-    latency_cycles: float
+    bytes_per_cycle: float  # of HBM
+    latency_cycles: float  # until a transfer's first byte
 
 
 def get_chip_model(generation: Generation) -> ChipModel:
@@ -70,18 +66,12 @@ def describe_model(generation: Generation) -> str:
 
 @dataclass
 class Transfer:
-    """A DMA under way.
+    """A DMA under way."""
 
-    Attributes:
-      begins: cycle of its first byte.
-      left: bytes still to move.
-      done: cycle of its end; None if not known yet.
-    """
-
-    begins: float
-    left: float
+    begins: float  # cycle of its first byte
+    left: float  # bytes still to move
     granules: int
-    done: float | None = None
+    done: float | None = None  # cycle of its end; None if not known yet
 
 
 @dataclass

@@ -25,23 +25,14 @@ _ROWS, _ROWS_BF16 = 8, 16
 
 @dataclass(frozen=True)
 class BundleCost:
-    """Cost of one execution of an operation.
+    """Cost of one execution of an operation."""
 
-    Attributes:
-      issued: bundles, one a cycle.
-      empty: of these without an instruction, which wait for a unit's latency.
-      matrix: cycles in which the busiest matrix unit takes rows.
-      waited: cycles behind transfers, by the model of `bill.bundles.chip`.
-      hbm_bytes: moved by the operation itself.
-      unknown: decisions that depend on data, which the count guesses.
-    """
-
-    issued: int
-    empty: int
-    matrix: float
-    waited: float
-    hbm_bytes: int
-    unknown: int = 0
+    issued: int  # bundles, one a cycle
+    empty: int  # of these without an instruction, which wait for a unit's latency
+    matrix: float  # cycles in which the busiest matrix unit takes rows
+    waited: float  # cycles behind transfers, by the model of `bill.bundles.chip`
+    hbm_bytes: int  # moved by the operation itself
+    unknown: int = 0  # decisions that depend on data, which the count guesses
 
     @property
     def with_dma(self) -> float:
@@ -51,35 +42,24 @@ class BundleCost:
 
 @dataclass(frozen=True)
 class OperationCost:
-    """An operation of a program.
-
-    Attributes:
-      trips: how often it runs.
-      estimate: the compiler's own, of one execution.
-      source: `own` listing, that of a `twin` (libtpu writes equal code once), or `estimate`.
-      cost: of one execution; None without a listing.
-    """
+    """An operation of a program."""
 
     instruction: Instruction
-    trips: int
-    estimate: int | None
-    source: str
-    cost: BundleCost | None
+    trips: int  # how often it runs
+    estimate: int | None  # the compiler's own, of one execution
+    source: str  # `own` listing, that of a `twin` (libtpu writes equal code once), or `estimate`
+    cost: BundleCost | None  # of one execution; None without a listing
 
 
 @dataclass
 class ProgramCost:
-    """A program's cycles on one device.
-
-    Attributes:
-      operations: those with a listing or an estimate, in the order of the program.
-      async_bytes: of copies between HBM and the chip that run beside operations.
-      unseen: operations that have neither listing nor estimate, by their opcode.
-    """
+    """A program's cycles on one device."""
 
     model: ChipModel
+    # Those with a listing or an estimate, in the order of the program
     operations: list[OperationCost] = field(default_factory=list)
-    async_bytes: int = 0
+    async_bytes: int = 0  # of copies between HBM and the chip that run beside operations
+    # Operations that have neither listing nor estimate, by their opcode
     unseen: list[str] = field(default_factory=list)
 
     def sum_of(self, name: str) -> float:

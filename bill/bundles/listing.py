@@ -35,24 +35,15 @@ _SCALAR = re.compile(
 
 @dataclass(frozen=True)
 class ScalarStep:
-    """One scalar instruction.
+    """One scalar instruction."""
 
-    Attributes:
-      result: register that it writes; may be empty.
-      opcode: such as `scmp.lt.s32.totalorder`; `root` is what stands before the first dot.
-      guard: predicate without which it does nothing; may be empty.
-      kept: the result if the guard is false; empty: the old value.
-      named: operands that carry a name, such as `size_in_granules`.
-      target: bundle that a branch goes to.
-    """
-
-    result: str
-    opcode: str
-    guard: str
-    kept: str
+    result: str  # register that it writes; may be empty
+    opcode: str  # such as `scmp.lt.s32.totalorder`; `root` is what stands before the first dot
+    guard: str  # predicate without which it does nothing; may be empty
+    kept: str  # the result if the guard is false; empty: the old value
     operands: tuple[str, ...]
-    named: dict[str, str]
-    target: int = -1
+    named: dict[str, str]  # operands that carry a name, such as `size_in_granules`
+    target: int = -1  # bundle that a branch goes to
 
     @cached_property
     def root(self) -> str:

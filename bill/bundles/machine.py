@@ -30,23 +30,14 @@ class EndlessProgramError(Exception):
 
 @dataclass
 class Execution:
-    """Result of running a listing.
+    """Result of running a listing."""
 
-    Attributes:
-      counts: how often each bundle is issued.
-      cycles: bundles issued and cycles waited.
-      waited: cycles in which a transfer is waited for.
-      hbm_bytes: moved between HBM and the chip.
-      transfers: how many.
-      unknown: branches and transfers whose predicate or size depends on data.
-    """
-
-    counts: list[int] = field(default_factory=list)
-    cycles: float = 0.0
-    waited: float = 0.0
-    hbm_bytes: int = 0
-    transfers: int = 0
-    unknown: int = 0
+    counts: list[int] = field(default_factory=list)  # how often each bundle is issued
+    cycles: float = 0.0  # bundles issued and cycles waited
+    waited: float = 0.0  # cycles in which a transfer is waited for
+    hbm_bytes: int = 0  # moved between HBM and the chip
+    transfers: int = 0  # how many
+    unknown: int = 0  # branches and transfers whose predicate or size depends on data
 
 
 class ScalarCore:

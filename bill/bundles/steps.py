@@ -23,20 +23,16 @@ _SPACING = 1 << 24
 
 @dataclass
 class ScalarState:
-    """State that scalar steps read and write.
+    """State that scalar steps read and write."""
 
-    Attributes:
-      registers: values by the names of registers; numbers and symbols stand there as well, under
-        their own text behind a `=`.
-      spaces: what the pointers of registers point into.
-      stored: words of scalar memory by their address.
-      symbols: synthetic addresses.
-    """
-
+    # Values by the names of registers; numbers and symbols stand there as well, under their own
+    # text behind a `=`
     registers: dict[str, int | None] = field(default_factory=dict)
+    # what the pointers of registers point into
     spaces: dict[str, str] = field(default_factory=dict)
+    # Words of scalar memory by their address
     stored: dict[str, int | None] = field(default_factory=dict)
-    symbols: dict[str, int] = field(default_factory=dict)
+    symbols: dict[str, int] = field(default_factory=dict)  # synthetic addresses
 
 
 def read_value(text: str, state: ScalarState) -> Read:

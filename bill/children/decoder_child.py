@@ -63,10 +63,16 @@ def list_shapes(request: Request) -> Request:
     width, heads, kv = request["width"], request["heads"], request["kv_heads"]
     size, hidden = width // heads, request["hidden"]
     block = {
-        "attention_norm": (width,), "mlp_norm": (width,), "query": (width, heads, size),
-        "key": (width, kv, size), "value": (width, kv, size), "out": (heads, size, width),
-        "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width),
-    }  # fmt: skip
+        "attention_norm": (width,),
+        "mlp_norm": (width,),
+        "query": (width, heads, size),
+        "key": (width, kv, size),
+        "value": (width, kv, size),
+        "out": (heads, size, width),
+        "gate": (width, hidden),
+        "up": (width, hidden),
+        "down": (hidden, width),
+    }
     blocks = [dict(block) for _ in range(request["depth"])]
     return {"embedding": (request["vocab"], width), "blocks": blocks, "norm": (width,)}
 

@@ -42,9 +42,12 @@ def trace(request: TraceRequest) -> StepExport:
 
     with tempfile.TemporaryDirectory() as folder:
         derived = derive_config(
-            request.config, Path(folder), batch=request.batch, devices=request.devices,
+            request.config,
+            Path(folder),
+            batch=request.batch,
+            devices=request.devices,
             given=request.given,
-        )  # fmt: skip
+        )
         return trace_step(derived, request.chip, is_automatic=request.is_automatic)
 
 

@@ -63,12 +63,17 @@ def list_shapes(of: Request, classes: int) -> Request:
     width, hidden, prefix, patch = of["width"], of["hidden"], of["prefix"], of["patch"]
     tokens = (of["image"] // patch) ** 2
     norm = {"scale": (width,), "bias": (width,)}
-    block = {"norm1": norm, "norm2": norm, "up": _linear(width, hidden),
-             "down": _linear(hidden, width)}  # fmt: skip
+    block = {
+        "norm1": norm,
+        "norm2": norm,
+        "up": _linear(width, hidden),
+        "down": _linear(hidden, width),
+    }
     shapes: Request = {
         "patches": {"kernel": (patch, patch, 3, width), "bias": (width,)},
-        "norm": norm, "heads": [_linear(width, classes) for _ in range(max(1, prefix))],
-    }  # fmt: skip
+        "norm": norm,
+        "heads": [_linear(width, classes) for _ in range(max(1, prefix))],
+    }
     if of["kind"] == "mixer":
         block |= {"mix": _linear(tokens, of["mixing"]), "unmix": _linear(of["mixing"], tokens)}
     else:

@@ -53,14 +53,20 @@ def derive_config(
         model={"pretrained": False, "weights": ""},
         train={"steps": _STEPS, "log_every_steps": 1},
         runtime={
-            "device": "xla", "num_processes": 1, "graph_budget": 1_000_000,
+            "device": "xla",
+            "num_processes": 1,
+            "graph_budget": 1_000_000,
             "parallel": "spmd" if devices > 1 else config.runtime.parallel,
         },
         run={
-            "output_dir": str(folder / "runs"), "resume": "", "eval_only": False,
-            "tensorboard": False, "experiment": "traced", "run_id": "traced",
+            "output_dir": str(folder / "runs"),
+            "resume": "",
+            "eval_only": False,
+            "tensorboard": False,
+            "experiment": "traced",
+            "run_id": "traced",
         },
-    )  # fmt: skip
+    )
     if not get_teacher_sections(config.distill):
         return derived
     taught = synthetic.replace_teachers(derived, folder)

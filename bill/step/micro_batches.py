@@ -158,8 +158,10 @@ def describe_splits(found: Sequence[Split], batch: int, chosen: int) -> list[Mic
 
 def print_splits(splits: Sequence[MicroBatches], unit: str) -> None:
     """Print a line for each split, the chosen one marked."""
-    print(f"\n{'parts':>5} {'at once':>8} {'estimate':>10} {'of kernels':>10} {'bundles':>10} "
-          f"{'kcyc each by estimate':>22} {'by bundles':>11} {'peak GiB':>9}")  # fmt: skip
+    print(
+        f"\n{'parts':>5} {'at once':>8} {'estimate':>10} {'of kernels':>10} {'bundles':>10} "
+        f"{'kcyc each by estimate':>22} {'by bundles':>11} {'peak GiB':>9}"
+    )
     for split in splits:
         peak = f"{split.peak_bytes / 2**30:9.2f}"
         mark = "  <- least" if split.chosen else "  of one part" if split.probed else ""

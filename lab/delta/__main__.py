@@ -72,14 +72,21 @@ def main(argv: Sequence[str] | None = None) -> int:
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
     parser = ProgramParser(
-        prog="python -m lab.delta", description=" ".join(__doc__.split()),
-        allow_abbrev=False, formatter_class=DefaultsHelp,
-    )  # fmt: skip
+        prog="python -m lab.delta",
+        description=" ".join(__doc__.split()),
+        allow_abbrev=False,
+        formatter_class=DefaultsHelp,
+    )
     add = parser.add_argument
     add("--on", default="cpu", help=PLACES)
-    add("--form", nargs="+", default=["xla"], choices=FORMS, help="the project's own, with "
-        "XLA's loops or Pallas kernels; the same in JAX (compiled for TPUs alone); or a package's "
-        "kernels (on cuda)")  # fmt: skip
+    add(
+        "--form",
+        nargs="+",
+        default=["xla"],
+        choices=FORMS,
+        help="the project's own, with XLA's loops or Pallas kernels; the same in JAX (compiled for "
+        "TPUs alone); or a package's kernels (on cuda)",
+    )
     add("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, help="rules")
     add("--modes", nargs="+", default=list(MODES), choices=MODES, help="both: with gradients")
     add("--heads", nargs="+", default=list(HEADS), help="of q and k / of v")
@@ -88,21 +95,39 @@ def create_parser() -> argparse.ArgumentParser:
     add("--width", type=int, default=128, help="of keys and values")
     add("--chunk", type=int, default=64, help="tokens of a chunk")
     add("--solver", default="auto", help="auto, triangular_solve, ladder16 or rows")
-    add("--loop", default="auto", choices=("auto", "scan", "blocks", "unrolled"),
-        help="over chunks, or attention's queries; auto: as models have it")  # fmt: skip
+    add(
+        "--loop",
+        default="auto",
+        choices=("auto", "scan", "blocks", "unrolled"),
+        help="over chunks, or attention's queries; auto: as models have it",
+    )
     add("--products", default="auto", help="of matrices: auto, bfloat16, bfloat16x3 or bfloat16x6")
-    add("--precision", default="default", choices=("default", "high", "highest"),
-        help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16")  # fmt: skip
-    add("--types", default="bfloat16", choices=tuple(TYPES), help="of inputs on a TPU that is "
-        "compiled for; layers: q and k of rules in float32, as models hand them on")  # fmt: skip
+    add(
+        "--precision",
+        default="default",
+        choices=("default", "high", "highest"),
+        help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16",
+    )
+    add(
+        "--types",
+        default="bfloat16",
+        choices=tuple(TYPES),
+        help="of inputs on a TPU that is compiled for; layers: q and k of rules in float32, as "
+        "models hand them on",
+    )
     add("--repeats", type=int, default=5, help="executions that count, behind two that do not")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--json", type=Path, help="write the report here")
-    add("--earlier", nargs="+", type=Path, default=[], metavar="JSON", help="reports whose rows "
-        "stand before these, for one table and picture of many runs")  # fmt: skip
+    add(
+        "--earlier",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="JSON",
+        help="reports whose rows stand before these, for one table and picture of many runs",
+    )
     add("--picture", type=Path, help="draw time over tokens here")
-    add("--store", metavar="DIR", help="keep the report below this run.output_dir, for runs "
-        "trend")  # fmt: skip
+    add("--store", metavar="DIR", help="keep the report below this run.output_dir, for runs trend")
     return parser
 
 
@@ -212,9 +237,13 @@ def _measure(
         place = open_device("xla") if is_there else torch.device("cpu")
         errors = check_program(shrink(case), core, place)
         cost, fallbacks = compiling.compile_in_torch(
-            case, core, target, precision=options.precision, types=options.types,
+            case,
+            core,
+            target,
+            precision=options.precision,
+            types=options.types,
             time_limit_s=limit,
-        )  # fmt: skip
+        )
     figures = describe_cost(case, cost, target.generation, fallbacks)
     return figures | describe_errors(errors, "cpu")
 
@@ -227,10 +256,13 @@ def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
         )
     try:
         return CoreOptions(
-            options.chunk, options.solver, options.loop, products=options.products,
+            options.chunk,
+            options.solver,
+            options.loop,
+            products=options.products,
             kernels="pallas" if form == "pallas" else "xla",
             backend=form if form in PACKAGES else "own",
-        )  # fmt: skip
+        )
     except UserError as error:
         place = f"--form {form}: " if form in PACKAGES else "--"
         raise UserError(f"{place}{error}") from None
@@ -245,14 +277,18 @@ def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
 
 def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonObject:
     settings = {**vars(options), "earlier": [str(path) for path in options.earlier]}
-    settings = {name: str(value) if isinstance(value, Path) else value
-                for name, value in settings.items()}  # fmt: skip
+    settings = {
+        name: str(value) if isinstance(value, Path) else value for name, value in settings.items()
+    }
     return {
-        "schema_version": SCHEMA_VERSION, "lab": "delta",
+        "schema_version": SCHEMA_VERSION,
+        "lab": "delta",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": settings, "environment": read_environment(), "rows": rows,
+        "settings": settings,
+        "environment": read_environment(),
+        "rows": rows,
         "crossings": find_crossings(rows),
-    }  # fmt: skip
+    }
 
 
 def _keep(options: argparse.Namespace, report: JsonObject) -> None:

@@ -22,9 +22,10 @@ MODES = ("forward", "both", "decode")
 ATTENTION, RWKV = "attention", "rwkv7"
 # Types of a rule's q and k, and of all other values; of attention all are the latter.
 TYPES = {
-    "bfloat16": ("bfloat16", "bfloat16"), "layers": ("float32", "bfloat16"),
+    "bfloat16": ("bfloat16", "bfloat16"),
+    "layers": ("float32", "bfloat16"),
     "float32": ("float32", "float32"),
-}  # fmt: skip
+}
 _UNBOUNDED_DECAY = -0.606531
 
 
@@ -50,22 +51,18 @@ VARIANTS = (*RULES, RWKV, ATTENTION)
 
 @dataclass(frozen=True)
 class LabCase:
-    """One measurement.
-
-    Attributes:
-      key_heads: of q and k; `value_heads` of v. RWKV-7 has those of v alone; attention as many
-        queries as heads of v, and keys and values of `key_heads`.
-      width: of keys and of values.
-      tokens: of a sequence; of a decoding step what attention's cache holds, and nothing of rules.
-    """
+    """One measurement."""
 
     variant: str
     mode: str
+    # of q and k; `value_heads` of v. RWKV-7 has those of v alone; attention as many queries as
+    # heads of v, and keys and values of `key_heads`
     key_heads: int
     value_heads: int
     batch: int
+    # of a sequence; of a decoding step what attention's cache holds, and nothing of rules
     tokens: int
-    width: int = 128
+    width: int = 128  # of keys and of values
     chunk: int = 64
 
     @property

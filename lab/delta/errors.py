@@ -30,12 +30,11 @@ class Errors:
 
     Attributes:
       output, gradients: of float32 inputs; gradients of all inputs, none without a backward pass.
-      rounded: of the output where inputs are bfloat16, against float64 of the same inputs.
     """
 
     output: float
     gradients: float | None
-    rounded: float
+    rounded: float  # of the output where inputs are bfloat16, against float64 of the same inputs
 
 
 def shrink(case: LabCase) -> LabCase:
@@ -87,9 +86,11 @@ def _find_reference(case: LabCase, tensors: list[Tensor]) -> list[Tensor]:
     import torch
 
     if case.mode != "both":
-        return create_program(case, _create_usual())(tensors) if case.mode == "decode" else [
-            recur(case, tensors)
-        ]  # fmt: skip
+        return (
+            create_program(case, _create_usual())(tensors)
+            if case.mode == "decode"
+            else [recur(case, tensors)]
+        )
     *inputs, weighting = tensors
     leaves = [x.requires_grad_() for x in inputs]
     output = recur(case, leaves)

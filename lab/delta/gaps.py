@@ -35,8 +35,9 @@ def leave_out(grid: Sequence[tuple[LabCase, str]]) -> tuple[list[tuple[LabCase, 
                 "--modes, or leave the form out"
             )
     kept = [case for case, gap in zip(grid, gaps, strict=True) if not gap]
-    reasons = dict.fromkeys(f"{form}: {gap}" for gap, (_, form) in zip(gaps, grid, strict=True)
-                            if gap)  # fmt: skip
+    reasons = dict.fromkeys(
+        f"{form}: {gap}" for gap, (_, form) in zip(gaps, grid, strict=True) if gap
+    )
     count = len(grid) - len(kept)
     return kept, f"left out {count} of {len(grid)} cases; {'; '.join(reasons)}" if count else ""
 

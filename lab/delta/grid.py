@@ -24,9 +24,14 @@ from utils.programs import create_program_parser, run_program
 
 NAME = "delta_grid"
 TITLES = {
-    "deltanet": "DeltaNet", "gdn": "Gated DeltaNet", "kda": "KDA", "gdn2": "GDN-2",
-    "delta_product": "DeltaProduct", "rwkv7": "RWKV-7", ATTENTION: "attention",
-}  # fmt: skip
+    "deltanet": "DeltaNet",
+    "gdn": "Gated DeltaNet",
+    "kda": "KDA",
+    "gdn2": "GDN-2",
+    "delta_product": "DeltaProduct",
+    "rwkv7": "RWKV-7",
+    ATTENTION: "attention",
+}
 # What attention's time is divided by in the last column.
 _BESIDE = "gdn"
 

@@ -25,9 +25,21 @@ _GPUS = {"H200": (989.0, 4800.0), "H100": (989.0, 3350.0), "A100": (312.0, 2039.
 # What each row says, and what those say that did not fail: the table shows it.
 _OF_A_CASE = ("variant", "form", "mode")
 _OF_A_ROW = {
-    *_OF_A_CASE, "key_heads", "value_heads", "batch", "tokens", "bytes", "device",
-    "ms", "tokens_per_s", "tflops", "tflops_reported", "hlo_lines", "compile_s", "fallbacks",
-}  # fmt: skip
+    *_OF_A_CASE,
+    "key_heads",
+    "value_heads",
+    "batch",
+    "tokens",
+    "bytes",
+    "device",
+    "ms",
+    "tokens_per_s",
+    "tflops",
+    "tflops_reported",
+    "hlo_lines",
+    "compile_s",
+    "fallbacks",
+}
 # In a picture a rule has a colour, a mode a line, and a form with its heads a marker.
 _COLORS = {name: f"C{number}" for number, name in enumerate(VARIANTS)} | {ATTENTION: "black"}
 _LINES = {"forward": "-", "both": "--"}
@@ -40,19 +52,30 @@ def describe_case(case: LabCase, form: str) -> JsonObject:
     """Describe what every row has: the case, its work, its traffic, both conventions."""
     tokens = case.batch * (1 if case.mode == "decode" else case.tokens)
     return {
-        **asdict(case), "form": form, "tokens_of_step": tokens, "flops": case.count_flops(),
-        "reported_flops": case.count_reported_flops(), "bytes": case.count_bytes(),
-    }  # fmt: skip
+        **asdict(case),
+        "form": form,
+        "tokens_of_step": tokens,
+        "flops": case.count_flops(),
+        "reported_flops": case.count_reported_flops(),
+        "bytes": case.count_bytes(),
+    }
 
 
 def describe_timing(case: LabCase, timing: Timing, device: str) -> JsonObject:
     """Describe what ran, but for the case itself."""
     rates = _rate(case, timing.median / 1e3, _find_limits(device))
     return {
-        "kind": "measured", "device": device, "ms": timing.median, "ms_low": timing.low,
-        "ms_high": timing.high, "repeats": timing.repeats, "compile_s": timing.first_s,
-        "hlo_lines": timing.hlo_lines, "fallbacks": timing.fallbacks, **rates,
-    }  # fmt: skip
+        "kind": "measured",
+        "device": device,
+        "ms": timing.median,
+        "ms_low": timing.low,
+        "ms_high": timing.high,
+        "repeats": timing.repeats,
+        "compile_s": timing.first_s,
+        "hlo_lines": timing.hlo_lines,
+        "fallbacks": timing.fallbacks,
+        **rates,
+    }
 
 
 def describe_cost(
@@ -63,16 +86,24 @@ def describe_cost(
     milliseconds = program.with_dma / generation.clock_ghz / 1e6
     limits = generation.peak_tflops, generation.hbm_gb_per_s
     return {
-        "kind": "bundles", "device": generation.name, "ms": milliseconds,
-        "mcycles_estimate": program.estimate / 1e6, "mcycles_bundles": program.issued / 1e6,
+        "kind": "bundles",
+        "device": generation.name,
+        "ms": milliseconds,
+        "mcycles_estimate": program.estimate / 1e6,
+        "mcycles_bundles": program.issued / 1e6,
         "mcycles_with_dma": program.with_dma / 1e6,
         "mcycles_matrix": program.sum_of("matrix") / 1e6,
-        "mcycles_empty": program.sum_of("empty") / 1e6, "mcycles_guessed": program.guessed / 1e6,
-        "hbm_bytes": program.hbm_bytes, "peak_bytes": cost.peak_bytes,
-        "unknown": program.sum_of("unknown"), "unseen": program.unseen,
-        "compile_s": cost.compile_s, "hlo_lines": cost.hlo_lines,
-        "fallbacks": dict.fromkeys(fallbacks, 1), **_rate(case, milliseconds / 1e3, limits),
-    }  # fmt: skip
+        "mcycles_empty": program.sum_of("empty") / 1e6,
+        "mcycles_guessed": program.guessed / 1e6,
+        "hbm_bytes": program.hbm_bytes,
+        "peak_bytes": cost.peak_bytes,
+        "unknown": program.sum_of("unknown"),
+        "unseen": program.unseen,
+        "compile_s": cost.compile_s,
+        "hlo_lines": cost.hlo_lines,
+        "fallbacks": dict.fromkeys(fallbacks, 1),
+        **_rate(case, milliseconds / 1e3, limits),
+    }
 
 
 def describe_errors(errors: Errors, place: str) -> JsonObject:
@@ -84,10 +115,11 @@ def describe_errors(errors: Errors, place: str) -> JsonObject:
 def _rate(case: LabCase, seconds: float, limits: tuple[float, float] | None) -> JsonObject:
     tokens = case.batch * (1 if case.mode == "decode" else case.tokens)
     row: JsonObject = {
-        "tokens_per_s": tokens / seconds, "tflops": case.count_flops() / seconds / 1e12,
+        "tokens_per_s": tokens / seconds,
+        "tflops": case.count_flops() / seconds / 1e12,
         "tflops_reported": case.count_reported_flops() / seconds / 1e12,
         "gb_per_s": case.count_bytes() / seconds / 1e9,
-    }  # fmt: skip
+    }
     if limits:
         floor = max(case.count_flops() / limits[0] / 1e12, case.count_bytes() / limits[1] / 1e9)
         row |= {"floor_ms": 1e3 * floor, "roofline_share": floor / seconds}
@@ -197,10 +229,21 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     for tokens in sorted({crossing for crossing in crossings.values() if crossing}):
         axes.axvline(tokens, color="grey", linewidth=0.5)
         # Curves that cross at one place have a line of the text each.
-        text = "\n".join(f" {name}: below attention from {tokens:,.0f}"
-                         for name, crossing in crossings.items() if crossing == tokens)  # fmt: skip
-        axes.text(tokens, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90,
-                  fontsize=7, va="top", ha="right")  # fmt: skip
+        text = "\n".join(
+            f" {name}: below attention from {tokens:,.0f}"
+            for name, crossing in crossings.items()
+            if crossing == tokens
+        )
+        axes.text(
+            tokens,
+            0.98,
+            text,
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            fontsize=7,
+            va="top",
+            ha="right",
+        )
     device = next((row["device"] for row in rows if "device" in row), "")
     kind = "bundles with DMA" if any(r.get("kind") == "bundles" for r in rows) else "measured"
     axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=f"ms ({kind}, {device})")
@@ -222,10 +265,13 @@ def _draw_curves(axes: Axes, curves: Mapping[_Curve, Mapping[int, float]]) -> No
     for (variant, form, mode, heads), curve in sorted(curves.items()):
         places = sorted(curve)
         axes.plot(
-            places, [curve[length] for length in places], color=_COLORS.get(variant, "grey"),
-            linestyle=_LINES.get(mode, ":"), label=f"{variant} {form} {mode} {heads}",
+            places,
+            [curve[length] for length in places],
+            color=_COLORS.get(variant, "grey"),
+            linestyle=_LINES.get(mode, ":"),
+            label=f"{variant} {form} {mode} {heads}",
             marker=_MARKERS[kinds.index((form, heads)) % len(_MARKERS)],
-        )  # fmt: skip
+        )
 
 
 def read_rows(paths: Sequence[Path], flag: str = "--earlier") -> list[JsonObject]:

@@ -29,18 +29,15 @@ class Timing:
 
     Attributes:
       median, low, high: over `repeats`.
-      first_s: the first execution, compilation included.
-      hlo_lines: of the program on XLA, before it is optimised; else none.
-      fallbacks: operators that ran on the host instead, of how many executions.
     """
 
     median: float
     low: float
     high: float
     repeats: int
-    first_s: float
-    hlo_lines: int | None
-    fallbacks: dict[str, int]
+    first_s: float  # the first execution, compilation included
+    hlo_lines: int | None  # of the program on XLA, before it is optimised; else none
+    fallbacks: dict[str, int]  # operators that ran on the host instead, of how many executions
 
 
 def open_device(name: str) -> torch.device:

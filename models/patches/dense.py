@@ -134,11 +134,7 @@ class _Product(DifferentiationRule):
 
 
 def save_product(
-    ctx: Any,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    apart: Sequence[Tensor | None],
+    ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, apart: Sequence[Tensor | None]
 ) -> None:
     """Save what the backward of a product of x, weight and bias reads."""
     ctx.save_for_backward(x, weight)

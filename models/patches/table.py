@@ -152,9 +152,7 @@ PATCHES: dict[str, Callable[[nn.Module], None]] = {
 
 
 def _swap(
-    model: nn.Module,
-    swaps: dict[type, type],
-    fits: Callable[[Any], bool] = lambda module: True,
+    model: nn.Module, swaps: dict[type, type], fits: Callable[[Any], bool] = lambda module: True
 ) -> None:
     """Swap exactly these classes: a subclass may compute something else."""
     for module in model.modules():

@@ -28,12 +28,7 @@ from job.check import check
 from proofs.benchmark.bare import check_bare
 from proofs.benchmark.configuration import create_measured_config
 from proofs.benchmark.loop import Pace, UnstableGraphsError, measure
-from proofs.benchmark.report import (
-    SCHEMA_VERSION,
-    get_rate_name,
-    print_report,
-    write_csv,
-)
+from proofs.benchmark.report import SCHEMA_VERSION, get_rate_name, print_report, write_csv
 from store.quality.report_comparison import (
     add_report_flags,
     check_report_flags,
@@ -72,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, measure, report; gives the exit code."""
     setup_logging()
     return run_program(
-        lambda: benchmark(*parse_arguments(argv)), is_silent=is_silent_rank(),
+        lambda: benchmark(*parse_arguments(argv)),
+        is_silent=is_silent_rank(),
         interrupted="interrupted; nothing was written",
-    )  # fmt: skip
+    )
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -84,26 +80,43 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
       UserError: a value that nothing can be measured with.
     """
     parser = _BenchmarkParser(
-        prog="python -m tools.benchmark", description=__doc__, allow_abbrev=False,
+        prog="python -m tools.benchmark",
+        description=__doc__,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All other flags are keys of the run's configuration, as for main.py.",
-    )  # fmt: skip
+    )
     add = parser.add_argument
     add("--config", help="YAML of the run, as for main.py")
-    add("--input", choices=("real", "synthetic"), help="real: the run's own (default); synthetic: "
-        "random batches of its shape, ready in memory (default with --bare)")  # fmt: skip
+    add(
+        "--input",
+        choices=("real", "synthetic"),
+        help="real: the run's own (default); synthetic: "
+        "random batches of its shape, ready in memory (default with --bare)",
+    )
     add("--steps", type=int, default=20, help="steps of a block (default %(default)s)")
     add("--repeats", type=int, default=5, help="blocks; medians count (default %(default)s)")
     add("--warmup-steps", type=int, default=5, help="at least so many; more until nothing compiles")
-    add("--processes", metavar="N,N,...", help="measure with these numbers of processes in turn, "
-        "at the same global batch, and their scaling efficiency")  # fmt: skip
-    add("--bare", action="store_true", help="also a bare loop of the same model and optimizer, "
-        "in turns with the engine")  # fmt: skip
+    add(
+        "--processes",
+        metavar="N,N,...",
+        help="measure with these numbers of processes in turn, "
+        "at the same global batch, and their scaling efficiency",
+    )
+    add(
+        "--bare",
+        action="store_true",
+        help="also a bare loop of the same model and optimizer, in turns with the engine",
+    )
     add("--random-teachers", action="store_true", help="random weights for teachers without any")
     add("--json", type=Path, metavar="FILE", help="write the report here")
     add("--csv", type=Path, metavar="FILE", help="write it here, a line for each measurement")
-    add("--tolerance", type=float, help="share by which a figure may be worse than in --compare, "
-        "where no --gate says more (default 0.05)")  # fmt: skip
+    add(
+        "--tolerance",
+        type=float,
+        help="share by which a figure may be worse than in --compare, "
+        "where no --gate says more (default 0.05)",
+    )
     add_report_flags(parser)
     add("--cores", type=int, help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args(argv)
@@ -190,8 +203,12 @@ def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, J
         try:
             code = launch(measured.runtime, measure, job, pace, str(path))
         except (
-            GraphBudgetError, NonFiniteError, ReplicaError, GroupError, UnstableGraphsError
-        ) as error:  # fmt: skip
+            GraphBudgetError,
+            NonFiniteError,
+            ReplicaError,
+            GroupError,
+            UnstableGraphsError,
+        ) as error:
             sys.stderr.write(f"the measurement was stopped: {error}\n")
             return EXIT_FAILED, None
         if code or not path.is_file():

@@ -54,11 +54,9 @@ class BareLoop:
 
     The same model and optimizer as the run's; its batches lie on the device, what need not be done
     in each step is done already.
-
-    Attributes:
-      compiled: graphs that it has cost, and the seconds to compile them.
     """
 
+    # Graphs that it has cost, and the seconds to compile them
     compiled: tuple[int, float] = (0, 0.0)
 
     def __init__(self, runtime: Runtime, job: Job, parts: Parts, batches: Sequence[Batch]) -> None:

@@ -62,19 +62,36 @@ def create_parser() -> argparse.ArgumentParser:
     add("--sets", nargs="+", default=list(SETS), metavar="SET", help="datasets")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of each row")
     add("--search-seeds", type=int, nargs="+", default=[100], help="of the search for weights")
-    add("--multiples", type=float, nargs="+", default=[0.01, 0.1, 1.0, 10.0],
-        help="of each method's weight that the search tries")  # fmt: skip
-    add("--widen", type=int, default=0,
-        help="further multiples at most, where the best is the least or the largest")  # fmt: skip
-    add("--epochs", type=int, nargs="+", default=[20],
-        help="epochs of each student: one number, or one for each of --sets")  # fmt: skip
+    add(
+        "--multiples",
+        type=float,
+        nargs="+",
+        default=[0.01, 0.1, 1.0, 10.0],
+        help="of each method's weight that the search tries",
+    )
+    add(
+        "--widen",
+        type=int,
+        default=0,
+        help="further multiples at most, where the best is the least or the largest",
+    )
+    add(
+        "--epochs",
+        type=int,
+        nargs="+",
+        default=[20],
+        help="epochs of each student: one number, or one for each of --sets",
+    )
     add("--teacher-epochs", type=int, default=40, help="epochs of each teacher")
     add("--only", nargs="+", metavar="NAME", help="methods to run (all)")
     add("--slots", default="1", help="runs at once")
     add("--warm", action="store_true", help="fork the runs from one program, which saves imports")
     add("--docs", type=Path, help="Markdown file that holds the table's marks")
-    add("--finished", action="store_true",
-        help="start nothing; a method has a row where all of its runs are complete")  # fmt: skip
+    add(
+        "--finished",
+        action="store_true",
+        help="start nothing; a method has a row where all of its runs are complete",
+    )
     add("--plan", action="store_true", help="count the runs, and start none")
     return parser
 
@@ -117,8 +134,10 @@ def check_options(options: argparse.Namespace) -> None:
     Raises:
       UserError: names the flag.
     """
-    known = {"--sets": (options.sets, list(SETS)),
-             "--only": (options.only or [], [entry.name for entry in ENTRIES])}  # fmt: skip
+    known = {
+        "--sets": (options.sets, list(SETS)),
+        "--only": (options.only or [], [entry.name for entry in ENTRIES]),
+    }
     for flag, (given, names) in known.items():
         for name in given:
             if name not in names:
@@ -139,8 +158,10 @@ def check_options(options: argparse.Namespace) -> None:
     if options.widen and len(options.multiples) < 2:
         raise UserError("--widen takes its step from --multiples, which holds one; give 2 or more")
     if len(options.epochs) not in (1, len(options.sets)):
-        raise UserError(f"--epochs has {len(options.epochs)} numbers for {len(options.sets)} sets; "
-                        "give one, or one for each of --sets")  # fmt: skip
+        raise UserError(
+            f"--epochs has {len(options.epochs)} numbers for {len(options.sets)} sets; "
+            "give one, or one for each of --sets"
+        )
     for flag, least in (
         ("epochs", min(options.epochs)),
         ("teacher-epochs", options.teacher_epochs),
@@ -157,10 +178,15 @@ def spread_epochs(options: argparse.Namespace) -> list[int]:
 def make_budget(options: argparse.Namespace) -> Budget:
     """Create the budget; paths are absolute, because runs start in other directories."""
     return Budget(
-        options.data_dir.absolute(), options.output_dir.absolute(), tuple(options.seeds),
-        tuple(options.search_seeds), tuple(sorted(options.multiples)), options.epochs[0],
-        options.teacher_epochs, options.widen,
-    )  # fmt: skip
+        options.data_dir.absolute(),
+        options.output_dir.absolute(),
+        tuple(options.seeds),
+        tuple(options.search_seeds),
+        tuple(sorted(options.multiples)),
+        options.epochs[0],
+        options.teacher_epochs,
+        options.widen,
+    )
 
 
 def count_runs(entries: Sequence[Entry], chosen: Sequence[TableSet], budget: Budget) -> str:
@@ -244,10 +270,14 @@ def make_account(options: argparse.Namespace, tables: Mapping[str, SetTable]) ->
                 why = SETS[name].unserved.get(entry.name, "not run")
                 missing.setdefault(entry.name, []).append(f"on {name}: {why}")
     return Account(
-        f"{PROGRAM} {shlex.join(options.words)}".rstrip(), tuple(spread_epochs(options)),
-        tuple(options.seeds), tuple(options.search_seeds), tuple(sorted(options.multiples)),
-        {name: "; ".join(reasons) for name, reasons in missing.items()}, options.widen,
-    )  # fmt: skip
+        f"{PROGRAM} {shlex.join(options.words)}".rstrip(),
+        tuple(spread_epochs(options)),
+        tuple(options.seeds),
+        tuple(options.search_seeds),
+        tuple(sorted(options.multiples)),
+        {name: "; ".join(reasons) for name, reasons in missing.items()},
+        options.widen,
+    )
 
 
 def write_table(tables: Tables, account: Account, options: argparse.Namespace) -> None:

@@ -29,9 +29,12 @@ MEASURED_BY = "test.top1"
 TEACHER_SEEDS = (0, 1)
 _LOSSES = "distill.losses"
 _SAME = {
-    "run.tensorboard": False, "runtime.device": "cpu", "runtime.num_threads": 1,
-    "train.eval_every_epochs": 1000, "train.checkpoint_every_epochs": 1000,
-}  # fmt: skip
+    "run.tensorboard": False,
+    "runtime.device": "cpu",
+    "runtime.num_threads": 1,
+    "train.eval_every_epochs": 1000,
+    "train.checkpoint_every_epochs": 1000,
+}
 
 
 @dataclass(frozen=True)
@@ -98,9 +101,7 @@ def make_search_spec(
     )
 
 
-def make_row_spec(
-    entry: Entry, table_set: TableSet, budget: Budget, multiple: float
-) -> SweepSpec:  # fmt: skip
+def make_row_spec(entry: Entry, table_set: TableSet, budget: Budget, multiple: float) -> SweepSpec:
     """Create the sweep of a row, with the chosen weight."""
     spec = _make_taught(f"{entry.name}-x{multiple:g}", table_set, budget)
     axes = _make_axes(entry, table_set, budget, [multiple])

@@ -178,19 +178,22 @@ def _format_joint(tables: Tables) -> list[str]:
         f"**{' and '.join(tables)}** together: the mean of the gains on each, paired by seeds "
         "within a set; p is Holm's over the methods of this list.",
         "",
-        format_markdown(["method", "gain []", "p, alone", f"p, `{BASE}`"], [
-            [f"`{row.name}`", *_format_deltas(row)] for row in rows
-        ]),
-    ]  # fmt: skip
+        format_markdown(
+            ["method", "gain []", "p, alone", f"p, `{BASE}`"],
+            [[f"`{row.name}`", *_format_deltas(row)] for row in rows],
+        ),
+    ]
 
 
 def _format_stability(tables: Tables) -> list[str]:
     lines = []
     for name, table in tables.items():
         if (tau := compare_seeds(table.rows)) is not None:
-            lines.append(f"Order of {tau.methods} methods on {name}, between seeds: Kendall's "
-                         f"tau {tau.mean:.2f} ({tau.low:.2f} to {tau.high:.2f} over "
-                         f"{tau.pairs} pairs).")  # fmt: skip
+            lines.append(
+                f"Order of {tau.methods} methods on {name}, between seeds: Kendall's "
+                f"tau {tau.mean:.2f} ({tau.low:.2f} to {tau.high:.2f} over "
+                f"{tau.pairs} pairs)."
+            )
     if (tau := _compare_sets(tables)) is not None:
         lines.append(f"Between sets, by their means: tau {tau.mean:.2f} ({tau.methods} methods).")
     return lines
@@ -251,8 +254,10 @@ def _draw_pair(axes: Axes, tables: Tables) -> None:
 def _format_widening(account: Account) -> str:
     if not account.widen:
         return ""
-    return (f", and of up to {account.widen} more, one at a time beyond a best one that is the "
-            "least or the largest")  # fmt: skip
+    return (
+        f", and of up to {account.widen} more, one at a time beyond a best one that is the "
+        "least or the largest"
+    )
 
 
 def _format_epochs(tables: Tables, account: Account) -> str:

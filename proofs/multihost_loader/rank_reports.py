@@ -25,12 +25,7 @@ _SHORTEST_PART_S = 0.25
 
 @dataclass(frozen=True)
 class RankReport:
-    """Examples and speed of one rank in one pass.
-
-    Attributes:
-      ids: of all examples, in order.
-      speeds: images per second of this rank in each part of the pass that has whole batches.
-    """
+    """Examples and speed of one rank in one pass."""
 
     rank: int
     world_size: int
@@ -38,7 +33,8 @@ class RankReport:
     num_examples: int
     global_batch_size: int
     batches: int
-    ids: list[str]
+    ids: list[str]  # of all examples, in order
+    # Images per second of this rank in each part of the pass that has whole batches
     speeds: list[float]
 
 

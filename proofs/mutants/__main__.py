@@ -31,31 +31,73 @@ ROOT = Path(__file__).resolve().parents[2]
 
 ROOMS = [
     Room("engine", ("engine.py",), ("tests/test_engine.py", "tests/test_faults.py")),
-    Room("optim_factory", ("optim_factory.py",),
-         ("tests/test_optim_factory.py", "tests/tasks/test_dry_run.py")),
+    Room(
+        "optim_factory",
+        ("optim_factory.py",),
+        ("tests/test_optim_factory.py", "tests/tasks/test_dry_run.py"),
+    ),
     Room("losses", ("losses/*.py",), ("tests/losses/*.py",)),
     Room("pp", ("big_vision/pp/*.py",), ("tests/big_vision/test_pp_*.py",)),
-    Room("order", ("big_vision/input/order.py",),
-         ("tests/big_vision/test_input_order.py", "tests/test_datasets*.py")),
+    Room(
+        "order",
+        ("big_vision/input/order.py",),
+        ("tests/big_vision/test_input_order.py", "tests/test_datasets*.py"),
+    ),
     Room("mixing", ("tasks/images/mixing.py",), ("tests/tasks/test_mixing.py",)),
     Room("erasing", ("tasks/images/erasing.py",), ("tests/tasks/test_erasing.py",)),
-    Room("checkpoint", ("utils/checkpoint/*.py",),
-         ("tests/utils/test_checkpoint*.py", "tests/test_fuzz_checkpoints.py")),
-    Room("resume", ("job/resume.py",),
-         ("tests/job/test_resume.py", "tests/test_faults.py", "tests/test_teachers.py",
-          "tests/test_datasets_resume.py", "tests/test_resume*.py", "tests/test_run_places.py")),
-    Room("patches", ("models/patches/*.py",),
-         ("tests/models/patches/test_*.py", "tests/models/test_gradient_parts.py",
-          "tests/test_patches_runs.py")),
-    Room("runtime", ("utils/runtime/*.py",),
-         ("tests/utils/test_runtime*.py", "tests/utils/test_xla_transfers.py",
-          "tests/utils/test_mesh_batches.py",
-          "tests/test_engine.py", "tests/test_runtime_options.py", "tests/test_groups.py",
-          "tests/test_spmd_graph.py")),
-]  # fmt: skip
+    Room(
+        "checkpoint",
+        ("utils/checkpoint/*.py",),
+        ("tests/utils/test_checkpoint*.py", "tests/test_fuzz_checkpoints.py"),
+    ),
+    Room(
+        "resume",
+        ("job/resume.py",),
+        (
+            "tests/job/test_resume.py",
+            "tests/test_faults.py",
+            "tests/test_teachers.py",
+            "tests/test_datasets_resume.py",
+            "tests/test_resume*.py",
+            "tests/test_run_places.py",
+        ),
+    ),
+    Room(
+        "patches",
+        ("models/patches/*.py",),
+        (
+            "tests/models/patches/test_*.py",
+            "tests/models/test_gradient_parts.py",
+            "tests/test_patches_runs.py",
+        ),
+    ),
+    Room(
+        "runtime",
+        ("utils/runtime/*.py",),
+        (
+            "tests/utils/test_runtime*.py",
+            "tests/utils/test_xla_transfers.py",
+            "tests/utils/test_mesh_batches.py",
+            "tests/test_engine.py",
+            "tests/test_runtime_options.py",
+            "tests/test_groups.py",
+            "tests/test_spmd_graph.py",
+        ),
+    ),
+]
 # Imported once; torch_xla before TensorFlow, as everywhere.
-FRAMEWORKS = ("torch", "torchvision", "timm", "torch_xla", "tensorflow", "tensorflow_datasets",
-              "hypothesis", "pydantic_settings", "matplotlib", "sklearn")  # fmt: skip
+FRAMEWORKS = (
+    "torch",
+    "torchvision",
+    "timm",
+    "torch_xla",
+    "tensorflow",
+    "tensorflow_datasets",
+    "hypothesis",
+    "pydantic_settings",
+    "matplotlib",
+    "sklearn",
+)
 MARK = "not slow and not cuda"
 _CAUGHT = ("caught", "late", "crashed")
 

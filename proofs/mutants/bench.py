@@ -20,8 +20,12 @@ from utils.json_types import JsonObject
 
 SERVER = Path(__file__).resolve().with_name("server.py")
 # What tests/conftest.py sets, which is too late where torch_xla is there already.
-_ENVIRONMENT = {"PJRT_DEVICE": "CPU", "TF_CPP_MIN_LOG_LEVEL": "2", "MPLBACKEND": "Agg",
-                "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # fmt: skip
+_ENVIRONMENT = {
+    "PJRT_DEVICE": "CPU",
+    "TF_CPP_MIN_LOG_LEVEL": "2",
+    "MPLBACKEND": "Agg",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
+}
 _NOT_COPIED = (".*", "__pycache__", "runs", "data")
 # By pytest's exit code; any other: caught.
 _VERDICTS = {0: "survived", 5: "survived", -1: "crashed"}
@@ -233,9 +237,14 @@ class Bench:
             environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": ""}
             with (self.cache / "last.log").open("w") as log:
                 self._server = subprocess.Popen(
-                    [sys.executable, "-P", str(SERVER), *self.frameworks], cwd=self.tree, text=True,
-                    env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                )  # fmt: skip
+                    [sys.executable, "-P", str(SERVER), *self.frameworks],
+                    cwd=self.tree,
+                    text=True,
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                )
         assert self._server.stdin is not None and self._server.stdout is not None
         self._server.stdin.write(json.dumps({"mark": self.mark, **request}) + "\n")
         self._server.stdin.flush()

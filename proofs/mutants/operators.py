@@ -18,14 +18,45 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-KINDS = ("operator", "comparison", "constant", "deleted line", "swapped argument",
-         "negated condition", "dropped keyword")  # fmt: skip
+KINDS = (
+    "operator",
+    "comparison",
+    "constant",
+    "deleted line",
+    "swapped argument",
+    "negated condition",
+    "dropped keyword",
+)
 _SIGNS = {
-    "operator": {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|",
-                 "|": "&", "<<": ">>", ">>": "<<", "^": "&", "and": "or", "or": "and"},
-    "comparison": {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
-                   "is": "is not", "is not": "is", "in": "not in", "not in": "in"},
-}  # fmt: skip
+    "operator": {
+        "+": "-",
+        "-": "+",
+        "*": "/",
+        "/": "*",
+        "//": "*",
+        "%": "*",
+        "**": "*",
+        "&": "|",
+        "|": "&",
+        "<<": ">>",
+        ">>": "<<",
+        "^": "&",
+        "and": "or",
+        "or": "and",
+    },
+    "comparison": {
+        "<": "<=",
+        "<=": "<",
+        ">": ">=",
+        ">=": ">",
+        "==": "!=",
+        "!=": "==",
+        "is": "is not",
+        "is not": "is",
+        "in": "not in",
+        "not in": "in",
+    },
+}
 _NOTED, _WARNED = {"debug", "info"}, {"warning", "error", "exception", "warn"}
 _SYMMETRIC = {"min", "max", "minimum", "maximum", "equal", "allclose", "array_equal"}
 _HARMLESS = {"encoding", "strict", "stacklevel"}

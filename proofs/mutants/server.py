@@ -91,8 +91,12 @@ def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
     observer.lines = lines
     with lines.record():
         code = pytest.main(flags, plugins=[observer])
-    facts = {"seconds": observer.seconds, "uses": observer.uses, "lines": lines.read(),
-             "failed": observer.failed}  # fmt: skip
+    facts = {
+        "seconds": observer.seconds,
+        "uses": observer.uses,
+        "lines": lines.read(),
+        "failed": observer.failed,
+    }
     (lines.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     return {"code": int(code), "failed": observer.failed, "is_late": False}
 

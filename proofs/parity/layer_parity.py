@@ -33,29 +33,21 @@ _PRECISIONS = ("fp32", "bf16")
 
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a module: what it was given and what it gave, on the host.
+    """One call of a module: what it was given and what it gave, on the host."""
 
-    Attributes:
-      name: of the module, with `#2` behind it where it is called a second time.
-      kind: its class.
-    """
-
-    name: str
-    kind: str
+    name: str  # of the module, with `#2` behind it where it is called a second time
+    kind: str  # its class
     inputs: tuple[Tensor, ...]
     output: Tensor
 
 
 @dataclass(frozen=True)
 class LayerDifference:
-    """How far two sides are apart at one call, relative to the largest value.
-
-    Attributes:
-      drift: none where one side computes a part of it alone, as patches do for a head's tokens.
-    """
+    """How far two sides are apart at one call, relative to the largest value."""
 
     name: str
     kind: str
+    # none where one side computes a part of it alone, as patches do for a head's tokens
     drift: float | None
     own: float
 

@@ -35,17 +35,12 @@ class StudyOutcome:
 
 
 class StudyTable:
-    """A table of a document; its constructor refuses flags that do not fit.
+    """A table of a document; its constructor refuses flags that do not fit."""
 
-    Attributes:
-      config_help: what --config must be; empty: the table has configurations of its own.
-      distinct: flags whose values must differ.
-      name: of the table's marks in a document.
-    """
-
+    # what --config must be; empty: the table has configurations of its own
     config_help: ClassVar[str] = ""
-    distinct: ClassVar[Sequence[str]] = ("seeds",)
-    name: str
+    distinct: ClassVar[Sequence[str]] = ("seeds",)  # flags whose values must differ
+    name: str  # of the table's marks in a document
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options

@@ -43,10 +43,17 @@ class DistilTable(study.StudyTable):
     def create_config(self, row: str, seed: int) -> RunConfig:
         path = self.options.config
         teaching = [f"--kd={row}"] if row != ALONE else ["--kd=", "--teacher_path="]
-        config = load_config([
-            "--config", path, *self.options.rest, *teaching, f"--train.seed={seed}",
-            f"--run.run_id={row}-seed{seed}", "--run.overwrite=true",
-        ])  # fmt: skip
+        config = load_config(
+            [
+                "--config",
+                path,
+                *self.options.rest,
+                *teaching,
+                f"--train.seed={seed}",
+                f"--run.run_id={row}-seed{seed}",
+                "--run.overwrite=true",
+            ]
+        )
         if not _has_bits_per_byte(config):
             raise UserError(
                 f"--config ({path!r}) gives no bits a byte of a test split; set data.test_split "
@@ -66,12 +73,15 @@ class DistilTable(study.StudyTable):
         rows = []
         for row, runs in study.group_rows(outcomes).items():
             gains = [alone[run.seed] - run.scores[metric] for run in runs if row != ALONE]
-            rows.append([
-                f"`{row}`", *study.format_scores([run.scores[metric] for run in runs], 4),
-                *study.format_gains(gains, 4),
-                study.format_mean([run.scores["test_loss"] for run in runs], 4),
-                study.format_mean([run.seconds for run in runs]),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    f"`{row}`",
+                    *study.format_scores([run.scores[metric] for run in runs], 4),
+                    *study.format_gains(gains, 4),
+                    study.format_mean([run.scores["test_loss"] for run in runs], 4),
+                    study.format_mean([run.seconds for run in runs]),
+                ]
+            )
         return study.format_markdown([*heads, "nats a token", "s"], rows)
 
 

@@ -69,10 +69,14 @@ class LabelfreeTable(study.StudyTable):
         if row == SUPERVISED:
             epochs = count_epochs(self.options.epochs)
             return self._load(
-                "digits_student", *own, f"--data.name={FEW}", f"--data.train_split=few_{seed}",
-                f"--data.global_batch_size={BATCH}", f"--train.epochs={epochs}",
+                "digits_student",
+                *own,
+                f"--data.name={FEW}",
+                f"--data.train_split=few_{seed}",
+                f"--data.global_batch_size={BATCH}",
+                f"--train.epochs={epochs}",
                 f"--train.eval_every_epochs={epochs}",
-            )  # fmt: skip
+            )
         own += [f"--teacher_path={self.teacher.path}", f"--train.epochs={self.options.epochs}"]
         if row == PHI_S:
             own.append('--distill.losses=[{"name": "mse"}, {"name": "mse", "of": "patches"}]')
@@ -106,10 +110,15 @@ class LabelfreeTable(study.StudyTable):
             for row, runs in study.group_rows(outcomes).items():
                 compared = [run for run in runs if row != SUPERVISED and run.seed in base]
                 gains = [run.scores[probe] - base[run.seed] for run in compared]
-                rows.append([
-                    ROWS[row], probe, *study.format_scores([run.scores[probe] for run in runs], 2),
-                    *study.format_gains(gains, 2), study.format_mean([run.seconds for run in runs]),
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        ROWS[row],
+                        probe,
+                        *study.format_scores([run.scores[probe] for run in runs], 2),
+                        *study.format_gains(gains, 2),
+                        study.format_mean([run.seconds for run in runs]),
+                    ]
+                )
         return study.format_markdown([*heads, "gain", "better in", "s"], rows, texts=2)
 
     def get_note(self) -> str:
@@ -166,11 +175,22 @@ def read_probes(run: Run, root: str, seed: int) -> dict[str, float]:
     """Train probes on the seed's few labels by `tools.evaluate`; return their test top-1."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        code = evaluate([
-            str(run.path), "--probes", "linear", "fewshot", "--json", "--probe-epochs", "300",
-            f"--data.root={root}", f"--data.name={FEW}", f"--data.train_split=few_{seed}",
-            "--data.eval_split=test", "--runtime.device=cpu",
-        ])  # fmt: skip
+        code = evaluate(
+            [
+                str(run.path),
+                "--probes",
+                "linear",
+                "fewshot",
+                "--json",
+                "--probe-epochs",
+                "300",
+                f"--data.root={root}",
+                f"--data.name={FEW}",
+                f"--data.train_split=few_{seed}",
+                "--data.eval_split=test",
+                "--runtime.device=cpu",
+            ]
+        )
     if code:
         raise RuntimeError("the probes were not read; the last lines say why")
     probes = json.loads(printed.getvalue())["probes"]

@@ -48,8 +48,13 @@ class RegressionTable(study.StudyTable):
     @classmethod
     def add_flags(cls, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 (5)")
-        parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES),
-                            help="which of them (all)")  # fmt: skip
+        parser.add_argument(
+            "--tables",
+            nargs="+",
+            default=list(TABLES),
+            choices=list(TABLES),
+            help="which of them (all)",
+        )
         parser.set_defaults(docs=None)
 
     def write(self) -> None:
@@ -68,11 +73,17 @@ class RegressionTable(study.StudyTable):
 
     def run_ours(self, name: str, seed: int, folder: str) -> float:
         """Return test r2 of a run of main.py."""
-        config = load_config([
-            *get_flags(name, seed), f"--run.output_dir={folder}", "--run.experiment=table",
-            f"--run.run_id={name}_{seed}", "--runtime.device=cpu", "--run.tensorboard=false",
-            *self.options.rest,
-        ])  # fmt: skip
+        config = load_config(
+            [
+                *get_flags(name, seed),
+                f"--run.output_dir={folder}",
+                "--run.experiment=table",
+                f"--run.run_id={name}_{seed}",
+                "--runtime.device=cpu",
+                "--run.tensorboard=false",
+                *self.options.rest,
+            ]
+        )
         return study.train(config).read()["final"]["test_r2"]
 
 

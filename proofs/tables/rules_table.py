@@ -68,9 +68,11 @@ class RulesTable(study.StudyTable):
                 "more parameters than all of the model; raise it"
             )
         return change(
-            changed, model={"args": args}, train={"seed": seed},
+            changed,
+            model={"args": args},
+            train={"seed": seed},
             run={"run_id": f"{row}-seed{seed}", "overwrite": True},
-        )  # fmt: skip
+        )
 
     def read_scores(self, config: RunConfig, run: Run) -> Mapping[str, float]:
         return {**super().read_scores(config, run), "parameters": count_parameters(config)}
@@ -81,15 +83,19 @@ class RulesTable(study.StudyTable):
         metric = next(name for name in _SCORES if name in outcomes[0].scores)
         title, digits = _SCORES[metric]
         heads = ["model", "parameters", *study.format_seeds(outcomes), f"{title}, mean", "spread"]
-        return study.format_markdown([*heads, "nats a token", "s"], [
+        return study.format_markdown(
+            [*heads, "nats a token", "s"],
             [
-                f"`{row}`", f"{runs[0].scores['parameters']:,}",
-                *study.format_scores([run.scores[metric] for run in runs], digits),
-                study.format_mean([run.scores["test_loss"] for run in runs], 4),
-                study.format_mean([run.seconds for run in runs]),
-            ]
-            for row, runs in study.group_rows(outcomes).items()
-        ])  # fmt: skip
+                [
+                    f"`{row}`",
+                    f"{runs[0].scores['parameters']:,}",
+                    *study.format_scores([run.scores[metric] for run in runs], digits),
+                    study.format_mean([run.scores["test_loss"] for run in runs], 4),
+                    study.format_mean([run.seconds for run in runs]),
+                ]
+                for row, runs in study.group_rows(outcomes).items()
+            ],
+        )
 
 
 def choose_model(row: str, args: JsonObject) -> tuple[str, JsonObject]:

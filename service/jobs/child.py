@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> 
         progress = files.read_progress(folder)
         if progress.is_over or progress.stop_by:
             return 0
-        files.append_event(folder, "started", pid=os.getpid(), born=get_birth(os.getpid()),
-                     slots=list(words[1:]))  # fmt: skip
+        files.append_event(
+            folder, "started", pid=os.getpid(), born=get_birth(os.getpid()), slots=list(words[1:])
+        )
         code = attempt.run(get_command(job, words[1:]), folder, lock)
         facts = files.read_run_facts(job)
         saved = facts.get("final_up_to_step", 0)

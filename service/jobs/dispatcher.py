@@ -44,9 +44,14 @@ class Dispatcher:
     """
 
     def __init__(
-        self, queue: files.JobQueue, slots: Sequence[str], *, patience: Patience | None = None,
-        grace_s: float = 300.0, starter: ColdStarter | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        queue: files.JobQueue,
+        slots: Sequence[str],
+        *,
+        patience: Patience | None = None,
+        grace_s: float = 300.0,
+        starter: ColdStarter | None = None,
+    ) -> None:
         self.queue, self.slots = queue, list(slots)
         self._patience, self._grace_s = patience or Patience(), grace_s
         self._starter = starter or ColdStarter()
@@ -136,12 +141,20 @@ class Dispatcher:
             if slots is None:
                 continue
             if not slots:
-                _finish(folder, "failed", f"runtime.device={job.device} and {job.slots} slots fit "
-                        f"none of this queue's slots ({', '.join(self.slots)})")  # fmt: skip
+                _finish(
+                    folder,
+                    "failed",
+                    f"runtime.device={job.device} and {job.slots} slots fit "
+                    f"none of this queue's slots ({', '.join(self.slots)})",
+                )
                 continue
             if is_elsewhere(slots) and not is_remote(job.store):
-                _finish(folder, "failed", f"{slots[0]} is another machine, whose disk goes with "
-                        f"it: the store ({job.store}) must be a gs:// URL")  # fmt: skip
+                _finish(
+                    folder,
+                    "failed",
+                    f"{slots[0]} is another machine, whose disk goes with "
+                    f"it: the store ({job.store}) must be a gs:// URL",
+                )
                 continue
             taken += slots
             self._children[job.id] = (self._starter.start(folder, slots, job.device), slots)

@@ -82,13 +82,21 @@ class JobQueue:
         if Path(given).is_relative_to(ROOT):  # as the repository names it
             given = str(Path(given).relative_to(ROOT))
         job = JobFile(
-            schema_version=SCHEMA_VERSION, id=job_id, experiment=config.run.experiment,
-            name=config.run.run_id, store=self.store, config=given,
-            config_hash=hash_config(values, get_resume_rules()), overrides=submission.overrides,
-            device=config.runtime.device, slots=submission.slots, sweep=submission.sweep,
+            schema_version=SCHEMA_VERSION,
+            id=job_id,
+            experiment=config.run.experiment,
+            name=config.run.run_id,
+            store=self.store,
+            config=given,
+            config_hash=hash_config(values, get_resume_rules()),
+            overrides=submission.overrides,
+            device=config.runtime.device,
+            slots=submission.slots,
+            sweep=submission.sweep,
             argv=(sys.executable, str(ROOT / "main.py"), "--config", str(config_path)),
-            created=time.time(), who=who,
-        )  # fmt: skip
+            created=time.time(),
+            who=who,
+        )
         if read_run_status(job) == "complete":
             run = f"{job.experiment}/{job.name}"
             raise UserError(f"run.run_id: {run} is complete; choose another run.run_id")

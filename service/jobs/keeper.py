@@ -88,8 +88,12 @@ class DispatcherKeeper:
                 return
             get_logger().warning(
                 "another dispatcher (pid %s) works on %s: its slots (%s) count, not --slots %s, "
-                "until it ends", pid, self._queue.folder, slots, self._slots,
-            )  # fmt: skip
+                "until it ends",
+                pid,
+                self._queue.folder,
+                slots,
+                self._slots,
+            )
 
     def _is_left_behind(self, pid: int) -> bool:
         """Return whether a service that is gone has started this dispatcher."""
@@ -102,17 +106,27 @@ class DispatcherKeeper:
 
     def _start(self) -> None:
         command = [
-            sys.executable, "-m", "tools.queue", "run", "--store", self._queue.store,
-            "--slots", self._slots,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "tools.queue",
+            "run",
+            "--store",
+            self._queue.store,
+            "--slots",
+            self._slots,
+        ]
         with self._turn, _open_log(self._queue.folder / LOG_FILE) as log:
             if self._stop.is_set():
                 return
             # In a session of its own: Ctrl-C is meant for the service.
             self._process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command,
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
             pid, me = self._process.pid, os.getpid()
             kept = {"dispatcher": [pid, get_birth(pid)], "service": [me, get_birth(me)]}
             (self._queue.folder / _KEPT).write_text(json.dumps(kept))

@@ -38,10 +38,14 @@ class ColdStarter:
         """Start an attempt of a job; `device` is the `runtime.device` of its configuration."""
         command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]
         return subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
             env=create_environment(slots, os.environ),
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -88,10 +92,14 @@ class WarmStarter(ColdStarter):
     def _open(self) -> None:
         if self._program is None:
             self._program = subprocess.Popen(
-                [sys.executable, "-m", "service.jobs.warm_child"], cwd=ROOT,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                start_new_session=True, env=create_environment([], os.environ),
-            )  # fmt: skip
+                [sys.executable, "-m", "service.jobs.warm_child"],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=create_environment([], os.environ),
+            )
 
 
 class _Forked:

@@ -62,26 +62,21 @@ class JobView:
     """A job as people and programs see it.
 
     Attributes:
-      id: directory below the queue.
-      run: `experiment/run_id` in the store.
-      state: queued, running, stopping, waiting (it continues by itself), complete, failed, stopped.
-      argv: the command.
       created, changed: seconds since 1970.
-      attempts: programs that have been started.
-      exit_code: of the last one; null before its end or if its end was not observed.
     """
 
-    id: str
-    run: str
+    id: str  # directory below the queue
+    run: str  # `experiment/run_id` in the store
+    # Queued, running, stopping, waiting (it continues by itself), complete, failed, stopped
     state: State
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # the command
     config: str
     config_hash: str
     created: float
     changed: float
     who: str
-    attempts: int
-    exit_code: int | None
+    attempts: int  # programs that have been started
+    exit_code: int | None  # of the last one; null before its end or if its end was not observed
     reason: str
     sweep: str
     slots: int

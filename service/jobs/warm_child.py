@@ -25,10 +25,20 @@ from service.jobs.slots import create_environment
 
 # Imports of a run of images on the host's processor.
 _MODULES = (
-    "main", "job.entry", "timm", "tensorflow", "tensorflow_datasets", "ddsketch", "google_crc32c",
-    "matplotlib.pyplot", "matplotlib.backends.backend_agg", "big_vision.input.reader",
-    "big_vision.input.records", "big_vision.input.pipeline", "PIL.PngImagePlugin",
-)  # fmt: skip
+    "main",
+    "job.entry",
+    "timm",
+    "tensorflow",
+    "tensorflow_datasets",
+    "ddsketch",
+    "google_crc32c",
+    "matplotlib.pyplot",
+    "matplotlib.backends.backend_agg",
+    "big_vision.input.reader",
+    "big_vision.input.records",
+    "big_vision.input.pipeline",
+    "PIL.PngImagePlugin",
+)
 _FORK = multiprocessing.get_context("fork")
 
 

@@ -58,10 +58,14 @@ class SkyBackend:
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
         flags = {key: value for key, _, value in (word.partition("=") for word in words[2:])}
         job = SkyJob(
-            name=name, accelerator_type=self.accelerator_type, config=words[1],
-            output_dir=flags.pop("--run.output_dir"), run_id=flags.pop("--run.run_id"),
-            region=self.region, flags=tuple(f"{key}={value}" for key, value in flags.items()),
-        )  # fmt: skip
+            name=name,
+            accelerator_type=self.accelerator_type,
+            config=words[1],
+            output_dir=flags.pop("--run.output_dir"),
+            run_id=flags.pop("--run.run_id"),
+            region=self.region,
+            flags=tuple(f"{key}={value}" for key, value in flags.items()),
+        )
         task = f".sync/{name}.sky.yaml"
         text = render(job, TEMPLATE.read_text(encoding="utf-8"))
         if not executor.dry_run:

@@ -24,8 +24,12 @@ FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
 # Fields that may change when a sweep goes on.
 _FREE = ("metric", "slots")
-_GROW = {"grid": ("axes", "seeds"), "seeds": ("seeds",), "random": ("seeds", "trials"),
-         "optuna": ("trials",)}  # fmt: skip
+_GROW = {
+    "grid": ("axes", "seeds"),
+    "seeds": ("seeds",),
+    "random": ("seeds", "trials"),
+    "optuna": ("trials",),
+}
 
 
 @dataclass(frozen=True, eq=False)

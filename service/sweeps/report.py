@@ -37,13 +37,12 @@ class AxisRow:
     """Result of the trials with one value of an axis, or with one point.
 
     Attributes:
-      values: of the axes in question.
-      interval: mean over seeds, its 95 % interval, standard deviation and n, which is the number of
-        seeds; each seed's value is the mean of its trials, all complete; null without such a seed.
       trials, seeds: with these values, complete or not.
     """
 
-    values: dict[str, JsonValue]
+    values: dict[str, JsonValue]  # of the axes in question
+    # mean over seeds, its 95 % interval, standard deviation and n, which is the number of seeds;
+    # each seed's value is the mean of its trials, all complete; null without such a seed
     interval: MeanInterval | None
     trials: int
     seeds: int

@@ -42,9 +42,12 @@ def answer_problem(status: int, detail: str, headers: dict[str, str] | None = No
 
 
 def answer_page(
-    request: Request, status: int, detail: str, headers: dict[str, str] | None = None,
+    request: Request,
+    status: int,
+    detail: str,
+    headers: dict[str, str] | None = None,
     title: str = "",
-) -> HTMLResponse:  # fmt: skip
+) -> HTMLResponse:
     """Create the page of a refusal; without a sign-in it has no script and explains how to."""
     problem = describe_problem(status, detail)
     problem["title"] = title or ("Not signed in" if status == 401 else problem["title"])
@@ -61,8 +64,10 @@ def wants_page(path: str, accept: str) -> bool:
 def describe_problem(status: int, detail: str) -> JsonObject:
     """Return a problem's fields; the sentence becomes one line."""
     return {
-        "title": HTTPStatus(status).phrase, "status": status, "detail": " ".join(detail.split()),
-    }  # fmt: skip
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": " ".join(detail.split()),
+    }
 
 
 def add_handlers(app: FastAPI) -> None:

@@ -45,9 +45,12 @@ async def read_pairs(request: Request) -> list[tuple[str, str]]:
     try:
         text = (await request.body()).decode()
         return parse_qsl(
-            text, keep_blank_values=True, strict_parsing=bool(text), errors="strict",
+            text,
+            keep_blank_values=True,
+            strict_parsing=bool(text),
+            errors="strict",
             max_num_fields=_MOST_FIELDS,
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise UserError(
             "the body is no form of names and values; use the page's own form, or the API"

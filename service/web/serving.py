@@ -51,10 +51,17 @@ def create_service(settings: ServiceSettings) -> Service:
     if not is_remote(store):
         store = str(to_path(store).resolve())
     return Service(
-        settings, store, (store, str(ROOT / "data"), *settings.roots),
-        RunCatalogue(store, settings.index), SeriesReader(), open_queue(store), Checker(),
-        Estimator(store), TokenBook(settings.tokens_path), AuditLog(settings.state_folder),
-    )  # fmt: skip
+        settings,
+        store,
+        (store, str(ROOT / "data"), *settings.roots),
+        RunCatalogue(store, settings.index),
+        SeriesReader(),
+        open_queue(store),
+        Checker(),
+        Estimator(store),
+        TokenBook(settings.tokens_path),
+        AuditLog(settings.state_folder),
+    )
 
 
 def get_service(request: Request) -> Service:

@@ -28,8 +28,14 @@ from utils.json_types import JsonMapping, JsonObject
 
 _ORIGIN = "the run that is made again"
 # Keys of one run alone: a repetition gets new ones.
-_OWN = ("run.run_id", "run.output_dir", "run.resume", "run.overwrite", "run.check_only",
-        "run.allow_changes")  # fmt: skip
+_OWN = (
+    "run.run_id",
+    "run.output_dir",
+    "run.resume",
+    "run.overwrite",
+    "run.check_only",
+    "run.allow_changes",
+)
 # Each dot of a key is a level of the configuration.
 _KEY_LETTERS = 256
 

@@ -184,9 +184,12 @@ def _find(rows: dict[str, JsonObject], token: str) -> JsonObject | None:
 def _describe(who: str, role: str, kind: str, lives_s: int | None) -> JsonObject:
     now = int(time.time())
     return {
-        "who": who, "role": role, "kind": kind, "created": now,
+        "who": who,
+        "role": role,
+        "kind": kind,
+        "created": now,
         "expires": None if lives_s is None else now + lives_s,
-    }  # fmt: skip
+    }
 
 
 def _is_row(row: JsonObject) -> bool:

@@ -81,8 +81,17 @@ def find_divergence(base: Iterable[Line], new: Iterable[Line]) -> Divergence | N
         if differing:
             name, *others = differing
             a, b = old.get(name), now.get(name)
-            return Divergence(old["step"], old["kind"], name, a, b, count_ulps(a, b),
-                              count_ulps32(a, b), tuple(others), count)  # fmt: skip
+            return Divergence(
+                old["step"],
+                old["kind"],
+                name,
+                a,
+                b,
+                count_ulps(a, b),
+                count_ulps32(a, b),
+                tuple(others),
+                count,
+            )
     return None
 
 

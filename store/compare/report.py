@@ -53,10 +53,14 @@ class CompareReport:
         names = ("config", "environment", "answers", "source")
         rows = {name: [asdict(row) for row in getattr(self, name)] for name in names}
         sides = [
-            {"name": side.name, "runs": [record.path for record in side.records],
-             "seeds": side.seeds, "unfinished": side.unfinished}
+            {
+                "name": side.name,
+                "runs": [record.path for record in side.records],
+                "seeds": side.seeds,
+                "unfinished": side.unfinished,
+            }
             for side in self.sides
-        ]  # fmt: skip
+        ]
         metrics = [[asdict(row) for row in comparisons] for comparisons in self.metrics]
         return {**rows, "sides": sides, "metrics": metrics, "divergence": self.divergence}
 

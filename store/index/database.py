@@ -87,8 +87,9 @@ class RunIndex:
                 get_logger().warning(
                     "the index cannot be saved in %s: %s; it is kept in memory for this program "
                     "alone; set XDG_CACHE_HOME to a writable directory",
-                    self._lock_path.parent, error.strerror,
-                )  # fmt: skip
+                    self._lock_path.parent,
+                    error.strerror,
+                )
             self._lock_path = None
         if not url and self._lock_path is not None:
             self._path = self._lock_path.with_suffix(".sqlite")
@@ -263,11 +264,15 @@ class RunIndex:
         query = select(runs.run, runs.path, runs.id, runs.tags, runs.sums, runs.lineage)
         return Family(
             Kin(
-                run, path, name or "", tuple(json.loads(tags)) if tags != "[]" else (),
-                tuple(sums.split()) if sums else (), unpack_ancestors(lineage),
+                run,
+                path,
+                name or "",
+                tuple(json.loads(tags)) if tags != "[]" else (),
+                tuple(sums.split()) if sums else (),
+                unpack_ancestors(lineage),
             )
             for run, path, name, tags, sums, lineage in self._read_rows(query)
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Close the connections to the database."""

@@ -167,8 +167,13 @@ def _cut(items: list[str]) -> Iterable[list[str]]:
 
 
 # Facts that are numbers; the others are text.
-_NUMBERS = {"started": Float, "ended": Float, "attempts": Integer, "final_up_to_step": Integer,
-            "schema_version": Integer}  # fmt: skip
+_NUMBERS = {
+    "started": Float,
+    "ended": Float,
+    "attempts": Integer,
+    "final_up_to_step": Integer,
+    "schema_version": Integer,
+}
 
 
 @dataclass(frozen=True)

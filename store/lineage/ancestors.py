@@ -68,9 +68,12 @@ def note_run(own: Ancestor, folder: Folder) -> list[Ancestor]:
     scores = {k: v for k, v in values if k.startswith(_JUDGED) and math.isfinite(v)}
     name = record.facts.get("id")
     known = replace(
-        own, id=name if isinstance(name, str) else "", path=record.path, scores=scores,
+        own,
+        id=name if isinstance(name, str) else "",
+        path=record.path,
+        scores=scores,
         weights=own.weights or _find_sum(record, own.place),
-    )  # fmt: skip
+    )
     return [known, *raise_elders(read_lineage(record.facts), known)]
 
 

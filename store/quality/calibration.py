@@ -79,10 +79,11 @@ class Calibration:
 def hash_step(config: JsonMapping) -> str:
     """Hash the part of a configuration that determines the program of a step."""
     kept = {
-        key: value for key, value in flatten_run_config(config).items()
+        key: value
+        for key, value in flatten_run_config(config).items()
         if not any(fnmatchcase(key, pattern) for pattern in _OUTSIDE)
         and not (key in _YOUNGER and value == _YOUNGER[key])
-    }  # fmt: skip
+    }
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -76,10 +76,13 @@ def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
     time = compute_time(record)
     is_known = time.paid_s is not None
     return RunCost(
-        time.paid_s, hours if is_known else None,
-        usd if prices and is_known and not unpriced else None, time.is_least, time.goodput,
+        time.paid_s,
+        hours if is_known else None,
+        usd if prices and is_known and not unpriced else None,
+        time.is_least,
+        time.goodput,
         tuple(sorted(unpriced)),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -132,13 +135,15 @@ def sum_costs(name: str, costs: Sequence[RunCost], values: Sequence[float | None
     hours = [cost.device_hours for cost in costs if cost.device_hours is not None]
     usd = [cost.usd for cost in costs if cost.usd is not None]
     return CostRow(
-        name, len(costs), math.fsum(paid_s) if paid_s else None,
+        name,
+        len(costs),
+        math.fsum(paid_s) if paid_s else None,
         math.fsum(hours) if hours else None,
         math.fsum(usd) if usd and len(usd) == len(paid_s) else None,
         any(cost.is_least for cost in costs),
         math.fsum(finite) / len(finite) if len(finite) == len(values) else None,
         len(costs) - len(paid_s),
-    )  # fmt: skip
+    )
 
 
 def hold_against(row: CostRow, base: CostRow, *, is_higher_better: bool) -> CostRow:

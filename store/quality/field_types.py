@@ -14,9 +14,11 @@ from utils.json_types import JsonObject, JsonValue, is_count, is_time
 
 _TIMES = ("time_s", "input_wait_s", "checkpoint_held_s")
 _HEAD: dict[str, Callable[[object], bool]] = {
-    "step": is_count, "attempt": is_count, "kind": lambda value: isinstance(value, str),
+    "step": is_count,
+    "attempt": is_count,
+    "kind": lambda value: isinstance(value, str),
     "nonfinite": lambda value: isinstance(value, dict),
-}  # fmt: skip
+}
 # A larger whole number does not fit a float.
 _MOST = 1 << 1000
 _TEXT, _TIME, _COUNT, _TABLE = "a text", "a time", "a count", "an object"
@@ -26,9 +28,11 @@ _FACTS = {
     "environment": _TABLE, "final": _TABLE, "nonfinite": _TABLE,
 }  # fmt: skip
 _KINDS: dict[str, Callable[[object], bool]] = {
-    _TEXT: lambda value: isinstance(value, str), _TIME: is_time, _COUNT: is_count,
+    _TEXT: lambda value: isinstance(value, str),
+    _TIME: is_time,
+    _COUNT: is_count,
     _TABLE: lambda value: isinstance(value, dict),
-}  # fmt: skip
+}
 
 
 def find_wrong_fact(facts: JsonObject) -> str:
@@ -56,10 +60,12 @@ def fit_artifacts(value: JsonValue) -> list[JsonObject]:
     """Return the entries of an `artifacts.json` with a path, a kind, a size and a checksum."""
     entries = value.get("artifacts") if isinstance(value, dict) else None
     return [
-        entry for entry in (entries if isinstance(entries, list) else [])
-        if isinstance(entry, dict) and is_count(entry.get("bytes"))
+        entry
+        for entry in (entries if isinstance(entries, list) else [])
+        if isinstance(entry, dict)
+        and is_count(entry.get("bytes"))
         and all(isinstance(entry.get(name), str) for name in ("path", "kind", "crc32c"))
-    ]  # fmt: skip
+    ]
 
 
 def fit_environment(value: JsonValue) -> JsonObject:

@@ -9,9 +9,17 @@ from pathlib import Path
 def add_gate_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags of gates."""
     add = parser.add_argument
-    add("--gate", action="append", metavar="TEXT",
-        help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more")  # fmt: skip
+    add(
+        "--gate",
+        action="append",
+        metavar="TEXT",
+        help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more",
+    )
     add("--gates", type=Path, metavar="FILE", help="YAML with a list `gates`")
-    add("--direction", action="append", metavar="METRIC=higher|lower",
-        help="which way is better, where the catalogue does not say")  # fmt: skip
+    add(
+        "--direction",
+        action="append",
+        metavar="METRIC=higher|lower",
+        help="which way is better, where the catalogue does not say",
+    )
     add("--undecided", choices=("fail", "pass"), help="instead of exit code 3")

@@ -94,8 +94,11 @@ def parse_gate(text: str) -> Gate:
         raise UserError(f"gate {text!r} has no four parts; {_FORM}")
     name, max_pct, max_abs, severity = (part.strip() for part in parts)
     metric, at, aggregate = name.partition("@")
-    values: dict[str, JsonValue] = {"metric": metric, "severity": severity.removesuffix("?"),
-                                    "optional": severity[-1:] == "?"}  # fmt: skip
+    values: dict[str, JsonValue] = {
+        "metric": metric,
+        "severity": severity.removesuffix("?"),
+        "optional": severity[-1:] == "?",
+    }
     values |= {"aggregate": aggregate} if at else {}
     limits = {"max_pct": max_pct, "max_abs": max_abs}
     values |= {k: _read_limit(text, k, limit) for k, limit in limits.items() if limit != "-"}
@@ -134,8 +137,9 @@ def make_gate(values: JsonMapping, text: str) -> Gate:
     is_optional = values.get("optional", False)
     if not isinstance(is_optional, bool):
         raise UserError(f"gate {text!r}: optional must be true or false, got {is_optional!r}")
-    return Gate(metric, aggregate, **limits, severity=severity, is_optional=is_optional,
-                direction=direction)  # fmt: skip
+    return Gate(
+        metric, aggregate, **limits, severity=severity, is_optional=is_optional, direction=direction
+    )
 
 
 def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_entry) -> Gate:
@@ -202,8 +206,9 @@ def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()
     worse = sign * delta.value
     ends = sorted(sign * end for end in (delta.low, delta.high) if end is not None)
     low, high = ends or (None, None)
-    finding = GateFinding(gate, "fail", "", worse, low, high, limit, base_mean, new_mean,
-                          len(base), len(new))  # fmt: skip
+    finding = GateFinding(
+        gate, "fail", "", worse, low, high, limit, base_mean, new_mean, len(base), len(new)
+    )
     if limit is None:
         return replace(finding, reason="max_pct needs a base other than zero; set max_abs")
     if len(base) + len(new) == 2:
@@ -255,8 +260,13 @@ def aggregate(gate: Gate, values: Sequence[float]) -> float | None:
     spoilt = next((value for value in values if not math.isfinite(value)), None)
     if spoilt is not None or not values:
         return spoilt
-    functions = {"mean": statistics.fmean, "median": statistics.median, "min": min, "max": max,
-                 "best": max if gate.direction == "higher" else min}  # fmt: skip
+    functions = {
+        "mean": statistics.fmean,
+        "median": statistics.median,
+        "min": min,
+        "max": max,
+        "best": max if gate.direction == "higher" else min,
+    }
     if gate.aggregate in functions:
         return functions[gate.aggregate](values)
     # The smallest value that at least this share of all values does not exceed.

@@ -25,9 +25,11 @@ from utils.storage.places import to_path
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
     """Add `--compare`, the flags of gates, and `--store`."""
     parser.add_argument(
-        "--compare", type=Path, metavar="BASE.json",
+        "--compare",
+        type=Path,
+        metavar="BASE.json",
         help="compare with this report: exit code 1 if worse, 3 if undecided",
-    )  # fmt: skip
+    )
     add_gate_flags(parser)
     parser.add_argument(
         "--store", metavar="DIR", help="save it below this run.output_dir, for `runs trend`"
@@ -37,8 +39,11 @@ def add_report_flags(parser: argparse.ArgumentParser) -> None:
 def check_report_flags(options: argparse.Namespace, *, tolerance: str = "") -> None:
     """Refuse malformed gates and flags without effect, such as `tolerance` beside gates."""
     gates, _ = read_gates(options)
-    given = [f"--{name}" for name in ("gate", "gates", "direction", "undecided")
-             if getattr(options, name)]  # fmt: skip
+    given = [
+        f"--{name}"
+        for name in ("gate", "gates", "direction", "undecided")
+        if getattr(options, name)
+    ]
     if options.compare is None and given:
         raise UserError(f"{given[0]} needs an earlier report; give one by --compare")
     if gates and tolerance and getattr(options, tolerance.strip("-")) is not None:

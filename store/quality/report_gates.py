@@ -34,8 +34,10 @@ def make_default_gates(reports: Sequence[JsonObject], max_pct: float) -> list[Ga
         if value is not None
     }
     if get_kind(reports[0]) == VERDICT:
-        return [Gate("estimated_mcycles", max_pct=max_pct),
-                Gate("peak_bytes", max_pct=max_pct, severity="minor")]  # fmt: skip
+        return [
+            Gate("estimated_mcycles", max_pct=max_pct),
+            Gate("peak_bytes", max_pct=max_pct, severity="minor"),
+        ]
     names = [name for name in sorted(known) if name.endswith("_per_s") or name in _SHARES]
     return [*(Gate(name, max_pct=max_pct) for name in names), Gate("graphs", max_abs=0.0)]
 

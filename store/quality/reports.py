@@ -29,13 +29,19 @@ _STEP = ("target", "chips", "examples_per_chip")
 _LAB_SETTINGS = ("on", "width", "chunk", "solver", "loop", "precision")
 _LAB_ROW = "{variant} {form} {mode} {key_heads}/{value_heads} {batch}x{tokens}"
 _LAB_COSTS = {
-    "mcycles_with_dma": "bundles_mcycles", "mcycles_estimate": "estimated_mcycles",
-    "hbm_bytes": "hbm_bytes", "peak_bytes": "peak_bytes",
-}  # fmt: skip
+    "mcycles_with_dma": "bundles_mcycles",
+    "mcycles_estimate": "estimated_mcycles",
+    "hbm_bytes": "hbm_bytes",
+    "peak_bytes": "peak_bytes",
+}
 # Figures of an estimate; its compile time depends on the host.
 _ESTIMATES = (
-    "estimated_mcycles", "bundles_mcycles", "hbm_bytes", "collective_bytes", "max_batch_per_chip",
-)  # fmt: skip
+    "estimated_mcycles",
+    "bundles_mcycles",
+    "hbm_bytes",
+    "collective_bytes",
+    "max_batch_per_chip",
+)
 
 FIGURES = Catalogue(
     Metric("*_per_s", "1/s", "higher", "clock", "what a run's task counts, by the clock"),
@@ -55,7 +61,7 @@ FIGURES = Catalogue(
     Metric("collective_bytes", "B", "lower", "deterministic", "bytes that collectives carry"),
     Metric("max_batch_per_chip", "", "higher", "deterministic", "largest batch that fits"),
     Metric("faults", "", "lower", "deterministic", "known faults found in a program"),
-)  # fmt: skip
+)
 # Small edits of a program change figures by this share: less is no difference.
 COMPILER_NOISE = 0.05
 

@@ -189,9 +189,19 @@ def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
         if tables[-1].get(name) is None:
             verdict = "missing"
         trends.append(
-            Trend(identity, subject, name, tuple(values), len(reports), median, worse, p, verdict,
-                  versions)
-        )  # fmt: skip
+            Trend(
+                identity,
+                subject,
+                name,
+                tuple(values),
+                len(reports),
+                median,
+                worse,
+                p,
+                verdict,
+                versions,
+            )
+        )
     return trends
 
 

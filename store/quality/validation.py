@@ -39,8 +39,13 @@ Grade = Literal["damage", "torn", "odd"]
 _MOST_LINES = 5
 _CHECKPOINTS, _STATE_FILE, _BEST_FILE = "checkpoints", "state.json", "best.json"
 # Files of one JSON object -> their model.
-_WHOLE = {ARTIFACTS_FILE: "artifacts", TAGS_FILE: "tags", ENVIRONMENT_FILE: "environment",
-          SUMMARY_FILE: "summary", SKETCHES_FILE: "sketches"}  # fmt: skip
+_WHOLE = {
+    ARTIFACTS_FILE: "artifacts",
+    TAGS_FILE: "tags",
+    ENVIRONMENT_FILE: "environment",
+    SUMMARY_FILE: "summary",
+    SKETCHES_FILE: "sketches",
+}
 _NAMES = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, SPANS_FILE, CONFIG_FILE, *_WHOLE)
 # Files that comparisons, gates, traces and costs read.
 READ_FILES = (RUN_FILE, METRICS_FILE, SPANS_FILE, CONFIG_FILE)

@@ -34,9 +34,7 @@ class AncestorEntry(_File):
     place: str = Field("", description="as its student's configuration names it")
     id: str = Field("", description="of its run; empty: it lay in none")
     path: str = Field("", description="experiment/name of its run, as it was then")
-    weights: str = Field(
-        "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of their file"
-    )  # fmt: skip
+    weights: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of their file")
     through: str = Field(
         "", description="of a teacher's teacher: the hash of the teacher that leads to it"
     )
@@ -112,8 +110,17 @@ class MetricLine(_File):
 class SpanLine(_File):
     """A line of `spans.jsonl`: a stretch of the run's time, as the rank that writes saw it."""
 
-    name: Literal["input", "step", "window", "compile", "evaluation", "checkpoint_held",
-                  "checkpoint_write", "rollback", "stall"]  # fmt: skip
+    name: Literal[
+        "input",
+        "step",
+        "window",
+        "compile",
+        "evaluation",
+        "checkpoint_held",
+        "checkpoint_write",
+        "rollback",
+        "stall",
+    ]
     step: int = Field(ge=0, description="optimizer steps done at its end")
     began: float = Field(description="seconds since 1970")
     duration_s: float = Field(ge=0)

@@ -147,10 +147,19 @@ def make_windows(record: RunRecord, attempts: Sequence[AttemptTime]) -> list[Spa
         waits = sum(line.get(name) or 0.0 for name in _WAITS)
         wait_s, duration = line.get(WAIT_S) or 0.0, max(0.0, time_s - last_s)
         start = began[number] + last_s - attempt_s
-        windows.append(Span(
-            WINDOW, line["step"], start, duration, 0, number, max(0, line["step"] - last_step),
-            max(0.0, duration - waits), wait_s,
-        ))  # fmt: skip
+        windows.append(
+            Span(
+                WINDOW,
+                line["step"],
+                start,
+                duration,
+                0,
+                number,
+                max(0, line["step"] - last_step),
+                max(0.0, duration - waits),
+                wait_s,
+            )
+        )
         last_s, last_step = time_s, line["step"]
     return windows
 
@@ -226,8 +235,13 @@ def _measure_lines(record: RunRecord, number: int) -> float:
 
 def tell_time(time: RunTime) -> JsonObject:
     """Return the time of a run as a JSON object."""
-    return {"paid_s": time.paid_s, "is_least": time.is_least, "goodput": time.goodput,
-            "shares_s": time.shares_s, "of": "spans" if time.has_spans else "lines"}  # fmt: skip
+    return {
+        "paid_s": time.paid_s,
+        "is_least": time.is_least,
+        "goodput": time.goodput,
+        "shares_s": time.shares_s,
+        "of": "spans" if time.has_spans else "lines",
+    }
 
 
 class NumberRow(NamedTuple):

@@ -24,8 +24,11 @@ from utils.json_types import JsonObject
 # largest of several points kept.
 _MOST_WINDOWS, _MOST_STEPS, _MOST_POINTS = 20_000, 40_000, 5_000
 # Names of tracks that differ from those of their spans.
-_TRACKS = {INPUT: "input wait", "checkpoint_held": "checkpoint held",
-           "checkpoint_write": "checkpoint write"}  # fmt: skip
+_TRACKS = {
+    INPUT: "input wait",
+    "checkpoint_held": "checkpoint held",
+    "checkpoint_write": "checkpoint write",
+}
 _COUNTERS = (LOSS + "total", "graphs", "host_reads", "host_rss_gib")
 Track = tuple[str, ...]
 
@@ -119,9 +122,16 @@ def _join(windows: Sequence[Span]) -> list[Span]:
             members = 1
             continue
         joined[-1] = Span(
-            WINDOW, new.step, last.began, new.ended - last.began, new.rank, new.attempt,
-            last.count + new.count, last.step_s + new.step_s, last.input_wait_s + new.input_wait_s,
-        )  # fmt: skip
+            WINDOW,
+            new.step,
+            last.began,
+            new.ended - last.began,
+            new.rank,
+            new.attempt,
+            last.count + new.count,
+            last.step_s + new.step_s,
+            last.input_wait_s + new.input_wait_s,
+        )
         members += 1
     return joined
 

@@ -17,8 +17,15 @@ from utils.storage.places import open_folder
 ARTIFACTS_FILE = "artifacts.json"
 # They still change, or are uploaded elsewhere.
 _OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, "checkpoints"}
-_KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".yaml": "config",
-          ".json": "facts", ".zst": "source", ".bin": "answers"}  # fmt: skip
+_KINDS = {
+    ".safetensors": "weights",
+    ".png": "picture",
+    ".jsonl": "metrics",
+    ".yaml": "config",
+    ".json": "facts",
+    ".zst": "source",
+    ".bin": "answers",
+}
 
 
 def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
@@ -45,9 +52,15 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
             kind = "events"
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        artifacts.append({"path": name.as_posix(), "kind": kind,
-                          "bytes": path.stat().st_size, "sha256": digest,
-                          "crc32c": f"{checksum:08x}"})  # fmt: skip
+        artifacts.append(
+            {
+                "path": name.as_posix(),
+                "kind": kind,
+                "bytes": path.stat().st_size,
+                "sha256": digest,
+                "crc32c": f"{checksum:08x}",
+            }
+        )
     text = json.dumps({"schema_version": 2, "artifacts": artifacts}, indent=1) + "\n"
     write_atomically(folder / ARTIFACTS_FILE, text)
     if target is not None:

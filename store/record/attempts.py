@@ -20,10 +20,17 @@ def _is_text(value: object) -> bool:
 
 # Field of an attempt -> whether a value has its type.
 _FIELDS: dict[str, Callable[[object], bool]] = {
-    "host": _is_text, "pid": is_count, "began": is_time, "from_step": is_count,
-    "hardware": lambda value: isinstance(value, dict), "source": _is_text, "ended": is_time,
-    "to_step": is_count, "status": _is_text, "reason": _is_text,
-}  # fmt: skip
+    "host": _is_text,
+    "pid": is_count,
+    "began": is_time,
+    "from_step": is_count,
+    "hardware": lambda value: isinstance(value, dict),
+    "source": _is_text,
+    "ended": is_time,
+    "to_step": is_count,
+    "status": _is_text,
+    "reason": _is_text,
+}
 
 
 def read_attempts(folder: Path) -> list[JsonObject]:

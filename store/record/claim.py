@@ -62,8 +62,9 @@ class Claim:
             if not announced:
                 get_logger().warning(
                     "waiting to see whether %s is alive, up to %.0f s",
-                    name_owner(owner), self._patience_s,
-                )  # fmt: skip
+                    name_owner(owner),
+                    self._patience_s,
+                )
                 announced = True
             time.sleep(min(1.0, self._beat_s / 4))
         if owner:
@@ -132,8 +133,12 @@ def explain(place: str | Path, owner: JsonObject) -> str:
 
 def describe_self() -> JsonObject:
     """Describe this program for a lock."""
-    return {"host": socket.gethostname(), "machine": _get_machine(), "pid": os.getpid(),
-            "started": time.time()}  # fmt: skip
+    return {
+        "host": socket.gethostname(),
+        "machine": _get_machine(),
+        "pid": os.getpid(),
+        "started": time.time(),
+    }
 
 
 def is_of_this_machine(owner: JsonObject) -> bool:

@@ -22,8 +22,15 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.storage.json_files import write_json
 
 ENVIRONMENT_FILE = "environment.json"
-_PACKAGES = ("torch", "torch_xla", "timm", "tensorflow-cpu", "tensorflow", "tensorflow-datasets",
-             "numpy")  # fmt: skip
+_PACKAGES = (
+    "torch",
+    "torch_xla",
+    "timm",
+    "tensorflow-cpu",
+    "tensorflow",
+    "tensorflow-datasets",
+    "numpy",
+)
 _PINNED = re.compile(r"^([A-Za-z0-9][\w.\-]*)==", re.MULTILINE)
 # Variables that change what is computed or where; all others stay private.
 _VARIABLES = re.compile(

@@ -63,9 +63,10 @@ def parse_lines(text: str) -> list[Line]:
 def keep_until(lines: Iterable[Line], step: int) -> list[Line]:
     """Return the lines that stay valid when a run resumes at a step; it evaluates there again."""
     return [
-        line for line in lines
+        line
+        for line in lines
         if line["step"] < step or (line["step"] == step and line["kind"] == TRAIN)
-    ]  # fmt: skip
+    ]
 
 
 def replay(lines: Iterable[Line]) -> list[Line]:
@@ -119,6 +120,7 @@ def get_loss_terms(line: Line) -> dict[str, float | None]:
 def keep_deterministic(line: Line) -> Line:
     """Return the part of a line that is equal in two runs that are equal bit for bit."""
     return {
-        name: value for name, value in line.items()
+        name: value
+        for name, value in line.items()
         if name != "attempt" and METRICS.is_deterministic(name)
-    }  # fmt: skip
+    }

@@ -79,9 +79,14 @@ def format_hits(entries: Mapping[str, Hits]) -> bytes:
     lines: dict[str, JsonObject] = {}
     bits = b""
     for name, hits in sorted(entries.items()):
-        lines[name] = {"step": hits.step, "examples": hits.examples,
-                       "ids_sha256": hits.ids_sha256, "offset": len(bits),
-                       "bytes": len(hits.bits), "crc32c": _sign(hits.bits)}  # fmt: skip
+        lines[name] = {
+            "step": hits.step,
+            "examples": hits.examples,
+            "ids_sha256": hits.ids_sha256,
+            "offset": len(bits),
+            "bytes": len(hits.bits),
+            "crc32c": _sign(hits.bits),
+        }
         bits += hits.bits
     line: JsonObject = {"schema_version": SCHEMA_VERSION, "entries": lines}
     line["crc32c"] = _sign(json.dumps(line).encode())

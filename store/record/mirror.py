@@ -116,9 +116,11 @@ class Mirror:
 
 
 def send_small(
-    folder: Path, remote: Folder, sent: dict[str, str] | None = None,
+    folder: Path,
+    remote: Folder,
+    sent: dict[str, str] | None = None,
     names: tuple[str, ...] = _SMALL,
-) -> None:  # fmt: skip
+) -> None:
     """Upload small files that differ from the texts `sent` last, which is updated."""
     sent = {} if sent is None else sent
     for name in names:
@@ -155,8 +157,9 @@ def read_segments(remote: Folder) -> list[Line]:
         if numbers != list(range(len(numbers))):  # somebody has deleted one
             get_logger().warning(
                 "%s: segments of attempt %d are missing; the run's metrics have a gap",
-                parent, attempt,
-            )  # fmt: skip
+                parent,
+                attempt,
+            )
     texts = parent.read_texts(names.values())
     lines: list[Line] = []
     for _, name in sorted(names.items()):

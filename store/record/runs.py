@@ -98,9 +98,11 @@ class RunStore:
         if checkpoint_root:
             open_folder(checkpoint_root)
         self._is_remote = is_remote(output_dir)
-        self._local = to_path(self.place) if not self._is_remote else (
-            get_cache_folder(output_dir, cache_dir) / experiment
-        )  # fmt: skip
+        self._local = (
+            to_path(self.place)
+            if not self._is_remote
+            else (get_cache_folder(output_dir, cache_dir) / experiment)
+        )
 
     @property
     def folder(self) -> Folder:

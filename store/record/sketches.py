@@ -58,8 +58,11 @@ class QuantileSketch:
         array = np.asarray(values, dtype=np.float64).ravel()
         is_finite = np.isfinite(array)
         if not is_finite.all():
-            for word, mask in (("nan", np.isnan(array)), ("inf", array == np.inf),
-                               ("-inf", array == -np.inf)):  # fmt: skip
+            for word, mask in (
+                ("nan", np.isnan(array)),
+                ("inf", array == np.inf),
+                ("-inf", array == -np.inf),
+            ):
                 self.special[word] += int(mask.sum())
             array = array[is_finite]
         if not array.size:
@@ -107,8 +110,13 @@ class QuantileSketch:
         """Return the sketch as a JSON object; equal counts give equal text."""
         ends = [None, None] if self._most < self._least else [self._least, self._most]
         bins = {side: sorted(map(list, counts.items())) for side, counts in self._sides.items()}
-        return {"epsilon": self.epsilon, "zeros": self._zeros, "ends": ends, **bins,
-                "special": {word: self.special[word] for word in _SPECIAL}}  # fmt: skip
+        return {
+            "epsilon": self.epsilon,
+            "zeros": self._zeros,
+            "ends": ends,
+            **bins,
+            "special": {word: self.special[word] for word in _SPECIAL},
+        }
 
     @classmethod
     def from_json(cls, value: JsonObject) -> QuantileSketch:

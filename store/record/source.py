@@ -25,8 +25,14 @@ SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _SUFFIXES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".txt", ".md"}
 _NAMELESS = {"Dockerfile", "Makefile"}
 _TIMEOUT_S = 10
-_PLAIN = ("-c", "core.quotepath=false", "-c", "diff.noprefix=false",
-          "-c", "diff.mnemonicPrefix=false")  # fmt: skip
+_PLAIN = (
+    "-c",
+    "core.quotepath=false",
+    "-c",
+    "diff.noprefix=false",
+    "-c",
+    "diff.mnemonicPrefix=false",
+)
 _DIFF = ("diff", "HEAD", "--binary", "--no-color", "--no-ext-diff", "--no-textconv")
 _OF_FILE = "diff --git "
 

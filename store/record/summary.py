@@ -137,8 +137,13 @@ def _list_quantiles(record: RunRecord) -> JsonObject:
         values = {f"p{100 * q:g}": sketch.get_quantile(q) for q in _QUANTILES}
         finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
         bad = sum(sketch.special.values())
-        quantiles[name] = {**finite, "count": sketch.count, "nonfinite": bad,
-                           "epsilon": sketch.epsilon, "from_step": sketches.from_step}  # fmt: skip
+        quantiles[name] = {
+            **finite,
+            "count": sketch.count,
+            "nonfinite": bad,
+            "epsilon": sketch.epsilon,
+            "from_step": sketches.from_step,
+        }
     return quantiles
 
 

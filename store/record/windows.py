@@ -234,8 +234,9 @@ class QuantileWriter:
             except OSError as error:
                 get_logger().warning(
                     "%s cannot be written: %s; the run continues without it",
-                    self._path, error.strerror,
-                )  # fmt: skip
+                    self._path,
+                    error.strerror,
+                )
                 self._path = None
 
     def _resume(self, path: Path, step: int) -> None:

@@ -51,8 +51,10 @@ class ScoreTable:
             get_logger().warning(
                 "map is of 1 in %d examples of the evaluated splits: %d examples with %d classes "
                 "are too many for one table; F1 and the loss are of all",
-                self.stride, examples, classes,
-            )  # fmt: skip
+                self.stride,
+                examples,
+                classes,
+            )
 
     def count(self, logits: Tensor, batch: Batch) -> Tensor:
         """Return sums over the valid examples of a batch, as one float32 vector.

@@ -284,9 +284,12 @@ class Classify(ImageTask[Teacher]):
     def create_teachers(self, device: str = "cpu") -> list[Teacher]:
         facts, transform = self.facts, self.transform
         return create_teachers(
-            self.config.distill, num_classes=facts.num_classes, class_names=facts.class_names,
-            student_transform=transform, device=device,
-        )  # fmt: skip
+            self.config.distill,
+            num_classes=facts.num_classes,
+            class_names=facts.class_names,
+            student_transform=transform,
+            device=device,
+        )
 
     def _find_feature_shapes(self) -> FeatureShapes:
         """Find shapes of layers that losses read; try what only the run's images could tell."""

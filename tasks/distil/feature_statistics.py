@@ -39,9 +39,12 @@ _KEY = "statistics"  # of the file's metadata
 _PARTS = ("mean", "variances", "eigenvalues", "eigenvectors")
 # What decides which pixels teachers see, beside the images themselves.
 _SEEN = (
-    ("data", "train_pp"), ("data", "random_erasing"), ("data", "erasing_mode"),
-    ("train", "mixup_alpha"), ("train", "cutmix_alpha"),
-)  # fmt: skip
+    ("data", "train_pp"),
+    ("data", "random_erasing"),
+    ("data", "erasing_mode"),
+    ("train", "mixup_alpha"),
+    ("train", "cutmix_alpha"),
+)
 # Values of files from before their keys.
 _SEEN_BEFORE = {"data.erasing_mode": "const"}
 
@@ -132,9 +135,11 @@ def write_statistics(
         for part, value in own.describe().items()
     }
     facts = {
-        "version": _VERSION, **source, "images": images,
+        "version": _VERSION,
+        **source,
+        "images": images,
         "rows": {name: own.count for name, own in moments.items()},
-    }  # fmt: skip
+    }
     text = json.dumps(facts, sort_keys=True)
     metadata = {_KEY: json.dumps({"facts": text, "checksum": _sum(tensors, text)})}
     target = open_folder(place)
@@ -208,8 +213,10 @@ def open_statistics(config: RunConfig) -> FeatureStatistics | None:
     if statistics.facts["dataset"] != wanted["dataset"]:
         get_logger().warning(
             "%s on data.name=%s, this run learns from %s",
-            begin, statistics.facts["dataset"], wanted["dataset"],
-        )  # fmt: skip
+            begin,
+            statistics.facts["dataset"],
+            wanted["dataset"],
+        )
     return statistics
 
 

@@ -181,8 +181,11 @@ def _make_rows(table: np.ndarray) -> tuple[ClassRow, ...]:
 def _make_bins(table: np.ndarray) -> tuple[CalibrationBin, ...]:
     return tuple(
         CalibrationBin(
-            number / ECE_BINS, (number + 1) / ECE_BINS, int(examples),
-            confidence / max(examples, 1), correct / max(examples, 1),
+            number / ECE_BINS,
+            (number + 1) / ECE_BINS,
+            int(examples),
+            confidence / max(examples, 1),
+            correct / max(examples, 1),
         )
         for number, (examples, confidence, correct) in enumerate(table.T.tolist())
-    )  # fmt: skip
+    )

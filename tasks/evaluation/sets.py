@@ -25,12 +25,22 @@ SEVERITIES = (1, 2, 3, 4, 5)
 # Corruption -> AlexNet's error, mean over the five severities.
 # Source: Hendrycks and Dietterich 2019, arXiv:1903.12261, table 1, in the digits of their code.
 CORRUPTIONS = {
-    "gaussian_noise": 0.886428, "shot_noise": 0.894468, "impulse_noise": 0.922640,
-    "defocus_blur": 0.819880, "glass_blur": 0.826268, "motion_blur": 0.785948,
-    "zoom_blur": 0.798360, "snow": 0.866816, "frost": 0.826572, "fog": 0.819324,
-    "brightness": 0.564592, "contrast": 0.853204, "elastic_transform": 0.646056,
-    "pixelate": 0.717840, "jpeg_compression": 0.606500,
-}  # fmt: skip
+    "gaussian_noise": 0.886428,
+    "shot_noise": 0.894468,
+    "impulse_noise": 0.922640,
+    "defocus_blur": 0.819880,
+    "glass_blur": 0.826268,
+    "motion_blur": 0.785948,
+    "zoom_blur": 0.798360,
+    "snow": 0.866816,
+    "frost": 0.826572,
+    "fog": 0.819324,
+    "brightness": 0.564592,
+    "contrast": 0.853204,
+    "elastic_transform": 0.646056,
+    "pixelate": 0.717840,
+    "jpeg_compression": 0.606500,
+}
 
 
 def compute_corruption_errors(top1: Mapping[tuple[str, int], float]) -> dict[str, float]:
@@ -160,9 +170,13 @@ def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> EvaluatedSet:
         raise UserError(f"{spec.key} {spec.name!r}: {error}") from error
     warn_of_left_out(f"{spec.key} {spec.name!r}", selection)
     return EvaluatedSet(
-        spec=spec, num_examples=selection.num_examples, to_model=to_model,
-        several=facts.several_labels, image_shape=facts.image_shape, class_names=facts.class_names,
-    )  # fmt: skip
+        spec=spec,
+        num_examples=selection.num_examples,
+        to_model=to_model,
+        several=facts.several_labels,
+        image_shape=facts.image_shape,
+        class_names=facts.class_names,
+    )
 
 
 def map_classes(spec: SetSpec, mine: ModelClasses, model: ModelClasses) -> np.ndarray:
@@ -223,20 +237,25 @@ def _plan(data: DataSection, section: EvalSection, key: str) -> list[SetSpec]:
     }
     default = known.classes if known else "named"
     plain = SetSpec(
-        key=key, name=section.name, group=section.name, data=change_data(data, **values),
+        key=key,
+        name=section.name,
+        group=section.name,
+        data=change_data(data, **values),
         classes=default if section.classes == "auto" else section.classes,
-        class_map=section.class_map, every=section.every,
-    )  # fmt: skip
+        class_map=section.class_map,
+        every=section.every,
+    )
     if name != _CORRUPTED:
         return [plain]
     return [
         replace(
-            plain, name=f"{section.name}/{corruption}_{severity}",
+            plain,
+            name=f"{section.name}/{corruption}_{severity}",
             data=change_data(data, **{**values, "name": f"{name}/{corruption}_{severity}"}),
             corruption=(corruption, severity),
         )
         for corruption, severity in _list_corrupted(values["root"], key)
-    ]  # fmt: skip
+    ]
 
 
 def _list_corrupted(root: str, key: str) -> list[tuple[str, int]]:

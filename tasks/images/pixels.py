@@ -110,6 +110,10 @@ def describe_student(config: RunConfig, classes: int) -> JsonObject:
         arguments["img_size"] = config.model.image_size
     mean, std = split_device_ops(config.data.eval_pp)[1]
     return {
-        "model": config.model.name, "args": arguments, "num_classes": classes,
-        "mean": list(mean), "std": list(std), "eval_pp": config.data.eval_pp,
-    }  # fmt: skip
+        "model": config.model.name,
+        "args": arguments,
+        "num_classes": classes,
+        "mean": list(mean),
+        "std": list(std),
+        "eval_pp": config.data.eval_pp,
+    }

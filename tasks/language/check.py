@@ -106,9 +106,12 @@ class LanguageCheck(TaughtCheck):
         if tokens.tokenizer:
             export["tokenizer"] = tokens.tokenizer
         return self.gather(
-            LanguageFacts, text, export={**export, **self.model_arguments},
-            tokens=tokens, feature_shapes=self._feature_shapes,
-        )  # fmt: skip
+            LanguageFacts,
+            text,
+            export={**export, **self.model_arguments},
+            tokens=tokens,
+            feature_shapes=self._feature_shapes,
+        )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
         if self.config.distill.teacher_cache:

@@ -41,6 +41,13 @@ class SyntheticLanguage(SyntheticRun):
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         """Return the run on sequences of as many tokens, in windows of data.sequence_length."""
         name = f"noise,symbols={self.vocabulary},num_examples={examples}"
-        data = {"source": "sequences", "name": name, "root": "", "order": "auto",
-                "train_split": "train", "eval_split": "validation", "test_split": ""}  # fmt: skip
+        data = {
+            "source": "sequences",
+            "name": name,
+            "root": "",
+            "order": "auto",
+            "train_split": "train",
+            "eval_split": "validation",
+            "test_split": "",
+        }
         return change(self._config, data=data)

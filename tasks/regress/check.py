@@ -135,5 +135,8 @@ def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[f
                     f"({config.data.train_split}); remove it from "
                     f"data.{side}_columns, or set {key}"
                 )
-    return {f"{side}_{kind}": given[f"{side}_{kind}"] for side in sides[wanted]
-            for kind in ("mean", "std")}  # fmt: skip
+    return {
+        f"{side}_{kind}": given[f"{side}_{kind}"]
+        for side in sides[wanted]
+        for kind in ("mean", "std")
+    }

@@ -46,9 +46,17 @@ class SyntheticRegress(SyntheticRun):
                 inputs=generator.standard_normal((examples, self._sizes["in_features"])),
                 targets=generator.standard_normal((examples, self._sizes["out_features"])),
             )
-        data = {"source": "arrays", "root": str(folder), "name": place.name, "order": "auto",
-                "train_split": "train", "eval_split": "validation", "test_split": "",
-                "input_columns": [], "target_columns": []}  # fmt: skip
+        data = {
+            "source": "arrays",
+            "root": str(folder),
+            "name": place.name,
+            "order": "auto",
+            "train_split": "train",
+            "eval_split": "validation",
+            "test_split": "",
+            "input_columns": [],
+            "target_columns": [],
+        }
         return change(self._config, data=data)
 
     def replace_teachers(

@@ -161,10 +161,12 @@ class Regress(Taught[VectorBatch, RowTeacher]):
         return self.teaching.compare_own("teacher_mse", sum_over, partial(self._count_gap, model))
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        shown = [f"{name} {metrics[name]:.4g}" for name in ("mse", "mae", "r2", "nll")
-                 if name in metrics]  # fmt: skip
-        each = [f"{name} {metrics[f'r2/{name}']:.3g}" for name in self.names
-                if f"r2/{name}" in metrics]  # fmt: skip
+        shown = [
+            f"{name} {metrics[name]:.4g}" for name in ("mse", "mae", "r2", "nll") if name in metrics
+        ]
+        each = [
+            f"{name} {metrics[f'r2/{name}']:.3g}" for name in self.names if f"r2/{name}" in metrics
+        ]
         if each:
             shown[2] += f" ({', '.join(each)})"
         return f"{', '.join(shown)}, {metrics['examples']:.0f} examples"

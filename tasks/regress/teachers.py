@@ -100,8 +100,12 @@ def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> Non
         get_logger().warning(
             "%s was trained with data.split_seed=%d, this run has %d: it has learnt rows of %s, "
             "and its score there is too high; set data.split_seed=%d",
-            owner, known, data.split_seed, " and ".join(cut), known,
-        )  # fmt: skip
+            owner,
+            known,
+            data.split_seed,
+            " and ".join(cut),
+            known,
+        )
 
 
 def check_terms(config: RunConfig, losses: WeightedLoss, targets: int) -> None:

@@ -290,12 +290,19 @@ def create_columns(
         teacher = hash_teacher(section)
         columns += [
             Column(
-                teacher, form.kind, form.width, min(top_k, form.width) * (form.kind == CLASSES),
-                form.places, form.part, dtype, name, section.weight,
+                teacher,
+                form.kind,
+                form.width,
+                min(top_k, form.width) * (form.kind == CLASSES),
+                form.places,
+                form.part,
+                dtype,
+                name,
+                section.weight,
             )
             for form in forms
             if form.teacher in (None, number)
-        ]  # fmt: skip
+        ]
     return tuple(columns)
 
 

@@ -13,8 +13,12 @@ from utils.generations import PCI_VENDOR, name_chip
 
 _PCI = "sys/bus/pci/devices"
 # Of experiments with parts of a slice; they hide chips from a run.
-_PARTIAL = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS",
-            "TPU_CHIPS_PER_PROCESS_BOUNDS")  # fmt: skip
+_PARTIAL = (
+    "TPU_VISIBLE_CHIPS",
+    "TPU_VISIBLE_DEVICES",
+    "TPU_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+)
 _STEP = "tools.doctor.device_step"
 _SLOW_MS = 2000.0
 

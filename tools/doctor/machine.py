@@ -105,9 +105,14 @@ class Machine:
         start = time.monotonic()
         try:
             done = subprocess.run(
-                list(words), cwd=ROOT, env={**self.environment, **environment},
-                stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s,
-            )  # fmt: skip
+                list(words),
+                cwd=ROOT,
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+            )
         except subprocess.TimeoutExpired:
             return ProgramResult(None, "", f"did not end within {timeout_s:g} s", timeout_s)
         except OSError as error:

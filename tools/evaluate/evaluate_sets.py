@@ -49,17 +49,13 @@ _MOST_PAIRS = 2048
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """A model on the device.
-
-    Attributes:
-      classes: [K] on the device, its class for each counted one; None if they are the same.
-      flip: whether the probabilities of an image and its mirror image are averaged.
-    """
+    """A model on the device."""
 
     trained: TrainedModel
     transform: InputTransform
+    # [K] on the device, its class for each counted one; None if they are the same
     classes: Tensor | None
-    flip: bool
+    flip: bool  # whether the probabilities of an image and its mirror image are averaged
 
     def compute_logits(self, images: Tensor) -> Tensor:
         """Return logits [B, K] of uint8 images [B, H, W, C]."""
@@ -171,10 +167,13 @@ def _probe(
         for split in (data.train_split, data.eval_split)
     )
     results: JsonObject = {
-        "dataset": data.name, "train": data.train_split, "test": data.eval_split,
-        "train_examples": len(train.labels), "test_examples": len(test.labels),
+        "dataset": data.name,
+        "train": data.train_split,
+        "test": data.eval_split,
+        "train_examples": len(train.labels),
+        "test_examples": len(test.labels),
         "features": train.values.shape[1],
-    }  # fmt: skip
+    }
     if "knn" in options.probes:
         sum_over = partial(sum_batches, runtime=runtime)
         results["knn"] = evaluate_neighbours(runtime, sum_over, train, test)

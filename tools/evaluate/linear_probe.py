@@ -34,17 +34,12 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Head:
-    """A head, trained.
-
-    Attributes:
-      chosen_by: top-1 in percent on the examples that the head is chosen on.
-      top1: on the test split, in percent.
-    """
+    """A head, trained."""
 
     lr: float
     weight_decay: float
-    chosen_by: float
-    top1: float
+    chosen_by: float  # top-1 in percent on the examples that the head is chosen on
+    top1: float  # on the test split, in percent
 
 
 class LinearHeads(nn.Module):
@@ -113,10 +108,16 @@ def evaluate_linear_heads(
     section = create_section(settings)
     state = _create_state(runtime, model, section)
     plan = Plan(
-        total_steps=steps, steps_per_epoch=epoch_steps, log_every=steps, eval_every=steps,
-        checkpoint_every=steps, seed=_SEED, graph_budget=1 << 30, global_batch_size=size,
+        total_steps=steps,
+        steps_per_epoch=epoch_steps,
+        log_every=steps,
+        eval_every=steps,
+        checkpoint_every=steps,
+        seed=_SEED,
+        graph_budget=1 << 30,
+        global_batch_size=size,
         schedule=create_schedule(section, total_steps=steps, steps_per_epoch=epoch_steps),
-    )  # fmt: skip
+    )
     batches = _iterate(runtime, train, learnt, size)
     prepared = runtime.prepare_task(task, state.model, state.loss_modules)
     with contextlib.closing(run_steps(state, batches, prepared, runtime, plan)) as run:

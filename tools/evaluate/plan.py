@@ -46,17 +46,12 @@ _SHORT = re.compile(r"^(?P<name>[\w.-]+)=(?P<dataset>[^@]+)(@(?P<split>.+))?$")
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """What every replica starts from.
+    """What every replica starts from."""
 
-    Attributes:
-      config: of the data and of the runtime.
-      classes: of the model's outputs.
-      teacher_classes: [K], the teacher's class for each of the model's; None without a teacher.
-    """
-
-    config: RunConfig
-    classes: ModelClasses
+    config: RunConfig  # of the data and of the runtime
+    classes: ModelClasses  # of the model's outputs
     sets: tuple[EvaluatedSet, ...]
+    # [K], the teacher's class for each of the model's; None without a teacher
     teacher_classes: list[int] | None = None
 
 

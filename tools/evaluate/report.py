@@ -27,8 +27,15 @@ if TYPE_CHECKING:
 REPORT = "report.json"
 # Pairs of classes that are named in the report.
 _CONFUSED = 20
-_COLUMNS = (("top1", ".2f"), ("top5", ".2f"), ("loss", ".4f"), ("ece", ".4f"),
-            ("precision", ".3f"), ("recall", ".3f"), ("f1", ".3f"))  # fmt: skip
+_COLUMNS = (
+    ("top1", ".2f"),
+    ("top5", ".2f"),
+    ("loss", ".4f"),
+    ("ece", ".4f"),
+    ("precision", ".3f"),
+    ("recall", ".3f"),
+    ("f1", ".3f"),
+)
 # Of two models, in percent of the examples: the same output, both correct, or only one.
 SHARED = ("agreement", "both_right", "only_first", "only_second")
 
@@ -38,17 +45,15 @@ class SetFinding:
     """A set, and the results on it.
 
     Attributes:
-      competing: number of classes that an output is chosen from.
       teacher, shared: None without a teacher; `shared` is in percent, by the names of `SHARED`.
-      worst: wrong outputs of the highest confidence, if --worst is given.
     """
 
     evaluated: EvaluatedSet
-    competing: int
+    competing: int  # number of classes that an output is chosen from
     model: SetResult
     teacher: SetResult | None
     shared: dict[str, float] | None
-    worst: WorstImages | None
+    worst: WorstImages | None  # wrong outputs of the highest confidence, if --worst is given
 
     @property
     def name(self) -> str:
@@ -217,10 +222,15 @@ def print_tables(
 def print_shift(rows: Sequence[JsonObject]) -> None:
     """Print model and teacher on each set, and what they keep of the first one."""
     columns = {
-        "top-1": "model_top1", "teacher": "teacher_top1", "agreement": "agreement",
-        "both right": "both_right", "only model": "only_first", "only teacher": "only_second",
-        "kept": "model_kept", "teacher kept": "teacher_kept",
-    }  # fmt: skip
+        "top-1": "model_top1",
+        "teacher": "teacher_top1",
+        "agreement": "agreement",
+        "both right": "both_right",
+        "only model": "only_first",
+        "only teacher": "only_second",
+        "kept": "model_kept",
+        "teacher kept": "teacher_kept",
+    }
     table = create_table("set", *(f"{name}>" for name in columns))
     for row in rows:
         table.add_row(row["set"], *(f"{row[key]:.2f}" for key in columns.values()))

@@ -27,17 +27,14 @@ class WorstImages(NamedTuple):
     """Wrong outputs, the highest confidence first.
 
     Attributes:
-      confidences: [N] probability of the output.
       labels, answers: [N] classes; of several correct labels the first.
-      indices: [N] of the examples in their split.
-      images: [N, H, W, C] uint8, before the model's transform.
     """
 
-    confidences: np.ndarray
+    confidences: np.ndarray  # [N] probability of the output
     labels: np.ndarray
     answers: np.ndarray
-    indices: np.ndarray
-    images: np.ndarray
+    indices: np.ndarray  # [N] of the examples in their split
+    images: np.ndarray  # [N, H, W, C] uint8, before the model's transform
 
     def keep(self, count: int) -> WorstImages:
         """Return those of the highest confidence; ties in the order of the split."""

@@ -42,16 +42,11 @@ Parts = list[np.ndarray]
 
 
 class Form(ABC):
-    """A form of a model.
+    """A form of a model."""
 
-    Attributes:
-      needs: packages, beside the trainer's, that write and read it.
-      setup: the command that installs them.
-      normalises: whether it can include the normalisation.
-    """
-
-    needs: ClassVar[tuple[str, ...]] = ()
-    normalises: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ()  # packages, beside the trainer's, that write and read it
+    normalises: ClassVar[bool] = True  # whether it can include the normalisation
+    # the command that installs them
     setup: ClassVar[str] = "bash run_commands.sh export installs requirements-export.txt and runs"
 
     def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
@@ -99,9 +94,14 @@ class Onnx(Form):
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         try:
             torch.onnx.export(
-                handover.program, (), path, input_names=[INPUT], output_names=[handover.output],
-                external_data=weights > _PROTOBUF_LIMIT, verbose=False,
-            )  # fmt: skip
+                handover.program,
+                (),
+                path,
+                input_names=[INPUT],
+                output_names=[handover.output],
+                external_data=weights > _PROTOBUF_LIMIT,
+                verbose=False,
+            )
         except torch.onnx.OnnxExporterError as error:
             raise _explain("onnx", "ONNX", handover, error) from error
         session: Any = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -196,9 +196,13 @@ class Timm(Form):
             **describe_crop(trained.pp),
         }
         timm.models.save_for_hf(
-            trained.model, str(folder), model_config=config, model_args=trained.facts["args"],
-            safe_serialization=True, data_config=data,
-        )  # fmt: skip
+            trained.model,
+            str(folder),
+            model_config=config,
+            model_args=trained.facts["args"],
+            safe_serialization=True,
+            data_config=data,
+        )
         module = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
         return [_ask(module, part) for part in parts]
 

@@ -26,22 +26,24 @@ FORM, REPORT = "transformers", "export.json"
 _TOKENS, _SEED = 32, 0
 # Flags of image forms, with their defaults.
 _OF_IMAGES = {
-    "normalize": False, "batch_size": None, "images": "", "model": "", "model_args": "", "pp": "",
-    "classes": None, "names": "",
-}  # fmt: skip
+    "normalize": False,
+    "batch_size": None,
+    "images": "",
+    "model": "",
+    "model_args": "",
+    "pp": "",
+    "classes": None,
+    "names": "",
+}
 
 
 @dataclass(frozen=True)
 class FolderDistance:
-    """Differences of logits from the model's.
+    """Differences of logits from the model's."""
 
-    Attributes:
-      differences: the largest, of this program's model of the folder and of transformers'.
-      dropped: largest change of a logit by experts that are full here.
-    """
-
+    # the largest, of this program's model of the folder and of transformers'
     differences: dict[str, float]
-    dropped: float = 0.0
+    dropped: float = 0.0  # largest change of a logit by experts that are full here
 
 
 def export_language(options: argparse.Namespace) -> int:

@@ -38,18 +38,12 @@ class Servable(nn.Module):
 
 @dataclass(frozen=True)
 class Handover:
-    """Input of every form.
-
-    Attributes:
-      images: float32 [N, C, H, W], real ones, in the range that the program takes.
-      batch: images at once; None for any number.
-      normalize: whether the program takes pixels of 0..255.
-    """
+    """Input of every form."""
 
     trained: TrainedModel
-    images: Tensor
-    batch: int | None
-    normalize: bool
+    images: Tensor  # float32 [N, C, H, W], real ones, in the range that the program takes
+    batch: int | None  # images at once; None for any number
+    normalize: bool  # whether the program takes pixels of 0..255
 
     @property
     def output(self) -> str:

@@ -18,19 +18,13 @@ _ROWS = 4096  # of a Parquet file that are written at once
 
 @dataclass(frozen=True)
 class FilePrediction:
-    """Prediction for a file.
+    """Prediction for a file."""
 
-    Attributes:
-      file: its path below the folder.
-      best: number, name and probability of the likeliest classes; empty if it was not read.
-      features: input of the head; None if they are not written.
-      error: why it could not be read, or that the outputs are not finite.
-    """
-
-    file: str
+    file: str  # its path below the folder
+    # Number, name and probability of the likeliest classes; empty if it was not read
     best: tuple[tuple[int, str, float], ...] = ()
-    features: tuple[float, ...] | None = None
-    error: str = ""
+    features: tuple[float, ...] | None = None  # input of the head; None if they are not written
+    error: str = ""  # why it could not be read, or that the outputs are not finite
 
 
 @dataclass(frozen=True)

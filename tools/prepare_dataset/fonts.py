@@ -23,13 +23,22 @@ SIDE = 16
 # Faces of each split, and draws of every class in each: 2,976, 496 and 992 examples.
 FACES = {
     "train": (
-        "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono",
-        "DejaVuSansMono-Bold", "DejaVuSerif", "DejaVuSerif-Bold", "STIXGeneral",
-        "STIXGeneralBol", "STIXGeneralItalic", "cmr10", "cmss10",
+        "DejaVuSans",
+        "DejaVuSans-Bold",
+        "DejaVuSans-Oblique",
+        "DejaVuSansMono",
+        "DejaVuSansMono-Bold",
+        "DejaVuSerif",
+        "DejaVuSerif-Bold",
+        "STIXGeneral",
+        "STIXGeneralBol",
+        "STIXGeneralItalic",
+        "cmr10",
+        "cmss10",
     ),
     "validation": ("DejaVuSansMono-Oblique", "DejaVuSerif-Italic", "STIXGeneralBolIta", "cmb10"),
     "test": ("DejaVuSans-BoldOblique", "DejaVuSerif-BoldItalic", "cmtt10", "cmti10"),
-}  # fmt: skip
+}
 DRAWS = {"train": 4, "validation": 2, "test": 4}
 _OVERSAMPLED = 4
 _NOISE = 24.0

@@ -67,9 +67,11 @@ def prepare_text(arguments: argparse.Namespace) -> str:
     files, left_out = read_files(arguments.sources)
     splits = split_files(files, arguments.held_out)
     made_of = {
-        "files_sha256": _hash_files(files), "held_out": arguments.held_out, "asked_vocab": size,
+        "files_sha256": _hash_files(files),
+        "held_out": arguments.held_out,
+        "asked_vocab": size,
         "tokenizer": arguments.tokenizer,
-    }  # fmt: skip
+    }
     if target.exists():
         return _describe_existing(target, made_of)
     tokenizer = create_tokenizer(arguments.tokenizer, splits["train"], size)
@@ -78,11 +80,15 @@ def prepare_text(arguments: argparse.Namespace) -> str:
     working.mkdir(parents=True)
     facts = {split: write_split(working, split, splits[split], tokenizer) for split in SPLITS}
     index = {
-        "format": FORMAT, "vocab_size": tokenizer.vocab_size, "dtype": _choose_dtype(tokenizer),
-        "tokenizer": tokenizer.kind, "end": tokenizer.end, "splits": facts,
+        "format": FORMAT,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": _choose_dtype(tokenizer),
+        "tokenizer": tokenizer.kind,
+        "end": tokenizer.end,
+        "splits": facts,
         "source": {**made_of, "python": platform.python_version() if first == STDLIB else ""},
         "token_bytes": list(tokenizer.token_bytes),
-    }  # fmt: skip
+    }
     if isinstance(tokenizer, BpeTokenizer):
         tokenizer.save(working / TOKENIZER_FILE)
         digest = hashlib.sha256((working / TOKENIZER_FILE).read_bytes()).hexdigest()

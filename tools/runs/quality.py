@@ -9,13 +9,7 @@ from dataclasses import asdict
 from rich.text import Text
 
 from store.formatting import draw_line, format_value
-from store.quality.calibration import (
-    CalibratedRun,
-    Verdicts,
-    calibrate,
-    find_verdict,
-    tell_step,
-)
+from store.quality.calibration import CalibratedRun, Verdicts, calibrate, find_verdict, tell_step
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gates import get_code, judge_sides
 from store.quality.reports import describe_report, read_config

@@ -33,9 +33,16 @@ if TYPE_CHECKING:
 _CURVES = 6
 _BAR = 60
 # Share of the time -> its letter and colour in the bar.
-_SHARES = {"step": ("s", "green"), "input_wait": ("i", "yellow"), "compile": ("c", "magenta"),
-           "evaluation": ("e", "cyan"), "checkpoint": ("k", "blue"), "redone": ("r", "red"),
-           "other": ("o", "white"), "down": ("_", "bright_black")}  # fmt: skip
+_SHARES = {
+    "step": ("s", "green"),
+    "input_wait": ("i", "yellow"),
+    "compile": ("c", "magenta"),
+    "evaluation": ("e", "cyan"),
+    "checkpoint": ("k", "blue"),
+    "redone": ("r", "red"),
+    "other": ("o", "white"),
+    "down": ("_", "bright_black"),
+}
 _SPREAD = ("grad_norm", "input_wait_s", "checkpoint_held_s")
 _QUANTILES = {f"p{100 * q:g}": q for q in (0.01, 0.5, 0.95, 0.99)}
 

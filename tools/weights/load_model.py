@@ -52,9 +52,15 @@ def open_images(path: str, key: str, pp: str, batch_size: int) -> Loader:
       UserError: there is no image.
     """
     section = DataSection(
-        source="folder", root=path, eval_split="all", eval_pp=pp, eval_batch_size=batch_size,
-        order="exact", return_id=True, skip_corrupt=1 << 30,
-    )  # fmt: skip
+        source="folder",
+        root=path,
+        eval_split="all",
+        eval_pp=pp,
+        eval_batch_size=batch_size,
+        order="exact",
+        return_id=True,
+        skip_corrupt=1 << 30,
+    )
     source = LooseImages(section, {"num_classes": 1})
     selection = source.select_files("all", key)
     shard = ShardSpec(0, 1, batch_size, 1)

@@ -137,8 +137,12 @@ def create_parser() -> argparse.ArgumentParser:
     add = launching.add_argument
     add("accelerator", help="such as v5litepod-8 or v4-8")
     add("experiment", help="a YAML below configs/, such as kd/deit_s_token")
-    add("--output", metavar="URL", help="gs:// directory of the run store (default: run.output_dir "
-        f"of the experiment if it is one, else {_OUTPUT} of the environment)")  # fmt: skip
+    add(
+        "--output",
+        metavar="URL",
+        help="gs:// directory of the run store (default: run.output_dir "
+        f"of the experiment if it is one, else {_OUTPUT} of the environment)",
+    )
     add("--data-root", default="", help="where the dataset is, instead of the config's data.root")
     add("--region", default="", help="of Google Cloud (default: SkyPilot looks for one)")
     add("--on-demand", action="store_true", help="a cluster that stays, instead of a spot job")

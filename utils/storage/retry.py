@@ -17,8 +17,13 @@ _FIRST_WAIT_S = 0.1
 # Seconds after which a failed call is not repeated; its client may retry on its own.
 _PATIENCE_S: ContextVar[float] = ContextVar("patience_s", default=600.0)
 # Raised at once: a retry cannot help.
-_FINAL = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
-          NotImplementedError)  # fmt: skip
+_FINAL = (
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    NotImplementedError,
+)
 # Packages whose exceptions concern the network or the store, of any class.
 _CLIENTS = {"aiohttp", "gcsfs", "google", "requests", "urllib3", "botocore", "s3fs", "fsspec"}
 

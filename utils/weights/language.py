@@ -31,39 +31,50 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weig
 _CONVOLUTION = re.compile(r"(.*\.self_attn)\.([qkv])_conv1d\.weight")
 _FORGET = re.compile(r"(.*\.self_attn)\.(f_a_proj\.weight|f_b_proj\.weight|dt_bias|A_log)")
 _QWEN = {
-    "depth": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads", "head_width": "head_dim", "mlp_width": "intermediate_size",
+    "depth": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "mlp_width": "intermediate_size",
     "tied": "tie_word_embeddings",
-}  # fmt: skip
+}
 _HYBRID = {
-    **_QWEN, "linear_key_heads": "linear_num_key_heads",
-    "linear_value_heads": "linear_num_value_heads", "linear_key_width": "linear_key_head_dim",
-    "linear_value_width": "linear_value_head_dim", "conv_width": "linear_conv_kernel_dim",
-}  # fmt: skip
+    **_QWEN,
+    "linear_key_heads": "linear_num_key_heads",
+    "linear_value_heads": "linear_num_value_heads",
+    "linear_key_width": "linear_key_head_dim",
+    "linear_value_width": "linear_value_head_dim",
+    "conv_width": "linear_conv_kernel_dim",
+}
 _EXPERTS = {
     **{name: key for name, key in _HYBRID.items() if name != "mlp_width"},
-    "experts": "num_experts", "experts_per_token": "num_experts_per_tok",
-    "expert_width": "moe_intermediate_size", "shared_width": "shared_expert_intermediate_size",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "expert_width": "moe_intermediate_size",
+    "shared_width": "shared_expert_intermediate_size",
     "balance": "router_aux_loss_coef",
-}  # fmt: skip
+}
 _KIMI = {
     "depth": "num_hidden_layers", "width": "hidden_size", "heads": "num_attention_heads",
     "head_width": "qk_nope_head_dim", "shared_width": "qk_rope_head_dim",
     "value_width": "v_head_dim", "latent_width": "kv_lora_rank",
     "mlp_width": "intermediate_size", "tied": "tie_word_embeddings",
     "linear_heads": "linear_num_heads", "linear_width": "linear_head_dim",
-    "conv_width": "linear_conv_kernel_dim",
+    "conv_width": "linear_conv_kernel_dim"
 }  # fmt: skip
 _RWKV = {
-    "depth": "num_hidden_layers", "width": "hidden_size", "head_width": "head_dim",
-    "mlp_width": "intermediate_size", "decay_rank": "decay_low_rank_dim",
-    "rate_rank": "a_low_rank_dim", "value_rank": "v_low_rank_dim",
+    "depth": "num_hidden_layers",
+    "width": "hidden_size",
+    "head_width": "head_dim",
+    "mlp_width": "intermediate_size",
+    "decay_rank": "decay_low_rank_dim",
+    "rate_rank": "a_low_rank_dim",
+    "value_rank": "v_low_rank_dim",
     "gate_rank": "gate_low_rank_dim",
-}  # fmt: skip
+}
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-6}
-_FIXED_EXPERTS = {
-    **_FIXED, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-}  # fmt: skip
+_FIXED_EXPERTS = {**_FIXED, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
 
 
 @dataclass(frozen=True)
@@ -91,7 +102,7 @@ VARIANTS = (
             {**_FIXED, "rms_norm_eps": 1e-5, "q_lora_rank": None}, None),
     Variant("rwkv7", "rwkv7", "RWKV7ForCausalLM", _RWKV,
             {"hidden_act": "sqrelu", "norm_eps": 1e-5, "norm_bias": True, "norm_first": True,
-             "attn": None, "tie_word_embeddings": False}, None, groups=False),
+             "attn": None, "tie_word_embeddings": False}, None, groups=False)
 )  # fmt: skip
 
 
@@ -144,11 +155,14 @@ def describe_language(facts: JsonMapping, architecture: Any) -> JsonObject:
             f"{model} is not a model of transformers or fla; those are {names}; export one of them"
         )
     config: JsonObject = {
-        "architectures": [variant.architecture], "model_type": variant.kind,
-        "vocab_size": facts["vocab_size"], "max_position_embeddings": facts["sequence_length"],
-        "dtype": "float32", **variant.fixed,
+        "architectures": [variant.architecture],
+        "model_type": variant.kind,
+        "vocab_size": facts["vocab_size"],
+        "max_position_embeddings": facts["sequence_length"],
+        "dtype": "float32",
+        **variant.fixed,
         **{key: getattr(architecture, name) for name, key in variant.keys.items()},
-    }  # fmt: skip
+    }
     depth = config["num_hidden_layers"]
     if variant.rotary is not None:
         share = {"partial_rotary_factor": variant.rotary} if variant.rotary < 1 else {}

@@ -203,11 +203,23 @@ def fetch_catalog(root: str, name: str) -> TfdsCatalog:
 def _fetch(root: str, name: str) -> None:
     """Run a separate program, as TensorFlow must not be imported before the device exists."""
     command = [
-        sys.executable, "-m", "tools.prepare_dataset", "tfds", name, "--root", root,
+        sys.executable,
+        "-m",
+        "tools.prepare_dataset",
+        "tfds",
+        name,
+        "--root",
+        root,
         "--allow-download",
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=_PROJECT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                          text=True, errors="replace")  # fmt: skip
+    ]
+    done = subprocess.run(
+        command,
+        cwd=_PROJECT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it gave no reason"]
         raise UserError(

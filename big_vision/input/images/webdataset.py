@@ -203,9 +203,11 @@ class _ShardLists(dict[str, tuple[int, ...]]):
         for path in bar:
             if path not in self.indexes:
                 self.indexes[path] = load_index(
-                    [str(path)], lambda path=path: scan_tar(path, self._members),
-                    "tar without hidden", str(self._members),
-                )  # fmt: skip
+                    [str(path)],
+                    lambda path=path: scan_tar(path, self._members),
+                    "tar without hidden",
+                    str(self._members),
+                )
                 self._check(path, self.indexes[path])
 
     def _check(self, path: Path, index: Arrays) -> None:

@@ -111,14 +111,24 @@ def run_backend(
         # Kernels multiply these with each other and want one type; decays are summed in float32.
         narrow = {"r": inputs.q, "k": inputs.k, "a": inputs.a, "b": inputs.b}
         return call(
-            **{key: x.to(dtype) for key, x in narrow.items()}, w=inputs.g, v=inputs.v,
-            scale=1.0, initial_state=state, output_final_state=True,
-        )  # fmt: skip
+            **{key: x.to(dtype) for key, x in narrow.items()},
+            w=inputs.g,
+            v=inputs.v,
+            scale=1.0,
+            initial_state=state,
+            output_final_state=True,
+        )
     q, k = (x.to(dtype) for x in (inputs.q, inputs.k))
     return call(
-        q=q, k=k, v=inputs.v, g=_drop_last(inputs.g), beta=_drop_last(inputs.write), scale=1.0,
-        initial_state=state, output_final_state=True,
-    )  # fmt: skip
+        q=q,
+        k=k,
+        v=inputs.v,
+        g=_drop_last(inputs.g),
+        beta=_drop_last(inputs.write),
+        scale=1.0,
+        initial_state=state,
+        output_final_state=True,
+    )
 
 
 def _find_kernel(name: str, rule: str) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -149,11 +159,16 @@ def _run_flashinfer(
     q, k, v = (x.to(inputs.v.dtype).flatten(0, 1).contiguous() for x in parts)
     ends = torch.arange(0, (batch + 1) * tokens, tokens, device=v.device)
     output, state = call(
-        q=q, k=k, v=v, g=_drop_last(inputs.g).float().exp().flatten(0, 1),
-        beta=_drop_last(inputs.write).float().flatten(0, 1), scale=1.0,
-        initial_state=state.transpose(-1, -2).contiguous(), output_final_state=True,
+        q=q,
+        k=k,
+        v=v,
+        g=_drop_last(inputs.g).float().exp().flatten(0, 1),
+        beta=_drop_last(inputs.write).float().flatten(0, 1),
+        scale=1.0,
+        initial_state=state.transpose(-1, -2).contiguous(),
+        output_final_state=True,
         cu_seqlens=ends,
-    )  # fmt: skip
+    )
     return output.unflatten(0, (batch, tokens)), state.transpose(-1, -2)
 
 

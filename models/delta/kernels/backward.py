@@ -54,8 +54,12 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
         partial(_return, plan),
         grid=(batch, heads // group, chunks),
         in_specs=[
-            of_state, *blocks, *(of_chunk(1, *x.shape[3:]) for x in of_heads),
-            of_chunk(group, size, size), of_chunk(group, key, value), blocks[2],
+            of_state,
+            *blocks,
+            *(of_chunk(1, *x.shape[3:]) for x in of_heads),
+            of_chunk(group, size, size),
+            of_chunk(group, key, value),
+            blocks[2],
         ],
         out_specs=[*blocks, *(of_chunk(1, *x[3:]) for x in shapes), of_state],
         out_shape=results,
@@ -64,7 +68,7 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=plan.interpret,
-    )(grad_state, *given)  # fmt: skip
+    )(grad_state, *given)
 
 
 def _return(plan: FusedPlan, *refs: Tile) -> None:

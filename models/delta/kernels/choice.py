@@ -14,9 +14,7 @@ from dataclasses import dataclass
 HEAD, CHANNEL, CHANNELS = "gates of heads", "gates of channels", "all gates of channels"
 STEP, ATTENTION = "a step of decoding", "attention"
 # Rules that the fused kernels compute, by which of g, erase and write are of channels.
-FORMS = {
-    (False, False, False): HEAD, (True, False, False): CHANNEL, (True, True, True): CHANNELS,
-}  # fmt: skip
+FORMS = {(False, False, False): HEAD, (True, False, False): CHANNEL, (True, True, True): CHANNELS}
 
 
 @dataclass(frozen=True)
@@ -80,19 +78,23 @@ FACTS: tuple[Fact, ...] = (
     Fact(STEP, ("v5e",), states=64, dtypes=("bfloat16", "float32")),
     Fact(STEP, ("v6e",), states=1024),
     Fact(
-        ATTENTION, ("v5e",), tokens=512, states=16, multiple=512, keeps=False,
+        ATTENTION,
+        ("v5e",),
+        tokens=512,
+        states=16,
+        multiple=512,
+        keeps=False,
         dtypes=("bfloat16", "float32"),
     ),
     Fact(ATTENTION, ("v6e",), tokens=512, states=16, multiple=512, keeps=False),
     Fact(
-        ATTENTION, ("v5e",), tokens=1024, states=8, multiple=512, keeps=False,
-        widths=((256, 256),),
+        ATTENTION, ("v5e",), tokens=1024, states=8, multiple=512, keeps=False, widths=((256, 256),)
     ),
     # Scores of fewer heads stay on the chip in XLA's form, too.
     Fact(ATTENTION, ("v5e",), tokens=512, states=128, multiple=512, keeps=True),
     Fact(ATTENTION, ("v5e",), tokens=1024, states=16, multiple=512, keeps=True),
     Fact(ATTENTION, ("v5e",), tokens=2048, states=16),
-)  # fmt: skip
+)
 
 
 def is_cheaper(work: Work) -> bool:

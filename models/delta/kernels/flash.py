@@ -167,11 +167,23 @@ def flash_back_rows(plan: FlashPlan, *given: Array) -> tuple[Array]:
     block = _get_block(q.shape[2])
     with _interpret(plan):
         grad_q, _ = _flash_attention_bwd_dq(
-            q, k, v, None, None, sums[..., 0], largest[..., 0], grad, rest[..., 0],
-            block_q_major=block, block_k_major=block,
-            block_k=_LANES if block % (2 * _LANES) else 2 * _LANES, sm_scale=plan.scale,
-            causal=True, mask_value=DEFAULT_MASK_VALUE, debug=False,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            None,
+            None,
+            sums[..., 0],
+            largest[..., 0],
+            grad,
+            rest[..., 0],
+            block_q_major=block,
+            block_k_major=block,
+            block_k=_LANES if block % (2 * _LANES) else 2 * _LANES,
+            sm_scale=plan.scale,
+            causal=True,
+            mask_value=DEFAULT_MASK_VALUE,
+            debug=False,
+        )
     return (grad_q,)
 
 
@@ -183,10 +195,22 @@ def flash_back_columns(plan: FlashPlan, *given: Array) -> tuple[Array, Array]:
     block = _get_block(q.shape[2])
     with _interpret(plan):
         return _flash_attention_bwd_dkv(
-            q, k, v, None, None, sums[..., 0], largest[..., 0], grad, rest[..., 0],
-            block_q_major=block, block_q=block, block_k_major=block, block_k=block,
-            sm_scale=plan.scale, causal=True,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            None,
+            None,
+            sums[..., 0],
+            largest[..., 0],
+            grad,
+            rest[..., 0],
+            block_q_major=block,
+            block_q=block,
+            block_k_major=block,
+            block_k=block,
+            sm_scale=plan.scale,
+            causal=True,
+        )
 
 
 @contextlib.contextmanager

@@ -84,7 +84,8 @@ def fused_forward(
         partial(_run, plan),
         grid=(batch, heads // group, chunks),
         in_specs=[
-            of_state, *map(of_tokens, plan.lanes),
+            of_state,
+            *map(of_tokens, plan.lanes),
             *(of_chunk(1, *x.shape[3:]) for x in gates[plan.channels :]),
         ],
         out_specs=blocks,
@@ -94,7 +95,7 @@ def fused_forward(
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=plan.interpret,
-    )(state, q, k, v, *gates)  # fmt: skip
+    )(state, q, k, v, *gates)
 
 
 def _run(plan: FusedPlan, *refs: Any) -> None:

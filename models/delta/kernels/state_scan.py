@@ -66,9 +66,14 @@ def walk_back(plan: WalkPlan, grad: Array, *factors: Array) -> tuple[Array, ...]
 
 
 def _call(
-    kernel: Any, plan: WalkPlan, state: Array, factors: Sequence[Array], outputs: Tile, *,
+    kernel: Any,
+    plan: WalkPlan,
+    state: Array,
+    factors: Sequence[Array],
+    outputs: Tile,
+    *,
     reverse: bool,
-) -> tuple[Array, ...]:  # fmt: skip
+) -> tuple[Array, ...]:
     """Call a program for each group of heads, over chunks in order or from the last to the first.
 
     Results are of each chunk, but for the second, which is of the heads alone.

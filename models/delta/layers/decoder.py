@@ -31,9 +31,14 @@ from utils.weights.meaning import Meaning
 LINEAR, LINEAR_ELU, PRODUCT = "linear", "linear_elu", "delta_product"
 # Rule -> what decays: nothing, a head, or each of its channels.
 DECAYS = {
-    LINEAR: "", LINEAR_ELU: "", "delta_net": "", "gated_delta_net": "head", "kda": "channel",
-    "gdn2": "channel", PRODUCT: "head",
-}  # fmt: skip
+    LINEAR: "",
+    LINEAR_ELU: "",
+    "delta_net": "",
+    "gated_delta_net": "head",
+    "kda": "channel",
+    "gdn2": "channel",
+    PRODUCT: "head",
+}
 _ADDING = (LINEAR, LINEAR_ELU)  # nothing is erased
 _RATES = (1.0, 16.0)
 

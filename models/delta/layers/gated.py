@@ -126,10 +126,13 @@ class GatedDeltaNet(nn.Module):
         q, k = (scale_to_length_one(self._split(y, self.widths[0])) for y in (q, k))
         write = write.float().sigmoid()
         inputs = DeltaInputs(
-            q=q * self.widths[0] ** -0.5, k=k, v=self._split(v, self.widths[1]),
+            q=q * self.widths[0] ** -0.5,
+            k=k,
+            v=self._split(v, self.widths[1]),
             g=-self.A_log.float().exp() * functional.softplus(rate.float() + self.dt_bias.float()),
-            erase=write, write=write,
-        )  # fmt: skip
+            erase=write,
+            write=write,
+        )
         output = run_rule(inputs, tail, cache, self.options)
         gate = self._split(gate, self.widths[1])
         return self.out_proj(self.norm(output.to(x.dtype), gate).flatten(2))

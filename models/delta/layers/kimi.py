@@ -128,9 +128,13 @@ class KimiDeltaAttention(nn.Module):
         q, k, v = functional.silu(mixed).unflatten(-1, (3, heads, width)).unbind(dim=2)
         write = self.b_proj(x).float().sigmoid()
         inputs = DeltaInputs(
-            q=scale_to_length_one(q) * width**-0.5, k=scale_to_length_one(k), v=v,
-            g=self.forget_gate(x), erase=write, write=write,
-        )  # fmt: skip
+            q=scale_to_length_one(q) * width**-0.5,
+            k=scale_to_length_one(k),
+            v=v,
+            g=self.forget_gate(x),
+            erase=write,
+            write=write,
+        )
         output = run_rule(inputs, tail, cache, self.options)
         gate = self.g_b_proj(self.g_a_proj(x)).unflatten(-1, (heads, width))
         return self.o_proj(self.o_norm(output.to(x.dtype), gate).flatten(2))

@@ -32,9 +32,12 @@ from utils.weights.meaning import Meaning, ModelArguments
 
 _INIT_STD = 0.02
 _CENTRED = (
-    "model.norm.weight", "*.input_layernorm.weight", "*.post_attention_layernorm.weight",
-    "*.q_norm.weight", "*.k_norm.weight",
-)  # fmt: skip
+    "model.norm.weight",
+    "*.input_layernorm.weight",
+    "*.post_attention_layernorm.weight",
+    "*.q_norm.weight",
+    "*.k_norm.weight",
+)
 
 
 @dataclass(frozen=True)

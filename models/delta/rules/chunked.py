@@ -102,13 +102,20 @@ class _DeltaChunks(RuleChunks):
         q, k, v, g, erase, write = (to_chunks(x, chunk, dtype) for x in wide)
         reach = find_reach(starts, chunk)
         return cls(
-            q=q, k=k, v=v, g=g, erase=erase, write=write, erased=erase * k,
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            erase=erase,
+            write=write,
+            erased=erase * k,
             into=keep_reached(decay.sum_before(g).exp(), reach.entry),
             out=keep_reached(decay.sum_behind(g).exp(), reach.exit),
             last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
-            pairs=reach.pairs, products=plan.options.products,
+            pairs=reach.pairs,
+            products=plan.options.products,
             by_products=plan.options.is_written_out,
-        )  # fmt: skip
+        )
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         return multiply(x, y, self.products)
@@ -149,18 +156,24 @@ class _DeltaChunks(RuleChunks):
         k_behind = self.out * self.multiply(values, turn(after))
         to_erased = to_erased + erased_before
         of_gates = (
-            q * q_before + self.erased * erased_before, k * k_behind,
+            q * q_before + self.erased * erased_before,
+            k * k_behind,
             (self.last * (after * states).sum(dim=-1)).unsqueeze(-2),
-        )  # fmt: skip
+        )
         of_rows, of_columns, to_last = (shrink(x, self.g.shape[-1]) for x in of_gates)
         to_g = decay.sum_across(of_rows, of_columns) + to_last + g_of_pairs
         # The two products with `sides` differ in their order, so that the programs of the two
         # gradients differ, too: PyTorch/XLA identifies programs by operations and shapes alone, and
         # would return one for the other where v and write have one shape (pytorch/xla 8353).
         return (
-            to_q + q_before, to_k + k_behind + self.erase * to_erased,
-            self.write * sides, to_g, k * to_erased, sides * self.v, before,
-        )  # fmt: skip
+            to_q + q_before,
+            to_k + k_behind + self.erase * to_erased,
+            self.write * sides,
+            to_g,
+            k * to_erased,
+            sides * self.v,
+            before,
+        )
 
 
 def _list_parts(inputs: DeltaInputs) -> list[Tensor]:

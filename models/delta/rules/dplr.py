@@ -79,14 +79,19 @@ class _DplrChunks(RuleChunks):
         q, k, v, g, a, b = (to_chunks(x, chunk, dtype) for x in parts)
         reach = find_reach(starts, chunk)
         return cls(
-            q=q, k=k, v=v, g=g, a=a, b=b,
+            q=q,
+            k=k,
+            v=v,
+            g=g,
+            a=a,
+            b=b,
             into=keep_reached(sum_before(g).exp(), reach.entry),
             before=keep_reached(sum_before(g, before=True).exp(), reach.entry),
             out=keep_reached(sum_behind(g).exp(), reach.exit),
             last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
             of_q=Pairing(keep=reach.pairs, products=products),
             of_a=Pairing(strict=True, before=True, keep=reach.pairs, products=products),
-        )  # fmt: skip
+        )
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         return self.of_q.multiply(x, y)
@@ -126,9 +131,11 @@ class _DplrChunks(RuleChunks):
         grad, q, k, v, a, b = grads[0], self.q, self.k, self.v, self.a, self.b
         states, values, sides, after, before = retreat_over(self, kept, grads, options)
         of_pairs = (
-            (grad, values, q, b, self.of_q), (grad, v, q, k, self.of_q),
-            (sides, values, a, b, self.of_a), (sides, v, a, k, self.of_a),
-        )  # fmt: skip
+            (grad, values, q, b, self.of_q),
+            (grad, v, q, k, self.of_q),
+            (sides, values, a, b, self.of_a),
+            (sides, v, a, k, self.of_a),
+        )
         (q_b, b_q, g_0), (q_k, k_q, g_1), (a_b, b_a, g_2), (a_k, k_a, g_3) = (
             pull_pairs((left, right), x, y, self.g, pairing)
             for left, right, x, y, pairing in of_pairs
@@ -144,10 +151,14 @@ class _DplrChunks(RuleChunks):
         to_g = to_g + sum_before(b * b_behind + k * k_behind, before=True)
         to_last = self.last * (after * states).sum(dim=-1)
         return (
-            q_b + q_k + q_before, k_q + k_a + k_behind, to_v,
-            to_g + to_last.unsqueeze(-2) + g_0 + g_1 + g_2 + g_3, a_b + a_k + a_before,
-            b_q + b_a + b_behind, before,
-        )  # fmt: skip
+            q_b + q_k + q_before,
+            k_q + k_a + k_behind,
+            to_v,
+            to_g + to_last.unsqueeze(-2) + g_0 + g_1 + g_2 + g_3,
+            a_b + a_k + a_before,
+            b_q + b_a + b_behind,
+            before,
+        )
 
 
 _RULE = create_chunk_rule(_DplrChunks)

@@ -34,9 +34,14 @@ def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
         )
     response = RedirectResponse("/", 303)
     response.set_cookie(
-        parts.settings.cookie, session, max_age=COOKIE_S, path="/", httponly=True,
-        samesite="strict", secure=request.url.scheme == "https",
-    )  # fmt: skip
+        parts.settings.cookie,
+        session,
+        max_age=COOKIE_S,
+        path="/",
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
     return response
 
 

@@ -48,9 +48,15 @@ def show_queue(
     chips += [(w, words.count(w), f"/queue?state={w}", w == state) for w in dict.fromkeys(words)]
     matches = [job for job in jobs if state in ("", job.state)]
     return render_page(
-        request, "queue.html", "Queue", jobs=matches[:_MOST_JOBS], matched=len(matches),
-        chips=chips, filtered=bool(state), error="",
-    )  # fmt: skip
+        request,
+        "queue.html",
+        "Queue",
+        jobs=matches[:_MOST_JOBS],
+        matched=len(matches),
+        chips=chips,
+        filtered=bool(state),
+        error="",
+    )
 
 
 @router.get("/queue/{job_id}")
@@ -112,8 +118,8 @@ def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Respo
 
 @router.get(SUBMIT)
 def show_form(
-    request: Request, parts: Parts, config: Annotated[str, Query(max_length=1024)] = "",
-) -> Response:  # fmt: skip
+    request: Request, parts: Parts, config: Annotated[str, Query(max_length=1024)] = ""
+) -> Response:
     """Show the form of a submission; the address's query fills its fields."""
     typed = {key: value for key, value in request.query_params.items() if key != ESTIMATE}
     return _render_form(request, parts, config, typed, is_asked=ESTIMATE in request.query_params)
@@ -144,9 +150,11 @@ def _read_form(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequ
         raise UserError(f"slots ({slots[:20]!r}) is no number of devices; give 1 to 64")
     try:
         return SubmitRequest(
-            config=fields.get(CONFIG, ""), overrides=read_overrides(fields), slots=int(slots),
+            config=fields.get(CONFIG, ""),
+            overrides=read_overrides(fields),
+            slots=int(slots),
             dry_run=dry_run,
-        )  # fmt: skip
+        )
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise UserError(
@@ -155,15 +163,28 @@ def _read_form(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequ
 
 
 def _render_form(
-    request: Request, parts: Service, config: str, typed: Mapping[str, str], *,
-    is_asked: bool = False, error: UserError | None = None,
-) -> Response:  # fmt: skip
+    request: Request,
+    parts: Service,
+    config: str,
+    typed: Mapping[str, str],
+    *,
+    is_asked: bool = False,
+    error: UserError | None = None,
+) -> Response:
     """Render the page of a submission; `is_asked` adds the results of checks and compiler."""
     context: dict[str, object] = {
-        "configs": parts.list_configs(), "config": config, "about": [], "groups": (),
-        "verdict": None, "estimate": None, "told": (), "bills": (),
-        "bill_note": "", "slots": typed.get(SLOTS) or "1", "target": typed.get(TARGET) or _TARGET,
-    }  # fmt: skip
+        "configs": parts.list_configs(),
+        "config": config,
+        "about": [],
+        "groups": (),
+        "verdict": None,
+        "estimate": None,
+        "told": (),
+        "bills": (),
+        "bill_note": "",
+        "slots": typed.get(SLOTS) or "1",
+        "target": typed.get(TARGET) or _TARGET,
+    }
     try:
         if config:
             _fill(parts, config, typed, context)
@@ -209,9 +230,16 @@ def _render_job(
     overrides = [(k, json.dumps(v)) for k, v in parts.queue.read_overrides(job.id).items()]
     status = 200 if error is None else getattr(error, "status", 422)
     return render_page(
-        request, "job.html", "Queue", status=status, own_run=job.run, job=job,
-        log=read_log(parts, job.id), overrides=overrides, error=str(error or ""),
-    )  # fmt: skip
+        request,
+        "job.html",
+        "Queue",
+        status=status,
+        own_run=job.run,
+        job=job,
+        log=read_log(parts, job.id),
+        overrides=overrides,
+        error=str(error or ""),
+    )
 
 
 def read_log(parts: Service, job_id: str) -> str:

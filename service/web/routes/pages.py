@@ -45,17 +45,26 @@ def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query(
     except UserError as refused:
         error = str(refused)
     return render_page(
-        request, "runs.html", "Runs", status=422 if error else 200, error=error,
-        view=make_view(query, listed, states, archived), known_keys=parts.runs.list_keys(),
+        request,
+        "runs.html",
+        "Runs",
+        status=422 if error else 200,
+        error=error,
+        view=make_view(query, listed, states, archived),
+        known_keys=parts.runs.list_keys(),
         all_columns=",".join([*listed.keys, *listed.more_keys]),
-    )  # fmt: skip
+    )
 
 
 @router.get("/runs/{experiment}/{name}")
 def show_run(
-    request: Request, parts: Parts, experiment: Name, name: Name,
-    shown: Annotated[StepRange, Query()], whole: str = "",
-) -> Response:  # fmt: skip
+    request: Request,
+    parts: Parts,
+    experiment: Name,
+    name: Name,
+    shown: Annotated[StepRange, Query()],
+    whole: str = "",
+) -> Response:
     """Show one run."""
     record = parts.runs.open_run(experiment, name)
     alive = is_alive(parts.runs.store, record.path, record.facts.get("status"))
@@ -63,23 +72,34 @@ def show_run(
     jobs = [job for job in parts.queue.list() if job.run == record.path]
     job = jobs[-1] if jobs else None
     view = make_run_view(
-        record, parts.series, alive, shown=shown,
+        record,
+        parts.series,
+        alive,
+        shown=shown,
         name=TrialNames(parts.runs.store).describe(record.path, record.config),
-    )  # fmt: skip
+    )
     return render_page(
-        request, "run.html", "Runs", own_run=record.path, view=view, shown=shown, job=job,
+        request,
+        "run.html",
+        "Runs",
+        own_run=record.path,
+        view=view,
+        shown=shown,
+        job=job,
         log=read_log(parts, job.id) if job else "",
         verdict=make_verdict(record, read_verdicts(parts.store)),
         lineage=make_lineage(parts.runs.get_index(), record),
-    )  # fmt: skip
+    )
 
 
 @router.get("/compare")
 def show_comparison(
-    request: Request, parts: Parts,
+    request: Request,
+    parts: Parts,
     run: Annotated[list[str], Query(max_length=64, default_factory=list)],
-    seeds: Annotated[str, Query(max_length=8)] = "", exact: Annotated[str, Query()] = "",
-) -> Response:  # fmt: skip
+    seeds: Annotated[str, Query(max_length=8)] = "",
+    exact: Annotated[str, Query()] = "",
+) -> Response:
     """Compare runs; single ones of one configuration are one side unless `seeds` is apart."""
     texts = [text.strip() for text in run if text.strip()]
     context: dict[str, object] = {"view": None, "toggle": None, "exact_url": "", "error": ""}

@@ -37,8 +37,20 @@ _BYTES_TYPE = "application/octet-stream"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 BYTES = {200: {"description": "the file", "content": {_BYTES_TYPE: _BINARY, "image/png": _BINARY}}}
 CSV = {200: {"description": "a table", "content": {"text/csv": {"schema": {"type": "string"}}}}}
-_COLUMNS = ("path", "id", "shown_status", "started", "ended", "attempts", "host", "device",
-            "git_commit", "score", "score_name", "tags")  # fmt: skip
+_COLUMNS = (
+    "path",
+    "id",
+    "shown_status",
+    "started",
+    "ended",
+    "attempts",
+    "host",
+    "device",
+    "git_commit",
+    "score",
+    "score_name",
+    "tags",
+)
 # One component of a path; `store.record.ids` checks it in full.
 Name = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\x1f]")]
 

@@ -193,10 +193,15 @@ def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> 
         rows = M4Downsampler().downsample(steps.astype(np.float64), values, n_out=most)
         steps, values = steps[rows], values[rows]
     return Curve(
-        metric=metric, unit=entry.unit if entry else "",
-        direction=entry.direction if entry else "none", points=total,
-        steps=steps.tolist(), values=_round(values), nonfinite=marks, nonfinite_count=counts,
-    )  # fmt: skip
+        metric=metric,
+        unit=entry.unit if entry else "",
+        direction=entry.direction if entry else "none",
+        points=total,
+        steps=steps.tolist(),
+        values=_round(values),
+        nonfinite=marks,
+        nonfinite_count=counts,
+    )
 
 
 def _read_axis(
@@ -214,9 +219,12 @@ def _read_axis(
 
 
 def _draw(
-    name: str, steps: np.ndarray, values: np.ndarray, extent: Extent,
+    name: str,
+    steps: np.ndarray,
+    values: np.ndarray,
+    extent: Extent,
     axis: tuple[np.ndarray, np.ndarray] | None,
-) -> Curve:  # fmt: skip
+) -> Curve:
     """Compute a curve of an extent, with its positions on another axis."""
     start, end = extent.start, extent.end
     if axis is not None:

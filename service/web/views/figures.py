@@ -98,9 +98,14 @@ def make_chart(path: str, metrics: Sequence[str], curves: Sequence[Curve]) -> Sh
     keys = zip(range(len(names)), names, values, strict=True)
     source = {"url": link_api(path, "series"), "name": path, "ink": 0}
     return ShownChart(
-        _entitle(names), tuple(metrics), (source,), tuple(keys), tuple(_tell_nonfinite(curves)),
-        draw_picture(curves, range(len(curves))), _find_lone_step(curves),
-    )  # fmt: skip
+        _entitle(names),
+        tuple(metrics),
+        (source,),
+        tuple(keys),
+        tuple(_tell_nonfinite(curves)),
+        draw_picture(curves, range(len(curves))),
+        _find_lone_step(curves),
+    )
 
 
 def make_overlay(
@@ -119,9 +124,15 @@ def make_overlay(
         pairs = zip(runs, curves, strict=True)
         keys = {path: (ink, name, _get_last(c)) for (path, name, ink), c in pairs}
     return ShownChart(
-        metric, (metric,), sources, tuple(keys.values()), tuple(_tell_nonfinite(curves)),
-        draw_picture(curves, [ink for _, _, ink in runs]), lone, is_overlay=True,
-    )  # fmt: skip
+        metric,
+        (metric,),
+        sources,
+        tuple(keys.values()),
+        tuple(_tell_nonfinite(curves)),
+        draw_picture(curves, [ink for _, _, ink in runs]),
+        lone,
+        is_overlay=True,
+    )
 
 
 def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None:

@@ -117,17 +117,21 @@ def make_families(
     wanted = [name for charts in groups.values() for metrics in charts for name in metrics]
     for start in range(0, len(wanted) if is_ready else 0, MOST_METRICS):
         answer = series.read(
-            record, wanted[start : start + MOST_METRICS],
+            record,
+            wanted[start : start + MOST_METRICS],
             Extent(shown.start, shown.end, PICTURE_WIDTH),
-        )  # fmt: skip
+        )
         curves |= {curve.metric: curve for curve in answer.curves}
     return tuple(
-        ChartFamily(family, tuple(
-            make_chart(record.path, metrics, [curves[name] for name in metrics if curves])
-            for metrics in charts
-        ))
+        ChartFamily(
+            family,
+            tuple(
+                make_chart(record.path, metrics, [curves[name] for name in metrics if curves])
+                for metrics in charts
+            ),
+        )
         for family, charts in groups.items()
-    )  # fmt: skip
+    )
 
 
 def _has_no_chart(name: str) -> bool:

@@ -38,8 +38,12 @@ class RunsQuery(BaseModel):
 
     def link(self, **changes: str) -> str:
         """Return the address of the changed list; of its first page unless `changes` has one."""
-        query = {"filter": self.filter, "sort": self.sort, "reverse": self.reverse,
-                 "show": self.show}  # fmt: skip
+        query = {
+            "filter": self.filter,
+            "sort": self.sort,
+            "reverse": self.reverse,
+            "show": self.show,
+        }
         return link_page("/", {**query, **changes})
 
 
@@ -96,9 +100,11 @@ def choose_keys(varied: Sequence[str], neutral: Collection[str]) -> list[str]:
 
 
 def find_differing(
-    keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], runs: Sequence[int],
+    keys: Sequence[str],
+    cells: Mapping[str, Mapping[int, JsonValue]],
+    runs: Sequence[int],
     late: Collection[str] = (),
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Select the keys whose values are not equal in all runs, those that vary most first."""
 
     def count_odd(key: str) -> int:

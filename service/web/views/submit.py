@@ -90,11 +90,14 @@ def _make_field(key: str, field: Any, known: JsonValue, typed: Mapping[str, str]
     if known is None:
         known = "none"
     return FormField(
-        key, field.description or "", typed.get(key, ""),
-        known if isinstance(known, str) else json.dumps(known), choices,
+        key,
+        field.description or "",
+        typed.get(key, ""),
+        known if isinstance(known, str) else json.dumps(known),
+        choices,
         is_number=bool({int, float} & set(kinds)) and str not in kinds,
         is_place=read_key_info(field).is_path,
-    )  # fmt: skip
+    )
 
 
 def _list_kinds(annotation: object) -> list[object]:

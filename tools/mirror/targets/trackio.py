@@ -39,13 +39,15 @@ class TrackioTarget:
     def send(self, points: Sequence[Point], end: HistoryEnd) -> None:
         run = self._head
         self._storage.bulk_log(
-            run.experiment, run.name, [point.values for point in points],
+            run.experiment,
+            run.name,
+            [point.values for point in points],
             steps=[point.step for point in points],
             timestamps=[datetime.fromtimestamp(point.time, UTC).isoformat() for point in points],
             config=run.config,
             log_ids=[f"{run.identity}-{point.key}" for point in points],
             run_id=run.identity,
-        )  # fmt: skip
+        )
 
     def finish(self, end: Point) -> None:
         self.send([end], HistoryEnd())
