@@ -147,7 +147,7 @@ WRONG = [
      "remove one of them"),
     (("--optim.base_lr=1e-5", "--opt=sgd"), "gives a learning rate of 6.25e-07", "lower min_lr"),
     (("--model.head_init_bias=-7", "--model=mnist_cnn", "--model.image_size=28", "--model.args="),
-     "model.head_init_bias (-7) needs a classifier", "leave it out"),
+     "model.head_init_bias (-7) needs a classifier", "remove it"),
     (('--distill.losses=[{"name": "kd", "args": {"temprature": 2}}]',
       "--teacher=vit_tiny_patch16_224"), "no argument 'temprature'", "did you mean 'temperature'"),
 ]  # fmt: skip

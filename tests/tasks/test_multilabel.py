@@ -106,7 +106,7 @@ def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path, capsys):
     assert read_metrics(tmp_path / "runs" / "sets" / "tfds")[-1]["examples"] == 32
     # Its sets would tell a top-1 of what has none.
     assert evaluate([str(tmp_path / "runs" / "sets" / "tfds")]) == 2
-    assert "main.py --eval gives a run's mAP and F1" in capsys.readouterr().err
+    assert "use python main.py --eval for a run's mAP and F1" in capsys.readouterr().err
     data = DataSection(source="tfds", root=str(tmp_path), name="sets", label_key="real_label",
                        eval_split="train", eval_pp=PP, global_batch_size=96)  # fmt: skip
     loader = create_loader(data, "eval", seed=0)
