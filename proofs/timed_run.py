@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from job.build import build_parts
@@ -16,9 +16,6 @@ from utils.programs import get_run_flags
 from utils.runtime.launcher import create_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from job.callbacks import RunCallbacks
     from utils.config.load import RunConfig
 
 T = TypeVar("T")

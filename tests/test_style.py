@@ -181,8 +181,10 @@ def check_types(*paths: str | Path) -> subprocess.CompletedProcess[str]:
     interpreter = ["--python-interpreter-path", sys.executable]
     return subprocess.run(
         [sys.executable, "-m", *words, *interpreter, *paths],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
 
 
 def test_the_type_checker_finds_nothing(tmp_path):

@@ -95,9 +95,9 @@ def create_hadamard(order: int) -> Tensor | None:
     if order < 1 or order % 4:
         return None
     if order & (order - 1) == 0:
-        half = create_hadamard(order // 2)
-        assert half is not None
-        return torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64), half)
+        two, half = create_hadamard(2), create_hadamard(order // 2)
+        assert two is not None and half is not None  # all powers of two are known
+        return torch.kron(two, half)
     if _is_prime(order - 1):
         return torch.eye(order, dtype=torch.float64) + _create_conference(order - 1, -1.0)
     if (order // 2) % 4 == 2 and _is_prime(order // 2 - 1):

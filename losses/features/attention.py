@@ -69,7 +69,8 @@ class AttentionFusion(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return maps of the teacher's width, and the residual for the next, shallower stage."""
         fused = self.inward_norm(self.inward(maps), weights)
-        if self.attention is not None and residual is not None:
+        if self.attention is not None:
+            assert residual is not None  # all stages but the deepest get one
             deeper = enlarge(residual, *maps.shape[2:])
             shares = torch.sigmoid(self.attention(torch.cat([fused, deeper], dim=1)))
             fused = fused * shares[:, :1] + deeper * shares[:, 1:]

@@ -41,7 +41,7 @@ def test_help_imports_no_tensorflow(tmp_path):
 
 
 def test_ranks_as_processes_see_every_id_once(root, tmp_path):
-    # Of the last batch rank 0 has one example and rank 1 none: that says nothing of their speed.
+    # Rank 0 has one example of the last batch and rank 1 has none, which does not measure speed.
     arguments = ["--data-dir", str(root), "--split", "validation[:41]", "--batch", "8", *PP]
     arguments += ["--world-size", "2", "--min-samples-per-sec", "0.001"]
     arguments += ["--min-throughput-ratio", "0.0001"]
