@@ -41,9 +41,12 @@ if importlib.util.find_spec("torch") is not None:
 # The same examples on every machine, and no limit that a loaded machine exceeds: both the deadline
 # and the check for slow strategies read the clock.
 settings.register_profile(
-    "suite", deadline=None, derandomize=True, database=None,
+    "suite",
+    deadline=None,
+    derandomize=True,
+    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)
 settings.load_profile("suite")
 
 MAPS = Path("/proc/self/maps")
@@ -116,10 +119,15 @@ def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> 
 
     output_dir = tmp_path_factory.mktemp("teacher")
     flags = [
-        "--config", str(ROOT / "configs/digits_student.yaml"), f"--data.root={digits_root}",
-        f"--run.output_dir={output_dir}", "--run.run_id=taught", "--runtime.device=cpu",
-        "--train.epochs=6", "--train.eval_every_epochs=6",
-    ]  # fmt: skip
+        "--config",
+        str(ROOT / "configs/digits_student.yaml"),
+        f"--data.root={digits_root}",
+        f"--run.output_dir={output_dir}",
+        "--run.run_id=taught",
+        "--runtime.device=cpu",
+        "--train.epochs=6",
+        "--train.eval_every_epochs=6",
+    ]
     assert main.main(flags) == 0
     return output_dir / "digits_student" / "taught"
 

@@ -66,8 +66,6 @@ def insert(path: Path, before: str, text: str) -> None:
     path.write_text(content.replace(before, text + before), encoding="utf-8")
 
 
-# --- losses ---
-
 LOSS = '''"""The largest gap of two distributions."""
 
 from __future__ import annotations
@@ -133,8 +131,6 @@ def test_a_loss_is_its_file_its_row_its_reference_and_its_line_in_the_document(t
     ]
 
 
-# --- keys ---
-
 KEY = """    jitter: float = key(
         0.0,
         "share by which the learning rate of each run is moved",
@@ -168,8 +164,6 @@ def test_a_key_is_its_field_its_line_on_the_page_and_what_it_changes(tmp_path):
         "utils/config/sections.py",
     ]
 
-
-# --- devices ---
 
 DEVICE = '''"""The CPU under another name."""
 
@@ -229,9 +223,13 @@ def test_a_device_is_its_file_its_row_and_its_form_of_the_parity_test(tmp_path):
     for program in (("main.py",), ("-m", "tools.predict"), ("-m", "tools.generate")):
         assert "second,cuda}" in run(copy, *program, "--help").replace("\n", "")
     trained = run(
-        copy, "main.py", "--config=configs/smoke.yaml", "--runtime.device=second",
-        "--train.steps=1", f"--run.output_dir={tmp_path / 'runs'}",
-    )  # fmt: skip
+        copy,
+        "main.py",
+        "--config=configs/smoke.yaml",
+        "--runtime.device=second",
+        "--train.steps=1",
+        f"--run.output_dir={tmp_path / 'runs'}",
+    )
     (environment,) = (tmp_path / "runs").rglob("environment.json")
     assert '"second"' in environment.read_text(encoding="utf-8"), trained
     assert list_changed(copy) == [

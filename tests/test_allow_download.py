@@ -59,11 +59,20 @@ PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
 def ask(folder, *flags: str) -> int:
     """A run of two steps on what TFDS knows as digits_of_test."""
     root = folder / "data"
-    return main.main(create_argv(
-        folder, "--data.source=tfds", "--data.name=digits_of_test", f"--data.root={root}",
-        "--data.eval_split=validation", f"--data.train_pp={PP}", f"--data.eval_pp={PP}",
-        "--train.steps=2", "--run.run_id=a", *flags,
-    ))  # fmt: skip
+    return main.main(
+        create_argv(
+            folder,
+            "--data.source=tfds",
+            "--data.name=digits_of_test",
+            f"--data.root={root}",
+            "--data.eval_split=validation",
+            f"--data.train_pp={PP}",
+            f"--data.eval_pp={PP}",
+            "--train.steps=2",
+            "--run.run_id=a",
+            *flags,
+        )
+    )
 
 
 @pytest.fixture(autouse=True)

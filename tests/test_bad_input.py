@@ -59,98 +59,200 @@ BY_LAYERS = (
     '--distill.losses=[{"name": "fitnet", "layers": {"blocks.0": "blocks.0"}}]',
 )
 WRONG = [
-    (("--model=vit_tinny_patch16_224",), r"model.name 'vit_tinny_patch16_224' is no model",
-     "vit_tiny_patch16_224"),
+    (
+        ("--model=vit_tinny_patch16_224",),
+        r"model.name 'vit_tinny_patch16_224' is no model",
+        "vit_tiny_patch16_224",
+    ),
     (("--model=resnet18.no_such_tag",), "model.name 'resnet18.no_such_tag'", "known:"),
     (("--opt=adamww",), "unknown optim.name 'adamww'", "did you mean 'adamw'"),
     (("--data.train_pp=value_rnage(-1, 1)",), "data.train_pp", "value_range"),
     (("--data.eval_pp=decode|flip_lrr|value_range(-1, 1)",), "data.eval_pp", "flip_lr"),
     (("--data.train_pp=resize(8)|value_range(-1, 1",), "data.train_pp", ""),
-    (("--data.train_pp=resize(8)",), "data.train_pp ('resize(8)') does not end with a value range",
-     "value_range(0, 255)"),
-    (("--data.eval_pp=value_range(0, 1)",), "data.eval_pp ends with value_range(0, 1) but",
-     "end both alike"),
+    (
+        ("--data.train_pp=resize(8)",),
+        "data.train_pp ('resize(8)') does not end with a value range",
+        "value_range(0, 255)",
+    ),
+    (
+        ("--data.eval_pp=value_range(0, 1)",),
+        "data.eval_pp ends with value_range(0, 1) but",
+        "end both alike",
+    ),
     (("--data.train_pp=value_range(1, 1)",), "vmin and vmax are both 1", "at character 1"),
     (("--batch_size=128",), "data.global_batch_size (128) exceeds the 96 examples", "lower it"),
-    (("--batch_size=12", "--update_freq=5"), "data.global_batch_size (12) does not divide into 5",
-     "make it a multiple of 5"),
+    (
+        ("--batch_size=12", "--update_freq=5"),
+        "data.global_batch_size (12) does not divide into 5",
+        "make it a multiple of 5",
+    ),
     (("--batch_size=12", "--update_freq=4", "--mixup=1"), "leaves 3 examples", "cutmix_alpha to 0"),
-    (("--epochs=2", "--optim.warmup_steps=13"), "optim.warmup_steps (13) exceeds the run's 12",
-     "raise train.epochs"),
-    (("--epochs=2", "--profile.steps=11-12"), "profile.steps ('11-12') lies beyond the run's 12",
-     "0 to 11"),
-    (("--model.num_classes=5",), "model.num_classes (5) is less than the 10 classes",
-     "leave it out"),
+    (
+        ("--epochs=2", "--optim.warmup_steps=13"),
+        "optim.warmup_steps (13) exceeds the run's 12",
+        "raise train.epochs",
+    ),
+    (
+        ("--epochs=2", "--profile.steps=11-12"),
+        "profile.steps ('11-12') lies beyond the run's 12",
+        "0 to 11",
+    ),
+    (
+        ("--model.num_classes=5",),
+        "model.num_classes (5) is less than the 10 classes",
+        "leave it out",
+    ),
     (("--kd=kdd", "--teacher=vit_tiny_patch16_224"), "unknown loss 'kdd'", "kd"),
-    (("--kd=kd", "--teacher=vit_tinny_patch16_224"), "'vit_tinny_patch16_224' is no model",
-     "vit_tiny_patch16_224"),
-    (("--kd=kd", "--teacher_path=nowhere.pth", "--teacher=vit_tiny_patch16_224"),
-     "nowhere.pth", "no such file or directory"),
-    (("--model.weights=nowhere.safetensors",), "model.weights ('nowhere.safetensors')",
-     "no such file or directory"),
+    (
+        ("--kd=kd", "--teacher=vit_tinny_patch16_224"),
+        "'vit_tinny_patch16_224' is no model",
+        "vit_tiny_patch16_224",
+    ),
+    (
+        ("--kd=kd", "--teacher_path=nowhere.pth", "--teacher=vit_tiny_patch16_224"),
+        "nowhere.pth",
+        "no such file or directory",
+    ),
+    (
+        ("--model.weights=nowhere.safetensors",),
+        "model.weights ('nowhere.safetensors')",
+        "no such file or directory",
+    ),
     (('--model.args={"no_such_thing": 1}',), "no_such_thing", "model.args"),
     (("--resume=nowhere",), "run.resume ('nowhere')", "no whole checkpoint"),
     (("--eval", "--resume=auto"), "run.resume 'auto' finds no checkpoint", "train first"),
     (("--run.experiment=a/b",), "run.experiment ('a/b')", "letters, digits"),
     (("--runtime.device=cuda",), "PyTorch sees no NVIDIA GPU", ""),
-    (("--train.task_loss=bcee",), "unknown train.task_loss 'bcee' for train.task=classify",
-     "did you mean 'bce'"),
-    (("--train.bce_threshold=0.2",), "train.bce_threshold (0.2) has no effect on train.task_loss=",
-     "set train.task_loss=bce"),
+    (
+        ("--train.task_loss=bcee",),
+        "unknown train.task_loss 'bcee' for train.task=classify",
+        "did you mean 'bce'",
+    ),
+    (
+        ("--train.bce_threshold=0.2",),
+        "train.bce_threshold (0.2) has no effect on train.task_loss=",
+        "set train.task_loss=bce",
+    ),
     (("--train.task_loss=bce", "--train.bce_threshold=1"), "train.bce_threshold", "less than 1"),
-    (("--train.class_weights=[1, 2]",), "train.class_weights has 2 numbers, 3 in all, for 10",
-     "one number for each class"),
-    (("--train.class_weights=[0,0,0,0,0,0,0,0,0,0]",), "train.class_weights has 10 numbers, 0 in",
-     "some of them above 0"),
+    (
+        ("--train.class_weights=[1, 2]",),
+        "train.class_weights has 2 numbers, 3 in all, for 10",
+        "one number for each class",
+    ),
+    (
+        ("--train.class_weights=[0,0,0,0,0,0,0,0,0,0]",),
+        "train.class_weights has 10 numbers, 0 in",
+        "some of them above 0",
+    ),
     (("--train.class_weights=[-1]",), "train.class_weights", "at least 0"),
     (("--data.repeats=9",), "data.repeats (9) leaves no two examples in a batch", "lower it"),
-    (("--train.mix_off_epoch=1",), "train.mix_off_epoch (1.0) needs train.mixup_alpha",
-     "or train.cutmix_alpha; set it"),
-    (("--mixup=1", "--epochs=3", "--train.mix_off_epoch=3"), "is not before the end of the run's 3",
-     "lower it"),
+    (
+        ("--train.mix_off_epoch=1",),
+        "train.mix_off_epoch (1.0) needs train.mixup_alpha",
+        "or train.cutmix_alpha; set it",
+    ),
+    (
+        ("--mixup=1", "--epochs=3", "--train.mix_off_epoch=3"),
+        "is not before the end of the run's 3",
+        "lower it",
+    ),
     (("--train.image_sizes={1: 4}",), "train.image_sizes begins at epoch 1", "a side for epoch 0"),
-    (("--train.image_sizes={0: 12}",), "train.image_sizes (12 from epoch 0) exceeds model.image_s",
-     "lower it"),
-    (("--train.image_sizes={0: 4, 9: 8}", "--epochs=3"), "train.image_sizes (9) is not before",
-     "lower it"),
-    (("--train.image_sizes={0: 4}",), "train.image_sizes (4 from epoch 0): model.name 'vit_tiny",
-     "model.args.dynamic_img_size=true"),
-    (("--train.image_sizes={0: 6}", "--model.args.dynamic_img_size=true"), "train.image_sizes (6 ",
-     "divisible by patch size"),
-    (("--train.image_sizes={0: 4, 1: 8}", "--train.scan_layers=true", "--runtime.device=xla"),
-     " and train.scan_layers exclude each other", "keep one"),
-    (("--train.image_sizes={0: 4, 0.01: 8}", *ANY_SIDE), "train.image_sizes (epoch 0.01, which is "
-     "step 0) begins at the same step as epoch 0", "further apart"),
-    (("--train.image_sizes={0: 4, 2: 8}", "--train.steps=5", *ANY_SIDE),
-     "exceeds the run's 5 steps", "lower it"),
-    (("--train.image_sizes={0: 4, 2: 8}", *ANY_SIDE, *BY_LAYERS),
-     "train.image_sizes is not supported with layers in distill.losses", "remove one"),
+    (
+        ("--train.image_sizes={0: 12}",),
+        "train.image_sizes (12 from epoch 0) exceeds model.image_s",
+        "lower it",
+    ),
+    (
+        ("--train.image_sizes={0: 4, 9: 8}", "--epochs=3"),
+        "train.image_sizes (9) is not before",
+        "lower it",
+    ),
+    (
+        ("--train.image_sizes={0: 4}",),
+        "train.image_sizes (4 from epoch 0): model.name 'vit_tiny",
+        "model.args.dynamic_img_size=true",
+    ),
+    (
+        ("--train.image_sizes={0: 6}", "--model.args.dynamic_img_size=true"),
+        "train.image_sizes (6 ",
+        "divisible by patch size",
+    ),
+    (
+        ("--train.image_sizes={0: 4, 1: 8}", "--train.scan_layers=true", "--runtime.device=xla"),
+        " and train.scan_layers exclude each other",
+        "keep one",
+    ),
+    (
+        ("--train.image_sizes={0: 4, 0.01: 8}", *ANY_SIDE),
+        "train.image_sizes (epoch 0.01, which is step 0) begins at the same step as epoch 0",
+        "further apart",
+    ),
+    (
+        ("--train.image_sizes={0: 4, 2: 8}", "--train.steps=5", *ANY_SIDE),
+        "exceeds the run's 5 steps",
+        "lower it",
+    ),
+    (
+        ("--train.image_sizes={0: 4, 2: 8}", *ANY_SIDE, *BY_LAYERS),
+        "train.image_sizes is not supported with layers in distill.losses",
+        "remove one",
+    ),
     (("--train.image_sizes={0: 0}",), "train.image_sizes", "at least 1"),
     (("--train.image_sizes={-1: 8}",), "train.image_sizes", "at least 0"),
-    (("--train.ema_more=[0.9]",), "train.ema_more ((0.9,)) needs train.ema; ",
-     "set it"),
-    (("--model_ema", "--epochs=3", "--train.ema_start_epoch=3"), "train.ema_start_epoch (3) is not",
-     "lower it"),
-    (("--model_ema", "--model_ema_decay=0.5", "--train.ema_more=[0.9, 0.5]"),
-     "train.ema_more (0.9, 0.5) repeats a decay", "give each once"),
-    (("--optim.plateau_patience=2",), "optim.plateau_patience (2) needs optim.schedule=plateau;",
-     "set it"),
-    (("--optim.schedule=wsd", "--optim.cycles=2"), "optim.cycles (2) needs optim.schedule=cosine",
-     "optim.schedule=linear or"),
-    (("--optim.cycle_decay=0.5",), "optim.cycle_decay (0.5) needs optim.cycles;",
-     "set it"),
+    (("--train.ema_more=[0.9]",), "train.ema_more ((0.9,)) needs train.ema; ", "set it"),
+    (
+        ("--model_ema", "--epochs=3", "--train.ema_start_epoch=3"),
+        "train.ema_start_epoch (3) is not",
+        "lower it",
+    ),
+    (
+        ("--model_ema", "--model_ema_decay=0.5", "--train.ema_more=[0.9, 0.5]"),
+        "train.ema_more (0.9, 0.5) repeats a decay",
+        "give each once",
+    ),
+    (
+        ("--optim.plateau_patience=2",),
+        "optim.plateau_patience (2) needs optim.schedule=plateau;",
+        "set it",
+    ),
+    (
+        ("--optim.schedule=wsd", "--optim.cycles=2"),
+        "optim.cycles (2) needs optim.schedule=cosine",
+        "optim.schedule=linear or",
+    ),
+    (("--optim.cycle_decay=0.5",), "optim.cycle_decay (0.5) needs optim.cycles;", "set it"),
     (("--optim.cycles=0",), "optim.cycles", "at least 1"),
     (("--train.mix_mode=elem",), "train.mix_mode", "element"),
-    (("--optim.max_grad_norm=1", "--optim.max_grad_ratio=0.01"), "optim.max_grad_norm (1.0) and",
-     "keep one of them"),
-    (("--optim.base_lr=0.1", "--lr=0.2"), "optim.lr (0.2) and optim.base_lr (0.1) are both set",
-     "remove one of them"),
+    (
+        ("--optim.max_grad_norm=1", "--optim.max_grad_ratio=0.01"),
+        "optim.max_grad_norm (1.0) and",
+        "keep one of them",
+    ),
+    (
+        ("--optim.base_lr=0.1", "--lr=0.2"),
+        "optim.lr (0.2) and optim.base_lr (0.1) are both set",
+        "remove one of them",
+    ),
     (("--optim.base_lr=1e-5", "--opt=sgd"), "gives a learning rate of 6.25e-07", "lower min_lr"),
-    (("--model.head_init_bias=-7", "--model=mnist_cnn", "--model.image_size=28", "--model.args="),
-     "model.head_init_bias (-7) needs a classifier", "remove it"),
-    (('--distill.losses=[{"name": "kd", "args": {"temprature": 2}}]',
-      "--teacher=vit_tiny_patch16_224"), "no argument 'temprature'", "did you mean 'temperature'"),
-]  # fmt: skip
+    (
+        (
+            "--model.head_init_bias=-7",
+            "--model=mnist_cnn",
+            "--model.image_size=28",
+            "--model.args=",
+        ),
+        "model.head_init_bias (-7) needs a classifier",
+        "remove it",
+    ),
+    (
+        (
+            '--distill.losses=[{"name": "kd", "args": {"temprature": 2}}]',
+            "--teacher=vit_tiny_patch16_224",
+        ),
+        "no argument 'temprature'",
+        "did you mean 'temperature'",
+    ),
+]
 
 
 @pytest.mark.parametrize(("flags", "what", "way_out"), WRONG)
@@ -161,8 +263,12 @@ def test_a_wrong_flag_is_refused_in_one_line(tmp_path, capsys, flags, what, way_
 
 
 def test_a_dataset_root_that_is_not_there_names_the_flag(tmp_path, capsys):
-    flags = ["--config", "configs/digits_student.yaml", f"--data.root={tmp_path / 'gone'}",
-             f"--run.output_dir={tmp_path / 'runs'}"]  # fmt: skip
+    flags = [
+        "--config",
+        "configs/digits_student.yaml",
+        f"--data.root={tmp_path / 'gone'}",
+        f"--run.output_dir={tmp_path / 'runs'}",
+    ]
     line = refuse(capsys, flags, tmp_path / "runs")
     assert str(tmp_path / "gone") in line
     assert "data.root" in line
@@ -179,8 +285,13 @@ def test_a_relative_root_is_told_as_the_working_directory_makes_it(tmp_path, cap
 
 @pytest.mark.parametrize("key", ["train_split", "eval_split", "test_split"])
 def test_an_unknown_split_is_refused_with_those_that_exist(tmp_path, capsys, digits_root, key):
-    flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path / 'runs'}", f"--data.{key}=validaton"]  # fmt: skip
+    flags = [
+        "--config",
+        "configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path / 'runs'}",
+        f"--data.{key}=validaton",
+    ]
     line = refuse(capsys, flags, tmp_path / "runs")
     assert f"data.{key}" in line
     assert "'validaton'" in line or "(validaton)" in line
@@ -188,17 +299,26 @@ def test_an_unknown_split_is_refused_with_those_that_exist(tmp_path, capsys, dig
 
 
 def test_an_unknown_dataset_is_refused(tmp_path, capsys, digits_root):
-    flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path / 'runs'}", "--data.name=digit"]  # fmt: skip
+    flags = [
+        "--config",
+        "configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path / 'runs'}",
+        "--data.name=digit",
+    ]
     line = refuse(capsys, flags, tmp_path / "runs")
     assert "data.name" in line
     assert "digits" in line
 
 
 def test_an_unknown_op_is_named_with_its_position(tmp_path, capsys, digits_root):
-    flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path / 'runs'}",
-             "--data.train_pp=decode(channels=1)|rezise(8)|value_range(-1, 1)"]  # fmt: skip
+    flags = [
+        "--config",
+        "configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path / 'runs'}",
+        "--data.train_pp=decode(channels=1)|rezise(8)|value_range(-1, 1)",
+    ]
     line = refuse(capsys, flags, tmp_path / "runs")
     assert "data.train_pp" in line
     assert "rezise" in line
@@ -278,10 +398,15 @@ CHILDREN = [
 def test_the_command_line_ends_with_code_2_and_one_line(tmp_path, digits_root, flags, what):
     """A real process: nothing but the line, no traceback, no directory."""
     output_dir = tmp_path / "runs"
-    done = run_main([
-        "--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={output_dir}", *flags,
-    ])  # fmt: skip
+    done = run_main(
+        [
+            "--config",
+            "configs/digits_student.yaml",
+            f"--data.root={digits_root}",
+            f"--run.output_dir={output_dir}",
+            *flags,
+        ]
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -26,10 +26,15 @@ from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
 FLAGS = (
-    *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=14",
-    "--train.checkpoint_every_steps=4", "--train.eval_every_epochs=0.5", "--run.run_id=a",
+    *SYNTHETIC,
+    "--config=configs/smoke.yaml",
+    "--runtime.device=cpu",
+    "--train.steps=14",
+    "--train.checkpoint_every_steps=4",
+    "--train.eval_every_epochs=0.5",
+    "--run.run_id=a",
     "--runtime.num_threads=1",
-)  # fmt: skip
+)
 
 
 def strip(lines: list[dict]) -> list[dict]:
@@ -53,8 +58,10 @@ def check_equal(remote: str, unbroken: Path) -> None:
     times = [line["time_s"] for line in lines if "time_s" in line]
     assert times == sorted(times)
     assert json.loads(folder.read_text("run.json"))["status"] == "complete"
-    norms = [json.loads(text)["whole"]["grad_norm"] for text in (
-        folder.read_text("sketches.json"), (unbroken / "sketches.json").read_text())]  # fmt: skip
+    norms = [
+        json.loads(text)["whole"]["grad_norm"]
+        for text in (folder.read_text("sketches.json"), (unbroken / "sketches.json").read_text())
+    ]
     assert norms[0] == norms[1]
     with folder.open_local("student.safetensors") as path:
         found = load_file(path)
@@ -93,12 +100,16 @@ def test_a_store_with_faults_and_preemptions_gives_the_unbroken_runs_bits(
     assert len(faulty.faults) > 5
     folder = open_folder("faulty://bucket/runs/tiny/a")
     spans = parse_spans(folder.read_text("spans.jsonl"))
-    assert [sum(s.count for s in spans if s.name == "window" and s.attempt == attempt)
-            for attempt in (1, 2, 3)] == get_steps(folder)  # fmt: skip
+    assert [
+        sum(s.count for s in spans if s.name == "window" and s.attempt == attempt)
+        for attempt in (1, 2, 3)
+    ] == get_steps(folder)
     attempts = folder.read_text("attempts.jsonl")
     assert [json.loads(x).get("status") for x in attempts.split("\n") if "ended" in x] == [
-        "preempted", "preempted", "complete",
-    ]  # fmt: skip
+        "preempted",
+        "preempted",
+        "complete",
+    ]
 
 
 def get_steps(folder: Folder) -> list[int]:
@@ -119,13 +130,21 @@ def start_hosts(output: str, cache: Path, hosts: int, *flags: str) -> list[subpr
         environment = {**get_environment(), "XDG_CACHE_HOME": str(cache / str(rank))}
         if hosts > 1:
             environment |= {
-                "RANK": str(rank), "WORLD_SIZE": str(hosts), "LOCAL_RANK": "0",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            }  # fmt: skip
-        started.append(subprocess.Popen(
-            get_command([*FLAGS, f"--run.output_dir={output}", *flags]),
-            cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
-        ))  # fmt: skip
+                "RANK": str(rank),
+                "WORLD_SIZE": str(hosts),
+                "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            }
+        started.append(
+            subprocess.Popen(
+                get_command([*FLAGS, f"--run.output_dir={output}", *flags]),
+                cwd=ROOT,
+                env=environment,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
     return started
 
 
@@ -233,11 +252,24 @@ def test_what_the_documents_send_to_a_bucket_lands_there_and_nowhere_else(
     landed = open_folder(f"{gs}/tiny/a")
     # What a source that is not committed adds is no matter of buckets.
     assert set(landed.list_names()) - {"source.diff.zst"} == {
-        "artifacts.json", "attempts.jsonl", "checkpoints", "config_resolved.yaml", "curves.png",
-        "environment.json", "eval_hits.bin", "metrics", "metrics.jsonl", "run.json", "run.lock",
-        "sketches.json", "spans.jsonl", "student.json", "student.safetensors", "summary.csv",
+        "artifacts.json",
+        "attempts.jsonl",
+        "checkpoints",
+        "config_resolved.yaml",
+        "curves.png",
+        "environment.json",
+        "eval_hits.bin",
+        "metrics",
+        "metrics.jsonl",
+        "run.json",
+        "run.lock",
+        "sketches.json",
+        "spans.jsonl",
+        "student.json",
+        "student.safetensors",
+        "summary.csv",
         "summary.json",
-    }  # fmt: skip
+    }
     assert landed.child("checkpoints").list_names() == ["best.json", "step_00000002"]
     assert list(work.iterdir()) == []
     written = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -48,17 +48,27 @@ def create_flags(
     """Images of 32 x 32, of which a student's last maps are 1 x 1."""
     usual = [one for one in create_argv(root, device=device) if not one.startswith("--model")]
     return [
-        *usual, f"--data.name=image_size={SIDE},channels=1,num_classes=10,num_examples=96",
-        f"--model={SIMKD['name']}", f"--model.args={json.dumps(args)}", f"--teacher_path={teacher}",
-        "--distill.alpha=1", "--distill.allow_weak_teacher=true",
-        f"--distill.losses={json.dumps([term])}", *more,
-    ]  # fmt: skip
+        *usual,
+        f"--data.name=image_size={SIDE},channels=1,num_classes=10,num_examples=96",
+        f"--model={SIMKD['name']}",
+        f"--model.args={json.dumps(args)}",
+        f"--teacher_path={teacher}",
+        "--distill.alpha=1",
+        "--distill.allow_weak_teacher=true",
+        f"--distill.losses={json.dumps([term])}",
+        *more,
+    ]
 
 
 def run_simkd(root: Path, teacher: Path, name: str, *more: str, device: str = "cpu") -> Path:
     """4 steps, and a checkpoint in the middle."""
-    steps = ("--train.steps=4", "--train.checkpoint_every_steps=2", "--train.keep_checkpoints=9",
-             "--warmup_epochs=0", f"--run.run_id={name}")  # fmt: skip
+    steps = (
+        "--train.steps=4",
+        "--train.checkpoint_every_steps=2",
+        "--train.keep_checkpoints=9",
+        "--warmup_epochs=0",
+        f"--run.run_id={name}",
+    )
     flags = create_flags(root, teacher, SIMKD, STUDENT, *steps, *more, device=device)
     assert main.main(flags) == 0
     return root / "tiny" / name
@@ -103,9 +113,11 @@ def test_the_teachers_maps_are_averaged_to_the_students():
     student = torch.randn(3, 5, 2, 2, generator=numbers, requires_grad=True)
     theirs = torch.randn(3, 5, 6, 6, generator=numbers)
     inputs = LossInputs(
-        student_logits=torch.zeros(3, 4), targets=None, student_features={"projector": student},
+        student_logits=torch.zeros(3, 4),
+        targets=None,
+        student_features={"projector": student},
         teacher_features={"layer4": theirs, "fc.weight": torch.zeros(4, 5)},
-    )  # fmt: skip
+    )
     wanted = functional.mse_loss(student, functional.adaptive_avg_pool2d(theirs, 2))
     torch.testing.assert_close(loss(inputs), wanted)
 
@@ -166,8 +178,14 @@ WIDTHS = ("--model=resnet18", "--model.norm_width=12", "--model.norm_copies=3")
 
 def run_norm(root: Path, teacher: Path, name: str, *more: str, device: str = "cpu") -> Path:
     """4 steps, and a checkpoint in the middle; the labels teach, too."""
-    steps = ("--train.steps=4", "--train.checkpoint_every_steps=2", "--train.keep_checkpoints=9",
-             "--warmup_epochs=0", f"--run.run_id={name}", "--distill.alpha=0.5")  # fmt: skip
+    steps = (
+        "--train.steps=4",
+        "--train.checkpoint_every_steps=2",
+        "--train.keep_checkpoints=9",
+        "--warmup_epochs=0",
+        f"--run.run_id={name}",
+        "--distill.alpha=0.5",
+    )
     flags = create_flags(root, teacher, NORM, PLAIN, *WIDTHS, *steps, *more, device=device)
     assert main.main(flags) == 0
     return root / "tiny" / name

@@ -23,11 +23,19 @@ from tools.evaluate.__main__ import main as evaluate
 NAMES = ("cat", "dog", "eel")
 PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
 FOLDER = (
-    "--data.source=folder", "--data.name=", f"--data.train_pp={PP}", f"--data.eval_pp={PP}",
-    "--data.train_split=train", "--data.eval_split=val", "--data.global_batch_size=3",
-    "--data.eval_batch_size=3", "--train.steps=1", "--lr=1e-9", "--optim.min_lr=0",
+    "--data.source=folder",
+    "--data.name=",
+    f"--data.train_pp={PP}",
+    f"--data.eval_pp={PP}",
+    "--data.train_split=train",
+    "--data.eval_split=val",
+    "--data.global_batch_size=3",
+    "--data.eval_batch_size=3",
+    "--train.steps=1",
+    "--lr=1e-9",
+    "--optim.min_lr=0",
     "--weight_decay=0",
-)  # fmt: skip
+)
 HALF = "matched by number alone"
 
 
@@ -90,9 +98,6 @@ def get_error(capsys, argv: list[str]) -> str:
     return err.strip().splitlines()[-1]
 
 
-# ---- the checkpoint of another dataset
-
-
 def test_an_evaluation_on_other_classes_is_refused(place, capsys):
     error = get_error(capsys, get_argv(place, "other", "--eval", f"--resume={get_run(place)}"))
     assert "has other classes than data.root" in error
@@ -122,9 +127,6 @@ def test_a_training_run_goes_on_with_its_own_classes(place, capsys):
     assert "3 of its 3 names are unknown here" in error
     allowed = json.dumps([*allowed, "data.root", "data.name"])
     assert check(capsys, [*argv, f"--run.allow_changes={allowed}"])[0] == 0
-
-
-# ---- teachers
 
 
 def get_taught(place: Path, data: str, teacher: str, **keys: str) -> list[str]:
@@ -177,9 +179,6 @@ def test_stored_answers_to_other_classes_are_refused(place, tmp_path, capsys):
     assert code == 0 and err.count(HALF) == 1
 
 
-# ---- first weights
-
-
 @pytest.mark.parametrize("key", ["--init-from", "--model.weights"])
 def test_a_head_of_other_classes_starts_anew(place, capsys, key):
     weights = f"{key}={get_run(place)}"
@@ -213,9 +212,6 @@ def test_first_weights_without_names_are_one_warning(place, capsys):
     weights = f"--init-from={get_run(place, 'unnamed')}"
     code, out, err = check(capsys, get_argv(place, "own", weights))
     assert code == 0 and err.count(HALF) == 1 and "20 of 20 tensors" in out
-
-
-# ---- tools
 
 
 def test_a_named_set_is_judged_by_numbers_with_one_warning(place, capsys):

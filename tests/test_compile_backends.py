@@ -133,9 +133,13 @@ def test_shapes_past_the_limit_of_graphs_do_not_run_uncompiled():
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_a_compiled_run_that_goes_on_is_the_unbroken_one(device, tmp_path):
     flags = (
-        "--runtime.compile", "--runtime.num_threads=1", "--train.steps=4", "--run.run_id=run",
-        "--train.checkpoint_every_steps=2", "--train.keep_checkpoints=9",
-    )  # fmt: skip
+        "--runtime.compile",
+        "--runtime.num_threads=1",
+        "--train.steps=4",
+        "--run.run_id=run",
+        "--train.checkpoint_every_steps=2",
+        "--train.keep_checkpoints=9",
+    )
     argv = create_argv(tmp_path, *flags, device=device)
     run = tmp_path / "tiny" / "run"
     assert main.main(argv) == 0

@@ -173,9 +173,12 @@ def test_a_new_key_is_honoured_everywhere_by_what_its_field_says(tmp_path):
     head = head.replace("ConfigSection, key", "ConfigSection, Devices, key")
     (tmp_path / "utils/config/data.py").write_text(head + name + PLANTED + tail)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", PROGRAM],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 2, done.stderr
     assert "data.hue (0.5) works on xla, not on 'cpu': others shift no colours" in done.stderr
     found = json.loads(done.stdout.splitlines()[0])

@@ -16,9 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PRESETS = ROOT / "configs" / "presets"  # parts of configurations: tests/utils/test_layers.py
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)
 TEACHERS = (
-    "runs/digits_teacher/", "runs/transformer_teacher/", "runs/friedman1_teacher/",
+    "runs/digits_teacher/",
+    "runs/transformer_teacher/",
+    "runs/friedman1_teacher/",
     "runs/delta_text/",
-)  # fmt: skip
+)
 IDS = [path.relative_to(ROOT / "configs").as_posix() for path in CONFIGS]
 
 

@@ -108,14 +108,23 @@ def test_examples_to_look_at_are_checked_too(root):
 def test_a_run_ends_with_code_2_and_one_line(root, tmp_path, capsys, device, splits):
     args = {**VIT_ARGS, "in_chans": 3}
     flags = [
-        f"--data.root={root}", "--data.name=kinds", f"--data.train_split={splits[0]}",
-        f"--data.eval_split={splits[1]}", "--data.train_pp=decode|resize(8)|value_range(-1, 1)",
-        "--data.eval_pp=decode|resize(8)|value_range(-1, 1)", "--data.global_batch_size=8",
-        "--model=vit_tiny_patch16_224", "--model.image_size=8", f"--model.num_classes={CLASSES}",
-        f"--model.args={str(args).replace(chr(39), chr(34))}", "--train.epochs=1",
-        f"--run.output_dir={tmp_path}", f"--runtime.device={device}", "--run.tensorboard=false",
+        f"--data.root={root}",
+        "--data.name=kinds",
+        f"--data.train_split={splits[0]}",
+        f"--data.eval_split={splits[1]}",
+        "--data.train_pp=decode|resize(8)|value_range(-1, 1)",
+        "--data.eval_pp=decode|resize(8)|value_range(-1, 1)",
+        "--data.global_batch_size=8",
+        "--model=vit_tiny_patch16_224",
+        "--model.image_size=8",
+        f"--model.num_classes={CLASSES}",
+        f"--model.args={str(args).replace(chr(39), chr(34))}",
+        "--train.epochs=1",
+        f"--run.output_dir={tmp_path}",
+        f"--runtime.device={device}",
+        "--run.tensorboard=false",
         "--runtime.graph_budget=100000",
-    ]  # fmt: skip
+    ]
     assert main.main(flags) == 2
     lines = capsys.readouterr().err.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]

@@ -87,14 +87,22 @@ def test_torchrun_on_one_node_and_on_several(cloud):
     words = ("--", "main.py", "--config", "c.yaml")
     assert cloud.run("train.gpus", "--gpus=8", *words).returncode == 0
     assert cloud.get_calls()[-1] == [
-        "torchrun", "--standalone", "--nproc-per-node=8", "main.py", "--config", "c.yaml",
-    ]  # fmt: skip
+        "torchrun",
+        "--standalone",
+        "--nproc-per-node=8",
+        "main.py",
+        "--config",
+        "c.yaml",
+    ]
     several = ("--gpus=4", "--nodes=2", "--node-rank=1", "--master=a")
     assert cloud.run("train.gpus", *several, *words).returncode == 0
     assert cloud.get_calls()[-1][1:6] == [
-        "--nnodes=2", "--node-rank=1", "--nproc-per-node=4", "--master-addr=a",
+        "--nnodes=2",
+        "--node-rank=1",
+        "--nproc-per-node=4",
+        "--master-addr=a",
         "--master-port=29500",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(
@@ -103,12 +111,14 @@ def test_torchrun_on_one_node_and_on_several(cloud):
         (["train.gpus", "--gpus=2"], "there is no program"),
         (["train.gpus", "--gpus=0", "--", "main.py"], "must be at least 1"),
         (["train.gpus", "--gpus=1", "--nodes=2", "--", "main.py"], "needs --master"),
-        (["train.gpus", "--gpus=1", "--nodes=2", "--node-rank=2", "--master=a", "--", "main.py"],
-         "is not below --nodes"),
+        (
+            ["train.gpus", "--gpus=1", "--nodes=2", "--node-rank=2", "--master=a", "--", "main.py"],
+            "is not below --nodes",
+        ),
         (["train.container", "run"], "there is no program"),
         (["train.container", "run", "--data=/no/such", "--", "main.py"], "is no directory"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_call_gives_one_line_and_code_2(cloud, words, text):
     done = cloud.run(*words)
     assert done.returncode == 2

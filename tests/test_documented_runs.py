@@ -41,9 +41,15 @@ COMMANDS = {
     for path in list_documents()
 }
 RUN_HERE = (
-    "README.md", "docs/data.md", "docs/checkpoints.md", "docs/distillation.md",
-    "docs/first_hour.md", "docs/regression.md", "docs/language.md", "docs/store.md",
-)  # fmt: skip
+    "README.md",
+    "docs/data.md",
+    "docs/checkpoints.md",
+    "docs/distillation.md",
+    "docs/first_hour.md",
+    "docs/regression.md",
+    "docs/language.md",
+    "docs/store.md",
+)
 # The documents leave the name of a run open; these are there by then.
 PLACEHOLDERS = {
     "runs/digits_teacher/RUN": "runs/digits_teacher/teacher",
@@ -111,9 +117,10 @@ class Workplace:
         """All commands of a document that can run, those with a placeholder at the end."""
         left_out = {**NOT_RUN, SLOW: ""}
         wanted = [
-            command for command in COMMANDS[name]
+            command
+            for command in COMMANDS[name]
             if find(left_out, command) is None and command not in self.done
-        ]  # fmt: skip
+        ]
         for command in sorted(wanted, key=lambda command: "/RUN" in command):
             if is_training(command):
                 checked = self.run(command, "--check")
@@ -313,8 +320,10 @@ def test_the_parts_of_the_readme_leave_nothing_elsewhere(readme):
         "runs",
     }
     assert {path.name for path in (readme.folder / "runs").iterdir()} == {
-        "digits_teacher", "digits_kd", "smoke",
-    }  # fmt: skip
+        "digits_teacher",
+        "digits_kd",
+        "smoke",
+    }
 
 
 def test_an_evaluation_and_help_write_nothing(readme):
@@ -360,9 +369,10 @@ def test_a_run_that_was_broken_off_went_on_in_its_directory(checkpoints):
 
 def test_exports_lie_where_out_says_and_other_looks_write_nothing(checkpoints):
     looks = {
-        command.split()[3]: one.new for command, one in checkpoints.done.items()
+        command.split()[3]: one.new
+        for command, one in checkpoints.done.items()
         if "tools.checkpoint " in command and "export" not in command
-    }  # fmt: skip
+    }
     assert looks == {"list": set(), "verify": set(), "diff": set(), "prune": set()}
     exports = [one.new for command, one in checkpoints.done.items() if " export " in command]
     assert exports == [{"student.safetensors", "student.json"}, {"student.pth"}]
@@ -445,11 +455,26 @@ def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
 
 def test_all_that_the_documents_make_lies_in_these_places(distillation, data, asked, language):
     assert {path.split("/")[0] for path in data.find_files()} == {
-        "photos", "mnist_files", "texts", "data", "runs", "report", "sheet.png", "exported",
-        "student.safetensors", "student.json", "student.pth", "comparison.html", "gates.yaml",
-        "prices.yaml", "report.json", "verdict.json", "trends.html", "first.perfetto-trace",
+        "photos",
+        "mnist_files",
+        "texts",
+        "data",
+        "runs",
+        "report",
+        "sheet.png",
+        "exported",
+        "student.safetensors",
+        "student.json",
+        "student.pth",
+        "comparison.html",
+        "gates.yaml",
+        "prices.yaml",
+        "report.json",
+        "verdict.json",
+        "trends.html",
+        "first.perfetto-trace",
         "first.json",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.slow

@@ -21,12 +21,20 @@ from utils.endings import EarlyStop, Plateau, Waited
 NAN = float("nan")
 # An evaluation each 3 steps, of a model that learns nothing that lasts.
 STOPPING = (
-    "--train.epochs=60", "--train.eval_every_epochs=0.5", "--train.early_stop_patience=3",
-    "--train.early_stop_min_delta=0.5", "--train.checkpoint_every_steps=2",
-    "--train.keep_checkpoints=100", "--runtime.num_threads=1", "--run.run_id=a", "--lr=1e-2",
+    "--train.epochs=60",
+    "--train.eval_every_epochs=0.5",
+    "--train.early_stop_patience=3",
+    "--train.early_stop_min_delta=0.5",
+    "--train.checkpoint_every_steps=2",
+    "--train.keep_checkpoints=100",
+    "--runtime.num_threads=1",
+    "--run.run_id=a",
+    "--lr=1e-2",
     # What decides the learning rate is a past that a checkpoint must hold, too.
-    "--optim.schedule=plateau", "--optim.plateau_patience=1", "--optim.decay_rate=0.9",
-)  # fmt: skip
+    "--optim.schedule=plateau",
+    "--optim.plateau_patience=1",
+    "--optim.decay_rate=0.9",
+)
 
 
 def run(folder: Path, *flags: str) -> int:
@@ -227,12 +235,14 @@ def test_two_ranks_end_after_the_same_step(tmp_path):
 
 REFUSED = [
     (("--train.early_stop_patience=3", "--epochs=3"), "must be less than the run's 3 evaluations"),
-    (("--train.early_stop_patience=1", "--epochs=2", "--train.eval_every_epochs=9"),
-     "must be less than the run's 1 evaluation to"),
+    (
+        ("--train.early_stop_patience=1", "--epochs=2", "--train.eval_every_epochs=9"),
+        "must be less than the run's 1 evaluation to",
+    ),
     (("--train.early_stop_min_delta=0.1",), "(0.1) needs train.early_stop_patience; set it"),
     (("--train.early_stop_patience=-1",), "it must be at least 0"),
     (("--train.early_stop_min_delta=nan", "--train.early_stop_patience=1"), "a finite number"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("flags", "words"), REFUSED)

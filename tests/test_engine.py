@@ -265,11 +265,25 @@ def test_fit_keeps_its_order_of_operations():
     assert evaluation == judge({"top1": -6.0})
     # A log line is read one step behind the device, and before a checkpoint or an evaluation.
     assert calls == [
-        "step 0", "step 1", "write train 2", "save 2",
-        "step 2", "step 3", "write train 4", "save 4", "evaluate 4", "save best 4", "write eval 4",
-        "step 4", "step 5", "write train 6", "evaluate 6", "write eval 6",
-        "save 6", "barrier: end of training",
-    ]  # fmt: skip
+        "step 0",
+        "step 1",
+        "write train 2",
+        "save 2",
+        "step 2",
+        "step 3",
+        "write train 4",
+        "save 4",
+        "evaluate 4",
+        "save best 4",
+        "write eval 4",
+        "step 4",
+        "step 5",
+        "write train 6",
+        "evaluate 6",
+        "write eval 6",
+        "save 6",
+        "barrier: end of training",
+    ]
 
 
 def test_the_meter_counts_the_examples_of_each_step(monkeypatch):

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -33,9 +32,14 @@ from utils.checkpoint.files import load_checkpoint, verify_checkpoint
 from utils.checkpoint.manager import CheckpointManager
 
 SAVING = (
-    "--mixup=0.8", "--model_ema", "--train.checkpoint_every_steps=2", "--train.steps=8",
-    "--runtime.num_threads=1", "--train.eval_every_epochs=100", "--run.run_id=a",
-)  # fmt: skip
+    "--mixup=0.8",
+    "--model_ema",
+    "--train.checkpoint_every_steps=2",
+    "--train.steps=8",
+    "--runtime.num_threads=1",
+    "--train.eval_every_epochs=100",
+    "--run.run_id=a",
+)
 
 
 def run(tmp_path: Path, *flags: str, device: str = "cpu") -> int:
@@ -77,9 +81,6 @@ def poisoned(monkeypatch):
     return poison
 
 
-# ---- losses that are not finite
-
-
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_a_bad_batch_is_skipped_after_going_back(tmp_path, poisoned, device):
     """Step 5 is bad; the log point is step 8, so checkpoint 6 finds it: back to 4."""
@@ -108,8 +109,12 @@ def test_answers_of_an_evaluation_that_is_taken_back_are_dropped(tmp_path, poiso
         dropped.append((step, before, path.exists()))
 
     monkeypatch.setattr(HitsFile, "drop_later_than", watch)
-    flags = ("--train.on_nonfinite=rollback", "--train.log_every_steps=8",
-             "--train.eval_every_epochs=1", "--train.checkpoint_every_steps=8")  # fmt: skip
+    flags = (
+        "--train.on_nonfinite=rollback",
+        "--train.log_every_steps=8",
+        "--train.eval_every_epochs=1",
+        "--train.checkpoint_every_steps=8",
+    )
     assert run(tmp_path, *flags) == 0
     # At the start, and where the run goes back: what is no number is no best evaluation.
     assert dropped == [(0, [], False), (0, ["last"], False)]
@@ -181,9 +186,6 @@ def test_a_bad_first_batch_goes_back_to_the_start(tmp_path, poisoned):
     assert Run(tmp_path / "tiny" / "a").read()["skipped_steps"] == [0]
 
 
-# ---- continuing
-
-
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_continued_run_of_low_precision_is_the_same(tmp_path, precision):
     """With float16 the loss's scale is part of the state."""
@@ -199,9 +201,6 @@ def test_a_continued_run_of_low_precision_is_the_same(tmp_path, precision):
     assert facts[0]["tensors"] == facts[1]["tensors"]
     assert facts[0]["scaler"] == facts[1]["scaler"]
     assert (facts[0]["scaler"] is not None) == (precision == "fp16")
-
-
-# ---- files and directories
 
 
 def flip_a_bit(folder: Path) -> None:
@@ -325,9 +324,6 @@ def test_a_run_whose_directory_is_removed_ends_and_says_so(tmp_path, monkeypatch
     assert "metrics.jsonl was deleted while the run was writing it" in get_error(capsys)
 
 
-# ---- another configuration, another program
-
-
 def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, capsys):
     assert run(tmp_path) == 0
     assert run(tmp_path, "--resume=auto", "--lr=0.5", "--smoothing=0.1") == 2
@@ -377,24 +373,31 @@ def test_a_run_that_another_program_writes_is_refused_by_name(tmp_path, capsys, 
 def test_a_run_may_start_from_anothers_weights(tmp_path, capsys):
     assert run(tmp_path) == 0
     first = tmp_path / "tiny" / "a"
-    flags = ("--run.run_id=b", f"--init-from={first}", "--train.steps=1", "--lr=1e-9",
-             "--optim.min_lr=0", "--weight_decay=0")  # fmt: skip
+    flags = (
+        "--run.run_id=b",
+        f"--init-from={first}",
+        "--train.steps=1",
+        "--lr=1e-9",
+        "--optim.min_lr=0",
+        "--weight_decay=0",
+    )
     assert run(tmp_path, *flags) == 0
     started = load_file(tmp_path / "tiny" / "b" / "student.safetensors")
     for name, value in load_file(first / "student.safetensors").items():
         torch.testing.assert_close(started[name], value, rtol=1e-5, atol=1e-6)
     assert re.search(r"(\d+) of \1 tensors start from", capsys.readouterr().err)
-    fewer = ("--run.run_id=c", f"--init-from={first}", "--train.steps=1",
-             "--model.args=" + json.dumps({"patch_size": 4, "in_chans": 1, "embed_dim": 16,
-                                           "depth": 2, "num_heads": 2}))  # fmt: skip
+    fewer = (
+        "--run.run_id=c",
+        f"--init-from={first}",
+        "--train.steps=1",
+        "--model.args="
+        + json.dumps({"patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 2, "num_heads": 2}),
+    )
     assert run(tmp_path, *fewer) == 2
     error = get_error(capsys)
     assert "12 missing: blocks.1.norm1.weight" in error
     assert run(tmp_path, *fewer, '--run.init_skip=["blocks.1.*"]') == 0
     assert re.search(r"(\d+) of (?!\1)\d+ tensors start from", capsys.readouterr().err)
-
-
-# ---- another place for checkpoints
 
 
 def test_a_run_goes_on_from_a_store_on_a_new_machine(tmp_path):
@@ -416,8 +419,6 @@ def test_a_run_goes_on_from_a_store_on_a_new_machine(tmp_path):
     assert get_lines(other) == get_lines(whole)
 
 
-# ---- a loop that stands still
-
 _STAND_STILL = """
 import sys, threading, main, job.callbacks
 from job.stream import iterate_batches
@@ -435,8 +436,11 @@ def test_a_loop_that_stands_still_is_ended_and_names_its_span(tmp_path):
     flags = create_argv(tmp_path, *SAVING, "--train.stall_timeout_s=5")
     done = subprocess.run(
         [get_command([])[0], "-c", _STAND_STILL, *flags],
-        cwd=ROOT, env=get_environment(), capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=get_environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 70, done.stderr
     assert "in stuck" in done.stderr
     wanted = "no step ended for 5 s (train.stall_timeout_s); the loop stands in 'input'"
@@ -446,32 +450,3 @@ def test_a_loop_that_stands_still_is_ended_and_names_its_span(tmp_path):
     assert list_steps(tmp_path / "tiny" / "a") == [2]
     last = RunRecord(tmp_path / "tiny" / "a").spans[-1]
     assert (last.name, last.duration_s) == ("stall", 5.0)
-
-
-# ---- preemption
-
-
-def test_sigterm_saves_the_step_and_the_run_goes_on_from_it(tmp_path):
-    """Two processes agree on the step; exit code 75, no traceback."""
-    flags = ("--train.steps=1000000", "--train.checkpoint_every_steps=1000000",
-             "--runtime.num_processes=2", "--train.eval_every_epochs=1000000")  # fmt: skip
-    process = subprocess.Popen(
-        get_command(create_argv(tmp_path, *SAVING, *flags)),
-        cwd=ROOT, env=get_environment(), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    seen = []
-    for line in process.stderr:
-        seen.append(line)
-        if re.search(r"step \d\d/", line):
-            process.send_signal(signal.SIGTERM)
-            break
-    seen += process.stderr.readlines()
-    assert process.wait() == 75, "".join(seen)
-    assert "Traceback" not in "".join(seen)
-    folder = tmp_path / "tiny" / "a"
-    facts = Run(folder).read()
-    assert facts["status"] == "preempted"
-    (step,) = list_steps(folder)
-    assert facts["reason"] == f"PreemptedError: asked to end; step {step} is saved"
-    assert max(line["step"] for line in read_metrics(folder)) <= step
-    verify_checkpoint(folder / "checkpoints" / f"step_{step:08d}")

@@ -102,9 +102,15 @@ ROOMS_OF = {
     "trackio": ("tools/mirror/targets/", "tests/"),
 }
 LIGHT_LIBRARIES = {
-    "pydantic", "pydantic_core", "pydantic_settings", "yaml", "fsspec", "google_crc32c", "psutil",
+    "pydantic",
+    "pydantic_core",
+    "pydantic_settings",
+    "yaml",
+    "fsspec",
+    "google_crc32c",
+    "psutil",
     "zstandard",
-}  # fmt: skip
+}
 # What a trainer must never load: only the readers of its runs do.
 READERS_LIBRARIES = {
     "sqlalchemy": ("store/index/",),
@@ -114,9 +120,7 @@ READERS_LIBRARIES = {
     "ddsketch": ("store/record/sketches.py",),
     "rich": ("store/terminal.py", "store/quality/"),
 }
-WEB_LIBRARIES = {
-    "fastapi", "starlette", "uvicorn", "jinja2", "plotly", "tsdownsample", "optuna",
-}  # fmt: skip
+WEB_LIBRARIES = {"fastapi", "starlette", "uvicorn", "jinja2", "plotly", "tsdownsample", "optuna"}
 # The service asks the store and starts programs: it never does their work itself. The children
 # make the checks of main.py, or are it, in a process of their own.
 SERVICE_CHILDREN = ("service/checker_child.py", "service/jobs/warm_child.py")
@@ -317,10 +321,21 @@ def test_the_house_keeps_its_floors():
 
 def test_every_source_is_looked_at():
     names = {path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)}
-    rooms = ("main.py", "engine.py", "datasets.py", "optim_factory.py", "models/factory.py",
-             "losses/weighted.py", "big_vision/pp/registry.py", "store/record/runs.py",
-             "utils/runtime/xla/runtime.py", "tools/prepare_dataset/write.py",
-             "proofs/house.py", "bill/hlo.py", "tests/conftest.py")  # fmt: skip
+    rooms = (
+        "main.py",
+        "engine.py",
+        "datasets.py",
+        "optim_factory.py",
+        "models/factory.py",
+        "losses/weighted.py",
+        "big_vision/pp/registry.py",
+        "store/record/runs.py",
+        "utils/runtime/xla/runtime.py",
+        "tools/prepare_dataset/write.py",
+        "proofs/house.py",
+        "bill/hlo.py",
+        "tests/conftest.py",
+    )
     assert not set(rooms) - names
 
 
@@ -379,7 +394,7 @@ PLANTED = [
     ("utils/misc.py", "x = 1", "needs a name"),
     ("utils/__init__.py", "from utils import log", "is empty"),
     ("utils/shapes.py", "x = 1", "stands on no floor"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "text", "rule"), PLANTED)
@@ -438,52 +453,13 @@ def test_the_engine_knows_no_kind_of_task():
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("def f(batch):\n    return batch.images", "images"), ("best = metrics['top1']", "top1"),
-     ("def f(train_labels): pass", "labels"), ('"""Sums logits."""', "logits"),
-     ("import classes", "classes")],
-)  # fmt: skip
+    [
+        ("def f(batch):\n    return batch.images", "images"),
+        ("best = metrics['top1']", "top1"),
+        ("def f(train_labels): pass", "labels"),
+        ('"""Sums logits."""', "logits"),
+        ("import classes", "classes"),
+    ],
+)
 def test_a_planted_word_of_a_task_is_found(text, word):
     assert find_task_words(text) == {word}
-
-
-def draw_house(root: Path) -> dict[str, set[str]]:
-    """Rooms at the top level and the rooms that each imports, types and deferred ones left out."""
-    arrows: dict[str, set[str]] = {}
-    for path in list_sources(root):
-        name = path.relative_to(root).as_posix()
-        top = name.partition("/")[0].removesuffix(".py")
-        if top == "tests" or name in OLD_NAMES:
-            continue
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        typed = {id(n) for n in _iterate_inside(filter(_is_for_types, nodes))}
-        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        found = arrows.setdefault(top, set())
-        for node, target in _iterate_imports(module, name, nodes):
-            other = target.partition(".")[0]
-            if other in OWN and other != top and id(node) not in typed:
-                found.add(other)
-    return arrows
-
-
-def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
-    """Rooms from which one comes back to them; empty: there is none."""
-    open_rooms = {room: targets & between for room, targets in arrows.items() if room in between}
-    while leaves := [room for room, targets in open_rooms.items() if not targets]:
-        for leaf in leaves:
-            del open_rooms[leaf]
-        open_rooms = {room: targets - set(leaves) for room, targets in open_rooms.items()}
-    return set(open_rooms)
-
-
-def test_the_house_is_small_and_has_no_circle():
-    """`utils` is four rooms of different floors behind one name, so it stands apart."""
-    arrows = draw_house(ROOT)
-    assert len(arrows) <= 17
-    assert sum(map(len, arrows.values())) <= 72
-    assert find_circle(arrows, set(arrows) - {"utils"}) == set()
-
-
-def test_a_planted_circle_is_found():
-    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}
-    assert find_circle(arrows, set(arrows)) >= {"a", "b", "c"}
-    assert find_circle({"a": {"b"}, "b": set()}, {"a", "b"}) == set()

@@ -30,14 +30,16 @@ def run(root: Path, name: str, *flags: str, device: str = "cpu") -> Path:
     return root / "tiny" / name
 
 
-# ---- frozen
-
-
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_frozen_blocks_stay_have_no_state_and_go_on_bit_for_bit(tmp_path, device):
     start = write_vit(tmp_path / "Ti.npz", create_vit(seed=5))
-    flags = (f"--init-from={start}", BODY, "--train.ema=true", "--train.checkpoint_every_steps=2",
-             "--train.keep_checkpoints=9")  # fmt: skip
+    flags = (
+        f"--init-from={start}",
+        BODY,
+        "--train.ema=true",
+        "--train.checkpoint_every_steps=2",
+        "--train.keep_checkpoints=9",
+    )
     whole = run(tmp_path, "whole", *flags, "--train.steps=4", device=device)
     last = whole / "checkpoints" / "step_00000004"
     found = load_file(last / "model.safetensors")
@@ -46,8 +48,11 @@ def test_frozen_blocks_stay_have_no_state_and_go_on_bit_for_bit(tmp_path, device
         assert torch.equal(found[name], value) != is_trained, name
     stored = {name.partition("|")[0] for name in load_file(last / "optimizer.safetensors")}
     assert {name for name in stored if "." in name} == {
-        "norm.weight", "norm.bias", "head.weight", "head.bias"
-    }  # fmt: skip
+        "norm.weight",
+        "norm.bias",
+        "head.weight",
+        "head.bias",
+    }
     graphs = [line["graphs_train"] for line in read_metrics(whole) if line["kind"] == "train"]
     assert graphs[-1] == graphs[1]
     half = Path(shutil.copytree(whole, whole.with_name("half")))
@@ -97,14 +102,16 @@ def test_what_is_frozen_cannot_be_slowed_or_thawed(tmp_path, capsys):
         assert f"optim.{key} ('blocks.*') matches no name" in capsys.readouterr().err
 
 
-# ---- factors and later starts
-
-
 def test_groups_take_the_factors_of_the_first_pattern():
     section = OptimSection(
-        lr=1.0, min_lr=1.0, weight_decay=0.5, schedule="constant", unfreeze={"blocks.*": 2},
-        lr_factors={"head.*": 10, "*": 0.1}, decay_factors={"head.weight": 0, "blocks.*": 0.5},
-    )  # fmt: skip
+        lr=1.0,
+        min_lr=1.0,
+        weight_decay=0.5,
+        schedule="constant",
+        unfreeze={"blocks.*": 2},
+        lr_factors={"head.*": 10, "*": 0.1},
+        decay_factors={"head.weight": 0, "blocks.*": 0.5},
+    )
     model = create_vit()
     optimizer = create_optimizer(section, model)
     schedule = create_schedule(section, total_steps=20, steps_per_epoch=3)
@@ -127,9 +134,16 @@ def test_groups_take_the_factors_of_the_first_pattern():
 
 def test_later_blocks_begin_to_move_when_their_epoch_comes(tmp_path):
     start = create_vit().state_dict()
-    place = run(tmp_path, "a", '--optim.unfreeze={"blocks.*":1}', "--train.steps=8",
-                "--train.checkpoint_every_steps=6", "--train.keep_checkpoints=9",
-                '--optim.lr_factors={"head.*":2}', device="xla")  # fmt: skip
+    place = run(
+        tmp_path,
+        "a",
+        '--optim.unfreeze={"blocks.*":1}',
+        "--train.steps=8",
+        "--train.checkpoint_every_steps=6",
+        "--train.keep_checkpoints=9",
+        '--optim.lr_factors={"head.*":2}',
+        device="xla",
+    )
     frozen = load_file(place / "checkpoints" / "step_00000006" / "model.safetensors")
     moved = load_file(place / "student.safetensors")
     for name, value in start.items():
@@ -140,19 +154,20 @@ def test_later_blocks_begin_to_move_when_their_epoch_comes(tmp_path):
     assert graphs[-1] == graphs[1]
 
 
-# ---- what it is for
-
-
 @pytest.mark.slow
 def test_frozen_blocks_of_an_archive_beat_a_start_from_scratch(tmp_path, digits_root):
     """On 200 digits, three seeds: docs/finetuning.md quotes what this prints."""
     args = {"patch_size": 4, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 2}
     digits = (
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path}", f"--model.args={json.dumps(args)}",
-        "--runtime.device=cpu", "--run.experiment=digits", "--run.tensorboard=false",
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        f"--model.args={json.dumps(args)}",
+        "--runtime.device=cpu",
+        "--run.experiment=digits",
+        "--run.tensorboard=false",
         "--train.eval_every_epochs=30",
-    )  # fmt: skip
+    )
 
     def get_top1(name: str, *flags: str) -> float:
         assert main.main([*digits, f"--run.run_id={name}", *flags]) == 0

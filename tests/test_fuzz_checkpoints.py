@@ -18,8 +18,13 @@ from utils.checkpoint.files import CheckpointError, load_checkpoint, verify_chec
 from utils.checkpoint.find import find_checkpoint, load_newest
 from utils.errors import UserError
 
-SAVING = ("--train.steps=4", "--train.checkpoint_every_steps=2", "--runtime.num_threads=1",
-          "--train.eval_every_epochs=100", "--run.run_id=a")  # fmt: skip
+SAVING = (
+    "--train.steps=4",
+    "--train.checkpoint_every_steps=2",
+    "--runtime.num_threads=1",
+    "--train.eval_every_epochs=100",
+    "--run.run_id=a",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +43,10 @@ def damages(draw) -> list[tuple]:
     )
     deed = st.tuples(
         st.sampled_from(["flip", "cut", "remove", "append", "overwrite", "directory"]),
-        files, st.floats(0, 1), st.binary(min_size=1, max_size=64),
-    )  # fmt: skip
+        files,
+        st.floats(0, 1),
+        st.binary(min_size=1, max_size=64),
+    )
     return draw(st.lists(deed, min_size=1, max_size=3))
 
 
@@ -68,8 +75,9 @@ def apply(folder: Path, deeds: list[tuple]) -> None:
 
 
 def read_bytes(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")
-            if p.is_file()}  # fmt: skip
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*") if p.is_file()
+    }
 
 
 @given(deeds=damages())
@@ -111,8 +119,12 @@ def check_one_line(output_dir: Path, flags: tuple[str, ...]) -> int:
 
 
 @settings(max_examples=12)
-@given(newer=damages(), older=st.none() | damages(), metrics=st.none() | st.binary(max_size=80),
-       facts=st.none() | st.binary(max_size=40))  # fmt: skip
+@given(
+    newer=damages(),
+    older=st.none() | damages(),
+    metrics=st.none() | st.binary(max_size=80),
+    facts=st.none() | st.binary(max_size=40),
+)
 def test_a_run_with_damaged_files_goes_on_or_refuses_in_one_line(
     origin, tmp_path, newer, older, metrics, facts
 ):

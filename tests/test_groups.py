@@ -30,9 +30,6 @@ from utils.runtime.processes.ranks import ReplicaError, compare_checksums
 TIMEOUT_S = 10.0
 
 
-# ---- entries of the ranks: module-level, as the processes import them
-
-
 def join() -> object:
     from utils.config.execution import RuntimeSection
     from utils.runtime.launcher import create_runtime
@@ -148,9 +145,6 @@ def _hang() -> None:
     threading.Event().wait()
 
 
-# ---- tests
-
-
 def test_ranks_add_up_and_speak_to_each_other(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch_processes(3, TIMEOUT_S, give_rank_sums, str(tmp_path)) == 0
@@ -175,8 +169,11 @@ def test_gradients_are_summed_in_the_type_that_is_asked_for(tmp_path):
     for rank in range(2):
         found = json.loads((tmp_path / f"rank_{rank}").read_text())
         assert found == {
-            "False fp32": exact, "False bf16": rounded, "True fp32": exact, "True bf16": rounded,
-        }  # fmt: skip
+            "False fp32": exact,
+            "False bf16": rounded,
+            "True fp32": exact,
+            "True bf16": rounded,
+        }
 
 
 @pytest.mark.slow
@@ -279,9 +276,12 @@ def test_checksums_name_the_rank_and_the_tensor():
 
 def test_main_ends_with_the_killed_rank_in_its_last_line(tmp_path):
     flags = create_argv(
-        tmp_path, "--runtime.num_processes=2", "--train.steps=1000000", "--run.run_id=killed",
+        tmp_path,
+        "--runtime.num_processes=2",
+        "--train.steps=1000000",
+        "--run.run_id=killed",
         f"--runtime.timeout_s={TIMEOUT_S}",
-    )  # fmt: skip
+    )
     process = subprocess.Popen(
         get_command(flags), cwd=ROOT, env=get_environment(), stderr=subprocess.PIPE, text=True
     )

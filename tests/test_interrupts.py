@@ -17,9 +17,13 @@ from tests.support.tiny_parts import create_argv
 
 STEPS = 8
 FLAGS = (
-    f"--train.steps={STEPS}", "--train.checkpoint_every_steps=2", "--run.run_id=a",
-    "--train.eval_every_epochs=0.5", "--train.log_every_steps=2", "--runtime.num_threads=1",
-)  # fmt: skip
+    f"--train.steps={STEPS}",
+    "--train.checkpoint_every_steps=2",
+    "--run.run_id=a",
+    "--train.eval_every_epochs=0.5",
+    "--train.log_every_steps=2",
+    "--runtime.num_threads=1",
+)
 # What is called at that moment, at its n-th call -> exit code, status.
 MOMENTS = {
     "start": ("job.replica.build_parts", 1, 130, "interrupted"),

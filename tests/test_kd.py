@@ -44,22 +44,34 @@ def get_flags(
 ) -> list[str]:
     """Flags of a short run on the digits with a student that is narrower than its teacher."""
     return [
-        "--config", str(ROOT / config), f"--data.root={digits_root}",
-        f"--run.output_dir={output_dir}", "--run.experiment=kd", "--run.run_id=run",
-        "--run.tensorboard=false", "--runtime.num_threads=1", f"--runtime.device={device}",
+        "--config",
+        str(ROOT / config),
+        f"--data.root={digits_root}",
+        f"--run.output_dir={output_dir}",
+        "--run.experiment=kd",
+        "--run.run_id=run",
+        "--run.tensorboard=false",
+        "--runtime.num_threads=1",
+        f"--runtime.device={device}",
         "--runtime.graph_budget=100000",
-        f"--train.steps={STEPS}", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-        f"--model.args={json.dumps(NARROW)}", "--distill.group_size=16",
-        "--data.test_split=", *flags,
-    ]  # fmt: skip
+        f"--train.steps={STEPS}",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        f"--model.args={json.dumps(NARROW)}",
+        "--distill.group_size=16",
+        "--data.test_split=",
+        *flags,
+    ]
 
 
 def get_terms(teacher_run: Path, *terms: dict) -> tuple[str, ...]:
     """Flags for these losses and this teacher."""
     return (
-        "--distill.teacher=", "--distill.loss=", f"--teacher_path={teacher_run}",
+        "--distill.teacher=",
+        "--distill.loss=",
+        f"--teacher_path={teacher_run}",
         f"--distill.losses={json.dumps(terms)}",
-    )  # fmt: skip
+    )
 
 
 def train(*args, **kwargs) -> tuple[Run, list[dict]]:
@@ -85,9 +97,6 @@ def take_steps(runtime, parts, count: int) -> None:
     for _ in run_steps(parts.state, batches, parts.task, runtime, parts.plan):
         pass
     runtime.finish_step()
-
-
-# ---- whole runs
 
 
 @pytest.mark.parametrize(
@@ -194,9 +203,6 @@ def test_stored_answers_teach_as_the_live_teacher_does(digits_root, teacher_run,
     assert "agreement" not in run.read()["final"]
 
 
-# ---- several teachers
-
-
 def test_two_teachers_of_other_dtypes_views_and_classes_teach(digits_root, teacher_run, tmp_path):
     labels = tmp_path / "map.json"
     labels.write_text(json.dumps(list(range(10))[::-1]))
@@ -205,9 +211,11 @@ def test_two_teachers_of_other_dtypes_views_and_classes_teach(digits_root, teach
         {"weights": str(teacher_run), "dtype": "bf16", "size": 8, "label_map": str(labels)},
     ]
     flags = (
-        "--distill.teacher=", f"--distill.teachers={json.dumps(teachers)}",
-        "--distill.ensemble=logits", "--distill.allow_weak_teacher=true",
-    )  # fmt: skip
+        "--distill.teacher=",
+        f"--distill.teachers={json.dumps(teachers)}",
+        "--distill.ensemble=logits",
+        "--distill.allow_weak_teacher=true",
+    )
     run, lines = train(digits_root, tmp_path, *flags)
     assert lines[-1]["loss/kd"] < lines[0]["loss/kd"]
     facts = run.read()
@@ -232,9 +240,10 @@ def test_consistent_teachers_see_the_crop_and_independent_ones_another(
     digits_root, teacher_run, tmp_path
 ):
     flags = (
-        *get_terms(teacher_run, {"name": "kd"}), "--mixup=0.8",
+        *get_terms(teacher_run, {"name": "kd"}),
+        "--mixup=0.8",
         "--data.train_pp=decode(channels=1)|resize(10)|random_crop(8)|value_range(-1, 1)",
-    )  # fmt: skip
+    )
     _, _, parts = build(digits_root, tmp_path, *flags)
     same = next(iter(iterate_batches(parts, 0)))
     assert TEACHER_IMAGES not in same.draws
@@ -249,9 +258,6 @@ def test_consistent_teachers_see_the_crop_and_independent_ones_another(
     mixed = parts.task.mixing.mix_pixels(to_pixels(other), batch.draws)
     (answer,) = parts.task.ask_teachers(to_pixels(batch.images), batch)
     torch.testing.assert_close(answer, parts.task.teachers[0](mixed))
-
-
-# ---- what is trained, and what is not
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
@@ -301,19 +307,24 @@ def test_a_wrong_layer_ends_the_run_with_near_ones(
     assert not (tmp_path / "kd").exists()
 
 
-# ---- recipes
-
 RECIPES = sorted(path.stem for path in (ROOT / "configs/kd").glob("digits_*.yaml"))
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_digits_recipe_trains_through(name, digits_root, teacher_run, tmp_path):
     flags = [
-        "--config", str(ROOT / f"configs/kd/{name}.yaml"), f"--data.root={digits_root}",
-        f"--teacher_path={teacher_run}", f"--run.output_dir={tmp_path}", "--run.run_id=run",
-        "--run.tensorboard=false", "--data.test_split=", "--train.steps=4",
-        "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-    ]  # fmt: skip
+        "--config",
+        str(ROOT / f"configs/kd/{name}.yaml"),
+        f"--data.root={digits_root}",
+        f"--teacher_path={teacher_run}",
+        f"--run.output_dir={tmp_path}",
+        "--run.run_id=run",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--train.steps=4",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+    ]
     assert main.main(flags) == 0
     lines = read_metrics(tmp_path / name / "run")
     assert all(math.isfinite(line["loss/total"]) for line in lines if line["kind"] == "train")

@@ -11,7 +11,8 @@ import pytest
 import main
 from models import factory as models_factory
 from models.factory import create_model, export_model
-from tests.support.key_effects import ELSEWHERE, describe, list_rows, load
+from tests.support.key_descriptions import describe
+from tests.support.key_effects import ELSEWHERE, list_rows, load
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from tests.test_config_keys import get_wanted
 from utils.config.command_line import ALIASES
@@ -34,8 +35,13 @@ def places(tmp_path_factory, digits_root):
         export_model(create_vit(seed).state_dict(), facts, folder)
         folders.append(folder)
     pp = "decode(channels=1)|resize(8)|value_range(-1, 1)"
-    digits = ("--data.source=tfds", "--data.name=digits", f"--data.root={digits_root}",
-              f"--data.train_pp={pp}", f"--data.eval_pp={pp}")  # fmt: skip
+    digits = (
+        "--data.source=tfds",
+        "--data.name=digits",
+        f"--data.root={digits_root}",
+        f"--data.train_pp={pp}",
+        f"--data.eval_pp={pp}",
+    )
     return tmp_path_factory.mktemp("effects"), digits, list_rows(*folders), {}
 
 

@@ -79,8 +79,14 @@ def run(root: Path, name: str, *flags: str, device: str = "cpu") -> Path:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
 def test_adapters_learn_go_on_bit_for_bit_and_are_merged_in_exports(tmp_path, device):
     start = write_vit(tmp_path / "Ti.npz", create_vit(seed=5))
-    flags = (f"--init-from={start}", LORA, "--model.lora_rank=3", "--train.steps=4",
-             "--train.checkpoint_every_steps=2", "--train.keep_checkpoints=9")  # fmt: skip
+    flags = (
+        f"--init-from={start}",
+        LORA,
+        "--model.lora_rank=3",
+        "--train.steps=4",
+        "--train.checkpoint_every_steps=2",
+        "--train.keep_checkpoints=9",
+    )
     whole = run(tmp_path, "whole", *flags, device=device)
     last = whole / "checkpoints" / "step_00000004"
     found = load_file(last / "model.safetensors")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import signal
 import subprocess
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from models.factory import export_model
 from store.record.catalogue import LOOP, METRICS
 from store.record.history import get_numbers, keep_deterministic, read_metrics
 from store.record.runs import Run
-from tests.support.child_runs import ROOT, get_command, get_environment, run_main, run_series
+from tests.support.child_runs import ROOT, get_command, get_environment, run_main
 from tests.support.tiny_parts import (
     CLASSES,
     VIT_ARGS,
@@ -55,9 +54,12 @@ def teacher_folder(tmp_path_factory) -> Path:
 
 def get_distill_flags(teacher_folder: Path) -> tuple[str, ...]:
     return (
-        "--kd=kd", f"--teacher_path={teacher_folder}", "--kd_temperature=2", "--kd_alpha=0.5",
+        "--kd=kd",
+        f"--teacher_path={teacher_folder}",
+        "--kd_temperature=2",
+        "--kd_alpha=0.5",
         "--distill.allow_weak_teacher=true",
-    )  # fmt: skip
+    )
 
 
 def build(output_dir: Path, *flags: str, device: str = "cpu"):
@@ -83,9 +85,6 @@ def get_lines(folder: Path) -> list[dict]:
 
 def get_training_lines(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder) if line["kind"] == "train"]
-
-
-# ---- teachers
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
@@ -135,9 +134,6 @@ def test_a_weak_teacher_is_refused_unless_allowed(tmp_path, teacher_folder, caps
     assert not (tmp_path / "runs").exists()
 
 
-# ---- one graph
-
-
 def test_mixup_and_cutmix_compile_nothing_over_50_steps(tmp_path):
     flags = (*MIXED, "--model_ema", "--drop_path=0.1", "--train.mix_prob=0.7", "--train.steps=52")
     runtime, job, parts = build(tmp_path, *flags, device="xla")
@@ -155,12 +151,23 @@ def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
     tmp_path, digits_root, teacher_run
 ):
     """The distilled run of the demo, through the command line, as its metrics tell it."""
-    done = run_main([
-        "--config", "configs/digits_kd.yaml", f"--data.root={digits_root}", *MIXED,
-        f"--run.output_dir={tmp_path}", "--run.run_id=long", f"--teacher_path={teacher_run}",
-        "--train.steps=200", "--train.log_every_steps=20", "--train.eval_every_epochs=5",
-        "--runtime.device=xla", "--model_ema", "--model_ema_decay=0.9",
-    ])  # fmt: skip
+    done = run_main(
+        [
+            "--config",
+            "configs/digits_kd.yaml",
+            f"--data.root={digits_root}",
+            *MIXED,
+            f"--run.output_dir={tmp_path}",
+            "--run.run_id=long",
+            f"--teacher_path={teacher_run}",
+            "--train.steps=200",
+            "--train.log_every_steps=20",
+            "--train.eval_every_epochs=5",
+            "--runtime.device=xla",
+            "--model_ema",
+            "--model_ema_decay=0.9",
+        ]
+    )
     assert done.returncode == 0, done.stderr
     assert "oneDNN" not in done.stderr and "absl" not in done.stderr
     folder = tmp_path / "digits_kd" / "long"
@@ -181,14 +188,17 @@ def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
     assert facts["teachers"][0]["top1"] > 20
 
 
-# ---- the same on every runtime
-
-
 def test_xla_and_cpu_agree_on_six_distillation_steps(tmp_path, teacher_folder):
     flags = (
-        *get_distill_flags(teacher_folder), *MIXED, "--train.steps=6", "--model_ema",
-        "--model_ema_decay=0.5", "--clip_grad=1.0", "--update_freq=2", "--smoothing=0.1",
-    )  # fmt: skip
+        *get_distill_flags(teacher_folder),
+        *MIXED,
+        "--train.steps=6",
+        "--model_ema",
+        "--model_ema_decay=0.5",
+        "--clip_grad=1.0",
+        "--update_freq=2",
+        "--smoothing=0.1",
+    )
     for device in RUNTIMES:
         assert (
             main.main(create_argv(tmp_path, *flags, f"--run.run_id={device}", device=device)) == 0
@@ -208,9 +218,15 @@ def test_xla_and_cpu_agree_on_six_distillation_steps(tmp_path, teacher_folder):
 def test_four_micro_batches_give_the_gradients_of_the_undivided_batch(tmp_path, teacher_folder):
     """Distillation with mixed pairs and smoothing: one SGD step from the same weights."""
     flags = (
-        *get_distill_flags(teacher_folder), *MIXED, "--smoothing=0.1", "--opt=momentum", "--lr=1",
-        "--optim.momentum=0", "--weight_decay=0", "--optim.schedule=constant",
-    )  # fmt: skip
+        *get_distill_flags(teacher_folder),
+        *MIXED,
+        "--smoothing=0.1",
+        "--opt=momentum",
+        "--lr=1",
+        "--optim.momentum=0",
+        "--weight_decay=0",
+        "--optim.schedule=constant",
+    )
     changes = []
     for parts_count in (1, 4):
         run = build(tmp_path, *flags, f"--update_freq={parts_count}")
@@ -225,100 +241,6 @@ def test_four_micro_batches_give_the_gradients_of_the_undivided_batch(tmp_path, 
     assert max(float(change.norm()) for change in changes[0].values()) > 1e-2
 
 
-# ---- continuing
-
-RESUMED = (
-    *MIXED, "--model_ema", "--model_ema_decay=0.9", "--update_freq=2",
-    "--model.drop_rate=0.1", "--epochs=3", "--train.checkpoint_every_steps=3", "--clip_grad=0.5",
-    "--train.keep_checkpoints=9", "--optim.warmup_steps=4",
-    # Sums on the CPU depend on the number of threads, which another test may have set.
-    "--runtime.num_threads=1",
-)  # fmt: skip
-
-
-def test_a_continued_run_equals_an_unbroken_one_bit_for_bit(tmp_path):
-    """Half a run, a new process, the other half: metrics and weights, under XLA and on the CPU."""
-    continued = []
-    for device in ("xla", "cpu"):
-        whole = tmp_path / device / "tiny" / "whole"
-        flags = create_argv(tmp_path / device, *RESUMED, device=device)
-        assert main.main([*flags, "--run.run_id=whole"]) == 0
-        half = whole.with_name("half")
-        shutil.copytree(whole, half)
-        for path in half.iterdir():
-            if path.is_file() and path.name not in ("metrics.jsonl", "run.json"):
-                path.unlink()
-        for path in (half / "checkpoints").iterdir():
-            if path.name != "step_00000009":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        continued.append([*flags, "--run.run_id=half", "--resume=auto"])
-    done = run_series(continued)
-    assert done.returncode == 0, done.stderr
-    for device in ("xla", "cpu"):
-        whole, half = (tmp_path / device / "tiny" / name for name in ("whole", "half"))
-        assert "at step 9" in done.stderr
-        assert get_lines(half) == get_lines(whole)
-        assert [line["step"] for line in get_training_lines(half)] == list(range(1, 19))
-        for name in ("student.safetensors", "checkpoints/step_00000018/optimizer.safetensors",
-                     "checkpoints/step_00000018/model.safetensors"):  # fmt: skip
-            ours, theirs = load_file(whole / name), load_file(half / name)
-            assert ours.keys() == theirs.keys()
-            for key, value in ours.items():
-                assert torch.equal(value, theirs[key]), f"{device} {name} {key}"
-        assert Run(half).read()["status"] == "complete"
-    lines = get_training_lines(tmp_path / "xla" / "tiny" / "half")
-    # Counted on: who goes on compiles the step once more, and no other for its first step.
-    assert [line["graphs_train"] for line in lines] == [1] * 9 + [2] * 9
-
-
-def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next(tmp_path):
-    flags = create_argv(tmp_path, "--epochs=2", "--run.run_id=a")
-    assert main.main(flags) == 0
-    folder = tmp_path / "tiny" / "a"
-    assert [line["step"] for line in get_training_lines(folder)] == list(range(1, 13))
-    longer = create_argv(tmp_path, "--epochs=3", "--resume=auto")
-    assert main.main(longer) == 0
-    assert [line["step"] for line in get_training_lines(folder)] == list(range(1, 19))
-    evaluated = [line["step"] for line in read_metrics(folder) if line["kind"] == "eval"]
-    assert evaluated == [6, 12, 18]
-    # The third epoch draws its own order, not the second's again.
-    assert len(list((tmp_path / "tiny").iterdir())) == 1
-
-
-def test_a_complete_run_that_is_continued_stays_as_it_is(tmp_path, capsys):
-    flags = create_argv(tmp_path, "--epochs=1", "--run.run_id=a")
-    assert main.main(flags) == 0
-    folder = tmp_path / "tiny" / "a"
-    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    capsys.readouterr()
-    assert main.main([*flags, "--resume=auto", "--train.log_every_steps=3"]) == 0
-    words = f"complete: {folder}, all 6 steps are done; nothing is left to do (more train.steps or"
-    assert words in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
-    # Another question is a reason to go on, and so is a file that is gone.
-    assert main.main([*flags, "--resume=auto", "--data.test_split=test"]) == 0
-    assert Run(folder).read()["attempts"] == 2 and "test_top1" in Run(folder).read()["final"]
-    weights = load_file(folder / "student.safetensors")
-    (folder / "student.safetensors").unlink()
-    assert main.main([*flags, "--resume=auto", "--data.test_split=test"]) == 0
-    assert Run(folder).read()["attempts"] == 3
-    for name, value in load_file(folder / "student.safetensors").items():
-        assert torch.equal(value, weights[name])
-
-
-@pytest.mark.parametrize("length", ["--train.steps=5", "--train.epochs=1"])
-def test_a_run_that_has_done_more_steps_is_not_made_shorter(tmp_path, capsys, length):
-    assert main.main(create_argv(tmp_path, "--train.steps=7", "--run.run_id=a")) == 0
-    config = (tmp_path / "tiny" / "a" / "config_resolved.yaml").read_bytes()
-    capsys.readouterr()
-    assert main.main(create_argv(tmp_path, length, "--resume=auto")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    key, steps = ("train.steps", 5) if "steps" in length else ("train.epochs", 6)
-    assert line.startswith(f"error: {key} gives {steps} steps, but the checkpoint in run.resume ")
-    assert "has done 7; resume with at least as many" in line
-    assert (tmp_path / "tiny" / "a" / "config_resolved.yaml").read_bytes() == config
-
-
 def test_the_seed_decides_a_run(tmp_path):
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         flags = (f"--seed={seed}", f"--run.run_id={name}", "--train.steps=3", *MIXED)
@@ -326,9 +248,6 @@ def test_the_seed_decides_a_run(tmp_path):
     a, b, c = (get_lines(tmp_path / "tiny" / name) for name in "abc")
     assert a == b
     assert a != c
-
-
-# ---- what a run leaves behind
 
 
 def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_root):
@@ -352,9 +271,20 @@ def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_
     )
     line = get_training_lines(teacher_run)[0]
     assert {
-        "step", "kind", "epoch", "time_s", "loss/task", "loss/total", "lr", "grad_norm",
-        "img_per_s", "graphs", "host_reads", "input_wait_s", "host_rss_gib",
-    } <= line.keys()  # fmt: skip
+        "step",
+        "kind",
+        "epoch",
+        "time_s",
+        "loss/task",
+        "loss/total",
+        "lr",
+        "grad_norm",
+        "img_per_s",
+        "graphs",
+        "host_reads",
+        "input_wait_s",
+        "host_rss_gib",
+    } <= line.keys()
     numbers = {name for line in read_metrics(teacher_run) for name in get_numbers(line)}
     entries = {name: METRICS.find(name) for name in numbers}
     assert all(entries.values()), entries
@@ -414,14 +344,16 @@ def test_weights_of_an_earlier_run_are_where_a_new_one_starts(tmp_path):
         assert torch.equal(value, exported[name])
 
 
-# ---- loud failure
-
-
 def test_a_run_whose_loss_is_not_finite_fails_and_names_the_step(tmp_path, capsys):
     flags = (
-        "--opt=momentum", "--lr=1e30", "--optim.min_lr=0", "--train.steps=12", "--run.run_id=a",
-        "--train.log_every_steps=4", "--optim.schedule=constant",
-    )  # fmt: skip
+        "--opt=momentum",
+        "--lr=1e30",
+        "--optim.min_lr=0",
+        "--train.steps=12",
+        "--run.run_id=a",
+        "--train.log_every_steps=4",
+        "--optim.schedule=constant",
+    )
     assert main.main(create_argv(tmp_path, *flags)) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("the run was stopped: the loss or gradient of step ")
@@ -433,8 +365,13 @@ def test_a_run_whose_loss_is_not_finite_fails_and_names_the_step(tmp_path, capsy
 
 
 def test_a_run_over_its_graph_budget_fails_and_says_so(tmp_path, capsys):
-    flags = create_argv(tmp_path, "--train.steps=4", "--run.run_id=a", "--model.args="
-                        + json.dumps({**VIT_ARGS, "embed_dim": 26}), device="xla")  # fmt: skip
+    flags = create_argv(
+        tmp_path,
+        "--train.steps=4",
+        "--run.run_id=a",
+        "--model.args=" + json.dumps({**VIT_ARGS, "embed_dim": 26}),
+        device="xla",
+    )
     assert main.main([*flags, "--runtime.graph_budget=1"]) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("the run was stopped: train of step 1 compiled graph ")
@@ -459,9 +396,14 @@ def test_a_broken_loader_ends_the_run_with_its_cause(tmp_path, monkeypatch):
 
 def test_an_interrupted_run_says_so_and_can_be_continued(tmp_path):
     """Ctrl-C in mid-run: saved, code 75, no traceback; then `--resume auto` goes on from there."""
-    flags = create_argv(tmp_path, "--train.steps=1000000", "--run.run_id=a",
-                        "--train.checkpoint_every_steps=5", "--train.log_every_steps=5",
-                        "--train.eval_every_epochs=100000")  # fmt: skip
+    flags = create_argv(
+        tmp_path,
+        "--train.steps=1000000",
+        "--run.run_id=a",
+        "--train.checkpoint_every_steps=5",
+        "--train.log_every_steps=5",
+        "--train.eval_every_epochs=100000",
+    )
     process = subprocess.Popen(
         get_command(flags), cwd=ROOT, env=get_environment(), stderr=subprocess.PIPE, text=True
     )

@@ -121,9 +121,6 @@ def test_answers_that_are_no_numbers_agree_with_nobody(device):
         assert (same, examples) == (9, 12)
 
 
-# ---- in a run
-
-
 def run_fit(scores: list[dict[str, float]]) -> tuple[list, object]:
     saved, found = [], iter(scores)
     callbacks = LoopCallbacks(
@@ -157,9 +154,11 @@ def test_a_last_evaluation_that_is_not_finite_ends_the_run():
 
 
 FACTS = {
-    "model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}, "num_classes": CLASSES,
+    "model": "vit_tiny_patch16_224",
+    "args": {**VIT_ARGS, "img_size": 8},
+    "num_classes": CLASSES,
     "eval_pp": "decode(channels=1)|resize(8)|value_range(-1, 1)",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -189,9 +188,12 @@ def test_a_teacher_that_answers_no_numbers_is_refused_by_name(
 ):
     teachers = json.dumps([{"weights": str(spoilt_folder)}])
     flags = create_argv(
-        tmp_path, f"--distill.teachers={teachers}", "--kd=hard", "--train.steps=2",
+        tmp_path,
+        f"--distill.teachers={teachers}",
+        "--kd=hard",
+        "--train.steps=2",
         f"--distill.allow_weak_teacher={weak}",
-    )  # fmt: skip
+    )
     assert main.main(flags) == EXIT_USER_ERROR
     assert f"distill.teacher {str(spoilt_folder)!r} gives outputs that" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()

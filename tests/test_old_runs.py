@@ -30,10 +30,13 @@ TAUGHT = ("--teacher_path=tests/fixtures/old_runs/plain", "--distill.allow_weak_
 FLAGS = {
     "plain": ("--train.ema=true", "--train.mixup_alpha=0.8", f"--model.args={json.dumps(ARGS)}"),
     "distilled": (
-        *TAUGHT, "--distill.loss=", f"--distill.losses={json.dumps(TERMS)}",
-        "--train.accumulate_steps=2", f"--model.args={json.dumps({**ARGS, 'embed_dim': 12})}",
+        *TAUGHT,
+        "--distill.loss=",
+        f"--distill.losses={json.dumps(TERMS)}",
+        "--train.accumulate_steps=2",
+        f"--model.args={json.dumps({**ARGS, 'embed_dim': 12})}",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -44,15 +47,27 @@ def runs(tmp_path, monkeypatch) -> Path:
 
 
 def start(runs: Path, *flags: str) -> int:
-    return main.main([
-        "--data.source=synthetic",
-        "--data.name=image_size=8,channels=1,num_classes=10,num_examples=96",
-        "--data.train_pp=value_range(-1, 1)", "--data.eval_pp=value_range(-1, 1)",
-        "--data.global_batch_size=16", "--model=vit_tiny_patch16_224", "--model.image_size=8",
-        "--optim.warmup_epochs=0", "--train.log_every_steps=1", "--run.tensorboard=false",
-        "--runtime.device=cpu", "--train.keep_checkpoints=1", f"--run.output_dir={runs.parent}",
-        "--run.experiment=old_runs", "--train.epochs=1", "--train.steps=4", *flags,
-    ])  # fmt: skip
+    return main.main(
+        [
+            "--data.source=synthetic",
+            "--data.name=image_size=8,channels=1,num_classes=10,num_examples=96",
+            "--data.train_pp=value_range(-1, 1)",
+            "--data.eval_pp=value_range(-1, 1)",
+            "--data.global_batch_size=16",
+            "--model=vit_tiny_patch16_224",
+            "--model.image_size=8",
+            "--optim.warmup_epochs=0",
+            "--train.log_every_steps=1",
+            "--run.tensorboard=false",
+            "--runtime.device=cpu",
+            "--train.keep_checkpoints=1",
+            f"--run.output_dir={runs.parent}",
+            "--run.experiment=old_runs",
+            "--train.epochs=1",
+            "--train.steps=4",
+            *flags,
+        ]
+    )
 
 
 def test_the_old_runs_are_small():
@@ -100,9 +115,12 @@ def test_old_answers_still_teach(runs, monkeypatch):
         "tasks.teachers.teaching.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
     )
     flags = (
-        *TAUGHT, "--distill.loss=kd", f"--distill.teacher_cache={runs / 'cache'}",
-        "--run.run_id=new", f"--model.args={json.dumps(ARGS)}",
-    )  # fmt: skip
+        *TAUGHT,
+        "--distill.loss=kd",
+        f"--distill.teacher_cache={runs / 'cache'}",
+        "--run.run_id=new",
+        f"--model.args={json.dumps(ARGS)}",
+    )
     assert start(runs, *flags) == 0
     assert json.loads((runs / "new" / "run.json").read_text())["status"] == "complete"
     assert len(hashed) == 1

@@ -10,25 +10,8 @@ import torch
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from engine import Callbacks, fit
-from optim_factory import (
-    PREPARABLE,
-    PROVEN,
-    check_optimizer_name,
-    create_optimizer,
-    create_schedule,
-)
-from tests.support.tiny_parts import (
-    CLASSES,
-    TinyConvNet,
-    TinyTask,
-    create_batches,
-    create_cpu_runtime,
-    create_plan,
-    create_state,
-    create_vit,
-    create_xla_runtime,
-)
+from optim_factory import create_optimizer, create_schedule
+from tests.support.tiny_parts import CLASSES, TinyConvNet, create_cpu_runtime, create_vit
 from utils.config.sections import OptimSection
 from utils.errors import UserError
 
@@ -46,9 +29,14 @@ def create_groups(model: nn.Module, **changes: object) -> dict[str, dict]:
 
 def create_distilled_vit() -> nn.Module:
     return timm.create_model(
-        "deit_tiny_distilled_patch16_224", img_size=8, patch_size=4, embed_dim=16, depth=2,
-        num_heads=2, num_classes=CLASSES,
-    )  # fmt: skip
+        "deit_tiny_distilled_patch16_224",
+        img_size=8,
+        patch_size=4,
+        embed_dim=16,
+        depth=2,
+        num_heads=2,
+        num_classes=CLASSES,
+    )
 
 
 def create_convnext() -> nn.Module:
@@ -57,14 +45,18 @@ def create_convnext() -> nn.Module:
     )
 
 
-# ---- groups
-
-
 def test_tokens_positions_biases_and_norms_of_a_vit_do_not_decay():
     groups = create_groups(create_distilled_vit())
     decaying = {name for name, group in groups.items() if group["weight_decay"] > 0}
-    matrices = ("patch_embed.proj", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "head",
-                "head_dist")  # fmt: skip
+    matrices = (
+        "patch_embed.proj",
+        "attn.qkv",
+        "attn.proj",
+        "mlp.fc1",
+        "mlp.fc2",
+        "head",
+        "head_dist",
+    )
     expected = {
         name
         for name in groups
@@ -152,8 +144,6 @@ def test_projections_of_losses_are_trained_without_layer_decay():
     assert {loss_modules.weight, loss_modules.bias} <= listed
 
 
-# ---- schedules
-
 TOTAL, WARMUP, PER_EPOCH = 24, 4, 5
 
 
@@ -175,9 +165,13 @@ SHAPES = {
 
 def create_test_schedule(name: str, **changes: object):
     values = {
-        "schedule": name, "power": 3.0, "decay_rate": 0.5, "decay_epochs": (2.0, 4.0),
-        "cooldown_fraction": 0.4, **changes,
-    }  # fmt: skip
+        "schedule": name,
+        "power": 3.0,
+        "decay_rate": 0.5,
+        "decay_epochs": (2.0, 4.0),
+        "cooldown_fraction": 0.4,
+        **changes,
+    }
     section = BASE.model_copy(update=values)
     return create_schedule(section, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
 
@@ -207,12 +201,22 @@ def test_cycles_are_timms(factor, count, total):
     """At every step, a cycle's first one among them, without a warm-up."""
     weight = nn.Parameter(torch.zeros(1))
     timms = CosineLRScheduler(
-        torch.optim.SGD([weight], lr=0.8), t_initial=4, lr_min=0.1, cycle_mul=factor,
-        cycle_decay=0.5, cycle_limit=count, t_in_epochs=False,
-    )  # fmt: skip
-    section = BASE.model_copy(update={
-        "cycles": count, "cycle_decay": 0.5, "cycle_length_factor": factor, "warmup_steps": 0,
-    })  # fmt: skip
+        torch.optim.SGD([weight], lr=0.8),
+        t_initial=4,
+        lr_min=0.1,
+        cycle_mul=factor,
+        cycle_decay=0.5,
+        cycle_limit=count,
+        t_in_epochs=False,
+    )
+    section = BASE.model_copy(
+        update={
+            "cycles": count,
+            "cycle_decay": 0.5,
+            "cycle_length_factor": factor,
+            "warmup_steps": 0,
+        }
+    )
     ours = create_schedule(section, total_steps=total, steps_per_epoch=total)
     for step in range(total):
         assert ours.lr_at(step) == pytest.approx(timms._get_lr(step)[0]), step
@@ -262,9 +266,12 @@ def test_every_schedule_of_the_configuration_is_tested_here():
 def test_a_warm_up_inside_is_timms_without_its_prefix():
     """By timm's own scheduler, at every step."""
     theirs = CosineLRScheduler(
-        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.8), t_initial=40, lr_min=0.1,
-        warmup_t=4, warmup_lr_init=0.2,
-    )  # fmt: skip
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.8),
+        t_initial=40,
+        lr_min=0.1,
+        warmup_t=4,
+        warmup_lr_init=0.2,
+    )
     inside = BASE.model_copy(update={"warmup_inside": True})
     ours = create_schedule(inside, total_steps=40, steps_per_epoch=10)
     behind = create_schedule(BASE, total_steps=40, steps_per_epoch=10)
@@ -347,147 +354,3 @@ def test_no_decay_parameters_keep_their_values_without_gradients():
     for name, parameter in model.named_parameters():
         factor = 1 - 0.8 * 0.3 if groups[parameter]["decays"] else 1.0
         torch.testing.assert_close(parameter.detach(), before[name] * factor, msg=name)
-
-
-# ---- names and arguments
-
-
-def test_an_unknown_optimizer_is_refused_with_a_near_name():
-    with pytest.raises(UserError, match=r"optim.name 'adamww'.*did you mean 'adamw'"):
-        check_optimizer_name("adamww")
-
-
-@pytest.mark.parametrize("name", ["kron", "lookahead"])
-def test_an_optimizer_that_cannot_work_is_refused_with_its_reason(name):
-    with pytest.raises(UserError, match="is refused: it"):
-        check_optimizer_name(name)
-
-
-def test_an_optimizer_that_is_not_proven_warns(caplog):
-    check_optimizer_name("nadam")
-    assert "nadam is not proven on XLA" in caplog.text
-    caplog.clear()
-    for name in PROVEN:
-        check_optimizer_name(name)
-    assert caplog.text == ""
-
-
-def take_steps(count: int, **changes: object) -> list[float]:
-    """Values of a weight of 1 after each step with a gradient of 1, 0.5, 0.25 ..."""
-    weight = nn.Linear(1, 1, bias=False)
-    nn.init.ones_(weight.weight)
-    section = BASE.model_copy(update={"lr": 0.1, "weight_decay": 0.0, **changes})
-    optimizer, found = create_optimizer(section, weight), []
-    for number in range(count):
-        weight.weight.grad = torch.full((1, 1), 0.5**number)
-        optimizer.step()
-        found.append(weight.weight.item())
-    return found
-
-
-def test_momentum_is_what_is_asked_for():
-    """Heavy ball: v = momentum * v + g."""
-    first, second = take_steps(2, name="momentum", momentum=0.3)
-    assert first == pytest.approx(1 - 0.1)
-    assert second == pytest.approx(first - 0.1 * (0.3 * 1 + 0.5))
-
-
-def test_betas_are_what_is_asked_for():
-    """Adam's second step by hand, with both moments corrected for their start."""
-    first, second = take_steps(2, name="adamw", betas=(0.5, 0.9), eps=1e-12)
-    moment = (0.5 * 0.5 * 1 + 0.5 * 0.5) / (1 - 0.5**2)
-    square = (0.9 * 0.1 * 1 + 0.1 * 0.25) / (1 - 0.9**2)
-    assert first == pytest.approx(0.9)
-    assert second == pytest.approx(first - 0.1 * moment / square**0.5)
-
-
-def test_eps_is_what_is_asked_for():
-    """Adam's first step is lr * g / (|g| + eps)."""
-    assert take_steps(1, name="adamw", eps=1.0) == pytest.approx([1 - 0.1 / 2])
-
-
-def test_arguments_that_an_optimizer_does_not_take_are_refused():
-    with pytest.raises(UserError, match=r"optim.name 'adamw' refuses its arguments"):
-        create_groups(create_vit(), args={"no_such_thing": 1})
-
-
-# ---- state that is made before step 0
-
-
-@pytest.mark.parametrize("name", PREPARABLE)
-def test_prepared_state_gives_the_same_bits_as_lazy_state(name):
-    runtime = create_cpu_runtime()
-    section = BASE.model_copy(update={"name": name, "momentum": 0.9, "lr": 0.01})
-    models = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 6)) for _ in "ab"]
-    models[1].load_state_dict(models[0].state_dict())
-    optimizers = [create_optimizer(section, model) for model in models]
-    runtime.updates.prepare(optimizers[1])
-    generator = torch.Generator().manual_seed(1)
-    start = [p.detach().clone() for p in models[0].parameters()]
-    for step in range(5):
-        gradients = [torch.randn(p.shape, generator=generator) for p in models[0].parameters()]
-        for model, optimizer in zip(models, optimizers, strict=True):
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.grad = gradient.clone()
-            runtime.updates.apply(optimizer)
-        for lazy, prepared in zip(models[0].parameters(), models[1].parameters(), strict=True):
-            assert torch.equal(lazy, prepared), f"step {step}"
-    moved = [not torch.equal(a, b) for a, b in zip(start, models[0].parameters(), strict=True)]
-    assert all(moved)
-
-
-@pytest.mark.parametrize("name", PREPARABLE)
-def test_preparing_the_state_leaves_the_parameters_alone(name):
-    runtime, model = create_cpu_runtime(), create_vit()
-    before = [p.detach().clone() for p in model.parameters()]
-    section = BASE.model_copy(update={"name": name, "lr": 1.0})
-    runtime.updates.prepare(create_optimizer(section, model))
-    for old, new in zip(before, model.parameters(), strict=True):
-        assert torch.equal(old, new)
-        assert new.grad is None
-
-
-# Their first step holds a number that is special there alone: Adafactor's beta2 is 0, and LAMB's
-# bias correction equals another of its numbers. That is one more graph, at step 0.
-SPECIAL_FIRST_STEP = ("lamb", "adafactor")
-# One of each kind of step in every run of the suite, their relatives in the long one.
-RELATIVES = ("muon", "nmuon", "adamuon", "cadamw", "cnadamw", "adamc", "nadamc")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in RELATIVES else n for n in PROVEN],
-)
-def test_a_proven_optimizer_compiles_nothing_after_its_first_steps_and_reads_nothing(name):
-    """Eight steps whose warm-up starts at a learning rate of 0 and whose schedule ends at 0."""
-    runtime, steps, lines = create_xla_runtime(), 8, []
-    section = OptimSection(
-        name=name, lr=1e-2, min_lr=0.0, warmup_lr=0.0, warmup_steps=3, schedule="linear",
-        weight_decay=0.05, weight_decay_end=0.2, max_grad_norm=1.0,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = TinyConvNet(7)
-    start = model.conv.weight.detach().clone()
-    state = create_state(runtime, model, section, ema=True)
-    budget = runtime.counters()["graphs"] + 8
-    plan = create_plan(steps, section, log_every=2, ema_decay=0.9, graph_budget=budget)
-
-    class Logs(Callbacks):
-        def get_batches(self, step: int):
-            return create_batches(steps)
-
-        def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
-            if kind == "train":
-                lines.append(scalars)
-
-    before = runtime.counters()
-    fit(state, plan, Logs(), TinyTask(), runtime)
-    after = runtime.counters()
-    logs = lines
-    assert len(logs) == steps // 2
-    assert logs[-1]["graphs_train"] <= 1 + (name in SPECIAL_FIRST_STEP)
-    assert logs[-1]["graphs_train"] == logs[0]["graphs_train"]
-    assert [line["host_reads"] for line in logs] == [0] * len(logs)
-    assert after["host_reads"] == before["host_reads"]
-    assert after["host_ops"] == before["host_ops"]
-    assert not torch.equal(start, state.model.conv.weight.detach().cpu())

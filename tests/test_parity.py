@@ -82,10 +82,15 @@ def teacher(tmp_path_factory) -> Path:
 def vit_flags(teacher) -> tuple[str, ...]:
     """A distillation with all that could depend on how examples are dealt out."""
     return (
-        "--kd=kd", f"--teacher_path={teacher.parent}", "--distill.allow_weak_teacher",
-        "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0", "--train.ema",
-        "--optim.max_grad_norm=1.0", "--train.accumulate_steps=2",
-    )  # fmt: skip
+        "--kd=kd",
+        f"--teacher_path={teacher.parent}",
+        "--distill.allow_weak_teacher",
+        "--train.mixup_alpha=0.8",
+        "--train.cutmix_alpha=1.0",
+        "--train.ema",
+        "--optim.max_grad_norm=1.0",
+        "--train.accumulate_steps=2",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +99,26 @@ def norm_flags() -> tuple[str, ...]:
     return (
         NORM_NET,
         '--model.args={"in_chans": 1, "layers": [1, 1, 1, 1], "channels": [4, 8, 8, 8]}',
-        "--train.sync_batchnorm", "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0",
-        "--train.ema", "--optim.max_grad_norm=1.0", "--runtime.graph_budget=100",
-    )  # fmt: skip
+        "--train.sync_batchnorm",
+        "--train.mixup_alpha=0.8",
+        "--train.cutmix_alpha=1.0",
+        "--train.ema",
+        "--optim.max_grad_norm=1.0",
+        "--runtime.graph_budget=100",
+    )
 
 
 def run_form(folder: Path, form: Form, flags: tuple[str, ...]) -> list[dict]:
     """The metrics of a run in processes of its own."""
     own = (
         f"--data.name=image_size={SIDE},channels=1,num_classes=10,num_examples={EXAMPLES}",
-        "--data.global_batch_size=32", f"--train.steps={STEPS}", "--run.run_id=form",
-        "--train.eval_every_epochs=3", "--runtime.num_threads=1",
+        "--data.global_batch_size=32",
+        f"--train.steps={STEPS}",
+        "--run.run_id=form",
+        "--train.eval_every_epochs=3",
+        "--runtime.num_threads=1",
         "--runtime.graph_budget=12",
-    )  # fmt: skip
+    )
     argv = create_argv(folder, *own, *flags, *form.flags, device=form.device)
     if NORM_NET in flags:
         argv = [flag for flag in argv if flag not in VIT_FLAGS]

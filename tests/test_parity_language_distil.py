@@ -25,11 +25,17 @@ def flags(tmp_path_factory) -> tuple[str, ...]:
     folder = tmp_path_factory.mktemp("teacher")
     assert main.main(create_language_argv(folder, "--train.steps=30")) == 0
     return (
-        f"--teacher_path={folder / 'lang' / 'a'}", f"--distill.losses={json.dumps(TERMS)}",
-        '--model.args={"depth": 1, "width": 16, "heads": 2}', "--data.global_batch_size=32",
-        f"--train.steps={STEPS}", "--train.accumulate_steps=2", "--train.logits_mib=0.004",
-        "--train.z_loss=0.001", "--optim.max_grad_norm=1.0", "--train.ema",
-    )  # fmt: skip
+        f"--teacher_path={folder / 'lang' / 'a'}",
+        f"--distill.losses={json.dumps(TERMS)}",
+        '--model.args={"depth": 1, "width": 16, "heads": 2}',
+        "--data.global_batch_size=32",
+        f"--train.steps={STEPS}",
+        "--train.accumulate_steps=2",
+        "--train.logits_mib=0.004",
+        "--train.z_loss=0.001",
+        "--optim.max_grad_norm=1.0",
+        "--train.ema",
+    )
 
 
 @pytest.fixture(scope="module")

@@ -16,21 +16,38 @@ from tests.test_parity import FORMS, Form, compare, run_child
 
 # 97 evaluation examples, as in the parity of images.
 TASKS = {
-    "language": (create_language_argv, "lang", (
-        "--data.name=copy,symbols=4,num_examples=640,num_held_out=97", "--train.z_loss=1e-4",
-        "--data.global_batch_size=32", "--train.logits_mib=0.001",
-    )),
-    "multilabel": (create_argv, "tiny", (
-        "--data.name=image_size=8,channels=1,num_classes=10,num_examples=97,labels=2",
-        "--train.task=multilabel", "--data.global_batch_size=32", "--mixup=0.2", "--run.run_id=a",
-    )),
+    "language": (
+        create_language_argv,
+        "lang",
+        (
+            "--data.name=copy,symbols=4,num_examples=640,num_held_out=97",
+            "--train.z_loss=1e-4",
+            "--data.global_batch_size=32",
+            "--train.logits_mib=0.001",
+        ),
+    ),
+    "multilabel": (
+        create_argv,
+        "tiny",
+        (
+            "--data.name=image_size=8,channels=1,num_classes=10,num_examples=97,labels=2",
+            "--train.task=multilabel",
+            "--data.global_batch_size=32",
+            "--mixup=0.2",
+            "--run.run_id=a",
+        ),
+    ),
     "regress": (create_regression_argv, "rows", ()),
-}  # fmt: skip
+}
 SCORES = {"language": "loss", "multilabel": "map", "regress": "mse"}
 SHARED = (
-    "--train.steps=20", "--train.eval_every_epochs=1", "--train.ema", "--optim.max_grad_norm=1.0",
-    "--train.accumulate_steps=2", "--runtime.graph_budget=12",
-)  # fmt: skip
+    "--train.steps=20",
+    "--train.eval_every_epochs=1",
+    "--train.ema",
+    "--optim.max_grad_norm=1.0",
+    "--train.accumulate_steps=2",
+    "--runtime.graph_budget=12",
+)
 QUICK = {"language": ("mesh 4",), "multilabel": (), "regress": ()}
 CASES = [
     pytest.param(

@@ -14,10 +14,14 @@ import main
 from tests.support.tiny_parts import create_argv
 
 CONV = (
-    "--model=cifar_resnet8x4", '--model.args={"in_chans": 1}', "--optim.name=sgd",
-    "--train.ema=true", "--train.checkpoint_every_steps=2", "--train.eval_every_epochs=100",
+    "--model=cifar_resnet8x4",
+    '--model.args={"in_chans": 1}',
+    "--optim.name=sgd",
+    "--train.ema=true",
+    "--train.checkpoint_every_steps=2",
+    "--train.eval_every_epochs=100",
     "--train.keep_checkpoints=10",
-)  # fmt: skip
+)
 
 
 def run(folder: Path, name: str, *flags: str, device: str = "xla") -> Path:

@@ -11,10 +11,21 @@ from tests.test_floors import ROOT, list_sources
 
 # Configured keys that hold places, and the names under which they travel.
 KEYS = {
-    "output_dir", "checkpoint_root", "cache_dir", "root", "weights", "teacher_weights",
-    "teacher_cache", "statistics", "init_from", "resume",
-    "compile_cache", "remote", "checkpoints", "out",
-}  # fmt: skip
+    "output_dir",
+    "checkpoint_root",
+    "cache_dir",
+    "root",
+    "weights",
+    "teacher_weights",
+    "teacher_cache",
+    "statistics",
+    "init_from",
+    "resume",
+    "compile_cache",
+    "remote",
+    "checkpoints",
+    "out",
+}
 NAMES = {*KEYS, "place", "base_place", "cache", "url", "checkpoint"}
 CALLS = {"Path", "PurePath", "open", "exists", "isdir", "isfile", "listdir", "makedirs"}
 OPENER = "utils/storage/"

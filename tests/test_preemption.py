@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.child_runs import ROOT, get_environment
+from store.record.history import read_metrics
+from store.record.runs import Run
+from tests.support.child_runs import ROOT, get_command, get_environment
+from tests.support.tiny_parts import create_argv
+from tests.test_faults import SAVING, list_steps
+from utils.checkpoint.files import verify_checkpoint
 
 
 def wait_for_ever(folder: Path) -> int:
     """A rank that has not come to its first step."""
-    import os
 
     Path(folder, os.environ["RANK"]).touch()
     os.write(1, b"ready\n")
@@ -52,9 +58,12 @@ def start(tmp_path):
         script = tmp_path / "script.py"
         script.write_text(text)
         process = subprocess.Popen(
-            [sys.executable, str(script), str(tmp_path)], cwd=ROOT, text=True,
-            env={**get_environment(), "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, str(script), str(tmp_path)],
+            cwd=ROOT,
+            text=True,
+            env={**get_environment(), "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+        )
         assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "ready\n"]
         return process
 
@@ -79,7 +88,43 @@ def test_a_rank_that_is_killed_alone_is_a_failure(start, tmp_path):
     import psutil
 
     process = start(_GROUP)
-    ranks = [child for child in psutil.Process(process.pid).children(recursive=True)
-             if "spawn_main" in " ".join(child.cmdline())]  # fmt: skip
+    ranks = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
     ranks[0].send_signal(signal.SIGTERM)
     assert process.wait() == 1
+
+
+def test_sigterm_saves_the_step_and_the_run_goes_on_from_it(tmp_path):
+    """Two processes agree on the step; exit code 75, no traceback."""
+    flags = (
+        "--train.steps=1000000",
+        "--train.checkpoint_every_steps=1000000",
+        "--runtime.num_processes=2",
+        "--train.eval_every_epochs=1000000",
+    )
+    process = subprocess.Popen(
+        get_command(create_argv(tmp_path, *SAVING, *flags)),
+        cwd=ROOT,
+        env=get_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if re.search(r"step \d\d/", line):
+            process.send_signal(signal.SIGTERM)
+            break
+    seen += process.stderr.readlines()
+    assert process.wait() == 75, "".join(seen)
+    assert "Traceback" not in "".join(seen)
+    folder = tmp_path / "tiny" / "a"
+    facts = Run(folder).read()
+    assert facts["status"] == "preempted"
+    (step,) = list_steps(folder)
+    assert facts["reason"] == f"PreemptedError: asked to end; step {step} is saved"
+    assert max(line["step"] for line in read_metrics(folder)) <= step
+    verify_checkpoint(folder / "checkpoints" / f"step_{step:08d}")

@@ -34,17 +34,32 @@ DIGITS_PP = "decode(channels=1)|resize(12)|value_range(-1, 1)"
 def create_flags(digits_root: Path, folder: Path, name: str, device: str) -> list[str]:
     """4 steps at 8 pixels and 4 at 12, of an epoch of 2 steps."""
     return [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=sizes", f"--run.run_id={name}",
-        f"--runtime.device={device}", "--run.tensorboard=false", "--data.test_split=",
-        "--data.train_split=train[:64]", "--data.eval_split=validation[:64]",
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=sizes",
+        f"--run.run_id={name}",
+        f"--runtime.device={device}",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=validation[:64]",
         "--data.global_batch_size=32",
-        f"--data.train_pp={DIGITS_PP}", f"--data.eval_pp={DIGITS_PP}", "--model.image_size=12", VIT,
-        "--train.epochs=4", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-        "--train.eval_every_epochs=100", "--train.checkpoint_every_steps=3",
-        "--train.keep_checkpoints=9", "--model_ema", "--mixup=0.2",
-        "--train.image_sizes={0: 8, 2: 12}", "--runtime.graph_budget=100000",
-    ]  # fmt: skip
+        f"--data.train_pp={DIGITS_PP}",
+        f"--data.eval_pp={DIGITS_PP}",
+        "--model.image_size=12",
+        VIT,
+        "--train.epochs=4",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=3",
+        "--train.keep_checkpoints=9",
+        "--model_ema",
+        "--mixup=0.2",
+        "--train.image_sizes={0: 8, 2: 12}",
+        "--runtime.graph_budget=100000",
+    ]
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
@@ -83,8 +98,14 @@ def test_further_sizes_are_declared_to_the_budget_and_no_graph_more(digits_root,
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
 def test_steps_of_shapes_to_come_leave_nothing_behind(tmp_path, optimizer):
     """Whether the optimizer's state is there before its first step or not."""
-    config = create_config(tmp_path, VIT, f"--opt={optimizer}", "--model_ema", "--epochs=3",
-                           "--train.image_sizes={0: 4, 1: 8, 2: 4}")  # fmt: skip
+    config = create_config(
+        tmp_path,
+        VIT,
+        f"--opt={optimizer}",
+        "--model_ema",
+        "--epochs=3",
+        "--train.image_sizes={0: 4, 1: 8, 2: 4}",
+    )
     runtime = create_cpu_runtime()
     parts = build_parts(runtime, check(config))
     state = parts.state

@@ -41,18 +41,30 @@ def create_flags(digits_root: Path, folder: Path, teacher: Path, name: str) -> l
     """6 steps of 2 an epoch, with a checkpoint after each."""
     section = {"model": "vit_tiny_patch16_224", "weights": str(teacher), "args": TEACHER}
     return [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=kept", f"--run.run_id={name}",
-        "--run.tensorboard=false", "--data.test_split=", "--runtime.device=cpu",
-        "--data.train_split=train[:64]", "--data.eval_split=validation[:64]",
-        "--data.global_batch_size=32", f"--model.args={json.dumps(STUDENT)}",
-        "--train.epochs=3", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-        "--train.eval_every_epochs=100", "--train.checkpoint_every_steps=1",
-        "--train.keep_checkpoints=9", f"--distill.teachers={json.dumps([section])}",
-        f"--distill.losses={json.dumps(TERMS)}", "--distill.allow_weak_teacher=true",
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=kept",
+        f"--run.run_id={name}",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--runtime.device=cpu",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=validation[:64]",
+        "--data.global_batch_size=32",
+        f"--model.args={json.dumps(STUDENT)}",
+        "--train.epochs=3",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=1",
+        "--train.keep_checkpoints=9",
+        f"--distill.teachers={json.dumps([section])}",
+        f"--distill.losses={json.dumps(TERMS)}",
+        "--distill.allow_weak_teacher=true",
         # Processes of XLA without chips meet on the host, in the middle of a step's graph.
         "--runtime.graph_budget=100",
-    ]  # fmt: skip
+    ]
 
 
 def load(run: Path, step: int) -> dict[str, torch.Tensor]:

@@ -27,8 +27,10 @@ EXAMPLES, BATCH = 1024, 64
 
 def take(count: int, repeats: int, start: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Indices and copies [batches, BATCH] of an epoch, put together from that many shards."""
-    shards = [get_exact_copies(EXAMPLES, ShardSpec(index, count, BATCH, repeats), 5, 2, start)
-              for index in range(count)]  # fmt: skip
+    shards = [
+        get_exact_copies(EXAMPLES, ShardSpec(index, count, BATCH, repeats), 5, 2, start)
+        for index in range(count)
+    ]
     blocks = [[part.reshape(-1, BATCH // count) for part in shard] for shard in shards]
     return tuple(np.concatenate(parts, axis=1) for parts in zip(*blocks, strict=True))
 
@@ -37,8 +39,10 @@ def take(count: int, repeats: int, start: int = 0) -> tuple[np.ndarray, np.ndarr
 def test_batches_hold_the_examples_of_timms_sampler(repeats, ranks):
     """timm's batch of all ranks for the same permutation, as a multiset: it deals it otherwise."""
     order = get_permutation(EXAMPLES, 5, 2)
-    samplers = [RepeatAugSampler(range(EXAMPLES), ranks, rank, shuffle=False, num_repeats=repeats)
-                for rank in range(ranks)]  # fmt: skip
+    samplers = [
+        RepeatAugSampler(range(EXAMPLES), ranks, rank, shuffle=False, num_repeats=repeats)
+        for rank in range(ranks)
+    ]
     theirs = np.stack([np.array(list(one)).reshape(-1, BATCH // ranks) for one in samplers], axis=1)
     theirs = order[theirs.reshape(len(theirs), BATCH)]
     ours, copies = take(1, repeats)
@@ -64,9 +68,14 @@ def test_repeats_are_the_same_on_one_shard_or_eight_and_from_any_position():
 
 
 def test_copies_of_a_real_image_are_cut_anew_each_time(digits_root):
-    flags = ["--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-             "--runtime.device=cpu", "--data.repeats=3", "--data.global_batch_size=24",
-             "--data.train_pp=decode(channels=1)|inception_crop(8)|value_range(-1, 1)"]  # fmt: skip
+    flags = [
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        "--runtime.device=cpu",
+        "--data.repeats=3",
+        "--data.global_batch_size=24",
+        "--data.train_pp=decode(channels=1)|inception_crop(8)|value_range(-1, 1)",
+    ]
     parts = build_parts(create_cpu_runtime(), check(load_config(flags)))
     stream = iterate_batches(parts, 0)
     first = next(stream)
@@ -80,9 +89,13 @@ def test_copies_of_a_real_image_are_cut_anew_each_time(digits_root):
 
 
 def test_repeats_are_refused_where_files_are_dealt_out(digits_root, tmp_path, capsys):
-    flags = ["--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path}", "--data.order=sharded",
-             "--data.repeats=3"]  # fmt: skip
+    flags = [
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        "--data.order=sharded",
+        "--data.repeats=3",
+    ]
     assert main.main(flags) == 2
     assert "data.repeats (3) needs data.order=exact" in capsys.readouterr().err
 
@@ -124,8 +137,9 @@ def test_adaptive_clipping_equals_timms():
         assert torch.equal(one.grad, other.grad)
         if any(one is parameter for parameter in head):
             assert torch.equal(one.grad, old)
-    changed = [not torch.equal(one.grad, old) for one, old in
-               zip(ours.parameters(), before, strict=True)]  # fmt: skip
+    changed = [
+        not torch.equal(one.grad, old) for one, old in zip(ours.parameters(), before, strict=True)
+    ]
     assert 2 <= sum(changed) < len(changed)
     assert float(norm) == pytest.approx(float(torch.cat([g.flatten() for g in before]).norm()))
 
@@ -154,12 +168,22 @@ def test_averages_are_the_weights_until_they_begin():
 
 @pytest.mark.parametrize(
     ("name", "scaling", "wanted"),
-    [("sgd", "auto", 0.4), ("adamw", "auto", 0.2), ("lamb", "auto", 0.2), ("lion", "auto", 0.4),
-     ("adamw", "linear", 0.4)],
-)  # fmt: skip
+    [
+        ("sgd", "auto", 0.4),
+        ("adamw", "auto", 0.2),
+        ("lamb", "auto", 0.2),
+        ("lion", "auto", 0.4),
+        ("adamw", "linear", 0.4),
+    ],
+)
 def test_the_rate_follows_the_batch_as_timms_does(tmp_path, name, scaling, wanted):
-    config = create_config(tmp_path, "--optim.base_lr=0.1", "--batch_size=1024", f"--opt={name}",
-                           f"--optim.lr_scaling={scaling}")  # fmt: skip
+    config = create_config(
+        tmp_path,
+        "--optim.base_lr=0.1",
+        "--batch_size=1024",
+        f"--opt={name}",
+        f"--optim.lr_scaling={scaling}",
+    )
     assert scale_lr(config).lr == pytest.approx(wanted)
     plain = create_config(tmp_path, "--lr=0.3")
     assert scale_lr(plain) is plain.optim

@@ -32,15 +32,39 @@ VIEW = "evaluate.short_side"
 SOURCES = {name: read_source(path) for name, path in RECIPES.items()}
 # What a recipe with a published figure must state: silence would hide a difference.
 REQUIRED = {
-    "optim.name", "data.global_batch_size", "data.repeats", "schedule.lr", "schedule.moves",
-    "decay.at_peak", "decay.parameters", "drop_path.rates", "crop.law", "crop.size",
-    "augment.policy", "augment.flip", "evaluate.short_side", "evaluate.size", "evaluate.method",
-    "pixels", "train.label_smoothing", "train.mixup_alpha", "train.cutmix_alpha",
-    "train.task_loss", "data.random_erasing", "optim.max_grad_norm", "train.ema",
-}  # fmt: skip
+    "optim.name",
+    "data.global_batch_size",
+    "data.repeats",
+    "schedule.lr",
+    "schedule.moves",
+    "decay.at_peak",
+    "decay.parameters",
+    "drop_path.rates",
+    "crop.law",
+    "crop.size",
+    "augment.policy",
+    "augment.flip",
+    "evaluate.short_side",
+    "evaluate.size",
+    "evaluate.method",
+    "pixels",
+    "train.label_smoothing",
+    "train.mixup_alpha",
+    "train.cutmix_alpha",
+    "train.task_loss",
+    "data.random_erasing",
+    "optim.max_grad_norm",
+    "train.ema",
+}
 # Whole photographs without these: small images are cropped and shown whole.
-SMALL = {"crop.area", "crop.ratio", "crop.method", "evaluate.short_side", "evaluate.size",
-         "evaluate.method"}  # fmt: skip
+SMALL = {
+    "crop.area",
+    "crop.ratio",
+    "crop.method",
+    "evaluate.short_side",
+    "evaluate.size",
+    "evaluate.method",
+}
 
 
 @cache
@@ -146,9 +170,13 @@ def test_planted_differences_are_found_by_their_names():
     values, changed = config.source.values, Recipe(config)
     found = {key for key, stated in values.items() if not agrees(changed, key, stated)}
     assert found - config.source.differs.keys() == {
-        "model.gelu", "model.drop_path_rescale", "drop_path.rates", "evaluate.short_side",
-        "schedule.lr", "schedule.warmup_steps",
-    }  # fmt: skip
+        "model.gelu",
+        "model.drop_path_rescale",
+        "drop_path.rates",
+        "evaluate.short_side",
+        "schedule.lr",
+        "schedule.warmup_steps",
+    }
 
 
 def test_a_difference_of_what_is_not_stated_is_refused():

@@ -13,26 +13,48 @@ pytestmark = pytest.mark.slow
 STEPS, HALF = 100, 55
 # Keys of a whole modern recipe at once; whatever may clash is in one step.
 RECIPE = (
-    "--train.task_loss=bce", "--train.bce_threshold=0.2", "--train.bce_sum", "--mixup=0.1",
-    "--data.repeats=3", "--train.mix_mode=element", "--train.mix_off_epoch=3",
-    "--optim.max_grad_norm=none", "--optim.max_grad_ratio=0.5", "--optim.base_lr=0.01",
-    "--optim.lr=1e-3", "--opt=nadamuon",
-    "--model_ema", "--model_ema_decay=0.9", "--train.ema_more=[0.5]", "--train.ema_start_epoch=1",
+    "--train.task_loss=bce",
+    "--train.bce_threshold=0.2",
+    "--train.bce_sum",
+    "--mixup=0.1",
+    "--data.repeats=3",
+    "--train.mix_mode=element",
+    "--train.mix_off_epoch=3",
+    "--optim.max_grad_norm=none",
+    "--optim.max_grad_ratio=0.5",
+    "--optim.base_lr=0.01",
+    "--optim.lr=1e-3",
+    "--opt=nadamuon",
+    "--model_ema",
+    "--model_ema_decay=0.9",
+    "--train.ema_more=[0.5]",
+    "--train.ema_start_epoch=1",
     "--train.mix_prob=0.5",
-    "--cutmix=1", "--model.head_init_scale=0.01", "--model.head_init_bias=-2.2",
-)  # fmt: skip
+    "--cutmix=1",
+    "--model.head_init_scale=0.01",
+    "--model.head_init_bias=-2.2",
+)
 
 
 def create_flags(digits_root: Path, output_dir: Path, name: str, *flags: str) -> list[str]:
     """A run of the student of the digits by the recipe."""
     return [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={output_dir}", "--run.experiment=recipe", f"--run.run_id={name}",
-        "--run.tensorboard=false", "--runtime.device=xla", "--data.test_split=",
-        "--train.log_every_steps=1", "--train.eval_every_epochs=100", f"--train.steps={STEPS}",
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={output_dir}",
+        "--run.experiment=recipe",
+        f"--run.run_id={name}",
+        "--run.tensorboard=false",
+        "--runtime.device=xla",
+        "--data.test_split=",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        f"--train.steps={STEPS}",
         "--optim.warmup_epochs=0",
-        "--train.keep_checkpoints=9", *RECIPE, *flags,
-    ]  # fmt: skip
+        "--train.keep_checkpoints=9",
+        *RECIPE,
+        *flags,
+    ]
 
 
 @pytest.fixture(scope="module")

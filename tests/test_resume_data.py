@@ -23,11 +23,18 @@ def train(output_dir, *flags) -> int:
     """A tiny run on real images, with a checkpoint at its end."""
     args = json.dumps({**VIT_ARGS, "in_chans": 3})
     fixed = [
-        f"--data.train_pp={PP}", f"--data.eval_pp={PP}", "--data.global_batch_size=8",
-        "--model=vit_tiny_patch16_224", "--model.image_size=8", f"--model.args={args}",
-        "--run.experiment=tiny", "--run.run_id=a", f"--run.output_dir={output_dir}",
-        "--runtime.device=cpu", "--run.tensorboard=false",
-    ]  # fmt: skip
+        f"--data.train_pp={PP}",
+        f"--data.eval_pp={PP}",
+        "--data.global_batch_size=8",
+        "--model=vit_tiny_patch16_224",
+        "--model.image_size=8",
+        f"--model.args={args}",
+        "--run.experiment=tiny",
+        "--run.run_id=a",
+        f"--run.output_dir={output_dir}",
+        "--runtime.device=cpu",
+        "--run.tensorboard=false",
+    ]
     return main.main([*fixed, *flags])
 
 

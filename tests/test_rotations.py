@@ -46,13 +46,22 @@ def create_flags(
     """6 steps; a checkpoint while the teacher's head still learns."""
     sskd = {**SSKD, "args": {"head_steps": head_steps}}
     return create_argv(
-        folder, f"--run.run_id={name}", "--train.steps=6", "--optim.warmup_epochs=0",
-        "--train.eval_every_epochs=100", "--train.checkpoint_every_steps=4",
-        "--train.keep_checkpoints=9", "--data.random_erasing=0.5", f"--teacher_path={teacher}",
-        "--distill.allow_weak_teacher=true", "--distill.group_size=8",
-        "--distill.views=rotations", f"--distill.losses={json.dumps([sskd, KD])}", *more,
+        folder,
+        f"--run.run_id={name}",
+        "--train.steps=6",
+        "--optim.warmup_epochs=0",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=4",
+        "--train.keep_checkpoints=9",
+        "--data.random_erasing=0.5",
+        f"--teacher_path={teacher}",
+        "--distill.allow_weak_teacher=true",
+        "--distill.group_size=8",
+        "--distill.views=rotations",
+        f"--distill.losses={json.dumps([sskd, KD])}",
+        *more,
         device=device,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
@@ -95,9 +104,11 @@ def test_a_step_asks_both_about_four_images_in_one_batch(teacher, tmp_path):
     paths = [{"fc_norm": one} for one in (own_seen[0], their_seen[0])]
     targets = functional.one_hot(batch.labels.long(), 10).float()
     turned = Turned(
-        torch.stack(own[1:], 1), (torch.stack(theirs[1:], 1),),
-        {"fc_norm": torch.stack(own_seen[1:], 1)}, {"fc_norm": torch.stack(their_seen[1:], 1)},
-    )  # fmt: skip
+        torch.stack(own[1:], 1),
+        (torch.stack(theirs[1:], 1),),
+        {"fc_norm": torch.stack(own_seen[1:], 1)},
+        {"fc_norm": torch.stack(their_seen[1:], 1)},
+    )
     inputs = LossInputs(
         own[0], targets, batch.labels, batch.mask, (theirs[0],), None, None, *paths, turned=turned
     )
@@ -175,12 +186,19 @@ def test_two_processes_parts_and_xla_learn_what_one_does(teacher, tmp_path):
         ({"distill": {"teacher_cache": "x"}}, "('x') and distill.views exclude each"),
         ({"train": {"mixup_alpha": 0.2}}, "train.mixup_alpha (0.2) is not supported with"),
         ({"train": {"cutmix_alpha": 1.0}}, "train.cutmix_alpha (1.0) is not supported with"),
-        ({"train": {"task": "distil"}, "distill": {"group_size": 16, "allow_weak_teacher": False}},
-         "distill.views ('rotations') is not supported with train.task=distil"),
-        ({"distill": {"teachers": [{}, {}], "teacher_weights": "", "ensemble": "separate"}},
-         "takes one teacher and got 2"),
+        (
+            {
+                "train": {"task": "distil"},
+                "distill": {"group_size": 16, "allow_weak_teacher": False},
+            },
+            "distill.views ('rotations') is not supported with train.task=distil",
+        ),
+        (
+            {"distill": {"teachers": [{}, {}], "teacher_weights": "", "ensemble": "separate"}},
+            "takes one teacher and got 2",
+        ),
     ],
-)  # fmt: skip
+)
 def test_copies_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path, change, words):
     config = load_config(create_flags(tmp_path, teacher, "bad"))
     for section in change.get("distill", {}).get("teachers", ()):

@@ -14,16 +14,33 @@ import pytest
 from tests.support.documented_commands import get_call, start_script
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "setup --jax-export", "doctor",
-            "smoke", "demo", "demo-seeds", "train", "supervise", "service", "pod", "mirrors",
-            "test", "test-all")  # fmt: skip
+COMMANDS = (
+    "setup",
+    "setup --tpu",
+    "setup --tpu-compiler",
+    "setup --jax-export",
+    "doctor",
+    "smoke",
+    "demo",
+    "demo-seeds",
+    "train",
+    "supervise",
+    "service",
+    "pod",
+    "mirrors",
+    "test",
+    "test-all",
+)
 
 
 def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "run_commands.sh", *arguments], cwd=ROOT, capture_output=True, text=True,
+        ["bash", "run_commands.sh", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)])
@@ -34,8 +51,15 @@ def test_without_a_command_it_lists_them(arguments):
         assert re.search(rf"^  {command} .*\w.*$", done.stdout, re.MULTILINE), command
 
 
-WRONG = [("no-such",), ("train",), ("setup", "--no-such"), ("pod",), ("pod", "name"),
-         ("pod", "name", "ls", "-l"), ("pod", "name", "--")]  # fmt: skip
+WRONG = [
+    ("no-such",),
+    ("train",),
+    ("setup", "--no-such"),
+    ("pod",),
+    ("pod", "name"),
+    ("pod", "name", "ls", "-l"),
+    ("pod", "name", "--"),
+]
 
 
 @pytest.mark.parametrize("arguments", WRONG)
@@ -47,31 +71,87 @@ def test_a_wrong_command_is_refused_with_code_2(arguments):
 
 CALLS = [
     (("demo",), ["-m", "tools.demo", "--data-dir", f"{ROOT}/data", "--output-dir", f"{ROOT}/runs"]),
-    (("demo", "--seeds", "3"), ["-m", "tools.demo", "--data-dir", f"{ROOT}/data", "--output-dir",
-                                f"{ROOT}/runs", "--seeds", "3"]),
-    (("demo-seeds",), ["-m", "tools.demo", "--data-dir", f"{ROOT}/data", "--output-dir",
-                       f"{ROOT}/runs", "--seeds", "0", "1", "2"]),
-    (("train", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"),
-     ["main.py", "--config", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"]),
-    (("smoke", "--train.steps=2"),
-     ["main.py", "--config", "configs/smoke.yaml", "--run.output_dir", f"{ROOT}/runs",
-      "--run.run_id", "smoke", "--run.overwrite", "true", "--train.steps=2"]),
+    (
+        ("demo", "--seeds", "3"),
+        [
+            "-m",
+            "tools.demo",
+            "--data-dir",
+            f"{ROOT}/data",
+            "--output-dir",
+            f"{ROOT}/runs",
+            "--seeds",
+            "3",
+        ],
+    ),
+    (
+        ("demo-seeds",),
+        [
+            "-m",
+            "tools.demo",
+            "--data-dir",
+            f"{ROOT}/data",
+            "--output-dir",
+            f"{ROOT}/runs",
+            "--seeds",
+            "0",
+            "1",
+            "2",
+        ],
+    ),
+    (
+        ("train", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"),
+        ["main.py", "--config", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"],
+    ),
+    (
+        ("smoke", "--train.steps=2"),
+        [
+            "main.py",
+            "--config",
+            "configs/smoke.yaml",
+            "--run.output_dir",
+            f"{ROOT}/runs",
+            "--run.run_id",
+            "smoke",
+            "--run.overwrite",
+            "true",
+            "--train.steps=2",
+        ],
+    ),
     (("doctor", "--json"), ["-m", "tools.doctor", "--json"]),
-    (("pod", "vm", "--", "python", "main.py", "--config", "c.yaml"),
-     ["-m", "train.xla_dist", "--tpu=vm", "--venv=.venv", "--", "python", "main.py", "--config",
-      "c.yaml"]),
-    (("mirrors", "--to", "mlflow", "runs/a/b"),
-     ["-m", "tools.mirror", "--to", "mlflow", "runs/a/b"]),
-    (("supervise", "--config", "c.yaml", "--run.run_id=x"),
-     ["main.py", "--config", "c.yaml", "--run.run_id=x", "--resume", "auto"]),
-    (("service", "--port", "0"),
-     ["-m", "tools.serve", "--store", f"{ROOT}/runs", "--port", "0"]),
+    (
+        ("pod", "vm", "--", "python", "main.py", "--config", "c.yaml"),
+        [
+            "-m",
+            "train.xla_dist",
+            "--tpu=vm",
+            "--venv=.venv",
+            "--",
+            "python",
+            "main.py",
+            "--config",
+            "c.yaml",
+        ],
+    ),
+    (
+        ("mirrors", "--to", "mlflow", "runs/a/b"),
+        ["-m", "tools.mirror", "--to", "mlflow", "runs/a/b"],
+    ),
+    (
+        ("supervise", "--config", "c.yaml", "--run.run_id=x"),
+        ["main.py", "--config", "c.yaml", "--run.run_id=x", "--resume", "auto"],
+    ),
+    (("service", "--port", "0"), ["-m", "tools.serve", "--store", f"{ROOT}/runs", "--port", "0"]),
     (("test",), ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist", "loadfile"]),
-    (("test", "tests/test_engine.py"),
-     ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"]),
-    (("test-all", "tests/test_engine.py"),
-     ["-m", "pytest", "-m", "not cuda", "tests/test_engine.py"]),
-]  # fmt: skip
+    (
+        ("test", "tests/test_engine.py"),
+        ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"],
+    ),
+    (
+        ("test-all", "tests/test_engine.py"),
+        ["-m", "pytest", "-m", "not cuda", "tests/test_engine.py"],
+    ),
+]
 
 
 @pytest.mark.parametrize(("arguments", "call"), CALLS)

@@ -19,9 +19,13 @@ from utils.config.load import load_config
 from utils.errors import UserError
 
 FLAGS = (
-    *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=4",
-    "--train.checkpoint_every_steps=2", "--run.run_id=a",
-)  # fmt: skip
+    *SYNTHETIC,
+    "--config=configs/smoke.yaml",
+    "--runtime.device=cpu",
+    "--train.steps=4",
+    "--train.checkpoint_every_steps=2",
+    "--run.run_id=a",
+)
 
 
 def run(output: Path, *flags: str) -> int:

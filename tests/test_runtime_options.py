@@ -44,9 +44,6 @@ from utils.runtime.xla.start import has_tpu
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
-# ---- refused
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -222,9 +219,6 @@ def find_port() -> int:
         return probe.getsockname()[1]
 
 
-# ---- precision and compilation
-
-
 def test_fp16_scales_the_loss_and_unscales_its_gradients():
     runtime = create_runtime(RuntimeSection(device="cpu", precision="fp16"))
     layer = nn.Linear(2, 1)
@@ -285,14 +279,14 @@ def test_code_of_one_vector_width_is_not_taken_from_the_cache_for_another(tmp_pa
     for capability in ("avx2", "default", "avx512", "avx2"):
         words = {"ATEN_CPU_CAPABILITY": capability, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
             env={**os.environ, **words},
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr[-1000:]
         assert float(done.stdout) < 1e-6, capability
-
-
-# ---- blocks that are computed again or as one loop
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
@@ -376,9 +370,6 @@ def test_a_loop_over_blocks_with_dropout_is_refused():
         scan_blocks(create_vit(depth=2, proj_drop_rate=0.1), lambda blocks, inputs: inputs)
 
 
-# ---- BatchNorm
-
-
 def test_plain_batch_norm_equals_the_library_and_its_running_statistics():
     torch.manual_seed(0)
     mine, theirs = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
@@ -410,25 +401,22 @@ def test_synchronised_batch_norm_normalises_by_the_sum_of_all():
     model = nn.Sequential(nn.BatchNorm2d(1))
     mean = batch.mean()
     others = iter(
-        [
-            torch.tensor([batch[4:].sum(), 64.0]),
-            ((batch[4:] - mean) ** 2).sum().reshape(1),
-        ]
+        [torch.tensor([batch[4:].sum(), 64.0]), ((batch[4:] - mean) ** 2).sum().reshape(1)]
     )
     assert synchronise_batch_norm(model, lambda tensor: tensor + next(others)) == 1
     assert torch.allclose(model(batch[:4]), wanted, atol=1e-6)
     assert torch.allclose(model[0].running_var, whole.running_var)
 
 
-# ---- traces and caches
-
-
 @pytest.mark.parametrize("device", RUNTIMES)
 def test_a_trace_of_the_named_steps_shows_the_loop(device, tmp_path):
     flags = (
-        "--train.steps=6", "--run.run_id=traced", "--profile.steps=2-4",
-        "--train.checkpoint_every_steps=3", "--train.eval_every_epochs=0.5",
-    )  # fmt: skip
+        "--train.steps=6",
+        "--run.run_id=traced",
+        "--profile.steps=2-4",
+        "--train.checkpoint_every_steps=3",
+        "--train.eval_every_epochs=0.5",
+    )
     assert main.main(create_argv(tmp_path, *flags, device=device)) == 0
     run = tmp_path / "tiny" / "traced"
     assert read_metrics(run)[-1]["step"] == 6
@@ -454,7 +442,7 @@ def read_trace(folder: Path) -> Counter[str]:
     return Counter(event.get("name") for event in json.loads(text)["traceEvents"])
 
 
-def test_the_compile_cache_is_off_on_the_cpu_and_a_directory_a_rank_elsewhere(tmp_path):
+def test_the_compile_cache_is_off_on_the_cpu_and_on_elsewhere(tmp_path):
     section = RuntimeSection(compile_cache=str(tmp_path))
     assert prepare_cache(section, "CPU", rank=0) is None
     assert prepare_cache(RuntimeSection(compile_cache=""), "TPU", rank=0) is None

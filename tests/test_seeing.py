@@ -53,17 +53,31 @@ def create_flags(digits_root: Path, folder: Path, teacher: Path, name: str, **sa
     device, flags = says.pop("device", "cpu"), says.pop("flags", ())
     section = {"model": "vit_tiny_patch16_224", "weights": str(teacher), "args": TEACHER} | says
     return [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=seen", f"--run.run_id={name}",
-        f"--runtime.device={device}", "--run.tensorboard=false", "--data.test_split=",
-        "--data.train_split=train[:64]", "--data.eval_split=validation[:64]",
-        "--data.global_batch_size=32", f"--model.args={json.dumps(STUDENT)}",
-        "--train.epochs=2", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-        "--train.eval_every_epochs=100", "--train.checkpoint_every_steps=3",
-        "--train.keep_checkpoints=9", "--mixup=0.2", "--runtime.graph_budget=100000",
-        f"--distill.teachers={json.dumps([section])}", "--kd=kd",
-        "--distill.allow_weak_teacher=true", *flags,
-    ]  # fmt: skip
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=seen",
+        f"--run.run_id={name}",
+        f"--runtime.device={device}",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=validation[:64]",
+        "--data.global_batch_size=32",
+        f"--model.args={json.dumps(STUDENT)}",
+        "--train.epochs=2",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=3",
+        "--train.keep_checkpoints=9",
+        "--mixup=0.2",
+        "--runtime.graph_budget=100000",
+        f"--distill.teachers={json.dumps([section])}",
+        "--kd=kd",
+        "--distill.allow_weak_teacher=true",
+        *flags,
+    ]
 
 
 def build(flags: list[str]) -> tuple[RunConfig, object, object]:
@@ -125,10 +139,12 @@ def test_the_teacher_sees_the_patches_that_the_class_token_looks_at(digits_root,
         kept = scores.softmax(dim=1).mean(dim=2)[:, 1:].topk(4, dim=1).indices
         model = one.model
         tokens = model._pos_embed(model.patch_embed(one.transform(pixels)))
-        seen = torch.stack([
-            torch.cat([row[:1], row[1:][chosen.sort().values]])
-            for row, chosen in zip(tokens, kept, strict=True)
-        ])  # fmt: skip
+        seen = torch.stack(
+            [
+                torch.cat([row[:1], row[1:][chosen.sort().values]])
+                for row, chosen in zip(tokens, kept, strict=True)
+            ]
+        )
         wanted = model.forward_head(model.norm(model.blocks(seen)))
         whole = one(pixels)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
@@ -162,9 +178,12 @@ def test_patches_are_kept_behind_the_prefix():
 
 @pytest.mark.parametrize(
     ("name", "prefix"),
-    [("vit_tiny_patch16_224", 1), ("vit_small_patch14_reg4_dinov2", 5),
-     ("deit_tiny_distilled_patch16_224", 2)],
-)  # fmt: skip
+    [
+        ("vit_tiny_patch16_224", 1),
+        ("vit_small_patch14_reg4_dinov2", 5),
+        ("deit_tiny_distilled_patch16_224", 2),
+    ],
+)
 def test_class_register_and_distillation_tokens_all_stay(name, prefix):
     from timm import create_model as create_timm
 
@@ -195,9 +214,11 @@ def test_a_teacher_that_keeps_all_is_the_teacher_that_it_was():
 def test_student_and_teacher_see_two_sides_of_one_crop(digits_root, teacher, tmp_path, follows):
     """The student at 8 of 12 pixels; the teacher the crop at its own side, or the student's."""
     flags = [
-        f"--data.train_pp={CROP}", f"--data.eval_pp={SMALL}", "--model.image_size=8",
+        f"--data.train_pp={CROP}",
+        f"--data.eval_pp={SMALL}",
+        "--model.image_size=8",
         "--train.image_sizes={0: 8}",
-    ]  # fmt: skip
+    ]
     says = {"size": "student" if follows else None, "args": {**TEACHER, "dynamic_img_size": True}}
     flags = create_flags(digits_root, tmp_path, teacher, "sides", flags=flags, **says)
     _, _, parts = build(flags)
@@ -222,9 +243,7 @@ def test_student_and_teacher_see_two_sides_of_one_crop(digits_root, teacher, tmp
 
 def test_a_random_teacher_at_the_students_side_is_tried_at_the_images_side(tmp_path):
     section = TeacherSection(
-        model="vit_tiny_patch16_224",
-        size="student",
-        args={**TEACHER, "dynamic_img_size": True},
+        model="vit_tiny_patch16_224", size="student", args={**TEACHER, "dynamic_img_size": True}
     )
     made = create_random_teacher(section, tmp_path / "teacher", classes=10, image=(8, 1))
     assert made.size == "student" and Path(made.weights).exists()
@@ -236,9 +255,12 @@ def test_a_teacher_stays_at_its_side_or_follows_while_the_students_grows(
 ):
     """8 pixels in the first epoch of 2 steps, 12 from the second one on."""
     flags = [
-        f"--data.train_pp={CROP}", f"--data.eval_pp={CROP}", "--model.image_size=12",
-        "--model.args.dynamic_img_size=true", "--train.image_sizes={0: 8, 1: 12}",
-    ]  # fmt: skip
+        f"--data.train_pp={CROP}",
+        f"--data.eval_pp={CROP}",
+        "--model.image_size=12",
+        "--model.args.dynamic_img_size=true",
+        "--train.image_sizes={0: 8, 1: 12}",
+    ]
     says = {"size": "student" if follows else None, "args": {**TEACHER, "dynamic_img_size": True}}
     flags = create_flags(digits_root, tmp_path, teacher, "grows", flags=flags, **says)
     _, _, parts = build(flags)
@@ -262,10 +284,15 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
 ):
     """4 steps at 8 pixels, 4 at 12 and 4 at 8 again; from steps 2, 5, 6 and 11, bit for bit."""
     flags = [
-        f"--data.train_pp={CROP}", f"--data.eval_pp={CROP}", "--model.image_size=12",
-        "--model.args.dynamic_img_size=true", "--train.image_sizes={0: 8, 2: 12, 4: 8}",
-        "--train.epochs=6", "--train.checkpoint_every_steps=1", "--train.keep_checkpoints=12",
-    ]  # fmt: skip
+        f"--data.train_pp={CROP}",
+        f"--data.eval_pp={CROP}",
+        "--model.image_size=12",
+        "--model.args.dynamic_img_size=true",
+        "--train.image_sizes={0: 8, 2: 12, 4: 8}",
+        "--train.epochs=6",
+        "--train.checkpoint_every_steps=1",
+        "--train.keep_checkpoints=12",
+    ]
     says = {"size": "student" if follows else None, "args": {**TEACHER, "dynamic_img_size": True}}
 
     def say(name: str) -> list[str]:
@@ -292,29 +319,52 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
     ("says", "words"),
     [
         ({"model": "resnet18", "args": {"in_chans": 1}, "keep_tokens": 0.5}, "not 'resnet18'"),
-        ({"keep_tokens": 0.5, "flags": ['--model.args.class_token=false',
-                                        '--model.args.global_pool=avg']}, "no vision transformer"),
-        ({"keep_tokens": 0.5, "flags": ["--model.args.patch_size=4"]},
-         "the student has 2 x 2, the teacher 4 x 4"),
-        ({"keep_tokens": 0.5, "flags": ["--distill.views=independent"]},
-         "is not supported with distill.views=independent"),
-        ({"model": "swin_tiny_patch4_window7_224", "args": {"in_chans": 1}, "keep_tokens": 0.5},
-         "not 'swin_tiny_patch4_window7_224'"),
-        ({"keep_tokens": 0.5, "flags": ["--model.args.patch_drop_rate=0.5"]},
-         "plain attention of all patches"),
-        ({"keep_tokens": 0.5, "flags": ["--model.name=vit_small_patch16_18x2_224"]},
-         "'vit_small_patch16_18x2_224' with its model.args does not have"),
-        ({"keep_tokens": 0.5, "flags": [f"--data.train_pp={CROP}",
-                                        "--model.args.dynamic_img_size=true"]},
-         "of 8 x 8, for which the student is made, and it sees 12 x 12; set model.image_size"),
-        ({"keep_tokens": 0.5, "size": 12, "args": {**TEACHER, "dynamic_img_size": True}},
-         "for which the teacher is made, and it sees 12 x 12; set img_size in its args"),
-        ({"keep_tokens": 0.5, "model": "ema", "flags": ["--train.ema=true"]},
-         "args is not supported with the teacher 'ema'"),
+        (
+            {
+                "keep_tokens": 0.5,
+                "flags": ["--model.args.class_token=false", "--model.args.global_pool=avg"],
+            },
+            "no vision transformer",
+        ),
+        (
+            {"keep_tokens": 0.5, "flags": ["--model.args.patch_size=4"]},
+            "the student has 2 x 2, the teacher 4 x 4",
+        ),
+        (
+            {"keep_tokens": 0.5, "flags": ["--distill.views=independent"]},
+            "is not supported with distill.views=independent",
+        ),
+        (
+            {"model": "swin_tiny_patch4_window7_224", "args": {"in_chans": 1}, "keep_tokens": 0.5},
+            "not 'swin_tiny_patch4_window7_224'",
+        ),
+        (
+            {"keep_tokens": 0.5, "flags": ["--model.args.patch_drop_rate=0.5"]},
+            "plain attention of all patches",
+        ),
+        (
+            {"keep_tokens": 0.5, "flags": ["--model.name=vit_small_patch16_18x2_224"]},
+            "'vit_small_patch16_18x2_224' with its model.args does not have",
+        ),
+        (
+            {
+                "keep_tokens": 0.5,
+                "flags": [f"--data.train_pp={CROP}", "--model.args.dynamic_img_size=true"],
+            },
+            "of 8 x 8, for which the student is made, and it sees 12 x 12; set model.image_size",
+        ),
+        (
+            {"keep_tokens": 0.5, "size": 12, "args": {**TEACHER, "dynamic_img_size": True}},
+            "for which the teacher is made, and it sees 12 x 12; set img_size in its args",
+        ),
+        (
+            {"keep_tokens": 0.5, "model": "ema", "flags": ["--train.ema=true"]},
+            "args is not supported with the teacher 'ema'",
+        ),
         ({"keep_tokens": 1.5}, "keep_tokens"),
         ({"size": "student"}, "needs train.image_sizes; set it"),
     ],
-)  # fmt: skip
+)
 def test_what_a_teacher_cannot_see_is_refused_in_one_line(
     digits_root, teacher, tmp_path, says, words
 ):

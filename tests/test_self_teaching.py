@@ -29,33 +29,58 @@ NARROW = {"patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 2, "num_head
 PEER = {**NARROW, "embed_dim": 16, "img_size": 8}
 # The student of the last epoch from the first step on, and its average from the second epoch on.
 SELVES = (
-    "--distill.teachers=[{model: past}, {model: ema}]", "--distill.ensemble=separate",
+    "--distill.teachers=[{model: past}, {model: ema}]",
+    "--distill.ensemble=separate",
     "--model_ema",
-    "--distill.alpha_schedule=epochs", "--distill.alpha=0.8", "--train.ema_start_epoch=1",
+    "--distill.alpha_schedule=epochs",
+    "--distill.alpha=0.8",
+    "--train.ema_start_epoch=1",
     '--distill.losses=[{"name": "multi_avg_prob", "args": {"loss": "kd", "weights": [1000, 1]}},'
     '{"name": "multi_avg_prob", "args": {"loss": "kd", "weights": [1, 1000]}, "start_epoch": 2}]',
-)  # fmt: skip
+)
 METHODS = {
     "selves": SELVES,
-    "peer": ("--distill.peer=vit_tiny_patch16_224", f"--distill.peer_args={json.dumps(PEER)}",
-             "--kd=kd", "--kd_temperature=1", "--kd_alpha=0.5"),
-    "self": ("--distill.peer=self", "--drop_path=0.5", "--kd=kd", "--kd_temperature=1",
-             "--kd_alpha=0.5"),
-}  # fmt: skip
+    "peer": (
+        "--distill.peer=vit_tiny_patch16_224",
+        f"--distill.peer_args={json.dumps(PEER)}",
+        "--kd=kd",
+        "--kd_temperature=1",
+        "--kd_alpha=0.5",
+    ),
+    "self": (
+        "--distill.peer=self",
+        "--drop_path=0.5",
+        "--kd=kd",
+        "--kd_temperature=1",
+        "--kd_alpha=0.5",
+    ),
+}
 
 
 def create_flags(digits_root: Path, folder: Path, name: str, device: str = "cpu") -> list[str]:
     """8 steps of 2 an epoch, with a checkpoint after each."""
     return [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=own", f"--run.run_id={name}",
-        f"--runtime.device={device}", "--run.tensorboard=false", "--data.test_split=",
-        "--data.train_split=train[:64]", "--data.eval_split=validation[:64]",
-        "--data.global_batch_size=32", f"--model.args={json.dumps(NARROW)}",
-        "--train.epochs=4", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-        "--train.eval_every_epochs=100", "--train.checkpoint_every_steps=1",
-        "--train.keep_checkpoints=9", "--mixup=0.2", "--runtime.graph_budget=100000",
-    ]  # fmt: skip
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=own",
+        f"--run.run_id={name}",
+        f"--runtime.device={device}",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=validation[:64]",
+        "--data.global_batch_size=32",
+        f"--model.args={json.dumps(NARROW)}",
+        "--train.epochs=4",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=1",
+        "--train.keep_checkpoints=9",
+        "--mixup=0.2",
+        "--runtime.graph_budget=100000",
+    ]
 
 
 def load(run: Path, step: int, part: str) -> dict[str, torch.Tensor]:
@@ -64,9 +89,11 @@ def load(run: Path, step: int, part: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("method", "device"),
-    [*((name, "cpu") for name in METHODS),
-     *(pytest.param(name, "xla", marks=pytest.mark.slow) for name in ("selves", "peer", "self"))],
-)  # fmt: skip
+    [
+        *((name, "cpu") for name in METHODS),
+        *(pytest.param(name, "xla", marks=pytest.mark.slow) for name in ("selves", "peer", "self")),
+    ],
+)
 def test_a_run_is_one_graph_and_goes_on_bit_for_bit(digits_root, tmp_path, method, device):
     whole = tmp_path / "own" / "whole"
     assert main.main([*create_flags(digits_root, tmp_path, "whole", device), *METHODS[method]]) == 0
@@ -78,8 +105,11 @@ def test_a_run_is_one_graph_and_goes_on_bit_for_bit(digits_root, tmp_path, metho
         shutil.rmtree(part / "checkpoints" / f"step_{step:08d}")
     flags = [*create_flags(digits_root, tmp_path, "part", device), *METHODS[method]]
     assert main.main([*flags, "--resume=auto"]) == 0
-    for name in ("model", *(["extra"] if method == "peer" else []),
-                 *(["past", "ema"] if method == "selves" else [])):  # fmt: skip
+    for name in (
+        "model",
+        *(["extra"] if method == "peer" else []),
+        *(["past", "ema"] if method == "selves" else []),
+    ):
         last, found = load(whole, 8, name), load(part, 8, name)
         assert all(torch.equal(found[key], value) for key, value in last.items()), name
 
@@ -117,8 +147,12 @@ def check_self(run: Path, lines: list[dict[str, float]]) -> None:
 @pytest.mark.slow
 def test_a_peers_running_statistics_are_those_of_all_ranks(digits_root, tmp_path):
     """Of the first layer, whose mean over a batch is the mean of its parts' means."""
-    flags = ["--distill.peer=resnet10t", "--distill.peer_args.in_chans=1", "--kd=kd",
-             "--train.epochs=1"]  # fmt: skip
+    flags = [
+        "--distill.peer=resnet10t",
+        "--distill.peer_args.in_chans=1",
+        "--kd=kd",
+        "--train.epochs=1",
+    ]
     for name, count in (("one", 1), ("two", 2)):
         own = [*create_flags(digits_root, tmp_path, name), f"--runtime.cpu_processes={count}"]
         ended = run_series([[*own, *flags]])
@@ -144,10 +178,13 @@ def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, tmp_path, 
     )
     assert two.returncode == others.returncode == 0, two.stderr + others.stderr
     one, *rest = (
-        [{key: value for key, value in line.items() if key.startswith("loss/")}
-         for line in read_metrics(tmp_path / "own" / name) if line["kind"] == "train"]
+        [
+            {key: value for key, value in line.items() if key.startswith("loss/")}
+            for line in read_metrics(tmp_path / "own" / name)
+            if line["kind"] == "train"
+        ]
         for name in ("one", "two", "parts", "xla")
-    )  # fmt: skip
+    )
     for other in rest:
         assert len(other) == len(one) == 8
         for mine, theirs in zip(one, other, strict=True):
@@ -213,18 +250,29 @@ def test_a_peer_sees_what_the_student_sees_and_is_tried_at_that_side(digits_root
         (["--distill.peer=resnet18"], "is set but no distillation loss"),
         (["--distill.peer=resnet1", "--kd=kd"], "resnet1"),
         (["--distill.peer=resnet18", "--kd=kd"], "set img_size, in_chans or dynamic_img_size in"),
-        (["--distill.peer=resnet18", "--kd=kd", "--distill.teacher=past"],
-         "and distill.peer exclude each other"),
-        (["--distill.peer=resnet18",
-          "--distill.losses=[{name: ctkd, args: {curriculum_steps: 4}}]"],
-         "is not supported with ctkd, which keeps"),
-        ([*METHODS["peer"], "--model.args.dynamic_img_size=true",
-          "--data.eval_pp=decode(channels=1)|resize(12)|value_range(-1, 1)"],
-         "does not take images of 12 x 12 x 1, as the student sees them"),
+        (
+            ["--distill.peer=resnet18", "--kd=kd", "--distill.teacher=past"],
+            "and distill.peer exclude each other",
+        ),
+        (
+            [
+                "--distill.peer=resnet18",
+                "--distill.losses=[{name: ctkd, args: {curriculum_steps: 4}}]",
+            ],
+            "is not supported with ctkd, which keeps",
+        ),
+        (
+            [
+                *METHODS["peer"],
+                "--model.args.dynamic_img_size=true",
+                "--data.eval_pp=decode(channels=1)|resize(12)|value_range(-1, 1)",
+            ],
+            "does not take images of 12 x 12 x 1, as the student sees them",
+        ),
         (["--distill.peer_args={depth: 1}"], "needs distill.peer; set it"),
         (["--distill.alpha_schedule=epochs"], "needs distill.loss or distill.losses"),
     ],
-)  # fmt: skip
+)
 def test_what_students_cannot_teach_each_other_by_is_refused(digits_root, tmp_path, flags, words):
     with pytest.raises(UserError) as raised:
         check(load_config([*create_flags(digits_root, tmp_path, "bad"), *flags]))

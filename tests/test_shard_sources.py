@@ -116,15 +116,27 @@ def test_what_datasets_itself_saved_is_read():
 
 def create_argv(output: Path, kind: str, root: Path, *flags: str) -> list[str]:
     return [
-        f"--data.source={kind}", f"--data.root={root}", "--data.eval_split=val",
-        f"--data.train_pp={PP}", f"--data.eval_pp={PP}", f"--data.global_batch_size={BATCH}",
-        "--model=vit_tiny_patch16_224", "--model.image_size=8",
-        f"--model.args={json.dumps(VIT_ARGS)}", "--optim.warmup_lr=0", "--optim.warmup_epochs=0",
-        "--train.steps=9", "--train.checkpoint_every_steps=5", "--train.keep_every_steps=5",
+        f"--data.source={kind}",
+        f"--data.root={root}",
+        "--data.eval_split=val",
+        f"--data.train_pp={PP}",
+        f"--data.eval_pp={PP}",
+        f"--data.global_batch_size={BATCH}",
+        "--model=vit_tiny_patch16_224",
+        "--model.image_size=8",
+        f"--model.args={json.dumps(VIT_ARGS)}",
+        "--optim.warmup_lr=0",
+        "--optim.warmup_epochs=0",
+        "--train.steps=9",
+        "--train.checkpoint_every_steps=5",
+        "--train.keep_every_steps=5",
         "--runtime.device=cpu",
-        "--runtime.num_threads=1", "--run.tensorboard=false", "--run.experiment=digits",
-        f"--run.output_dir={output}", *flags,
-    ]  # fmt: skip
+        "--runtime.num_threads=1",
+        "--run.tensorboard=false",
+        "--run.experiment=digits",
+        f"--run.output_dir={output}",
+        *flags,
+    ]
 
 
 def test_runs_on_both_layouts_and_a_resumed_one_have_the_same_weights(roots, tmp_path, capsys):
@@ -157,10 +169,22 @@ def test_photographs_in_tars_of_json_and_in_arrow_look_alike(tmp_path):
     write_tar(tmp_path / "tars" / "photos-0.tar", [*files, ("a/none.txt", b"no image")])
     write_arrow(tmp_path / "arrow" / "photos", [photographs])
     pp = "decode|resize_small(64)|central_crop(64)|value_range(-1, 1)"
-    values = {"name": "", "eval_split": "photos", "train_split": "photos", "global_batch_size": 3,
-              "train_pp": pp, "eval_pp": pp}  # fmt: skip
-    tars = create_section(tmp_path / "tars", source="webdataset", label_key="json/meta/label",
-                          image_key="jpg;jpeg", return_id=True, **values)  # fmt: skip
+    values = {
+        "name": "",
+        "eval_split": "photos",
+        "train_split": "photos",
+        "global_batch_size": 3,
+        "train_pp": pp,
+        "eval_pp": pp,
+    }
+    tars = create_section(
+        tmp_path / "tars",
+        source="webdataset",
+        label_key="json/meta/label",
+        image_key="jpg;jpeg",
+        return_id=True,
+        **values,
+    )
     arrow = create_section(tmp_path / "arrow", source="hf", **{**values, "name": "photos"})
     known = {"num_classes": 3}
     (a,), (b,) = (open_loader(d, "eval", known=known).batches() for d in (tars, arrow))
@@ -194,10 +218,17 @@ def test_names_that_are_not_utf8_are_read(tmp_path):
 def test_the_example_with_a_wrong_label_is_named(tmp_path, label):
     first, second = get_digits(0, 5), get_digits(5, 5)
     write_examples(tmp_path / "train-0.tar", first)
-    write_tar(tmp_path / "train-1.tar", [
-        pair for one in second for pair in (
-            (f"{one.name}.cls", label if one is second[3] else b"%d" % one.label),
-            (f"{one.name}.png", one.image))])  # fmt: skip
+    write_tar(
+        tmp_path / "train-1.tar",
+        [
+            pair
+            for one in second
+            for pair in (
+                (f"{one.name}.cls", label if one is second[3] else b"%d" % one.label),
+                (f"{one.name}.png", one.image),
+            )
+        ],
+    )
     data = create_section(tmp_path, source="webdataset")
     with pytest.raises(UserError, match=rf"train-1\.tar, 0008 has the label '{label.decode()}'"):
         select_tars(data, "train", "data.train_split")
@@ -217,9 +248,17 @@ def test_splits_whose_classes_differ_are_not_joined(tmp_path):
 
 @pytest.mark.parametrize(
     ("expression", "count"),
-    [("train", 120), ("train[:50%]", 60), ("train-{001..002}.tar", 70), ("train-00?.tar[10:]", 110),
-     ("val/*.tar", 40), ("all", 160), ("train-001.tar+val", 80), ("train[1shard:]", 70)],
-)  # fmt: skip
+    [
+        ("train", 120),
+        ("train[:50%]", 60),
+        ("train-{001..002}.tar", 70),
+        ("train-00?.tar[10:]", 110),
+        ("val/*.tar", 40),
+        ("all", 160),
+        ("train-001.tar+val", 80),
+        ("train[1shard:]", 70),
+    ],
+)
 def test_tars_are_named_by_split_slice_or_pattern(roots, expression, count):
     data = create_digits(roots, "webdataset", train_split=expression, eval_split="val")
     assert describe_dataset(data).num_examples["train"] == count
@@ -284,7 +323,7 @@ WRONG_NAMES = {
     "no number": ("hf", {"label_key": "image"}, r"\(image\) is a column of struct<.*whole number"),
     "name": ("hf", {"name": "trein"}, r"data\.name \(trein\): .* did you mean 'train'"),
     "arrow url": ("hf", {"root": "gs://a/b"}, r"gs://a/b\) is a URL, but Arrow"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG_NAMES)

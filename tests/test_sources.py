@@ -188,8 +188,14 @@ def test_metadata_of_a_source_without_files_is_told(rows):
 
 
 def test_a_run_trains_on_a_source_that_a_test_registered(rows, tmp_path, capsys):
-    argv = create_argv(tmp_path, "--data.source=dots", "--data.name=", "--train.steps=12",
-                       "--optim.lr=3e-3", "--run.run_id=a")  # fmt: skip
+    argv = create_argv(
+        tmp_path,
+        "--data.source=dots",
+        "--data.name=",
+        "--train.steps=12",
+        "--optim.lr=3e-3",
+        "--run.run_id=a",
+    )
     assert main.main([*argv, "--run.check_only=true"]) == 0
     assert "data: dots of a test, 96 examples" in capsys.readouterr().out
     assert main.main(argv) == 0

@@ -37,10 +37,18 @@ def run_and_read(folder: Path, *flags: str) -> tuple[dict[tuple[str, str], int],
 def run_and_size(folder: Path, *flags: str) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
     """Bytes of the train step's collectives by (kind, type), and the size of each tensor."""
     argv = create_argv(
-        folder, "--runtime.parallel=spmd", "--train.steps=1", "--run.run_id=mesh",
-        "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0", "--train.ema",
-        "--optim.max_grad_norm=1.0", "--data.global_batch_size=32", *flags, device="xla",
-    )  # fmt: skip
+        folder,
+        "--runtime.parallel=spmd",
+        "--train.steps=1",
+        "--run.run_id=mesh",
+        "--train.mixup_alpha=0.8",
+        "--train.cutmix_alpha=1.0",
+        "--train.ema",
+        "--optim.max_grad_norm=1.0",
+        "--data.global_batch_size=32",
+        *flags,
+        device="xla",
+    )
     if any(flag.startswith("--model=") for flag in flags):
         argv = [flag for flag in argv if not (flag in SYNTHETIC and flag.startswith("--model"))]
     dump = folder / "dump"

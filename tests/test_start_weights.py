@@ -53,9 +53,6 @@ def assert_alike(found: dict, wanted: dict, *, but: tuple[str, ...] = ()) -> Non
         assert is_alike != name.startswith(but or ("none",)), name
 
 
-# ---- JAX archives
-
-
 @pytest.mark.parametrize("big_vision", [False, True])
 def test_a_run_starts_from_a_jax_archive(tmp_path, big_vision):
     vit = create_vit(seed=5)
@@ -69,8 +66,13 @@ def test_an_archive_teaches_and_a_resnet_of_bit_is_read(tmp_path):
     place = write_vit(tmp_path / "Ti.npz", vit)
     facts = {"model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}}
     place.with_suffix(".json").write_text(json.dumps({**facts, "num_classes": 10}))
-    run(tmp_path, "taught", f"--distill.teacher_weights={place}", "--distill.loss=kd",
-        "--distill.allow_weak_teacher=true")  # fmt: skip
+    run(
+        tmp_path,
+        "taught",
+        f"--distill.teacher_weights={place}",
+        "--distill.loss=kd",
+        "--distill.allow_weak_teacher=true",
+    )
     sizes = {"channels": (128, 128), "num_classes": 3, "in_chans": 1, "stem_chs": 32}
     bit = ResNetV2((1, 1), **sizes)
     weights = open_weights(str(write_bit(tmp_path / "R.npz", bit)), "model.weights")
@@ -112,9 +114,6 @@ def test_an_archive_of_another_depth_width_or_kind_is_refused(tmp_path, capsys):
     np.save(tmp_path / "one.npy", np.zeros(3))
     error = get_error(tmp_path, capsys, f"--model.weights={tmp_path / 'one.npy'}")
     assert "one array without names" in error
-
-
-# ---- another head, another size
 
 
 @pytest.mark.parametrize("key", ["--model.weights", "--init-from"])
@@ -164,19 +163,18 @@ def test_positions_patches_and_channels_of_another_size_are_resampled(tmp_path, 
     assert "patch_embed.proj.weight is converted from 3 input channels to 1" in told
     wanted = create_vit()
     timm.models.load_checkpoint(
-        wanted, str(tmp_path / "large.safetensors"), strict=False,
+        wanted,
+        str(tmp_path / "large.safetensors"),
+        strict=False,
         filter_fn=lambda tensors, model: {
             k: timm.models.adapt_input_conv(1, v) if "patch_embed.proj.weight" in k else v
             for k, v in timm.models.vision_transformer.checkpoint_filter_fn(tensors, model).items()
         },
-    )  # fmt: skip
+    )
     assert_alike(found, wanted.state_dict())
     same = create_vit()
     same.load_pretrained(str(archive))
     assert_alike(run(tmp_path, "b", f"--model.weights={archive}"), same.state_dict())
-
-
-# ---- patterns
 
 
 def test_what_does_not_fit_is_named_by_patterns(tmp_path, capsys):
@@ -204,9 +202,6 @@ def test_what_does_not_fit_is_named_by_patterns(tmp_path, capsys):
     assert "run.init_rename ('body.*') matches no name" in error
 
 
-# ---- models as timm shares them
-
-
 @pytest.fixture
 def shared(tmp_path) -> Path:
     """A folder as timm writes one for its hub."""
@@ -227,8 +222,13 @@ def test_a_shared_folder_is_a_name_weights_and_a_teacher(tmp_path, shared, monke
     assert facts["model"] == "vit_tiny_patch16_224"
     timm.create_model(facts["model"], num_classes=10, **facts["args"]).load_state_dict(found)
     assert_alike(run(tmp_path, "weights", f"--init-from={place}"), wanted)
-    run(tmp_path, "taught", f"--distill.teacher={place}", "--distill.loss=kd",
-        "--distill.allow_weak_teacher=true")  # fmt: skip
+    run(
+        tmp_path,
+        "taught",
+        f"--distill.teacher={place}",
+        "--distill.loss=kd",
+        "--distill.allow_weak_teacher=true",
+    )
 
 
 def test_a_repository_of_the_hub_comes_from_its_cache(tmp_path, shared, capsys, monkeypatch):
@@ -241,8 +241,11 @@ def test_a_repository_of_the_hub_comes_from_its_cache(tmp_path, shared, capsys, 
     (home / "refs" / "main").write_text("0" * 40)
     found = run(tmp_path, "a", "--model.weights=hf-hub:owner/tiny")
     assert_alike(found, load_file(shared / "model.safetensors"))
-    for flag in ("--model.weights=hf-hub:owner/other", "--model=hf-hub:owner/other",
-                 "--init-from=hf-hub:nonsense/a/b"):  # fmt: skip
+    for flag in (
+        "--model.weights=hf-hub:owner/other",
+        "--model=hf-hub:owner/other",
+        "--init-from=hf-hub:nonsense/a/b",
+    ):
         error = get_error(tmp_path, capsys, flag)
         assert "cannot be fetched" in error
         assert "local-dir:FOLDER" in error

@@ -36,8 +36,10 @@ def supervise(tmp_path):
         return subprocess.Popen(
             ["bash", str(ROOT / "train/supervise.sh"), *flags],
             env={**environment, "SUPERVISE_CRASHES": "2", **settings},
-            stderr=subprocess.PIPE, text=True, preexec_fn=listen,
-        )  # fmt: skip
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=listen,
+        )
 
     start.calls = lambda: (tmp_path / "calls").read_text().splitlines()
     return start

@@ -76,9 +76,6 @@ def build(tmp_path: Path, *flags: str, runtime=None):
     return runtime, parts
 
 
-# ---- ensembles
-
-
 def test_probabilities_are_averaged_by_weight():
     first, second = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
     (answer,) = combine_answers((first, second), (3.0, 1.0), "probs")
@@ -132,9 +129,6 @@ def test_both_teachers_of_a_run_reach_the_loss(folders, tmp_path):
     torch.testing.assert_close(answer.softmax(-1), wanted)
 
 
-# ---- input transforms
-
-
 @pytest.mark.parametrize("create_runtime", [create_cpu_runtime, create_xla_runtime])
 @pytest.mark.parametrize("side", [12, 20, 31])
 def test_a_view_resizes_like_torch_and_stays_on_the_device(create_runtime, side):
@@ -171,9 +165,6 @@ def test_a_teacher_without_a_view_sees_what_the_student_sees(folders):
     (teacher,) = create([{"weights": str(folders[0])}])
     pixels = 255 * torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(teacher.transform(pixels), (pixels - 127.5) / 127.5)
-
-
-# ---- dtype, classes, hashes
 
 
 def test_a_bf16_teacher_answers_float32_near_the_full_one(folders):
@@ -236,9 +227,6 @@ def test_a_hash_tells_weights_views_and_label_maps_apart(folders, tmp_path):
     assert hash_teacher(sections[0]) == hashes[0]
 
 
-# ---- the student's own average
-
-
 def test_an_ema_teacher_is_the_average_of_the_student(tmp_path):
     flags = ("--distill.teacher=ema", "--kd=kd", "--model_ema", "--model_ema_decay=0.9")
     runtime, parts = build(tmp_path, *flags)
@@ -269,15 +257,15 @@ def test_an_average_may_teach_beside_a_teacher_of_its_own_weights(folders, tmp_p
     assert len(parts.task.teaching.own) == 1
 
 
-# ---- what is refused before a device is touched
-
-
 @pytest.mark.parametrize(
     ("losses", "flags", "message"),
     [
         ([{"name": "kd"}], {"ensemble": "separate"}, "takes one teacher and got 2"),
-        ([{"name": "multi_avg_prob", "args": {"weights": [1, 2, 3]}}], {"ensemble": "separate"},
-         "3 weights for 2 teachers"),
+        (
+            [{"name": "multi_avg_prob", "args": {"weights": [1, 2, 3]}}],
+            {"ensemble": "separate"},
+            "3 weights for 2 teachers",
+        ),
         ([{"name": "tinyvit_sparse"}], {}, "needs stored teacher answers"),
         ([{"name": "deit_hard"}], {}, "distillation"),
         ([{"name": "fitnet", "layers": {"blocks.9": "blocks.0"}}], {}, "student has no layer"),
@@ -285,7 +273,7 @@ def test_an_average_may_teach_beside_a_teacher_of_its_own_weights(folders, tmp_p
         ([{"name": "kd", "weight": 0, "weight_end": 1.0}], {}, "weight 0 and weight_end 1"),
         ([{"name": "dist"}], {"group_size": 5}, "group_size .5. does not divide"),
     ],
-)  # fmt: skip
+)
 def test_losses_that_their_teachers_cannot_feed_are_refused(
     folders, tmp_path, losses, flags, message
 ):
@@ -308,9 +296,11 @@ def test_a_run_whose_teacher_has_changed_is_not_continued(tmp_path, capsys):
     """The path is the same, and so is all that the configuration says."""
     place = export(tmp_path / "teacher", 1) / "student.safetensors"
     flags = [
-        *get_flags([{"weights": str(place)}], [{"name": "kd"}]), "--run.run_id=a",
-        "--train.steps=2", "--train.eval_every_epochs=100",
-    ]  # fmt: skip
+        *get_flags([{"weights": str(place)}], [{"name": "kd"}]),
+        "--run.run_id=a",
+        "--train.steps=2",
+        "--train.eval_every_epochs=100",
+    ]
     assert main.main(create_argv(tmp_path, *flags)) == 0
     longer = create_argv(tmp_path, *flags, "--train.steps=3", "--resume=auto")
     place.write_bytes((export(tmp_path / "other", 2) / "student.safetensors").read_bytes())

@@ -55,8 +55,9 @@ class PointReader(Reader):
         shard = self.reading.shard
         while True:
             order = np.random.default_rng([self.reading.seed, epoch]).permutation(EXAMPLES)
-            for first in range(start, EXAMPLES - shard.global_batch_size + 1,
-                               shard.global_batch_size):  # fmt: skip
+            for first in range(
+                start, EXAMPLES - shard.global_batch_size + 1, shard.global_batch_size
+            ):
                 mine = first + shard.index * shard.rank_batch_size
                 yield self.read_examples(order[mine : mine + shard.rank_batch_size], epoch)
             epoch, start = epoch + 1, 0
@@ -75,9 +76,11 @@ class PointReader(Reader):
 
     def create_blank(self, size: int) -> PointBatch:
         return PointBatch(
-            mask=torch.zeros(size, dtype=torch.bool), indices=torch.full((size,), -1),
-            xs=torch.zeros(size, 3), ys=torch.zeros(size, 1),
-        )  # fmt: skip
+            mask=torch.zeros(size, dtype=torch.bool),
+            indices=torch.full((size,), -1),
+            xs=torch.zeros(size, 3),
+            ys=torch.zeros(size, 1),
+        )
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         return tuple(f"point {index}" for index in indices)
@@ -112,9 +115,13 @@ class PlaneCheck(TaskCheck):
 
     def find_facts(self) -> TaskFacts:
         return TaskFacts(
-            dataset=self.dataset, model_arguments=self.model_arguments, export={"model": "plane"},
-            stream={}, teachers=[], description="3 slopes",
-        )  # fmt: skip
+            dataset=self.dataset,
+            model_arguments=self.model_arguments,
+            export={"model": "plane"},
+            stream={},
+            teachers=[],
+            description="3 slopes",
+        )
 
 
 class Plane(RunTask):
@@ -161,13 +168,26 @@ def run(argv: list[str]) -> int:
 def get_command(folder: Path, *flags: str, device: str = "cpu") -> list[str]:
     code = "import sys; from tests.test_toy_task import run; sys.exit(run(sys.argv[1:]))"
     return [
-        sys.executable, "-c", code, "--train.task=plane", "--data.source=points", "--model=plane",
-        "--data.global_batch_size=16", "--epochs=40",
-        "--optim.lr=0.05", "--optim.warmup_epochs=0", "--optim.weight_decay=0",
-        "--run.experiment=toy", "--run.run_id=a", f"--run.output_dir={folder}",
-        "--run.tensorboard=false", "--train.log_every_steps=1", f"--runtime.device={device}",
-        "--train.checkpoint_every_steps=20", *flags,
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        code,
+        "--train.task=plane",
+        "--data.source=points",
+        "--model=plane",
+        "--data.global_batch_size=16",
+        "--epochs=40",
+        "--optim.lr=0.05",
+        "--optim.warmup_epochs=0",
+        "--optim.weight_decay=0",
+        "--run.experiment=toy",
+        "--run.run_id=a",
+        f"--run.output_dir={folder}",
+        "--run.tensorboard=false",
+        "--train.log_every_steps=1",
+        f"--runtime.device={device}",
+        "--train.checkpoint_every_steps=20",
+        *flags,
+    ]
 
 
 def call(command: list[str]) -> subprocess.CompletedProcess[str]:

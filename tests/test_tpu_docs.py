@@ -37,8 +37,14 @@ def test_every_kind_of_launch_is_shown_with_its_commands():
     modules = {(find_launch(command)[0], find_launch(command)[1][0]) for command, _ in SHOWN}
     for verb in ("create", "sync", "setup", "run", "logs", "delete"):
         assert ("train.tpu_vm", verb) in modules
-    assert {"train.xla_dist", "train.project", "train.container", "train.gpus", "train.sky.cluster",
-            "tools.doctor"} <= {module for module, _ in modules}  # fmt: skip
+    assert {
+        "train.xla_dist",
+        "train.project",
+        "train.container",
+        "train.gpus",
+        "train.sky.cluster",
+        "tools.doctor",
+    } <= {module for module, _ in modules}
 
 
 def test_every_launch_that_is_not_shown_has_a_dry_run_too():
@@ -77,9 +83,15 @@ def test_the_exit_codes_of_the_launcher_are_listed(code):
 
 @pytest.mark.parametrize(
     "symptom",
-    ["first step", "graph_budget", "hangs at the start", "host_rss_gib", "input_wait_s",
-     "PREEMPTED"],
-)  # fmt: skip
+    [
+        "first step",
+        "graph_budget",
+        "hangs at the start",
+        "host_rss_gib",
+        "input_wait_s",
+        "PREEMPTED",
+    ],
+)
 def test_symptoms_point_to_what_shows_them(symptom):
     rows = [line for line in TEXT.splitlines() if line.startswith("|") and symptom in line]
     assert rows and all(line.count("|") == 4 for line in rows)
@@ -93,7 +105,9 @@ def test_keys_that_the_document_names_are_there():
     fields = {"data": DataSection, "runtime": RuntimeSection, "train": TrainSection}
     named = set(re.findall(r"`(data|runtime|train)\.([a-z_0-9]+)", TEXT))
     assert len(named) > 5
-    wrong = [f"{section}.{key}" for section, key in named
-             if key not in fields[section].model_fields
-             and not (ROOT / section / f"{key}.py").exists()]  # fmt: skip
+    wrong = [
+        f"{section}.{key}"
+        for section, key in named
+        if key not in fields[section].model_fields and not (ROOT / section / f"{key}.py").exists()
+    ]
     assert wrong == []

@@ -21,12 +21,20 @@ STEPS = 12
 # Each host would take all cores for itself.
 THREADS = {"OMP_NUM_THREADS": "1", "PJRT_DEVICE": "CPU", "TF_CPP_MIN_LOG_LEVEL": "2"}
 FLAGS = (
-    "--config", str(ROOT / "configs/digits_student.yaml"), "--data.source=synthetic",
-    "--data.name=image_size=8,channels=1,num_classes=10,num_examples=301", "--data.test_split=",
-    f"--train.steps={STEPS}", "--train.log_every_steps=1", "--train.checkpoint_every_steps=4",
-    "--train.eval_every_epochs=100", "--optim.warmup_epochs=0", "--run.tensorboard=false",
-    "--run.experiment=pod", "--run.run_id=r",
-)  # fmt: skip
+    "--config",
+    str(ROOT / "configs/digits_student.yaml"),
+    "--data.source=synthetic",
+    "--data.name=image_size=8,channels=1,num_classes=10,num_examples=301",
+    "--data.test_split=",
+    f"--train.steps={STEPS}",
+    "--train.log_every_steps=1",
+    "--train.checkpoint_every_steps=4",
+    "--train.eval_every_epochs=100",
+    "--optim.warmup_epochs=0",
+    "--run.tensorboard=false",
+    "--run.experiment=pod",
+    "--run.run_id=r",
+)
 
 
 def start_hosts(folder: Path, count: int) -> Cloud:
@@ -40,9 +48,18 @@ def start_hosts(folder: Path, count: int) -> Cloud:
 def train(cloud: Cloud, name: str, *flags: str):
     """`main.py` on all hosts, each in its own home directory."""
     return cloud.start(
-        "train.xla_dist", "--tpu=pod", "--workdir=.", f"--run-id={name}", "--grace-s=10",
-        f"--logs-dir={cloud.folder}/logs", "--", "python", str(ROOT / "main.py"), *FLAGS, *flags,
-    )  # fmt: skip
+        "train.xla_dist",
+        "--tpu=pod",
+        "--workdir=.",
+        f"--run-id={name}",
+        "--grace-s=10",
+        f"--logs-dir={cloud.folder}/logs",
+        "--",
+        "python",
+        str(ROOT / "main.py"),
+        *FLAGS,
+        *flags,
+    )
 
 
 def finish(process) -> str:
@@ -124,8 +141,9 @@ def test_one_host_dying_ends_all_and_resume_auto_goes_on(tmp_path, hosts):
     assert f"step {at + 4}/{at + 4}" in resumed
     whole = ("--runtime.device=cpu", f"--run.output_dir={tmp_path}/whole", *length)
     finish(train(cloud, "r3", *whole))
-    weights = [load_file(tmp_path / name / "pod/r/student.safetensors")
-               for name in ("shared", "whole")]  # fmt: skip
+    weights = [
+        load_file(tmp_path / name / "pod/r/student.safetensors") for name in ("shared", "whole")
+    ]
     assert weights[0].keys() == weights[1].keys()
     assert [name for name in weights[0] if not weights[0][name].equal(weights[1][name])] == []
 
@@ -135,11 +153,24 @@ def test_a_preempted_run_saves_and_goes_on_by_itself(tmp_path):
     """SIGTERM on one worker, as before a maintenance: exit code 75, then a restart to the end."""
     cloud = start_hosts(tmp_path / "cloud", 2)
     process = cloud.start(
-        "train.tpu_vm", "run", "pod", "--no-setup", "--workdir=.", "--venv=", "--backoff-s=0",
-        "--run-id=r1", f"--logs-dir={cloud.folder}/logs", "--", "python", str(ROOT / "main.py"),
-        *FLAGS, "--runtime.device=cpu", f"--run.output_dir={tmp_path}/shared",
-        "--train.steps=1500", "--train.log_every_steps=10",
-    )  # fmt: skip
+        "train.tpu_vm",
+        "run",
+        "pod",
+        "--no-setup",
+        "--workdir=.",
+        "--venv=",
+        "--backoff-s=0",
+        "--run-id=r1",
+        f"--logs-dir={cloud.folder}/logs",
+        "--",
+        "python",
+        str(ROOT / "main.py"),
+        *FLAGS,
+        "--runtime.device=cpu",
+        f"--run.output_dir={tmp_path}/shared",
+        "--train.steps=1500",
+        "--train.log_every_steps=10",
+    )
     group, seen = find_worker_after_checkpoint(cloud, process)
     os.kill(group, signal.SIGTERM)
     output, _ = process.communicate()
@@ -163,13 +194,28 @@ def test_shards_of_the_hosts_are_disjoint_and_complete(tmp_path, digits_root, ho
         "'decode(channels=1)|resize(8)|value_range(-1, 1)' --eval-pp "
         "'decode(channels=1)|resize(8)|value_range(-1, 1)'"
     )
-    finish(cloud.start(
-        "train.xla_dist", "--tpu=pod", "--workdir=.", f"--logs-dir={cloud.folder}/logs", "--",
-        "bash", "-c", f"exec python {tool} --rank $TPU_WORKER_ID",
-    ))  # fmt: skip
-    verdict = cloud.run("tools.test_tfds_loader_multihost", "--data-dir", str(digits_root),
-                        "--world-size", str(hosts), "--reports", f"{tmp_path}/reports",
-                        "--check")  # fmt: skip
+    finish(
+        cloud.start(
+            "train.xla_dist",
+            "--tpu=pod",
+            "--workdir=.",
+            f"--logs-dir={cloud.folder}/logs",
+            "--",
+            "bash",
+            "-c",
+            f"exec python {tool} --rank $TPU_WORKER_ID",
+        )
+    )
+    verdict = cloud.run(
+        "tools.test_tfds_loader_multihost",
+        "--data-dir",
+        str(digits_root),
+        "--world-size",
+        str(hosts),
+        "--reports",
+        f"{tmp_path}/reports",
+        "--check",
+    )
     assert verdict.returncode == 0, verdict.stdout
     assert "verdict: PASS" in verdict.stdout
 

@@ -111,9 +111,17 @@ def test_what_runs_is_neither_replaced_nor_forgotten(cloud, capfd):
 
 @pytest.mark.parametrize(
     ("status", "runs"),
-    [("RUNNING", True), ("RECOVERING", True), ("PENDING", True), ("CANCELLING", True),
-     ("SUCCEEDED", False), ("CANCELLED", False), ("FAILED", False), ("FAILED_SETUP", False)],
-)  # fmt: skip
+    [
+        ("RUNNING", True),
+        ("RECOVERING", True),
+        ("PENDING", True),
+        ("CANCELLING", True),
+        ("SUCCEEDED", False),
+        ("CANCELLED", False),
+        ("FAILED", False),
+        ("FAILED_SETUP", False),
+    ],
+)
 def test_a_managed_job_is_forgotten_only_when_it_has_ended(cloud, status, runs):
     assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 0
     rows = [
@@ -238,19 +246,25 @@ def test_names_and_configs_are_found_from_the_experiment():
 @pytest.mark.parametrize(
     ("script", "words", "expected"),
     [
-        ("launch_tpu.sh", ["v5litepod-8", "kd/deit_s_token", OUTPUT, "--dry-run"],
-         "sky jobs launch --name=trainer-deit-s-token --detach-run --yes .sync/task.sky.yaml"),
+        (
+            "launch_tpu.sh",
+            ["v5litepod-8", "kd/deit_s_token", OUTPUT, "--dry-run"],
+            "sky jobs launch --name=trainer-deit-s-token --detach-run --yes .sync/task.sky.yaml",
+        ),
         ("sync_code.sh", ["--dry-run"], "scp -q -o BatchMode=yes train/worker.py"),
     ],
-)  # fmt: skip
+)
 def test_the_scripts_call_the_module(folder, script, words, expected):
     import os
     import sys
 
     done = subprocess.run(
-        ["bash", str(ROOT / folder / script), *words], cwd="/", capture_output=True, text=True,
+        ["bash", str(ROOT / folder / script), *words],
+        cwd="/",
+        capture_output=True,
+        text=True,
         env={**os.environ, "PYTHON": sys.executable},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
 

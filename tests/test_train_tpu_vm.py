@@ -138,8 +138,9 @@ def test_describe_shows_state_and_hosts(cloud):
         "  worker 1: 10.0.0.3",
     ]
     assert json.loads(run(cloud, "describe", "vm", "--json").stdout)["hosts"] == [
-        "10.0.0.2", "10.0.0.3",
-    ]  # fmt: skip
+        "10.0.0.2",
+        "10.0.0.3",
+    ]
 
 
 def test_a_host_in_two_networks_is_one_worker(cloud):
@@ -353,8 +354,9 @@ def test_a_run_that_has_a_name_keeps_it():
     assert name_run(RemoteCommand(words), "r1").words == words
 
 
-@pytest.mark.parametrize("verb", ["create", "describe", "ssh", "sync", "setup", "run", "logs",
-                                  "stop", "delete"])  # fmt: skip
+@pytest.mark.parametrize(
+    "verb", ["create", "describe", "ssh", "sync", "setup", "run", "logs", "stop", "delete"]
+)
 def test_every_verb_has_a_dry_run_that_calls_nothing(cloud, verb):
     more = {"create": ["--accelerator-type=v4-8"], "run": ["--", "python", "main.py"]}
     done = run(cloud, verb, "vm", "--zone=z", "--dry-run", *more.get(verb, []))

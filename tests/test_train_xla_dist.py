@@ -36,8 +36,17 @@ def launch(cloud: Cloud, *command: str, flags: tuple[str, ...] = ()):
 
 
 def words(cloud: Cloud, *command: str, flags: tuple[str, ...] = ()) -> list[str]:
-    return ["train.xla_dist", "--tpu=pod", "--zone=z", "--workdir=.", "--run-id=r1",
-            f"--logs-dir={cloud.folder}/logs", *flags, "--", *command]  # fmt: skip
+    return [
+        "train.xla_dist",
+        "--tpu=pod",
+        "--zone=z",
+        "--workdir=.",
+        "--run-id=r1",
+        f"--logs-dir={cloud.folder}/logs",
+        *flags,
+        "--",
+        *command,
+    ]
 
 
 def get_groups(cloud: Cloud) -> list[int]:
@@ -239,8 +248,19 @@ def test_lines_of_all_sizes_and_progress_bars_arrive_whole(cloud):
 
 
 def test_the_dry_run_prints_the_commands_and_runs_none(cloud):
-    done = cloud.run("train.xla_dist", "--tpu=pod", "--zone=z", "--project=p", "--venv=.venv",
-                     "--env=A=b c", "--dry-run", "--", "python", "main.py", "--lr=1")  # fmt: skip
+    done = cloud.run(
+        "train.xla_dist",
+        "--tpu=pod",
+        "--zone=z",
+        "--project=p",
+        "--venv=.venv",
+        "--env=A=b c",
+        "--dry-run",
+        "--",
+        "python",
+        "main.py",
+        "--lr=1",
+    )
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
         "gcloud compute tpus tpu-vm describe pod --zone=z --project=p --format=json",

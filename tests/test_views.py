@@ -35,18 +35,34 @@ def create_flags(
 ) -> list[str]:
     """6 steps of 3 an epoch; a checkpoint in the middle of the second one."""
     return [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=views", f"--run.run_id={name}",
-        f"--runtime.device={device}", "--run.tensorboard=false", "--data.test_split=",
-        "--data.train_split=train[:96]", "--data.eval_split=validation[:64]",
-        "--data.global_batch_size=32", f"--data.train_pp={WEAK}", f"--data.strong_pp={STRONG}",
-        "--train.steps=6", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-        "--train.eval_every_epochs=100", "--train.checkpoint_every_steps=4",
-        "--train.keep_checkpoints=9", "--mixup=0.2", "--cutmix=1", "--data.random_erasing=0.5",
-        "--runtime.graph_budget=100000", f"--teacher_path={teacher}", "--distill.group_size=8",
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=views",
+        f"--run.run_id={name}",
+        f"--runtime.device={device}",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--data.train_split=train[:96]",
+        "--data.eval_split=validation[:64]",
+        "--data.global_batch_size=32",
+        f"--data.train_pp={WEAK}",
+        f"--data.strong_pp={STRONG}",
+        "--train.steps=6",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=4",
+        "--train.keep_checkpoints=9",
+        "--mixup=0.2",
+        "--cutmix=1",
+        "--data.random_erasing=0.5",
+        "--runtime.graph_budget=100000",
+        f"--teacher_path={teacher}",
+        "--distill.group_size=8",
         "--distill.views=weak_strong",
         f"--distill.losses={json.dumps([{'name': 'mlkd', 'weight': 0.01}, CRLD])}",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
@@ -95,9 +111,14 @@ def test_both_views_are_of_the_same_examples_and_cut_alike(digits_root, teacher_
     targets = task.mixing.mix_targets(batch.labels, 10, batch.draws)
     found = task.loss(model, batch)
     inputs = LossInputs(
-        weak, targets, batch.labels, batch.mask, (weak_teacher,), strong_student_logits=hard,
+        weak,
+        targets,
+        batch.labels,
+        batch.mask,
+        (weak_teacher,),
+        strong_student_logits=hard,
         strong_teacher_logits=(hard_teacher,),
-    )  # fmt: skip
+    )
     task_loss = sum(-(targets * one.log_softmax(-1)).sum(-1).mean() / 2 for one in (weak, hard))
     torch.testing.assert_close(found.terms["task"], task_loss)
     mlkd, crld = (loss(inputs) for loss in task.losses.losses)
@@ -136,16 +157,22 @@ def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, teacher_ru
         (["--data.strong_pp="], "needs data.strong_pp"),
         (["--kd=kd"], "needs a loss that reads the second view"),
         (["--distill.views=consistent", "--data.strong_pp="], "set distill.views=weak_strong"),
-        (["--data.strong_pp=decode(channels=1)|resize(9)|value_range(-1, 1)"],
-         "data.strong_pp gives images of 9 x 9 x 1 and data.train_pp of 8 x 8 x 1"),
-        (["--data.strong_pp=decode(channels=1)|resize(8)|value_range(0, 1)"],
-         "data.strong_pp ends with value_range(0, 1)"),
+        (
+            ["--data.strong_pp=decode(channels=1)|resize(9)|value_range(-1, 1)"],
+            "data.strong_pp gives images of 9 x 9 x 1 and data.train_pp of 8 x 8 x 1",
+        ),
+        (
+            ["--data.strong_pp=decode(channels=1)|resize(8)|value_range(0, 1)"],
+            "data.strong_pp ends with value_range(0, 1)",
+        ),
         (["--data.strong_pp=decod(channels=1)|value_range(-1, 1)"], "data.strong_pp: "),
-        (["--data.strong_pp=decode(channels=1)|resize(8)|randaug(2, 10)|value_range(-1, 1)"],
-         "data.strong_pp cannot run randaug(2, 10)"),
+        (
+            ["--data.strong_pp=decode(channels=1)|resize(8)|randaug(2, 10)|value_range(-1, 1)"],
+            "data.strong_pp cannot run randaug(2, 10)",
+        ),
         (["--distill.teacher_cache=somewhere"], "and distill.views exclude each other"),
     ],
-)  # fmt: skip
+)
 def test_views_that_do_not_fit_are_refused_in_one_line(
     digits_root, teacher_run, tmp_path, change, words
 ):

@@ -14,9 +14,12 @@ from datasets import Batch, ImageBatch, TokenBatch, VectorBatch
 SIZE = 8
 ROWS = torch.arange(SIZE)
 BASE = {
-    "mask": ROWS < 7, "indices": ROWS, "ids": tuple("abcdefgh"),
-    "draws": {"share": ROWS.float()}, "values": {"scales": torch.tensor([0.5, 2.0, 3.0])},
-}  # fmt: skip
+    "mask": ROWS < 7,
+    "indices": ROWS,
+    "ids": tuple("abcdefgh"),
+    "draws": {"share": ROWS.float()},
+    "values": {"scales": torch.tensor([0.5, 2.0, 3.0])},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +45,10 @@ def list_examples(batch: Batch) -> dict[str, list[int]]:
     tensors = {n: t for n, t in vars(batch).items() if isinstance(t, Tensor) and n != "mask"}
     for name in ("draws", "others"):
         tensors |= getattr(batch, name, {})
-    found = {name: tensor.flatten(1)[:, 0] if tensor.dim() > 1 else tensor
-             for name, tensor in tensors.items()}  # fmt: skip
+    found = {
+        name: tensor.flatten(1)[:, 0] if tensor.dim() > 1 else tensor
+        for name, tensor in tensors.items()
+    }
     return {name: tensor.int().tolist() for name, tensor in found.items()}
 
 

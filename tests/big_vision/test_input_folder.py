@@ -30,11 +30,19 @@ def create_folder(root: Path, **values: object):
 
 def get_flags(root: Path, *more: str) -> list[str]:
     return [
-        *SYNTHETIC, "--data.source=folder", f"--data.root={root}", "--data.name=",
-        "--data.train_split=train", "--data.eval_split=val", f"--data.train_pp={PP}",
-        f"--data.eval_pp={PP}", "--data.global_batch_size=2", "--runtime.device=cpu", "--check",
+        *SYNTHETIC,
+        "--data.source=folder",
+        f"--data.root={root}",
+        "--data.name=",
+        "--data.train_split=train",
+        "--data.eval_split=val",
+        f"--data.train_pp={PP}",
+        f"--data.eval_pp={PP}",
+        "--data.global_batch_size=2",
+        "--runtime.device=cpu",
+        "--check",
         *more,
-    ]  # fmt: skip
+    ]
 
 
 def test_a_class_folder_without_an_image_is_told(tmp_path, caplog):

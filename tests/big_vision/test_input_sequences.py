@@ -16,11 +16,17 @@ from utils.errors import UserError
 COUNT = 100_000
 # Small enough that windows repeat thousands of times: their entropy can be counted.
 NAMES = {
-    "copy,symbols=3": 8, "reverse,symbols=3": 8, "counting,symbols=5,strides=3": 6,
-    "recall,symbols=3": 8, "recall,symbols=2,keys=4": 8, "rewrite,symbols=2,keys=2": 12,
-    "dyck,symbols=2,depth=3": 7, "noise,symbols=3": 6, "selective_copy,symbols=3": 12,
+    "copy,symbols=3": 8,
+    "reverse,symbols=3": 8,
+    "counting,symbols=5,strides=3": 6,
+    "recall,symbols=3": 8,
+    "recall,symbols=2,keys=4": 8,
+    "rewrite,symbols=2,keys=2": 12,
+    "dyck,symbols=2,depth=3": 7,
+    "noise,symbols=3": 6,
+    "selective_copy,symbols=3": 12,
     "copy,symbols=3,rounds=2": 10,
-}  # fmt: skip
+}
 
 
 def make(name: str, length: int, indices: np.ndarray) -> np.ndarray:
@@ -158,15 +164,20 @@ def test_sequences_that_cannot_be_are_refused(name, length, words):
 
 @pytest.mark.parametrize(
     ("name", "length", "least", "most"),
-    [("copy,symbols=4", 8, 1.0, 1.0), ("recall,symbols=4", 8, 1.0, 1.0),
-     ("copy,symbols=16", 16, 0.0, 0.0), ("recall,symbols=256", 8, 0.05, 0.1)],
-)  # fmt: skip
+    [
+        ("copy,symbols=4", 8, 1.0, 1.0),
+        ("recall,symbols=4", 8, 1.0, 1.0),
+        ("copy,symbols=16", 16, 0.0, 0.0),
+        ("recall,symbols=256", 8, 0.05, 0.1),
+    ],
+)
 def test_splits_share_windows_where_few_are_different(name, length, least, most):
     """What docs/language.md says of held-out windows that training has, too."""
     data = DataSection(
-        source="sequences", name=f"{name},num_examples=40000,num_held_out=1000",
+        source="sequences",
+        name=f"{name},num_examples=40000,num_held_out=1000",
         sequence_length=length,
-    )  # fmt: skip
+    )
     trained, held_out = (
         create_loader(data, role, seed=0).load_examples(range(count)).tokens.numpy()
         for role, count in (("train", 40_000), ("eval", 1_000))

@@ -40,9 +40,13 @@ def read(root: Path, kind: str, split: str) -> np.ndarray:
 
 def create_data(root: Path, **values) -> DataSection:
     return DataSection(
-        source="tokens", root=str(root), name="text_byte", sequence_length=16, global_batch_size=8,
+        source="tokens",
+        root=str(root),
+        name="text_byte",
+        sequence_length=16,
+        global_batch_size=8,
         return_id=True,
-    ).model_copy(update=values)  # fmt: skip
+    ).model_copy(update=values)
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
@@ -102,8 +106,11 @@ def test_bpe_learns_from_the_training_files_alone(root):
 
 def test_files_that_are_the_same_empty_or_no_text_are_left_out(tmp_path, capsys):
     write_texts(tmp_path / "files", 5)
-    for name, text in (("same", b"".join([(tmp_path / "files" / "0.txt").read_bytes()])),
-                       ("empty", b" \n"), ("latin", b"\xe4\xf6")):  # fmt: skip
+    for name, text in (
+        ("same", b"".join([(tmp_path / "files" / "0.txt").read_bytes()])),
+        ("empty", b" \n"),
+        ("latin", b"\xe4\xf6"),
+    ):
         (tmp_path / "files" / name).write_bytes(text)
     argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path)]
     assert prepare(argv) == 0
@@ -205,13 +212,19 @@ BROKEN = [
     (_change_index(vocab_size=True), (), "'vocab_size', which must be a whole number above 0"),
     (_change_index(end="no"), (), "'end', which must be a token or null"),
     (lambda folder: (folder / "train.bin").unlink(), (), "train.bin cannot be read"),
-    (lambda folder: None, ("--data.sequence_length=99999",),
-     "data.sequence_length (99999) leaves no window in the "),
+    (
+        lambda folder: None,
+        ("--data.sequence_length=99999",),
+        "data.sequence_length (99999) leaves no window in the ",
+    ),
     (lambda folder: None, ("--data.train_split=trian",), "split ('trian') is not a split"),
     (lambda folder: None, ("--data.root=",), "data.source=tokens needs data.root"),
-    (lambda folder: None, ("--data.root=memory://x",),
-     "data.root ('memory://x') is a URL, but tokens are mapped from a local disk; copy the"),
-]  # fmt: skip
+    (
+        lambda folder: None,
+        ("--data.root=memory://x",),
+        "data.root ('memory://x') is a URL, but tokens are mapped from a local disk; copy the",
+    ),
+]
 
 
 @pytest.mark.parametrize(("damage", "flags", "words"), BROKEN)

@@ -11,9 +11,14 @@ from big_vision.pp import autoaugment
 
 @pytest.mark.parametrize(
     ("name", "level"),
-    [("rotate", 30.0), ("shear_x", 0.3), ("shear_y", 0.3), ("translate_x", 3.0),
-     ("translate_y", 3.0)],
-)  # fmt: skip
+    [
+        ("rotate", 30.0),
+        ("shear_x", 0.3),
+        ("shear_y", 0.3),
+        ("translate_x", 3.0),
+        ("translate_y", 3.0),
+    ],
+)
 def test_what_comes_from_outside_is_grey_in_all_channels(name, level):
     image = np.zeros((9, 12, 3), np.uint8)
     moved = getattr(autoaugment, name)(image, level).numpy()
@@ -44,14 +49,24 @@ def test_the_policy_is_timms_which_is_the_published_one():
 @pytest.mark.parametrize(
     ("operation", "at_0", "at_5", "at_10"),
     [
-        ("AutoContrast", None, None, None), ("Equalize", None, None, None),
-        ("Invert", None, None, None), ("Color", 0.1, 1.0, 1.9), ("Contrast", 0.1, 1.0, 1.9),
-        ("Brightness", 0.1, 1.0, 1.9), ("Sharpness", 0.1, 1.0, 1.9), ("ShearX", 0.0, 0.15, 0.3),
-        ("ShearY", 0.0, 0.15, 0.3), ("Rotate", 0.0, 15.0, 30.0), ("TranslateX", 0.0, 50.0, 100.0),
-        ("TranslateY", 0.0, 50.0, 100.0), ("Posterize", 0, 2, 4), ("Solarize", 0, 128, 256),
-        ("SolarizeAdd", 0, 55, 110), ("Cutout", 0, 20, 40),
+        ("AutoContrast", None, None, None),
+        ("Equalize", None, None, None),
+        ("Invert", None, None, None),
+        ("Color", 0.1, 1.0, 1.9),
+        ("Contrast", 0.1, 1.0, 1.9),
+        ("Brightness", 0.1, 1.0, 1.9),
+        ("Sharpness", 0.1, 1.0, 1.9),
+        ("ShearX", 0.0, 0.15, 0.3),
+        ("ShearY", 0.0, 0.15, 0.3),
+        ("Rotate", 0.0, 15.0, 30.0),
+        ("TranslateX", 0.0, 50.0, 100.0),
+        ("TranslateY", 0.0, 50.0, 100.0),
+        ("Posterize", 0, 2, 4),
+        ("Solarize", 0, 128, 256),
+        ("SolarizeAdd", 0, 55, 110),
+        ("Cutout", 0, 20, 40),
     ],
-)  # fmt: skip
+)
 def test_a_magnitude_is_the_published_strength(operation, at_0, at_5, at_10):
     for magnitude, strength in ((0, at_0), (5, at_5), (10, at_10)):
         found = autoaugment.get_level_argument(operation, magnitude)

@@ -132,14 +132,18 @@ def test_building_raises_the_published_classes():
 @pytest.mark.parametrize(
     ("spec", "is_right"),
     [
-        ("inception_crop(None)", True), ("inception_crop(0)", True), ("inception_crop(-1)", False),
+        ("inception_crop(None)", True),
+        ("inception_crop(0)", True),
+        ("inception_crop(-1)", False),
         ("inception_crop(8, area_min=100, area_max=100)", True),
         ("inception_crop(8, area_min=0, area_max=0.5)", True),
-        ("inception_crop(8, area_min=101)", False), ("inception_crop(8, area_max=0)", False),
-        ("choice('single', key='a')", True), ("choice([1, 2], key='a')", True),
+        ("inception_crop(8, area_min=101)", False),
+        ("inception_crop(8, area_max=0)", False),
+        ("choice('single', key='a')", True),
+        ("choice([1, 2], key='a')", True),
         ("choice('twice', key='a')", False),
     ],
-)  # fmt: skip
+)
 def test_the_borders_of_what_an_argument_may_be(spec, is_right):
     if is_right:
         check_spec(spec)

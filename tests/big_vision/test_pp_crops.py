@@ -50,9 +50,15 @@ def draw_boxes(shape, count, scale=SCALE, ratio=RATIO):
 
 @pytest.mark.parametrize(
     ("shape", "scale"),
-    [((375, 500), SCALE), ((97, 64), (0.5, 1.0)), ((40, 300), SCALE), ((300, 40), SCALE),
-     ((40, 50), (0.999, 1.0)), ((3, 2), SCALE)],
-)  # fmt: skip
+    [
+        ((375, 500), SCALE),
+        ((97, 64), (0.5, 1.0)),
+        ((40, 300), SCALE),
+        ((300, 40), SCALE),
+        ((40, 50), (0.999, 1.0)),
+        ((3, 2), SCALE),
+    ],
+)
 def test_the_same_numbers_give_torchvisions_box(shape, scale, monkeypatch):
     draws, boxes = draw_boxes(shape, 400, scale)
     image = torch.zeros(3, *shape)
@@ -146,9 +152,15 @@ def test_a_dataset_of_bytes_gives_crops_of_a_fixed_shape(photograph):
 @pytest.mark.parametrize("mode", ["center", "squash"])
 @pytest.mark.parametrize(
     ("size", "pct", "method"),
-    [(64, 0.875, "bicubic"), (64, 0.9, "bilinear"), (33, 0.95, "bicubic"), (48, 1.0, "bicubic"),
-     ((64, 48), 0.9, "bicubic"), ((31, 64), 0.97, "bilinear")],
-)  # fmt: skip
+    [
+        (64, 0.875, "bicubic"),
+        (64, 0.9, "bilinear"),
+        (33, 0.95, "bicubic"),
+        (48, 1.0, "bicubic"),
+        ((64, 48), 0.9, "bicubic"),
+        ((31, 64), 0.97, "bilinear"),
+    ],
+)
 def test_the_evaluation_crop_is_timms(size, pct, method, mode, photograph):
     crop = get_preprocess_fn(f"center_crop_pct({size}, {pct}, {method!r}, mode={mode!r})")
     transform = transforms_imagenet_eval(

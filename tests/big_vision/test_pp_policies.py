@@ -36,12 +36,22 @@ def apply(image: np.ndarray, names: tuple[str, ...], name: str, argument: float,
 
 
 ARGUMENTS = {
-    "AutoContrast": [0], "Equalize": [0], "Invert": [0], "Posterize": [1, 3, 4, 8],
-    "Solarize": [0, 77, 256], "SolarizeAdd": [0, 50, 110], "Color": [0.1, 0.7, 1.9],
-    "Contrast": [0.1, 0.7, 1.9], "Brightness": [0.1, 0.7, 1.9], "Sharpness": [0.1, 0.7, 1.9],
-    "ShearX": [0.2, -0.3], "ShearY": [0.2, -0.3], "TranslateXRel": [0.2, -0.45],
-    "TranslateYRel": [0.2, -0.45], "Rotate": [17.0, -30.0],
-}  # fmt: skip
+    "AutoContrast": [0],
+    "Equalize": [0],
+    "Invert": [0],
+    "Posterize": [1, 3, 4, 8],
+    "Solarize": [0, 77, 256],
+    "SolarizeAdd": [0, 50, 110],
+    "Color": [0.1, 0.7, 1.9],
+    "Contrast": [0.1, 0.7, 1.9],
+    "Brightness": [0.1, 0.7, 1.9],
+    "Sharpness": [0.1, 0.7, 1.9],
+    "ShearX": [0.2, -0.3],
+    "ShearY": [0.2, -0.3],
+    "TranslateXRel": [0.2, -0.45],
+    "TranslateYRel": [0.2, -0.45],
+    "Rotate": [17.0, -30.0],
+}
 
 
 @pytest.mark.parametrize("name", policies.RANDAUG)
@@ -74,9 +84,11 @@ def test_strengths_are_timms_at_every_magnitude(increasing, sign, monkeypatch):
         twin = name + "Increasing" if increasing and name in INCREASING else name
         level_fn = timms.LEVEL_TO_ARG[twin]
         ours = policies.get_level_argument(
-            name, tf.constant(levels / 10), tf.fill([len(levels)], tf.constant(sign, tf.float64)),
+            name,
+            tf.constant(levels / 10),
+            tf.fill([len(levels)], tf.constant(sign, tf.float64)),
             increasing,
-        )  # fmt: skip
+        )
         for level, mine in zip(levels, ours.numpy(), strict=True):
             theirs = level_fn(level, {})[0] if level_fn else 0.0
             assert mine == pytest.approx(theirs), (name, level)
@@ -149,13 +161,22 @@ def test_augmix_stays_between_the_image_and_what_operations_make(photograph):
 @pytest.mark.slow
 def test_policies_train_on_real_digits_through_main(digits_root, tmp_path):
     ops = "timm_randaug(2, 9, mstd=0.5, increasing=True)|augmix|trivial_augment"
-    flags = ["--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path}", "--runtime.device=cpu", "--run.run_id=a",
-             "--run.experiment=policies", "--run.tensorboard=false", "--data.test_split=",
-             "--train.steps=3", "--optim.warmup_epochs=0", "--data.global_batch_size=16",
-             f"--data.train_pp=decode(channels=3)|resize(8)|{ops}|value_range(-1, 1)",
-             "--data.eval_pp=decode(channels=3)|resize(8)|value_range(-1, 1)",
-             "--model.args.in_chans=3",
-             "--data.eval_split=validation[:64]"]  # fmt: skip
+    flags = [
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        "--runtime.device=cpu",
+        "--run.run_id=a",
+        "--run.experiment=policies",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--train.steps=3",
+        "--optim.warmup_epochs=0",
+        "--data.global_batch_size=16",
+        f"--data.train_pp=decode(channels=3)|resize(8)|{ops}|value_range(-1, 1)",
+        "--data.eval_pp=decode(channels=3)|resize(8)|value_range(-1, 1)",
+        "--model.args.in_chans=3",
+        "--data.eval_split=validation[:64]",
+    ]
     assert main.main(flags) == 0
     assert (tmp_path / "policies" / "a" / "student.safetensors").exists()

@@ -51,11 +51,19 @@ def test_the_shape_is_that_of_the_image_that_comes_out(spec):
 
 @pytest.mark.parametrize(
     "spec",
-    ["decode", "decode|resize_small(8)", "decode|inception_crop", "decode(channels=0)|resize(8)",
-     'decode|resize(8)|concat(["image", "image"])', 'decode|resize(8)|choice(n=3, key="image")',
-     "decode|resize(8)|choice", "decode|resize(8)|rag_tensor", 'decode|resize(8)|drop("image")',
-     'decode|resize(8)|setdefault("image", 0)'],
-)  # fmt: skip
+    [
+        "decode",
+        "decode|resize_small(8)",
+        "decode|inception_crop",
+        "decode(channels=0)|resize(8)",
+        'decode|resize(8)|concat(["image", "image"])',
+        'decode|resize(8)|choice(n=3, key="image")',
+        "decode|resize(8)|choice",
+        "decode|resize(8)|rag_tensor",
+        'decode|resize(8)|drop("image")',
+        'decode|resize(8)|setdefault("image", 0)',
+    ],
+)
 def test_what_only_a_run_can_tell_is_not_guessed(spec):
     assert find_image_shape(spec, "data.train_pp", "image") is None
 

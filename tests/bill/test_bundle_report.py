@@ -134,9 +134,13 @@ def test_listings_are_asked_for_only_with_the_flag(tmp_path, monkeypatch):
 
     def compile_it(*, with_bundles: bool) -> Compiled:
         return compiler.compile_step(
-            export, parse_target("v5e:1x1"), devices=1, store=tmp_path / "store",
-            time_limit_s=60.0, with_bundles=with_bundles,
-        )  # fmt: skip
+            export,
+            parse_target("v5e:1x1"),
+            devices=1,
+            store=tmp_path / "store",
+            time_limit_s=60.0,
+            with_bundles=with_bundles,
+        )
 
     assert compile_it(with_bundles=False).costs is None
     assert compile_it(with_bundles=False).cached

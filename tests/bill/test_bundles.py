@@ -101,13 +101,19 @@ def test_what_depends_on_data_is_counted_and_taken_as_not_happening():
 
 @pytest.mark.parametrize(
     ("line", "value"),
-    [("%s1_s1 = sshrl.u32 4294967295, 28", 15), ("%s1_s1 = sshra.s32 4294967295, 28", -1),
-     ("%s1_s1 = ssub.s32 3, 5", -2), ("%s1_s1 = sand.u32 1, 7 /* smod.u32 w/div 2 */", 1),
-     ("%s1_s1 = scalar_select /*predicate=*/%p9_p9, /*on_true=*/3, /*on_false=*/4", 4),
-     ("%s1_s1 = smov (!%p9_p9, 5), 6", 6), ("%s1_s1 = smov (%p9_p9, 5), 6", 5),
-     ("%s1_s1 = sld [smem:[#allocation7]] (!%p9_p9) /* core id */", 0),
-     ("%p1_s1 = pnand %p9_p9, %p8_p8", 1), ("%p1_s1 = por %p9_p9, %p8_p8", None)],
-)  # fmt: skip
+    [
+        ("%s1_s1 = sshrl.u32 4294967295, 28", 15),
+        ("%s1_s1 = sshra.s32 4294967295, 28", -1),
+        ("%s1_s1 = ssub.s32 3, 5", -2),
+        ("%s1_s1 = sand.u32 1, 7 /* smod.u32 w/div 2 */", 1),
+        ("%s1_s1 = scalar_select /*predicate=*/%p9_p9, /*on_true=*/3, /*on_false=*/4", 4),
+        ("%s1_s1 = smov (!%p9_p9, 5), 6", 6),
+        ("%s1_s1 = smov (%p9_p9, 5), 6", 5),
+        ("%s1_s1 = sld [smem:[#allocation7]] (!%p9_p9) /* core id */", 0),
+        ("%p1_s1 = pnand %p9_p9, %p8_p8", 1),
+        ("%p1_s1 = por %p9_p9, %p8_p8", None),
+    ],
+)
 def test_scalar_steps_have_their_values(line, value):
     machine = ScalarCore(read_listing(f"     0   :  {{ {line} }}"), V5E)
     machine.state.registers["p9"] = 0
@@ -157,20 +163,22 @@ def _draw_step(draw: random.Random) -> str:
     size, flag = f"/*size_in_granules=*/{granules}", f"/*dst_syncflagno=*/{draw.randrange(2)}"
     logic = draw.choice(["pnand", "por", "pand", "pxor"])
     sides = f"/*on_true=*/{value()}, /*on_false=*/{value()}"
-    return draw.choice([
-        f"{number()} = {draw.choice(names)}.s32 {value()}, {value()}",
-        f"{number()} = sadd.s32 ({bit()}, {value()}), {value()}, {value()}",
-        f"{number()} = smov {guard}{value()}",
-        f"%t_p{draw.randrange(4)} = {compared} {value()}, {value()}",
-        f"%t_p{draw.randrange(4)} = {logic} {bit()}, {bit()}",
-        f"{number()} = scalar_select /*predicate=*/{bit()}, {sides}",
-        f"%9 = sst [smem:[#table + {value()}]] {value()}",
-        f"{number()} = sld [smem:[#table + {value()}]] {guard.strip(' ,')}",
-        f"{number()} = int_to_ptr.{draw.choice(['hbm', 'vmem'])} {number()}",
-        f"%9 = dma.hbm_to_vmem {guard}/*hbm=*/%t_s1, {size}, {flag}",
-        f"%9 = dma.general {guard}/*src=*/%t_s1, {size}, /*dst=*/%t_s2, {flag}",
-        f"%9 = dma.done.wait {guard}{draw.randrange(2)}, {draw.randrange(60)}",
-    ])  # fmt: skip
+    return draw.choice(
+        [
+            f"{number()} = {draw.choice(names)}.s32 {value()}, {value()}",
+            f"{number()} = sadd.s32 ({bit()}, {value()}), {value()}, {value()}",
+            f"{number()} = smov {guard}{value()}",
+            f"%t_p{draw.randrange(4)} = {compared} {value()}, {value()}",
+            f"%t_p{draw.randrange(4)} = {logic} {bit()}, {bit()}",
+            f"{number()} = scalar_select /*predicate=*/{bit()}, {sides}",
+            f"%9 = sst [smem:[#table + {value()}]] {value()}",
+            f"{number()} = sld [smem:[#table + {value()}]] {guard.strip(' ,')}",
+            f"{number()} = int_to_ptr.{draw.choice(['hbm', 'vmem'])} {number()}",
+            f"%9 = dma.hbm_to_vmem {guard}/*hbm=*/%t_s1, {size}, {flag}",
+            f"%9 = dma.general {guard}/*src=*/%t_s1, {size}, /*dst=*/%t_s2, {flag}",
+            f"%9 = dma.done.wait {guard}{draw.randrange(2)}, {draw.randrange(60)}",
+        ]
+    )
 
 
 def _draw_loop(draw: random.Random) -> str:
@@ -182,8 +190,12 @@ def _draw_loop(draw: random.Random) -> str:
             onward = f"target bundleno = {draw.randrange(place + 1, 42)} (0x0), region = 2"
             steps.append(f"%9 = sbr.rel (!%t_p{draw.randrange(4)}) {onward}")
         rows.append("  ;;  ".join(steps))
-    rows += ["%t_s9 = sadd.s32 1, %t_s9", "%t_p9 = scmp.lt.s32.totalorder %t_s9, 7",
-             "%9 = sbr.rel (%t_p9) target bundleno = 1 (0x1), region = 1", *[""] * 9]  # fmt: skip
+    rows += [
+        "%t_s9 = sadd.s32 1, %t_s9",
+        "%t_p9 = scmp.lt.s32.totalorder %t_s9, 7",
+        "%9 = sbr.rel (%t_p9) target bundleno = 1 (0x1), region = 1",
+        *[""] * 9,
+    ]
     return "\n".join(f"0x{place:x}   :  {{ {row} }}" for place, row in enumerate(rows))
 
 
@@ -237,8 +249,6 @@ def test_a_program_tells_what_each_cost_is_from(tmp_path: Path):
     assert program.hbm_bytes == 4 * 9 * 3200 + 32
     assert program.unseen == ["custom-call"]
 
-
-# ---------------------------------------------------------------- against programs of known size
 
 PROGRAMS = [
     {"form": "product", "sizes": [2048, 2048, 2048]},

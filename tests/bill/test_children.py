@@ -39,8 +39,13 @@ run_child(Path(sys.argv[1]), Path("request"))
 def test_a_child_ends_with_the_process_that_started_it(number, tmp_path):
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS)
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script)], cwd=ROOT, text=True,
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(script)],
+        cwd=ROOT,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
     with parent:
         assert parent.stdout.readline() == "ready request\n"
         parent.send_signal(number)
@@ -88,8 +93,15 @@ def test_a_search_finds_what_was_compiled_alone(tmp_path, monkeypatch, capsys):
     child.write_text("raise SystemExit('Ran out of memory: Used 20.50G of 15.75G hbm')")
     monkeypatch.setattr(compiler, "CHILD", child)
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    command = ["--config", "configs/tpu_step.yaml", '--model.args={"depth": 1}', "--target",
-               "v5e:1x1", "--cache-dir", str(store)]  # fmt: skip
+    command = [
+        "--config",
+        "configs/tpu_step.yaml",
+        '--model.args={"depth": 1}',
+        "--target",
+        "v5e:1x1",
+        "--cache-dir",
+        str(store),
+    ]
     monkeypatch.chdir(ROOT)
     tool.main([*command, "--batch", "8"])
     assert get_outcomes(capsys.readouterr().err) == ["compiled"]

@@ -70,8 +70,11 @@ def test_only_a_split_that_was_compiled_as_a_whole_is_chosen():
     assert [one.is_probe for one in found] == [False, False, False, True]
     told = describe_splits(found, 64, place)
     assert [(one.estimated_mcycles, one.probed, one.chosen) for one in told] == [
-        (100.0, False, False), (60.0, False, True), (101.0, False, False), (72.0, True, False)
-    ]  # fmt: skip
+        (100.0, False, False),
+        (60.0, False, True),
+        (101.0, False, False),
+        (72.0, True, False),
+    ]
     whole[2] = (98.0, 49.0)
     assert search_micro_batches(64, lambda examples: report(*costs[examples]), measure)[1] == 0
 
@@ -153,11 +156,13 @@ def test_a_file_without_room_for_it_is_refused(text, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(["--write"], "--write writes what --micro-batches finds"),
-     (["--micro-batches", "--max-batch"], "two searches"),
-     (["--micro-batches", "--write", "--target", "v3:2x2"], "not for v3"),
-     (["--train.accumulate_steps=auto"], "has no verdict for v5e:256")],
-)  # fmt: skip
+    [
+        (["--write"], "--write writes what --micro-batches finds"),
+        (["--micro-batches", "--max-batch"], "two searches"),
+        (["--micro-batches", "--write", "--target", "v3:2x2"], "not for v3"),
+        (["--train.accumulate_steps=auto"], "has no verdict for v5e:256"),
+    ],
+)
 def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeypatch):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", None)
@@ -181,9 +186,12 @@ def test_a_file_without_room_for_a_verdict_is_refused_before_the_search(
 
 @pytest.mark.parametrize(
     ("flags", "is_automatic"),
-    [(["--micro-batches", "--train.accumulate_steps=auto"], True),
-     (["--micro-batches", "--write"], True), (["--micro-batches"], False)],
-)  # fmt: skip
+    [
+        (["--micro-batches", "--train.accumulate_steps=auto"], True),
+        (["--micro-batches", "--write"], True),
+        (["--micro-batches"], False),
+    ],
+)
 def test_a_step_is_traced_as_one_that_a_verdict_may_split(flags, is_automatic, capsys, monkeypatch):
     def trace(*_: object, **given: object) -> None:
         assert given["is_automatic"] is is_automatic
@@ -203,8 +211,12 @@ def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monke
 
     def create(compilation: step_report.Compilation, *_: object) -> Report:
         asked.append((compilation.batch, compilation.config.train.accumulate_steps))
-        costs = {(128, 1): (108.0, 54.0), (64, 1): (34.0, 20.0), (32, 1): (18.0, 10.5),
-                 (128, 2): (70.0, 41.0)}  # fmt: skip
+        costs = {
+            (128, 1): (108.0, 54.0),
+            (64, 1): (34.0, 20.0),
+            (32, 1): (18.0, 10.5),
+            (128, 2): (70.0, 41.0),
+        }
         return report(*costs[asked[-1]])
 
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
@@ -217,8 +229,10 @@ def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monke
     assert "<- least" in said and "train.verdicts {v5e:128: {parts: 2" in said
     splits = Report.model_validate_json(told.read_text()).micro_batches
     assert [(one.parts, one.examples, one.probed, one.chosen) for one in splits] == [
-        (1, 128, False, False), (2, 64, False, True), (4, 32, True, False)
-    ]  # fmt: skip
+        (1, 128, False, False),
+        (2, 64, False, True),
+        (4, 32, True, False),
+    ]
     assert tool.main([*command, "--train.accumulate_steps=auto"]) == 0
     assert asked[-1] == (128, 2)
     assert "(auto) is 2: by the compiler's verdict" in capsys.readouterr().err

@@ -50,9 +50,14 @@ def test_convolutions_are_products_of_their_windows():
 
 @pytest.mark.parametrize(
     ("sizes", "width", "fill"),
-    [((1, 8, 128, 128), 128, 1.0), ((1, 8, 64, 128), 128, 0.5), ((1, 4, 128, 128), 128, 0.5),
-     ((1, 8, 384, 256), 256, 0.75), ((7, 8, 129, 128), 128, 129 / 256)],
-)  # fmt: skip
+    [
+        ((1, 8, 128, 128), 128, 1.0),
+        ((1, 8, 64, 128), 128, 0.5),
+        ((1, 4, 128, 128), 128, 0.5),
+        ((1, 8, 384, 256), 256, 0.75),
+        ((7, 8, 129, 128), 128, 129 / 256),
+    ],
+)
 def test_the_filled_share_is_that_of_padded_sizes(sizes, width, fill):
     assert tool.get_fill(sizes, width) == pytest.approx(fill)
 
@@ -74,10 +79,15 @@ def test_a_larger_size_at_the_same_cost_is_marked():
 
 @pytest.mark.parametrize(
     ("path", "axis", "meaning"),
-    [("blocks.0.attn scores", "K", "head width"), ("blocks.0.attn scores", "N", "tokens"),
-     ("blocks.0.attn values", "K", "tokens"), ("blocks.0.attn values", "N", "head width"),
-     ("head", "N", "classes"), ("head", "K", "width")],
-)  # fmt: skip
+    [
+        ("blocks.0.attn scores", "K", "head width"),
+        ("blocks.0.attn scores", "N", "tokens"),
+        ("blocks.0.attn values", "K", "tokens"),
+        ("blocks.0.attn values", "N", "head width"),
+        ("head", "N", "classes"),
+        ("head", "K", "width"),
+    ],
+)
 def test_an_axis_has_the_models_word(path, axis, meaning):
     assert tool.name_axis(Product(1, 64, 384, 10, [path]), axis, num_classes=10) == meaning
 
@@ -97,8 +107,20 @@ def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tool, "__file__", str(tmp_path / "shape_advisor.py"))
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     target = tmp_path / "table.json"
-    flags = ["--args", json.dumps(VIT), "--model", "vit_tiny_patch16_224", "--image-size", "32",
-             "--batch", "4", "--num-classes", "10", "--json", str(target)]  # fmt: skip
+    flags = [
+        "--args",
+        json.dumps(VIT),
+        "--model",
+        "vit_tiny_patch16_224",
+        "--image-size",
+        "32",
+        "--batch",
+        "4",
+        "--num-classes",
+        "10",
+        "--json",
+        str(target),
+    ]
     assert tool.main(flags) == 0
     text = capsys.readouterr().out
     assert "K and N are padded to 128, M to 8; kcycles" in text and "not a measurement" in text
@@ -116,21 +138,27 @@ def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["--target", "v9"], "--target"), (["--model", "vit_smal"], "no model"),
-     (["--image-size", "100"], "--image-size (100) does not suit"),
-     (["--json", "/proc/nowhere/t.json"], "cannot be created"),
-     (["--batch", "0"], "--batch (0) must be at least 1"),
-     (["--image-size", "0"], "--image-size (0) must be at least 1"),
-     (["--num-classes", "0"], "--num-classes (0) must be at least 1"),
-     (["--args", "[1]"], "--args ('[1]') is JSON, but no object; give an object such as"),
-     (["--args", "null"], "--args ('null') is JSON, but no object"),
-     (["--args", "{"], "--args ('{') is no JSON: "),
-     (["--args", "[" * 100_000], "is no JSON: it is nested too deep"),
-     (["--args", '{"num_classes": 5}'], "must leave num_classes to --num-classes"),
-     (["--args", '{"depth": -1}'], '--args: vit_small_patch16_224 cannot be built with {"depth"'),
-     (["--args", '{"img_size": 0}'], "--args: vit_small_patch16_224 cannot be built with")],
+    [
+        (["--target", "v9"], "--target"),
+        (["--model", "vit_smal"], "no model"),
+        (["--image-size", "100"], "--image-size (100) does not suit"),
+        (["--json", "/proc/nowhere/t.json"], "cannot be created"),
+        (["--batch", "0"], "--batch (0) must be at least 1"),
+        (["--image-size", "0"], "--image-size (0) must be at least 1"),
+        (["--num-classes", "0"], "--num-classes (0) must be at least 1"),
+        (["--args", "[1]"], "--args ('[1]') is JSON, but no object; give an object such as"),
+        (["--args", "null"], "--args ('null') is JSON, but no object"),
+        (["--args", "{"], "--args ('{') is no JSON: "),
+        (["--args", "[" * 100_000], "is no JSON: it is nested too deep"),
+        (["--args", '{"num_classes": 5}'], "must leave num_classes to --num-classes"),
+        (
+            ["--args", '{"depth": -1}'],
+            '--args: vit_small_patch16_224 cannot be built with {"depth"',
+        ),
+        (["--args", '{"img_size": 0}'], "--args: vit_small_patch16_224 cannot be built with"),
+    ],
     ids=lambda one: one[:40] if isinstance(one, str) else "",
-)  # fmt: skip
+)
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main(flags) == 2
     text = capsys.readouterr().err

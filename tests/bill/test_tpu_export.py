@@ -55,10 +55,12 @@ def test_the_traced_step_is_whole_and_gives_its_memory_back(tmp_path):
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("create", "unit", "shapes"),
-    [(create_language_argv, ("tokens", 8), {"tokens": [9]}),
-     (create_regression_argv, ("rows", 1), {"inputs": [10], "targets": [1]})],
+    [
+        (create_language_argv, ("tokens", 8), {"tokens": [9]}),
+        (create_regression_argv, ("rows", 1), {"inputs": [10], "targets": [1]}),
+    ],
     ids=["language", "regress"],
-)  # fmt: skip
+)
 def test_the_step_of_every_task_is_traced_without_its_data(tmp_path, create, unit, shapes):
     config = load_config(create(tmp_path / "runs", "--runtime.precision=bf16", "--train.ema"))
     export = trace_step(derive_config(config, tmp_path / "twin", batch=4, devices=1))
@@ -75,11 +77,23 @@ def test_the_step_of_every_task_is_traced_without_its_data(tmp_path, create, uni
 def test_a_steps_kernels_are_those_of_the_chip_that_it_is_for(tmp_path):
     """`model.kernels: auto` takes on a v5e what pallas takes of its rule, and nothing on a v3."""
     pytest.importorskip("jax", reason="needs jax: setup --tpu-compiler")
-    sizes = {"depth": 1, "width": 32, "mlp_width": 32, "linear_key_width": 128,
-             "linear_value_width": 128, "chunk": 64}  # fmt: skip
-    flags = ["--config", "configs/qwen3_5_sequences.yaml", f"--run.output_dir={tmp_path}",
-             "--runtime.device=xla", "--runtime.precision=bf16", "--data.sequence_length=128",
-             f"--model.args={json.dumps(sizes)}"]  # fmt: skip
+    sizes = {
+        "depth": 1,
+        "width": 32,
+        "mlp_width": 32,
+        "linear_key_width": 128,
+        "linear_value_width": 128,
+        "chunk": 64,
+    }
+    flags = [
+        "--config",
+        "configs/qwen3_5_sequences.yaml",
+        f"--run.output_dir={tmp_path}",
+        "--runtime.device=xla",
+        "--runtime.precision=bf16",
+        "--data.sequence_length=128",
+        f"--model.args={json.dumps(sizes)}",
+    ]
     found = {}
     for kernels, chip in (("auto", "v5e"), ("pallas", ""), ("auto", "v3")):
         config = load_config([*flags, f"--model.kernels={kernels}"])
@@ -133,8 +147,9 @@ print(json.dumps({"donations": len(export.donations), "arguments": export.argume
 
 @pytest.mark.xla
 def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
-    done = subprocess.run([sys.executable, "-c", SPMD, str(tmp_path)], cwd=ROOT,
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", SPMD, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["sharded"]
@@ -156,11 +171,13 @@ def find_image_shape(config: RunConfig) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("spec", "shape"),
-    [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
-     ("decode|resize(40)|random_crop(32)|vgg_value_range", (32, 3)),
-     ("decode(1)|resize(28)|value_range(0, 1)", (28, 1)),
-     ("decode|inception_crop(area_min=8, size=96)", (96, 3))],
-)  # fmt: skip
+    [
+        ("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
+        ("decode|resize(40)|random_crop(32)|vgg_value_range", (32, 3)),
+        ("decode(1)|resize(28)|value_range(0, 1)", (28, 1)),
+        ("decode|inception_crop(area_min=8, size=96)", (96, 3)),
+    ],
+)
 def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
     config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
     assert find_image_shape(config) == shape
@@ -190,9 +207,16 @@ def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
 
 
 def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):
-    flags = ["--config", CONFIG, "--train.accumulate_steps=2", "--model.num_classes=1000",
-             "--train.ema=true", "--distill.teacher=vit_tiny_patch16_224", "--distill.loss=kd",
-             f"--distill.teacher_cache={tmp_path / 'nowhere'}"]  # fmt: skip
+    flags = [
+        "--config",
+        CONFIG,
+        "--train.accumulate_steps=2",
+        "--model.num_classes=1000",
+        "--train.ema=true",
+        "--distill.teacher=vit_tiny_patch16_224",
+        "--distill.loss=kd",
+        f"--distill.teacher_cache={tmp_path / 'nowhere'}",
+    ]
     config = load_config(flags)
     derived = derive_config(config, tmp_path, batch=16, devices=2)
     assert derived.data.source == "synthetic"

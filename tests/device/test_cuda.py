@@ -22,10 +22,16 @@ pytestmark = [
 ]
 
 MIXED = (
-    "--train.steps=20", "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0", "--train.ema",
-    "--optim.max_grad_norm=1.0", "--train.accumulate_steps=2", "--data.global_batch_size=32",
-    "--runtime.num_processes=1", "--run.run_id=run",
-)  # fmt: skip
+    "--train.steps=20",
+    "--train.mixup_alpha=0.8",
+    "--train.cutmix_alpha=1.0",
+    "--train.ema",
+    "--optim.max_grad_norm=1.0",
+    "--train.accumulate_steps=2",
+    "--data.global_batch_size=32",
+    "--runtime.num_processes=1",
+    "--run.run_id=run",
+)
 
 
 def train(folder, device: str, *flags: str) -> list[dict]:

@@ -30,11 +30,18 @@ def create_split() -> list:
     order = torch.from_numpy(np.random.default_rng(0).permutation(40))
     starts = (0, 16, 32)
     return [
-        replace(batch, indices=torch.where(
-            batch.mask, order[start : start + 16] if start < 32 else
-            torch.cat([order[32:], torch.full((8,), -1)]), -1))
+        replace(
+            batch,
+            indices=torch.where(
+                batch.mask,
+                order[start : start + 16]
+                if start < 32
+                else torch.cat([order[32:], torch.full((8,), -1)]),
+                -1,
+            ),
+        )
         for batch, start in zip(batches, starts, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("create", [create_cpu_runtime, create_xla_runtime])
@@ -99,10 +106,16 @@ def test_a_task_without_right_and_wrong_keeps_nothing():
 
 def test_a_run_keeps_them_and_one_that_goes_back_makes_the_same_again(tmp_path):
     flags = (
-        *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=18",
-        "--train.checkpoint_every_steps=6", "--train.eval_every_epochs=1", "--run.run_id=a",
-        f"--run.output_dir={tmp_path}", "--train.keep_checkpoints=9",
-    )  # fmt: skip
+        *SYNTHETIC,
+        "--config=configs/smoke.yaml",
+        "--runtime.device=cpu",
+        "--train.steps=18",
+        "--train.checkpoint_every_steps=6",
+        "--train.eval_every_epochs=1",
+        "--run.run_id=a",
+        f"--run.output_dir={tmp_path}",
+        "--train.keep_checkpoints=9",
+    )
     assert program.main([*flags]) == 0
     folder = tmp_path / "tiny" / "a"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

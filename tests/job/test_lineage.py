@@ -21,8 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def flags(digits_root) -> list[str]:
-    return ["--config", str(ROOT / "configs/digits_kd.yaml"), f"--data.root={digits_root}",
-            "--runtime.device=cpu", "--train.epochs=3"]  # fmt: skip
+    return [
+        "--config",
+        str(ROOT / "configs/digits_kd.yaml"),
+        f"--data.root={digits_root}",
+        "--runtime.device=cpu",
+        "--train.epochs=3",
+    ]
 
 
 def find(flags, *more):
@@ -69,14 +74,24 @@ def test_checkpoints_files_and_copies_lead_to_the_run_or_say_their_checksum(
 
 
 def test_two_teachers_are_two_and_the_runs_own_past_and_average_are_none(flags, teacher_run):
-    two = json.dumps([{"model": "past"}, {"weights": str(teacher_run)}, {"model": "ema"},
-                      {"weights": str(teacher_run), "weight": 2.0}])  # fmt: skip
-    job = check(load_config([*flags, f"--distill.teachers={two}", "--distill.ensemble=probs",
-                             "--train.ema=true"]))  # fmt: skip
+    two = json.dumps(
+        [
+            {"model": "past"},
+            {"weights": str(teacher_run)},
+            {"model": "ema"},
+            {"weights": str(teacher_run), "weight": 2.0},
+        ]
+    )
+    job = check(
+        load_config(
+            [*flags, f"--distill.teachers={two}", "--distill.ensemble=probs", "--train.ema=true"]
+        )
+    )
     found = find_lineage(job, [{"top1": 50.0}, {"top1": 40.0}])
     assert [(one.place, one.judged["top1"]) for one in found] == [
-        (str(teacher_run), 50.0), (str(teacher_run), 40.0),
-    ]  # fmt: skip
+        (str(teacher_run), 50.0),
+        (str(teacher_run), 40.0),
+    ]
     assert find(["--config", flags[1].replace("_kd", "_student"), *flags[2:]]) == []
 
 

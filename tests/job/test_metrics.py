@@ -78,9 +78,14 @@ def test_a_line_is_written_at_once_and_reads_back(tmp_path):
     writer.write(2, "train", {"loss/total": float("nan"), "lr": float("inf")})
     assert read_metrics(tmp_path) == [
         {"step": 1, "kind": "train", "loss/total": 0.5},
-        {"step": 2, "kind": "train", "loss/total": None, "lr": None,
-         "nonfinite": {"loss/total": "nan", "lr": "inf"}},
-    ]  # fmt: skip
+        {
+            "step": 2,
+            "kind": "train",
+            "loss/total": None,
+            "lr": None,
+            "nonfinite": {"loss/total": "nan", "lr": "inf"},
+        },
+    ]
     writer.close()
 
 
@@ -123,17 +128,16 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
     writer = MetricWriter(tmp_path, first_step=2)
     writer.write(3, "train", {"loss/total": 5.0})
     writer.close()
-    assert read_metrics(tmp_path) == [
-        *lines[:2], {"step": 3, "kind": "train", "loss/total": 5.0},
-    ]  # fmt: skip
+    assert read_metrics(tmp_path) == [*lines[:2], {"step": 3, "kind": "train", "loss/total": 5.0}]
 
 
 def test_lines_of_no_known_form_are_left_out(tmp_path):
     text = b'{"step": 1, "lr": 2.0}\n5\n[1]\n{"lr": 1}\n{"step": "x"}\n\xff\xfe{\n{"step": 2}\n'
     (tmp_path / "metrics.jsonl").write_bytes(text)
     assert read_metrics(tmp_path) == [
-        {"step": 1, "kind": "train", "lr": 2.0}, {"step": 2, "kind": "train"},
-    ]  # fmt: skip
+        {"step": 1, "kind": "train", "lr": 2.0},
+        {"step": 2, "kind": "train"},
+    ]
 
 
 def test_a_writer_that_goes_back_drops_what_is_done_again(tmp_path):
@@ -173,8 +177,10 @@ def test_curves_are_drawn_of_one_run_and_of_several(tmp_path):
         writer.write(4, "eval", {"top1": 50.0})
         writer.close()
         folders[name] = folder
-    assert read_curve(folders["alone"], "train") == ("loss/task", [(1, 1.0), (2, 0.5), (3, 1 / 3),
-                                                                   (4, 0.25)])  # fmt: skip
+    assert read_curve(folders["alone"], "train") == (
+        "loss/task",
+        [(1, 1.0), (2, 0.5), (3, 1 / 3), (4, 0.25)],
+    )
     assert read_curve(folders["alone"], "eval") == ("top1", [(4, 50.0)])
     one = draw_run(folders["alone"])
     both = draw_curves(folders, tmp_path / "both.png")

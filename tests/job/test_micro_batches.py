@@ -65,9 +65,15 @@ def test_the_hash_is_of_the_step_and_not_of_how_it_is_split(tmp_path):
 
 @pytest.mark.parametrize(
     ("chip", "examples", "words"),
-    [("v5e", 32, r"no verdict for v5e:32 in train.verdicts \(v5e:64\); run python -m tools"),
-     ("v6e", 64, r"no verdict for v6e:64 .* --target v6e:1x1 --batch 64 --micro-batches --write")],
-)  # fmt: skip
+    [
+        ("v5e", 32, r"no verdict for v5e:32 in train.verdicts \(v5e:64\); run python -m tools"),
+        (
+            "v6e",
+            64,
+            r"no verdict for v6e:64 .* --target v6e:1x1 --batch 64 --micro-batches --write",
+        ),
+    ],
+)
 def test_a_step_without_a_verdict_is_refused_with_the_command(chip, examples, words, tmp_path):
     config = create(tmp_path)
     with pytest.raises(UserError, match=words):
@@ -151,8 +157,10 @@ def test_main_takes_what_the_verdict_says_and_says_so(tmp_path, monkeypatch, cap
     verdict = f"--train.verdicts={{'v5e:16': {ENTRY.format(4, step)}}}"
     losses, said = {}, {}
     for name, chip, value in (
-        ("four", "CPU", "4"), ("told", "TPU v5e", "auto"), ("alone", "CPU", "auto"),
-    ):  # fmt: skip
+        ("four", "CPU", "4"),
+        ("told", "TPU v5e", "auto"),
+        ("alone", "CPU", "auto"),
+    ):
         monkeypatch.setattr(peaks, "name_hardware", lambda found, chip=chip: chip)
         own = (verdict, f"--train.accumulate_steps={value}", f"--run.run_id={name}")
         assert main(create_argv(tmp_path, *flags, *own)) == 0

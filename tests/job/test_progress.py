@@ -7,9 +7,15 @@ import logging
 from job.recording import Progress
 
 LINE = {
-    "loss/task": 2.0, "loss/kd": 0.5, "loss/kd_2": 0.25, "loss/total": 1.5, "grad_norm": 3.0,
-    "lr": 1e-3, "epoch": 0.5, "points_per_s": 40.0,
-}  # fmt: skip
+    "loss/task": 2.0,
+    "loss/kd": 0.5,
+    "loss/kd_2": 0.25,
+    "loss/total": 1.5,
+    "grad_norm": 3.0,
+    "lr": 1e-3,
+    "epoch": 0.5,
+    "points_per_s": 40.0,
+}
 
 
 def test_a_log_line_of_a_distillation_run_shows_its_terms(caplog):

@@ -24,8 +24,13 @@ from tests.support.child_runs import run_main
 from tests.support.tiny_parts import create_argv
 from utils.storage.places import open_folder
 
-FLAGS = ("--run.run_id=a", "--train.log_every_steps=4", "--train.checkpoint_every_steps=5",
-         "--train.eval_every_epochs=1", "--runtime.num_threads=1")  # fmt: skip
+FLAGS = (
+    "--run.run_id=a",
+    "--train.log_every_steps=4",
+    "--train.checkpoint_every_steps=5",
+    "--train.eval_every_epochs=1",
+    "--runtime.num_threads=1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +89,6 @@ def test_the_file_fits_its_schema_and_the_run_is_whole(stopped_and_done):
     assert any("line" in text and "name" in text for text in faults), faults
 
 
-# ---- quantiles
-
-
 def read_whole(folder: Path) -> dict:
     """Sketches of the whole run by name."""
     told = json.loads((folder / SKETCHES_FILE).read_text())
@@ -109,10 +111,15 @@ def count_steps(folder: Path) -> tuple[int, int]:
 
 
 SAVING = (
-    "--run.run_id=a", "--train.steps=8", "--train.checkpoint_every_steps=2", "--mixup=0.8",
-    "--train.eval_every_epochs=100", "--train.keep_checkpoints=9", "--runtime.num_threads=1",
+    "--run.run_id=a",
+    "--train.steps=8",
+    "--train.checkpoint_every_steps=2",
+    "--mixup=0.8",
+    "--train.eval_every_epochs=100",
+    "--train.keep_checkpoints=9",
+    "--runtime.num_threads=1",
     "--train.on_nonfinite=rollback",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +164,13 @@ def test_a_run_that_goes_on_counts_as_an_unbroken_one(gone_back, tmp_path, lost)
 @pytest.mark.slow
 def test_two_ranks_count_their_steps_together(tmp_path):
     flags = (
-        "--train.steps=7", "--train.log_every_steps=1", "--runtime.num_processes=2",
-        "--train.checkpoint_every_steps=3", "--run.run_id=a", "--runtime.num_threads=1",
-    )  # fmt: skip
+        "--train.steps=7",
+        "--train.log_every_steps=1",
+        "--runtime.num_processes=2",
+        "--train.checkpoint_every_steps=3",
+        "--run.run_id=a",
+        "--runtime.num_threads=1",
+    )
     done = run_main(create_argv(tmp_path, *flags))
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "tiny" / "a"

@@ -33,13 +33,24 @@ def job(tmp_path) -> Job:
     run = Run(tmp_path / "run")
     CheckpointManager(run.checkpoints).save(3, tensors, facts, best=False)
     facts_of_task = TaskFacts(
-        dataset=DatasetFacts({}, 10, None), model_arguments={}, export={}, stream={}, teachers=[],
+        dataset=DatasetFacts({}, 10, None),
+        model_arguments={},
+        export={},
+        stream={},
+        teachers=[],
         description="",
-    )  # fmt: skip
+    )
     return Job(
-        config=config, device="cpu", run=run, checkpoint=find_checkpoint(run.checkpoints),
-        facts=facts_of_task, stream={}, total_steps=8, steps_per_epoch=8, num_parameters=1,
-    )  # fmt: skip
+        config=config,
+        device="cpu",
+        run=run,
+        checkpoint=find_checkpoint(run.checkpoints),
+        facts=facts_of_task,
+        stream={},
+        total_steps=8,
+        steps_per_epoch=8,
+        num_parameters=1,
+    )
 
 
 def create_tiny_state(config, runtime):

@@ -38,10 +38,12 @@ def test_check_says_what_would_run_and_writes_nothing(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("pjrt", "words"),
-    [("CPU", "device: xla on the CPU, no TPU is used; 1 rank, fp32"),
-     (None, "device: xla on the CPU, no TPU is used; 1 rank, fp32"),
-     ("TPU", "device: xla on TPU; as many ranks as there are devices, fp32")],
-)  # fmt: skip
+    [
+        ("CPU", "device: xla on the CPU, no TPU is used; 1 rank, fp32"),
+        (None, "device: xla on the CPU, no TPU is used; 1 rank, fp32"),
+        ("TPU", "device: xla on TPU; as many ranks as there are devices, fp32"),
+    ],
+)
 def test_xla_says_what_it_stands_for(capsys, tmp_path, monkeypatch, pjrt, words):
     monkeypatch.delenv("PJRT_DEVICE")
     if pjrt:
@@ -67,8 +69,12 @@ def test_a_run_begins_and_ends_with_what_matters(tmp_path, capsys):
     place = tmp_path / "tiny" / "a"
     assert main.main(create_argv(tmp_path, "--train.epochs=2", "--run.run_id=a")) == 0
     lines = read_log(capsys)
-    heads = ("device: cpu; 1 rank", "model: vit_tiny_patch16_224, 3,850 parameters",
-             "data: synthetic, 96 examples", f"directory: {place}")  # fmt: skip
+    heads = (
+        "device: cpu; 1 rank",
+        "model: vit_tiny_patch16_224, 3,850 parameters",
+        "data: synthetic, 96 examples",
+        f"directory: {place}",
+    )
     for line, head in zip(lines, heads, strict=False):
         assert line.startswith(head)
     best = json.loads((place / "checkpoints" / "best.json").read_text())["step"]
@@ -101,5 +107,6 @@ def test_without_an_evaluation_there_is_no_best(tmp_path):
     job = check_config(create_config(tmp_path, "--run.run_id=a"))
     state = SimpleNamespace(best_score=None, step=3)
     assert [line.partition(" ")[0] for line in describe_end(job, "top-1", state, 0.0)] == [
-        "checkpoints", "complete:"
-    ]  # fmt: skip
+        "checkpoints",
+        "complete:",
+    ]

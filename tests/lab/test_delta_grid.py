@@ -18,9 +18,15 @@ from utils.errors import EXIT_USER_ERROR
 def describe(variant: str, mode: str, tokens: int, **facts: float | str) -> dict:
     """A row as the laboratory writes it, of one sequence."""
     rest = {
-        "device": "v5e", "ms": 1.0, "tokens_per_s": 1.0, "tflops": 1.0, "tflops_reported": 1.0,
-        "hlo_lines": 1, "compile_s": 1.0, "fallbacks": {},
-    }  # fmt: skip
+        "device": "v5e",
+        "ms": 1.0,
+        "tokens_per_s": 1.0,
+        "tflops": 1.0,
+        "tflops_reported": 1.0,
+        "hlo_lines": 1,
+        "compile_s": 1.0,
+        "fallbacks": {},
+    }
     return describe_case(LabCase(variant, mode, 16, 32, 1, tokens), "pallas") | rest | facts
 
 
@@ -49,8 +55,10 @@ def test_modes_and_devices_have_tables_of_their_own():
     ]
     tables = grid.make_tables(rows)
     assert list(tables) == [
-        "delta_grid v5e forward", "delta_grid v5e decode", "delta_grid v6e forward",
-    ]  # fmt: skip
+        "delta_grid v5e forward",
+        "delta_grid v5e decode",
+        "delta_grid v6e forward",
+    ]
     assert (
         tables["delta_grid v5e decode"].splitlines()[0] == "| heads | sequences | Gated DeltaNet |"
     )

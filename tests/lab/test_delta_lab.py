@@ -31,8 +31,21 @@ from utils.generations import GENERATIONS
 ROOT = Path(__file__).resolve().parents[2]
 HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
 CASE = LabCase("gdn", "forward", 16, 32, 1, 8192)
-SMALL = ["--heads", "1/2", "--sizes", "1x32", "1x64", "--width", "8", "--repeats", "2",
-         "--chunk", "16", "--decode-batches", "2"]  # fmt: skip
+SMALL = [
+    "--heads",
+    "1/2",
+    "--sizes",
+    "1x32",
+    "1x64",
+    "--width",
+    "8",
+    "--repeats",
+    "2",
+    "--chunk",
+    "16",
+    "--decode-batches",
+    "2",
+]
 
 
 def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
@@ -72,10 +85,25 @@ def test_a_program_that_no_host_holds_is_exported_of_its_shapes():
 
 
 def create_row(variant: str, tokens: int, ms: float, **facts: object) -> dict:
-    return {"variant": variant, "form": "xla", "mode": "forward", "key_heads": 1,
-            "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms, "bytes": 8.0,
-            "device": "cpu", "tokens_per_s": 9.0, "tflops": 1.0, "tflops_reported": 1.0,
-            "hlo_lines": 0, "compile_s": 0.0, "fallbacks": {}, **facts}  # fmt: skip
+    return {
+        "variant": variant,
+        "form": "xla",
+        "mode": "forward",
+        "key_heads": 1,
+        "value_heads": 2,
+        "batch": 1,
+        "tokens": tokens,
+        "ms": ms,
+        "bytes": 8.0,
+        "device": "cpu",
+        "tokens_per_s": 9.0,
+        "tflops": 1.0,
+        "tflops_reported": 1.0,
+        "hlo_lines": 0,
+        "compile_s": 0.0,
+        "fallbacks": {},
+        **facts,
+    }
 
 
 def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
@@ -102,11 +130,15 @@ def draw_axes(rows: list[dict], monkeypatch: pytest.MonkeyPatch) -> Axes:
 
 def test_curves_of_a_picture_differ_by_rule_mode_form_and_heads(monkeypatch):
     rows = [
-        create_row(variant, tokens, 2.0 - (variant == "attention"), mode=mode, form=form,
-                   value_heads=heads)
-        for variant in VARIANTS for mode in ("forward", "both") for form in ("xla", "pallas")
-        for heads in (1, 2) for tokens in (1024, 4096)
-    ]  # fmt: skip
+        create_row(
+            variant, tokens, 2.0 - (variant == "attention"), mode=mode, form=form, value_heads=heads
+        )
+        for variant in VARIANTS
+        for mode in ("forward", "both")
+        for form in ("xla", "pallas")
+        for heads in (1, 2)
+        for tokens in (1024, 4096)
+    ]
     lines = draw_axes(rows, monkeypatch).lines
     looks = {(one.get_color(), one.get_linestyle(), one.get_marker()) for one in lines}
     assert len(looks) == len(lines) == 2 * 2 * 2 * len(VARIANTS)
@@ -184,12 +216,20 @@ def test_every_rule_has_inputs_that_leave_it_finite(name):
 
 def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     script = ROOT / "delta_attention_comparison" / "benchmark_script.py"
-    places = ["--json", str(tmp_path / "r.json"), "--picture", str(tmp_path / "r.png"),
-              "--store", str(tmp_path / "runs")]  # fmt: skip
+    places = [
+        "--json",
+        str(tmp_path / "r.json"),
+        "--picture",
+        str(tmp_path / "r.png"),
+        "--store",
+        str(tmp_path / "runs"),
+    ]
     done = subprocess.run(
         [sys.executable, str(script), *SMALL, "--variants", "gdn", "attention", *places],
-        capture_output=True, text=True, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "gdn xla forward 1/2: faster than attention" in done.stdout
     report = json.loads((tmp_path / "r.json").read_text())
@@ -199,8 +239,11 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
         assert row["error_output"] < 1e-5 and row["tokens_per_s"] > 0
     (kept,) = (tmp_path / "runs" / "benchmarks").glob("*/*.json")
     assert json.loads(kept.read_text()) == report
-    trends = [one for name, found in read_reports(tmp_path / "runs").items()
-              for one in find_trends(name, found)]  # fmt: skip
+    trends = [
+        one
+        for name, found in read_reports(tmp_path / "runs").items()
+        for one in find_trends(name, found)
+    ]
     assert trends[0].figure == "gdn xla forward 1/2 1x32 x ms"
     assert [one.values for one in trends] == [(row["ms"],) for row in report["rows"]]
     assert (tmp_path / "r.png").stat().st_size > 1000
@@ -216,11 +259,13 @@ def test_inputs_have_the_types_that_layers_hand_on():
 
 @pytest.mark.parametrize(
     ("form", "lacks", "has"),
-    [("jax_reference", [("kda", "forward"), ("gdn", "decode")], [("gdn", "both")]),
-     ("pallas", [("attention", "decode")], [("attention", "both"), ("rwkv7", "decode")]),
-     ("fla", [("attention", "forward"), ("gdn", "decode"), ("gdn2", "both")], [("kda", "both")]),
-     ("flashinfer", [("kda", "forward"), ("gdn", "both")], [("deltanet", "forward")])],
-)  # fmt: skip
+    [
+        ("jax_reference", [("kda", "forward"), ("gdn", "decode")], [("gdn", "both")]),
+        ("pallas", [("attention", "decode")], [("attention", "both"), ("rwkv7", "decode")]),
+        ("fla", [("attention", "forward"), ("gdn", "decode"), ("gdn2", "both")], [("kda", "both")]),
+        ("flashinfer", [("kda", "forward"), ("gdn", "both")], [("deltanet", "forward")]),
+    ],
+)
 def test_what_a_form_lacks_is_left_out_or_refused_before_anything_is_measured(form, lacks, has):
     """What it has no kernel for is not timed under its name."""
     cases = [(replace(CASE, variant=name, mode=mode), form) for name, mode in (*lacks, *has)]
@@ -238,9 +283,14 @@ def test_every_package_of_the_models_is_a_form():
 
 @pytest.mark.parametrize(
     "report",
-    [{}, {"rows": "x"}, {"rows": [{"a": 1}]}, {"rows": [{"variant": "gdn", "failure": "x"}]},
-     {"rows": [{"variant": "gdn", "form": None, "mode": "both", "failure": "x"}]}],
-)  # fmt: skip
+    [
+        {},
+        {"rows": "x"},
+        {"rows": [{"a": 1}]},
+        {"rows": [{"variant": "gdn", "failure": "x"}]},
+        {"rows": [{"variant": "gdn", "form": None, "mode": "both", "failure": "x"}]},
+    ],
+)
 def test_a_report_without_rows_or_what_they_say_is_refused(report, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"lab": "delta", **report}))
@@ -250,25 +300,49 @@ def test_a_report_without_rows_or_what_they_say_is_refused(report, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["--heads", "16"], "--heads ('16') must be two numbers"),
-     (["--heads", "3/4"], "--heads (3/4)"), (["--sizes", "1x"], "--sizes ('1x')"),
-     (["--on", "v9"], "--on 'v9'"),
-     (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"), (["--chunk", "48"], "--chunk (48)"),
-     (["--solver", "lu"], "--solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
-     (["--form", "jax_reference"], "compiled for TPUs alone"),
-     (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),
-     (["--form", "pallas", "xla", "--on", "xla", "--variants", "attention", "--modes", "decode"],
-      "--form pallas has none of the cases asked for"),
-     (["--form", "pallas", "--on", "xla", "--products", "bfloat16"], "--products (bfloat16) asks"),
-     (["--earlier", "README.md"], "--earlier (README.md) cannot be read"),
-     (["--earlier", "schemas/artifacts.json"], "--earlier (schemas/artifacts.json) is no report"),
-     (["--form", "fla"], "--form fla runs on NVIDIA GPUs, not on cpu"),
-     (["--types", "layers"], "--types layers is for the project's own forms, compiled for TPUs"),
-     (["--decode-batches", "0"], "--decode-batches (0)"),
-     (["--time-limit", "0"], "--time-limit (0)"), (["--time-limit", "nan"], "--time-limit (nan)"),
-     (["--picture", "p.txt"], "--picture ('p.txt') must end with one of .png"),
-     (["--json", "/proc/nowhere/r.json"], "cannot be created")],
-)  # fmt: skip
+    [
+        (["--heads", "16"], "--heads ('16') must be two numbers"),
+        (["--heads", "3/4"], "--heads (3/4)"),
+        (["--sizes", "1x"], "--sizes ('1x')"),
+        (["--on", "v9"], "--on 'v9'"),
+        (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"),
+        (["--chunk", "48"], "--chunk (48)"),
+        (["--solver", "lu"], "--solver ('lu')"),
+        (["--repeats", "0"], "--repeats (0)"),
+        (["--form", "jax_reference"], "compiled for TPUs alone"),
+        (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),
+        (
+            [
+                "--form",
+                "pallas",
+                "xla",
+                "--on",
+                "xla",
+                "--variants",
+                "attention",
+                "--modes",
+                "decode",
+            ],
+            "--form pallas has none of the cases asked for",
+        ),
+        (
+            ["--form", "pallas", "--on", "xla", "--products", "bfloat16"],
+            "--products (bfloat16) asks",
+        ),
+        (["--earlier", "README.md"], "--earlier (README.md) cannot be read"),
+        (
+            ["--earlier", "schemas/artifacts.json"],
+            "--earlier (schemas/artifacts.json) is no report",
+        ),
+        (["--form", "fla"], "--form fla runs on NVIDIA GPUs, not on cpu"),
+        (["--types", "layers"], "--types layers is for the project's own forms, compiled for TPUs"),
+        (["--decode-batches", "0"], "--decode-batches (0)"),
+        (["--time-limit", "0"], "--time-limit (0)"),
+        (["--time-limit", "nan"], "--time-limit (nan)"),
+        (["--picture", "p.txt"], "--picture ('p.txt') must end with one of .png"),
+        (["--json", "/proc/nowhere/r.json"], "cannot be created"),
+    ],
+)
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main([*SMALL, *flags]) == 2
     text = capsys.readouterr().err
@@ -291,8 +365,23 @@ def test_every_rule_runs_on_xla_without_the_host(tmp_path):
 def test_cycles_stand_where_no_tpu_is(tmp_path):
     path = tmp_path / "r.json"
     forms = ["xla", "pallas", "jax_reference"]
-    flags = ["--on", "v5e", "--variants", "gdn", "--modes", "forward", "both", "--heads", "1/2",
-             "--sizes", "1x256", "--form", *forms, "--json", str(path)]  # fmt: skip
+    flags = [
+        "--on",
+        "v5e",
+        "--variants",
+        "gdn",
+        "--modes",
+        "forward",
+        "both",
+        "--heads",
+        "1/2",
+        "--sizes",
+        "1x256",
+        "--form",
+        *forms,
+        "--json",
+        str(path),
+    ]
     assert tool.main(flags) == 0
     rows = json.loads(path.read_text())["rows"]
     assert [row["form"] for row in rows] == forms * 2

@@ -31,8 +31,21 @@ def test_the_law_is_what_the_first_numbers_past_a_full_size_cost():
 
 def test_a_device_that_is_here_is_timed_and_the_advisor_reads_the_law(tmp_path, capsys):
     path, picture = tmp_path / "law.json", tmp_path / "law.png"
-    flags = ["--on", "cpu", "--base", "32", "--added", "0", "8", "--repeats", "3",
-             "--json", str(path), "--picture", str(picture)]  # fmt: skip
+    flags = [
+        "--on",
+        "cpu",
+        "--base",
+        "32",
+        "--added",
+        "0",
+        "8",
+        "--repeats",
+        "3",
+        "--json",
+        str(path),
+        "--picture",
+        str(picture),
+    ]
     assert tool.main(flags) == 0
     assert "the law: M to" in capsys.readouterr().out
     report = json.loads(path.read_text())
@@ -53,14 +66,19 @@ def test_the_filled_share_follows_the_law(tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["--time-limit", "-1"], "--time-limit (-1)"), (["--time-limit", "nan"], "--time-limit (nan)"),
-     (["--added", "0"], "--added must hold 0 and 8"), (["--base", "100"], "--base (100)"),
-     (["--repeats", "0"], "--repeats (0)"), (["--on", "v9"], "--on 'v9'"),
-     (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"),
-     (["--added", "0", "8", "-1024"], "--added (-1024) leaves nothing of --base"),
-     (["--picture", "law.txt"], "--picture ('law.txt') must end with one of .png"),
-     (["--json", "/proc/nowhere/r.json"], "cannot be created")],
-)  # fmt: skip
+    [
+        (["--time-limit", "-1"], "--time-limit (-1)"),
+        (["--time-limit", "nan"], "--time-limit (nan)"),
+        (["--added", "0"], "--added must hold 0 and 8"),
+        (["--base", "100"], "--base (100)"),
+        (["--repeats", "0"], "--repeats (0)"),
+        (["--on", "v9"], "--on 'v9'"),
+        (["--on", "v5e:9x9"], "--on 'v5e:9x9' is no slice"),
+        (["--added", "0", "8", "-1024"], "--added (-1024) leaves nothing of --base"),
+        (["--picture", "law.txt"], "--picture ('law.txt') must end with one of .png"),
+        (["--json", "/proc/nowhere/r.json"], "cannot be created"),
+    ],
+)
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main(flags) == 2
     text = capsys.readouterr().err

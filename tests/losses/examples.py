@@ -18,11 +18,21 @@ EXAMPLES_IN_SPLIT = 12
 MAPS = {"layers": {"stage.1": "layer.2"}}
 FLOW = {"layers": {"stage.0": "layer.1", "stage.1": "layer.2"}}
 SHAPES = (
-    {"stage.0": (1, 3, 8, 4), "stage.1": (1, 5, 4, 4), "block.0": (1, 5, 4), "block.1": (1, 5, 6),
-     "wide": (1, 15, 2, 4)},
-    {"layer.1": (1, 3, 8, 4), "layer.2": (1, 5, 4, 4), "block.0": (1, 5, 6), "block.1": (1, 5, 6),
-     "fc.weight": (7, 5)},
-)  # fmt: skip
+    {
+        "stage.0": (1, 3, 8, 4),
+        "stage.1": (1, 5, 4, 4),
+        "block.0": (1, 5, 4),
+        "block.1": (1, 5, 6),
+        "wide": (1, 15, 2, 4),
+    },
+    {
+        "layer.1": (1, 3, 8, 4),
+        "layer.2": (1, 5, 4, 4),
+        "block.0": (1, 5, 6),
+        "block.1": (1, 5, 6),
+        "fc.weight": (7, 5),
+    },
+)
 BLOCKS = {"layers": {"block.0": "block.0", "block.1": "block.1"}}
 HEAD = {"teacher_head": "fc"}
 # A loss that is not in this list is tried with its defaults.

@@ -125,8 +125,10 @@ def compare_maps(example: Example, index: int, student: Array, teacher: Array) -
         side.reshape(*side.shape[:2], rows, side.shape[2] // rows, 4).mean(axis=3)
         for side in (student, teacher)
     )
-    weights = {key: example.state[f"projectors.{index}.{key}.weight"] for key in
-               ("first", "second", "last")}  # fmt: skip
+    weights = {
+        key: example.state[f"projectors.{index}.{key}.weight"]
+        for key in ("first", "second", "last")
+    }
     maps = np.einsum("oc,bchw->bohw", weights["first"][..., 0, 0], student)
     maps = np.maximum(normalise(maps), 0)
     bias = np.zeros(len(weights["second"]))

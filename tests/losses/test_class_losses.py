@@ -24,12 +24,20 @@ KINDS = {
     "positive": ({"bce_positive_weight": 3.0}, {"pos_weight": 3.0}),
     "weights": ({"class_weights": WEIGHTS}, {"weight": torch.tensor(WEIGHTS)}),
     "all": (
-        {"bce_sum": True, "bce_threshold": 0.1, "bce_positive_weight": 0.3,
-         "class_weights": WEIGHTS},
-        {"sum_classes": True, "target_threshold": 0.1, "pos_weight": 0.3,
-         "weight": torch.tensor(WEIGHTS)},
+        {
+            "bce_sum": True,
+            "bce_threshold": 0.1,
+            "bce_positive_weight": 0.3,
+            "class_weights": WEIGHTS,
+        },
+        {
+            "sum_classes": True,
+            "target_threshold": 0.1,
+            "pos_weight": 0.3,
+            "weight": torch.tensor(WEIGHTS),
+        },
     ),
-}  # fmt: skip
+}
 
 
 def draw(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,18 +69,22 @@ def test_value_and_gradient_equal_timms(kind):
 SETS = {
     "asl": ("asl", {}, AsymmetricLossMultiLabel()),
     "asl_all": (
-        "asl", {"gamma_negative": 2, "gamma_positive": 0, "clip": 0},
+        "asl",
+        {"gamma_negative": 2, "gamma_positive": 0, "clip": 0},
         AsymmetricLossMultiLabel(gamma_neg=2, gamma_pos=0, clip=None),
     ),
     "poly": ("poly", {}, PolyBinaryCrossEntropy()),
     "poly_focal": (
-        "poly", {"epsilon": -1, "gamma": 2, "alpha": 0.25},
+        "poly",
+        {"epsilon": -1, "gamma": 2, "alpha": 0.25},
         PolyBinaryCrossEntropy(epsilon=-1, gamma=2, alpha=0.25),
     ),
     "focal": (
-        "focal", {}, PolyBinaryCrossEntropy(epsilon=0, gamma=2, alpha=0.25, reduction="batchmean"),
+        "focal",
+        {},
+        PolyBinaryCrossEntropy(epsilon=0, gamma=2, alpha=0.25, reduction="batchmean"),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", SETS)
@@ -109,8 +121,9 @@ def test_weights_of_classes_weigh_the_softmax_as_pytorch_does():
     found = compute(logits, targets, task_loss="softmax", class_weights=WEIGHTS)
     wanted = F.cross_entropy(logits, targets, weight=torch.tensor(WEIGHTS))
     torch.testing.assert_close(found, wanted)
-    assert torch.equal(compute(logits, targets, task_loss=""), compute(
-        logits, targets, task_loss="softmax"))  # fmt: skip
+    assert torch.equal(
+        compute(logits, targets, task_loss=""), compute(logits, targets, task_loss="softmax")
+    )
 
 
 def test_half_precision_is_computed_in_float32_and_padding_left_out():

@@ -40,9 +40,6 @@ def compute_features(name: str, student: Tensor, teacher: Tensor, **args) -> Ten
     return loss(inputs)
 
 
-# ---- relations
-
-
 @QUICK
 @given(seed=st.integers(0, 1000), group=st.sampled_from([2, 3, 6]))
 def test_cckd_is_the_norm_of_the_grams_gap_and_the_papers_form_its_square(seed, group):
@@ -80,18 +77,16 @@ def test_the_series_is_cut_where_it_is_asked_to(max_power):
 @given(
     rows=st.lists(
         st.tuples(st.floats(-9, 9), st.lists(st.booleans(), min_size=4, max_size=4)),
-        min_size=1, max_size=5,
+        min_size=1,
+        max_size=5,
     )
-)  # fmt: skip
+)
 def test_groups_count_by_their_valid_examples(rows):
     values = torch.tensor([value for value, _ in rows], dtype=torch.float64)
     weights = torch.tensor([valid for _, valid in rows], dtype=torch.float64)
     valid = [value for value, marks in rows for mark in marks if mark]
     wanted = sum(valid) / len(valid) if valid else 0.0
     assert float(mean_groups(values, weights)) == pytest.approx(wanted, abs=1e-9)
-
-
-# ---- activations
 
 
 @QUICK
@@ -105,9 +100,6 @@ def test_attention_maps_of_tokens_lie_over_the_tokens(seed, tokens):
     ]
     wanted = (maps[0] - maps[1]).square().mean()
     torch.testing.assert_close(compute_features("at", student, teacher), wanted)
-
-
-# ---- contrast
 
 
 def test_embeddings_of_crd_have_unit_length():
@@ -156,9 +148,6 @@ def test_a_mask_hides_whole_positions_as_often_as_it_is_told(ratio):
     assert first / (3 * 64 * 64) == pytest.approx(1 - ratio, abs=0.02)
 
 
-# ---- transport
-
-
 def test_among_strangers_transport_costs_the_mass_that_must_move():
     """All costs but the diagonal are 1: the Wasserstein distance is the total variation."""
     first, second = (torch.softmax(draw(seed, 5, 6), dim=-1) for seed in (0, 1))
@@ -167,9 +156,6 @@ def test_among_strangers_transport_costs_the_mass_that_must_move():
     torch.testing.assert_close(found, (first - second).abs().sum(dim=1) / 2, rtol=2e-3, atol=0)
     same = compute_transport(first, first, costs, entropy=0.05, iterations=400)
     assert same.abs().max() < 1e-6
-
-
-# ---- a temperature that learns against the student
 
 
 @pytest.mark.parametrize(("calls", "pressure"), [(0, 0.0), (5, 0.5), (10, 1.0), (99, 1.0)])
@@ -193,9 +179,6 @@ def test_the_learnt_temperature_climbs_the_loss_by_a_cosine(calls, pressure):
     with torch.no_grad():
         loss(inputs)
     assert loss.calls.item() == calls + 1
-
-
-# ---- several teachers, and wrappers
 
 
 @QUICK
@@ -242,9 +225,11 @@ def test_lskd_standardises_the_tokens_logits_too(seed, scale, shift):
 
 @pytest.mark.parametrize(
     ("name", "inner", "args"),
-    [("lskd_kd", "kd", {"temperature": 2.0}),
-     ("lskd_dkd", "dkd", {"temperature": 4.0, "alpha": 1.0, "beta": 8.0})],
-)  # fmt: skip
+    [
+        ("lskd_kd", "kd", {"temperature": 2.0}),
+        ("lskd_dkd", "dkd", {"temperature": 4.0, "alpha": 1.0, "beta": 8.0}),
+    ],
+)
 def test_the_short_names_of_lskd_take_the_published_numbers(name, inner, args):
     inputs = create_inputs(inner)
     plain = replace(
@@ -258,11 +243,15 @@ def test_the_short_names_of_lskd_take_the_published_numbers(name, inner, args):
 @pytest.mark.parametrize(
     ("name", "args", "wanted"),
     [
-        ("kd", {}, False), ("deit_soft", {}, True), ("deit_hard", {}, True),
-        ("lskd", {"loss": "deit_soft"}, True), ("lskd", {}, False),
-        ("multi_avg_prob", {"loss": "deit_hard"}, True), ("multi_sum", {}, False),
+        ("kd", {}, False),
+        ("deit_soft", {}, True),
+        ("deit_hard", {}, True),
+        ("lskd", {"loss": "deit_soft"}, True),
+        ("lskd", {}, False),
+        ("multi_avg_prob", {"loss": "deit_hard"}, True),
+        ("multi_sum", {}, False),
     ],
-)  # fmt: skip
+)
 def test_a_loss_says_whether_it_looks_at_a_distillation_token(name, args, wanted):
     assert create_loss(name, args).needs_distill_token() is wanted
 

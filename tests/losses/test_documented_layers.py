@@ -83,7 +83,7 @@ LAYERS = {
 CONVNET = (
     "--model=resnet18",
     '--model.args={"in_chans": 1, "channels": [4, 4, 8, 8], "layers": [1, 1, 1, 1]}',
-)  # fmt: skip
+)
 
 
 def list_documented() -> list[str]:

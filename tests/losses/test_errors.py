@@ -54,11 +54,7 @@ from utils.errors import UserError
         ("sskd", ARGS["sskd"] | {"keep": [0.5, 2]}, "sskd.keep is [0.5, 2]; give 2 shares from 0"),
         ("sskd", ARGS["sskd"] | {"weights": 1}, "sskd.weights is 1; give 3 numbers of 0 or more"),
         ("wkd_l", {}, "wkd_l needs args.teacher_head"),
-        (
-            "reviewkd",
-            {"layers": {"a": "b"}},
-            "two or more pairs of layers; name them",
-        ),
+        ("reviewkd", {"layers": {"a": "b"}}, "two or more pairs of layers; name them"),
         ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
     ],
 )
@@ -70,21 +66,47 @@ def test_bad_arguments_are_named(name, args, words):
 
 # Loss -> its arguments that are numbers above 0.
 ABOVE_ZERO = {
-    "ab": "margin", "abkd": "temperature", "at": "power", "bv_agree": "top_k",
-    "bv_kl": "temperature", "cat_kd": "size", "cc_delta": "embed_dim", "cckd": "gamma max_power",
-    "crd": "num_examples negatives", "ctkd": "curriculum_steps", "cwd": "temperature",
-    "dist": "temperature eps", "dist_plus": "temperature", "dkd": "temperature",
-    "itrd": "alpha", "ft": "rate", "kd": "temperature", "ldrld": "temperature", "lskd": "eps",
-    "mlkd": "temperature", "mlkd_bc": "temperature", "nkd": "temperature",
-    "normkd": "scale", "ofa": "temperature exponent", "pad": "eps", "pkt": "eps",
-    "reviewkd": "width", "rkd": "eps",
-    "rld": "temperature confidence_temperature", "nd": "num_classes",
+    "ab": "margin",
+    "abkd": "temperature",
+    "at": "power",
+    "bv_agree": "top_k",
+    "bv_kl": "temperature",
+    "cat_kd": "size",
+    "cc_delta": "embed_dim",
+    "cckd": "gamma max_power",
+    "crd": "num_examples negatives",
+    "ctkd": "curriculum_steps",
+    "cwd": "temperature",
+    "dist": "temperature eps",
+    "dist_plus": "temperature",
+    "dkd": "temperature",
+    "itrd": "alpha",
+    "ft": "rate",
+    "kd": "temperature",
+    "ldrld": "temperature",
+    "lskd": "eps",
+    "mlkd": "temperature",
+    "mlkd_bc": "temperature",
+    "nkd": "temperature",
+    "normkd": "scale",
+    "ofa": "temperature exponent",
+    "pad": "eps",
+    "pkt": "eps",
+    "reviewkd": "width",
+    "rkd": "eps",
+    "rld": "temperature confidence_temperature",
+    "nd": "num_classes",
     "sdd": "temperature complement_weight",
-    "scalekd": "heads score_scale", "semckd": "embed_width", "skd": "temperature tikhonov",
-    "srd": "exponent eps", "sskd": "temperature", "ttm": "temperature",
-    "wkd_f": "mean_weight grid eps", "wkd_l": "temperature sharpness entropy iterations",
+    "scalekd": "heads score_scale",
+    "semckd": "embed_width",
+    "skd": "temperature tikhonov",
+    "srd": "exponent eps",
+    "sskd": "temperature",
+    "ttm": "temperature",
+    "wkd_f": "mean_weight grid eps",
+    "wkd_l": "temperature sharpness entropy iterations",
     "wsld": "temperature",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -102,11 +124,12 @@ def test_numbers_that_must_be_above_zero_are_refused_by_name(name, key, value):
     ("name", "key", "choices"),
     [
         ("fitnet", "regressor", "auto, none, conv1x1, convreg, linear"),
-        ("kd", "reduction", "batchmean, numel"), ("kd", "form", "kl, cross_entropy"),
+        ("kd", "reduction", "batchmean, numel"),
+        ("kd", "form", "kl, cross_entropy"),
         ("bkd", "reduction", "batchmean, numel"),
         ("cckd", "kernel", "bilinear, gaussian, unit_gaussian"),
     ],
-)  # fmt: skip
+)
 def test_words_that_are_no_choice_are_refused_with_the_choices(name, key, choices):
     with pytest.raises(UserError) as raised:
         create_loss(name, {**ARGS[name], key: "odd"})

@@ -43,21 +43,27 @@ def create_step(seed: int) -> LossInputs:
     numbers = torch.Generator().manual_seed(seed)
     student, teacher = (torch.randn(BATCH, width, generator=numbers) for width in (5, WIDTH))
     return LossInputs(
-        student[:, :4], None, labels=torch.randint(4, (BATCH,), generator=numbers),
+        student[:, :4],
+        None,
+        labels=torch.randint(4, (BATCH,), generator=numbers),
         mask=torch.arange(BATCH) < BATCH - 1,
-        student_features={"s": student}, teacher_features={"t": teacher},
+        student_features={"s": student},
+        teacher_features={"t": teacher},
         example_indices=torch.randperm(EXAMPLES, generator=numbers)[:BATCH],
         noise_key=torch.tensor([seed]),
-    )  # fmt: skip
+    )
 
 
 def cut(inputs: LossInputs, part: slice) -> LossInputs:
     return replace(
-        inputs, student_logits=inputs.student_logits[part], labels=inputs.labels[part],
-        mask=inputs.mask[part], example_indices=inputs.example_indices[part],
+        inputs,
+        student_logits=inputs.student_logits[part],
+        labels=inputs.labels[part],
+        mask=inputs.mask[part],
+        example_indices=inputs.example_indices[part],
         student_features={"s": inputs.student_features["s"][part]},
         teacher_features={"t": inputs.teacher_features["t"][part]},
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ["crd", "nd"])

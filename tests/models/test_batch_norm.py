@@ -96,9 +96,6 @@ def test_a_block_that_recomputes_keeps_its_own_buffers():
     assert all(after[name] is value for name, value in before.items())
 
 
-# ---- one value per channel
-
-
 @pytest.mark.parametrize("shape", [(1, 3, 1, 1), (1, 3)])
 def test_one_value_per_channel_is_refused_as_pytorch_does(shape):
     plain = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(3)
@@ -125,9 +122,6 @@ def test_one_value_per_channel_on_each_of_two_ranks_is_enough():
     torch.testing.assert_close(found, wanted[:1])
     torch.testing.assert_close(mine.running_var, theirs.running_var)
     assert torch.isfinite(mine.running_var).all()
-
-
-# ---- evaluation
 
 
 def test_evaluation_is_by_the_running_statistics_as_they_are():
@@ -219,10 +213,15 @@ def test_no_batch_norm_of_timms_models_is_left_unpatched(family):
 
 
 SMALL = {
-    "levit_128s": {"img_size": 64, "embed_dim": (32, 32, 32), "key_dim": 8, "num_heads": 2,
-                   "depth": (1, 1, 1)},
+    "levit_128s": {
+        "img_size": 64,
+        "embed_dim": (32, 32, 32),
+        "key_dim": 8,
+        "num_heads": 2,
+        "depth": (1, 1, 1),
+    },
     "repvit_m0_9": {"embed_dim": (16, 16, 16, 16), "depth": (1, 1, 1, 1)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -75,9 +75,11 @@ def test_shapes_come_from_a_forward_without_memory():
     paths = ("layer1", "layer2", "layer3", "pool")
     shapes = get_feature_shapes(model, paths, (3, 32, 32), "student")
     assert shapes == {
-        "layer1": (2, 64, 32, 32), "layer2": (2, 128, 16, 16), "layer3": (2, 256, 8, 8),
+        "layer1": (2, 64, 32, 32),
+        "layer2": (2, 128, 16, 16),
+        "layer3": (2, 256, 8, 8),
         "pool": (2, 256),
-    }  # fmt: skip
+    }
     assert get_feature_shapes(model, (), (3, 32, 32), "student") == {}
 
 

@@ -28,8 +28,10 @@ CONVNETS = {
     },
     "convnext_atto": {"dims": [4, 8, 8, 8], "depths": [1, 1, 1, 1]},
 }
-MODELS = {**{n: {**VIT_ARGS, **a} for n, a in VITS.items()},
-          **{n: {"in_chans": 1, **a} for n, a in CONVNETS.items()}}  # fmt: skip
+MODELS = {
+    **{n: {**VIT_ARGS, **a} for n, a in VITS.items()},
+    **{n: {"in_chans": 1, **a} for n, a in CONVNETS.items()},
+}
 
 
 def create(name: str) -> torch.nn.Module:

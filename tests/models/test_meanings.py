@@ -23,10 +23,11 @@ from utils.weights.load import load_weights
 from utils.weights.opening import open_weights
 
 SHAPES = {name: shape for name, (_, shape) in KINDS.items()} | {
-    "rwkv7": SHAPE, "delta_rules": {**SMALL, "rule": "delta_product", "full_every": 2},
+    "rwkv7": SHAPE,
+    "delta_rules": {**SMALL, "rule": "delta_product", "full_every": 2},
     "transformer": {"depth": 2, "width": 32, "heads": 4, "kv_heads": 2, "mlp_width": 48},
     "mlp": {"widths": (4, 6)},
-}  # fmt: skip
+}
 OF_TASK = {name: {"vocab_size": VOCAB, "sequence_length": 16} for name in SHAPES}
 OF_TASK["mlp"] = {"in_features": 3, "out_features": 2}
 # What nothing of a model's tensors depends on, beside how rules are computed.
@@ -59,9 +60,6 @@ def run(folder, name: str, args: dict, *flags: str) -> int:
     own = (f"--model={name}", f"--model.args={json.dumps(args)}", "--data.sequence_length=16", data)
     argv = create_language_argv(folder, *own, *flags)
     return main.main([one for one in argv if one not in LANGUAGE or "--model.args" not in one])
-
-
-# ---- which arguments have a meaning
 
 
 def test_every_language_model_says_what_its_arguments_mean():
@@ -107,18 +105,19 @@ def test_shapes_tell_every_argument_that_has_no_meaning_of_its_own(name):
         assert found and all(other != base for other in found), one.name
 
 
-# ---- refused
-
-
 VARIANTS = [
     ("delta_rules", {**SMALL, "rule": "linear"}, {"rule": "linear_elu"}, "0.mix.*"),
     ("delta_rules", {**SMALL, "full_every": 2}, {"rope_base": 1000.0}, "1.mix.*"),
     ("qwen3", DENSE, {"rope_base": 1000.0}, "0.self_attn.*"),
     ("qwen3_5", HYBRID, {"linear_key_heads": 1, "linear_key_width": 16}, "0.linear_attn.*"),
-    ("qwen3_next", SHAPES["qwen3_next"], {"linear_key_heads": 1, "linear_key_width": 16},
-     "0.linear_attn.*"),
+    (
+        "qwen3_next",
+        SHAPES["qwen3_next"],
+        {"linear_key_heads": 1, "linear_key_width": 16},
+        "0.linear_attn.*",
+    ),
     ("qwen3_5_moe", SHAPES["qwen3_5_moe"], {"experts_per_token": 1}, "*.mlp.*"),
-]  # fmt: skip
+]
 OTHERS = [
     ("transformer", SHAPES["transformer"], {"heads": 2, "kv_heads": 1}, "blocks.*.attention.*"),
     ("transformer", SHAPES["transformer"], {"positions": "sinusoidal"}, "blocks.*.attention.*"),
@@ -202,9 +201,6 @@ def test_an_evaluation_of_another_variant_is_refused(tmp_path, capsys):
     assert "is a checkpoint of another variant: model.args.rule is 'linear' there and" in error
 
 
-# ---- taken
-
-
 @pytest.mark.parametrize(
     "changes",
     [{"chunk": 16}, {"loop": "unrolled", "solver": "rows"}, {"products": "bfloat16x3"}, {}],
@@ -247,8 +243,9 @@ def test_another_architecture_is_a_conversion_that_is_told(tmp_path, caplog):
     here = {**SMALL, "width": 32, "heads": 4, "head_width": 16, "mlp_width": 48, "full_every": 2}
     rules = {
         "model.layers.*.self_attn.*": "model.layers.*.mix.*",
-        "*.input_layernorm.*": "*.mix_norm.*", "*.post_attention_layernorm.*": "*.mlp_norm.*",
-    }  # fmt: skip
+        "*.input_layernorm.*": "*.mix_norm.*",
+        "*.post_attention_layernorm.*": "*.mlp_norm.*",
+    }
     model = load(path, "delta_rules", rename=rules, skip=["model.layers.0.mix.*"], **here)
     wanted = build("qwen3", **there).state_dict()
     assert torch.equal(
@@ -256,9 +253,6 @@ def test_another_architecture_is_a_conversion_that_is_told(tmp_path, caplog):
         wanted["model.layers.1.self_attn.q_proj.weight"],
     )
     assert "of qwen3: model.args.rope_base is 5000.0 there and 1000000.0 here" in caplog.text
-
-
-# ---- norms of another convention
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -274,8 +268,10 @@ def test_norms_multiply_as_they_did_where_they_came_from(source, name, dtype, tm
     second = load(path, name, skip=skip, **{**SHAPES[name], "depth": 2})
     pairs = [(first.model.norm, second.model.norm)]
     for mine, its in zip(first.model.layers, second.model.layers, strict=True):
-        pairs += [(mine.input_layernorm, its.input_layernorm),
-                  (mine.post_attention_layernorm, its.post_attention_layernorm)]  # fmt: skip
+        pairs += [
+            (mine.input_layernorm, its.input_layernorm),
+            (mine.post_attention_layernorm, its.post_attention_layernorm),
+        ]
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
     for mine, its in pairs:
         torch.testing.assert_close(its(x), mine.float()(x), rtol=0, atol=1e-6)
@@ -288,12 +284,17 @@ def test_norms_behind_a_rule_stay_as_they_are(tmp_path):
     wanted = build("qwen3_5", **HYBRID).state_dict()
     rename = {
         "model.layers.*.linear_attn.norm.*": "model.layers.*.mix.norm.*",
-        "*.input_layernorm.*": "*.mix_norm.*", "*.post_attention_layernorm.*": "*.mlp_norm.*",
-    }  # fmt: skip
+        "*.input_layernorm.*": "*.mix_norm.*",
+        "*.post_attention_layernorm.*": "*.mlp_norm.*",
+    }
     here = {**SMALL, "depth": 4, "width": 32, "mlp_width": 48, "linear_width": 12}
-    skip = ["model.layers.*.linear_attn.*", "model.layers.*.self_attn.*",
-            "model.layers.*.mix.in_proj*", "model.layers.*.mix.[!n]*",
-            "model.layers.3.mix.*"]  # fmt: skip
+    skip = [
+        "model.layers.*.linear_attn.*",
+        "model.layers.*.self_attn.*",
+        "model.layers.*.mix.in_proj*",
+        "model.layers.*.mix.[!n]*",
+        "model.layers.3.mix.*",
+    ]
     found = load(path, "delta_rules", rename=rename, skip=skip, **here).state_dict()
     before = wanted["model.layers.0.linear_attn.norm.weight"]
     assert torch.equal(found["model.layers.0.mix.norm.weight"], before)

@@ -30,13 +30,13 @@ def create_pixels(size: int = 4) -> torch.Tensor:
 def export(folder, **args):
     folder.mkdir(parents=True, exist_ok=True)
     model = create_vit(seed=2, **args)
-    facts = {"model": "vit_tiny_patch16_224", "num_classes": CLASSES,
-             "args": {**VIT_ARGS, **args, "img_size": SIDE}}  # fmt: skip
+    facts = {
+        "model": "vit_tiny_patch16_224",
+        "num_classes": CLASSES,
+        "args": {**VIT_ARGS, **args, "img_size": SIDE},
+    }
     export_model(model.state_dict(), facts, folder)
     return model
-
-
-# ---- names
 
 
 @pytest.mark.parametrize("name", ["resnet18", "vit_tiny_patch16_224", "resnet18.a1_in1k"])
@@ -46,9 +46,12 @@ def test_a_timm_name_is_found_with_and_without_a_tag(name):
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("vit_tinny_patch16_224", "vit_tiny_patch16_224"), ("resnet_18", "resnet18"),
-     ("resnet18.a1_in2k", "a1_in1k")],
-)  # fmt: skip
+    [
+        ("vit_tinny_patch16_224", "vit_tiny_patch16_224"),
+        ("resnet_18", "resnet18"),
+        ("resnet18.a1_in2k", "a1_in1k"),
+    ],
+)
 def test_an_unknown_name_lists_near_ones(name, near):
     with pytest.raises(UserError, match=near) as caught:
         find_model_name(name, "distill.teacher")
@@ -81,9 +84,6 @@ def test_the_generator_decides_the_initial_weights():
     for name, value in first.state_dict().items():
         assert torch.equal(value, again.state_dict()[name])
     assert not torch.equal(first.head.weight, other.head.weight)
-
-
-# ---- weights
 
 
 def read(path):
@@ -180,9 +180,6 @@ def test_an_export_goes_back_into_plain_timm(tmp_path):
     assert torch.equal(plain.eval()(pixels), model(pixels))
 
 
-# ---- input transforms
-
-
 def test_a_view_normalises_by_channel():
     transform = create_input_transform([10.0, 20.0], [2.0, 4.0], channels=2)
     pixels = torch.full((1, 2, 3, 3), 30.0)
@@ -207,9 +204,6 @@ def test_pixels_come_as_channels_first_floats_of_the_same_values():
 
 def test_a_view_has_nothing_that_is_saved():
     assert create_input_transform([0.0], [1.0], channels=3).state_dict() == {}
-
-
-# ---- teachers
 
 
 def create_one(section: DistillSection, **arguments):

@@ -33,8 +33,14 @@ def test_positions_equal_the_definition_number_by_number():
     wanted = np.zeros((height * width, channels))
     for row, column, k in np.ndindex(height, width, 4):
         scale = 10_000 ** (-k / 3)
-        for block, value in enumerate((math.sin(column * scale), math.cos(column * scale),
-                                       math.sin(row * scale), math.cos(row * scale))):  # fmt: skip
+        for block, value in enumerate(
+            (
+                math.sin(column * scale),
+                math.cos(column * scale),
+                math.sin(row * scale),
+                math.cos(row * scale),
+            )
+        ):
             wanted[row * width + column, 4 * block + k] = value
     np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-7)
 
@@ -74,13 +80,23 @@ def test_a_width_that_holds_no_waves_is_refused():
 @pytest.mark.xla
 def test_it_trains_on_real_digits_by_patched_layers_and_is_read_back(digits_root, tmp_path, capsys):
     flags = [
-        "--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path}", "--run.experiment=sincos", "--model=vit_s16_sincos2d",
-        f"--model.args={json.dumps(TINY)}", "--run.tensorboard=false", "--data.test_split=",
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        "--run.experiment=sincos",
+        "--model=vit_s16_sincos2d",
+        f"--model.args={json.dumps(TINY)}",
+        "--run.tensorboard=false",
+        "--data.test_split=",
         "--runtime.graph_budget=100000",
-    ]  # fmt: skip
-    train = ["--run.run_id=a", "--runtime.device=xla", "--train.steps=150",
-             "--optim.warmup_epochs=1", "--train.log_every_steps=50"]  # fmt: skip
+    ]
+    train = [
+        "--run.run_id=a",
+        "--runtime.device=xla",
+        "--train.steps=150",
+        "--optim.warmup_epochs=1",
+        "--train.log_every_steps=50",
+    ]
     assert main.main([*flags, *train]) == 0
     lines = read_metrics(tmp_path / "sincos" / "a")
     assert lines[-1]["top1"] > 30  # chance is 10

@@ -37,14 +37,22 @@ def test_what_means_nothing_is_refused_before_a_run(flags, words, tmp_path, monk
 @pytest.mark.parametrize(
     ("code", "output", "log", "words"),
     [
-        (2, "", "a warning\nerror: model.name 'x' is none; see the list\nbye\n",
-         "was refused: model.name 'x' is none; see the list"),
-        (1, "", "Traceback (most recent call last):\n  File\nKeyError: 'x'\n\n",
-         "ended with code 1 before its first step: KeyError: 'x'; run main.py there with the same"),
+        (
+            2,
+            "",
+            "a warning\nerror: model.name 'x' is none; see the list\nbye\n",
+            "was refused: model.name 'x' is none; see the list",
+        ),
+        (
+            1,
+            "",
+            "Traceback (most recent call last):\n  File\nKeyError: 'x'\n\n",
+            "ended with code 1 before its first step: KeyError: 'x'; run main.py there with",
+        ),
         (0, "usage: main.py\n", "", "ended with code 0 before its first step; run main.py there"),
         (-9, "", "", "ended with code -9 before its first step; run main.py there"),
     ],
-)  # fmt: skip
+)
 def test_a_run_without_a_step_is_told_in_one_line(code, output, log, words, monkeypatch, capsys):
     ended = subprocess.CompletedProcess([], code, output, log)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)

@@ -50,8 +50,9 @@ def test_a_difference_is_named(tmp_path):
     found = compare_runs(first, write_run(tmp_path / "b", loss=1.0000001, weight=3.0))
     assert found == [
         "step 1: loss/total 1.0 against 1.0000001, 450,359,963 ulps apart",
-        "1 final tensors, first model.safetensors:weight", "the exported weights",
-    ]  # fmt: skip
+        "1 final tensors, first model.safetensors:weight",
+        "the exported weights",
+    ]
     longer = write_run(tmp_path / "c")
     with (longer / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "kind": "train", "loss/total": 0.5}\n')
@@ -66,10 +67,13 @@ def test_a_rank_cannot_be_killed_where_there_is_one(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["--gate=train.graphs"], "four parts"), (["--gates=nowhere.yaml"], "cannot be read"),
-     (["--gate=train.lr:1:-:major"], "no better direction"),
-     (["--json=/proc/nowhere/x.json"], "cannot be created")],
-)  # fmt: skip
+    [
+        (["--gate=train.graphs"], "four parts"),
+        (["--gates=nowhere.yaml"], "cannot be read"),
+        (["--gate=train.lr:1:-:major"], "no better direction"),
+        (["--json=/proc/nowhere/x.json"], "cannot be created"),
+    ],
+)
 def test_a_gate_with_a_fault_is_refused_before_anything_runs(flags, word, capsys, tmp_path):
     assert main(["--config", CONFIG, f"--out={tmp_path}", *flags]) == 2
     error = capsys.readouterr().err
@@ -86,15 +90,25 @@ def test_flags_that_the_tool_does_not_know_are_the_runs():
 def run_chaos(folder: Path, *flags: str, config: str = CONFIG) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "proofs.chaos", "--config", config, f"--out={folder}", *flags],
-        cwd=ROOT, env={**get_environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**get_environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_twice_ends_as_an_unbroken_one(tmp_path):
-    flags = ("--train.steps=36", "--kills=2", "--kinds=kill,write", "--seed=3",
-             f"--json={tmp_path}/verdict.json", "--gate=train.graphs:-:9:major",
-             "--gate=train.time_s@max:0:-:minor", "--direction=train.time_s=lower")  # fmt: skip
+    flags = (
+        "--train.steps=36",
+        "--kills=2",
+        "--kinds=kill,write",
+        "--seed=3",
+        f"--json={tmp_path}/verdict.json",
+        "--gate=train.graphs:-:9:major",
+        "--gate=train.time_s@max:0:-:minor",
+        "--direction=train.time_s=lower",
+    )
     done = run_chaos(tmp_path, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     said = json.loads((tmp_path / "verdict.json").read_text())
@@ -122,37 +136,70 @@ def test_kills_of_a_student_with_a_teacher_of_its_own(tmp_path, teacher_run, dig
     from tools import cache_teacher
 
     config = "configs/digits_kd.yaml" if kind == "live" else "configs/kd/digits_cached.yaml"
-    own = [f"--data.root={digits_root}", f"--teacher_path={teacher_run}", "--epochs=3",
-           "--distill.allow_weak_teacher", "--runtime.num_threads=1"]  # fmt: skip
+    own = [
+        f"--data.root={digits_root}",
+        f"--teacher_path={teacher_run}",
+        "--epochs=3",
+        "--distill.allow_weak_teacher",
+        "--runtime.num_threads=1",
+    ]
     if kind == "cached":
         cache = tmp_path / "cache"
         assert cache_teacher.main(["--config", config, "--out", str(cache), *own]) == 0
         own.append(f"--distill.teacher_cache={cache}")
     done = subprocess.run(
-        [sys.executable, "-m", "proofs.chaos", "--config", config, f"--out={tmp_path}/out",
-         "--runtime=cpu", "--kills=4", "--checkpoint-every=0", *own],
-        cwd=ROOT, env={**get_environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "proofs.chaos",
+            "--config",
+            config,
+            f"--out={tmp_path}/out",
+            "--runtime=cpu",
+            "--kills=4",
+            "--checkpoint-every=0",
+            *own,
+        ],
+        cwd=ROOT,
+        env={**get_environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 def test_five_kills_of_a_regression(tmp_path):
     """Its average teaches it, and dropout draws in each step."""
-    flags = ("--train.steps=300", "--train.ema", "--distill.teacher=ema",
-             "--distill.loss=prediction_mse", "--model.args.dropout=0.1", "--kills=5", "--seed=5",
-             "--checkpoint-every=20")  # fmt: skip
+    flags = (
+        "--train.steps=300",
+        "--train.ema",
+        "--distill.teacher=ema",
+        "--distill.loss=prediction_mse",
+        "--model.args.dropout=0.1",
+        "--kills=5",
+        "--seed=5",
+        "--checkpoint-every=20",
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "proofs.chaos", "--runtime=cpu", f"--out={tmp_path}",
-         "--config=configs/regression/friedman1_student.yaml", *flags],
-        cwd=ROOT, env={**get_environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "proofs.chaos",
+            "--runtime=cpu",
+            f"--out={tmp_path}",
+            "--config=configs/regression/friedman1_student.yaml",
+            *flags,
+        ],
+        cwd=ROOT,
+        env={**get_environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kills survived: 5 of 5" in done.stdout
     assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
 
-
-# ---- from each runtime to each
 
 WAY = ("xla", "cpu2", "fsdp4", "cpu", "spmd4", "xla2", "cpu")
 
@@ -163,8 +210,13 @@ def test_one_run_goes_on_over_all_runtimes(tmp_path):
 
     The losses stay those of a run on one CPU; each checkpoint is restored to the bit.
     """
-    common = ("--train.checkpoint_every_steps=2", "--model_ema", "--train.keep_checkpoints=99",
-              "--train.eval_every_epochs=100", "--runtime.num_threads=1")  # fmt: skip
+    common = (
+        "--train.checkpoint_every_steps=2",
+        "--model_ema",
+        "--train.keep_checkpoints=99",
+        "--train.eval_every_epochs=100",
+        "--runtime.num_threads=1",
+    )
     last = 2 * len(WAY)
 
     def start(folder: str, runtime: str, *flags: str) -> None:
@@ -172,9 +224,11 @@ def test_one_run_goes_on_over_all_runtimes(tmp_path):
         argv = create_argv(tmp_path / folder, *common, "--run.run_id=a", *flags)
         done = subprocess.run(
             [sys.executable, "main.py", *argv, *own],
-            cwd=ROOT, env={**os.environ, "PJRT_DEVICE": "CPU", **environment},
-            capture_output=True, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env={**os.environ, "PJRT_DEVICE": "CPU", **environment},
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr
 
     start("one", "cpu", f"--train.steps={last}", "--optim.schedule=constant")
@@ -196,14 +250,24 @@ def test_one_run_goes_on_over_all_runtimes(tmp_path):
 @pytest.mark.slow
 def test_a_language_model_that_is_killed_five_times_ends_as_an_unbroken_one(tmp_path):
     flags = [
-        "--config=configs/transformer_sequences.yaml", f"--out={tmp_path}", "--kills=5", "--seed=3",
-        "--train.steps=40", "--train.accumulate_steps=2", "--train.ema", "--train.z_loss=0.001",
-        "--train.logits_mib=0.01", "--runtime.num_threads=1",
-    ]  # fmt: skip
+        "--config=configs/transformer_sequences.yaml",
+        f"--out={tmp_path}",
+        "--kills=5",
+        "--seed=3",
+        "--train.steps=40",
+        "--train.accumulate_steps=2",
+        "--train.ema",
+        "--train.z_loss=0.001",
+        "--train.logits_mib=0.01",
+        "--runtime.num_threads=1",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "proofs.chaos", *flags],
-        cwd=ROOT, env=get_environment(), capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=get_environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kills survived: 5 of 5" in done.stdout
     assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"

@@ -11,10 +11,15 @@ from proofs.tables.distil_table import DistilTable
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAGS = (
-    "--train.steps=3", "--runtime.device=cpu", "--runtime.num_threads=1", "--optim.warmup_steps=1",
-    "--data.global_batch_size=4", "--data.eval_batch_size=4", "--data.sequence_length=32",
+    "--train.steps=3",
+    "--runtime.device=cpu",
+    "--runtime.num_threads=1",
+    "--optim.warmup_steps=1",
+    "--data.global_batch_size=4",
+    "--data.eval_batch_size=4",
+    "--data.sequence_length=32",
     "--distill.allow_weak_teacher",
-)  # fmt: skip
+)
 
 
 def test_students_alone_and_taught_stand_side_by_side_in_the_document(tmp_path, text_root, capsys):
@@ -22,10 +27,20 @@ def test_students_alone_and_taught_stand_side_by_side_in_the_document(tmp_path, 
     begin, end = get_marks("distil_table")
     docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     argv = [
-        "--config", str(ROOT / "configs/transformer_distil.yaml"), "--losses", "kd",
-        "--seeds", "0", "1", "--docs", str(docs), f"--teacher_path={text_root}",
-        f"--data.root={text_root}", f"--run.output_dir={tmp_path}", *FLAGS,
-    ]  # fmt: skip
+        "--config",
+        str(ROOT / "configs/transformer_distil.yaml"),
+        "--losses",
+        "kd",
+        "--seeds",
+        "0",
+        "1",
+        "--docs",
+        str(docs),
+        f"--teacher_path={text_root}",
+        f"--data.root={text_root}",
+        f"--run.output_dir={tmp_path}",
+        *FLAGS,
+    ]
     assert distil_table.main(argv) == 0
     text = docs.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text
@@ -58,10 +73,15 @@ def test_a_gain_is_counted_seed_by_seed():
 
 def test_what_tells_no_bits_a_byte_is_refused_before_a_run(tmp_path, text_root, capsys):
     copied = (
-        "--train.task=language", "--data.source=sequences", "--data.name=copy,num_examples=16",
-        "--data.sequence_length=8", "--model=transformer", "--data.test_split=test",
-        '--model.args={"depth": 1, "width": 8, "heads": 2}', *FLAGS[:5],
-    )  # fmt: skip
+        "--train.task=language",
+        "--data.source=sequences",
+        "--data.name=copy,num_examples=16",
+        "--data.sequence_length=8",
+        "--model=transformer",
+        "--data.test_split=test",
+        '--model.args={"depth": 1, "width": 8, "heads": 2}',
+        *FLAGS[:5],
+    )
     (tmp_path / "config.yaml").write_text("train:\n  task: language\n")
     text = str(ROOT / "configs/transformer_distil.yaml")
     for config, flags in (

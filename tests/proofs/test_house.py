@@ -54,17 +54,20 @@ def test_reach_is_what_python_loads(house, entry):
 
 
 def test_a_small_house_is_measured(tmp_path):
-    write(tmp_path, {
-        "main.py": "import store.a\n\n\ndef run():\n    from store import b\n",
-        "store/__init__.py": "",
-        "store/a.py": "import typing\nif typing.TYPE_CHECKING:\n    from store import c\n",
-        "store/b.py": "import store.a, json\n",
-        "store/c.py": "from . import b\n",
-        "tools/one.py": "if __name__ == '__main__':\n    import sys\n    sys.exit(main())\n",
-        "proofs/p.py": "\n" * 9,
-        "tests/t.py": "\n" * 99,
-        "tasks/protocol.py": "class RunTask:\n    a: int\n    _b: int\n    def c(self): ...\n",
-    })  # fmt: skip
+    write(
+        tmp_path,
+        {
+            "main.py": "import store.a\n\n\ndef run():\n    from store import b\n",
+            "store/__init__.py": "",
+            "store/a.py": "import typing\nif typing.TYPE_CHECKING:\n    from store import c\n",
+            "store/b.py": "import store.a, json\n",
+            "store/c.py": "from . import b\n",
+            "tools/one.py": "if __name__ == '__main__':\n    import sys\n    sys.exit(main())\n",
+            "proofs/p.py": "\n" * 9,
+            "tests/t.py": "\n" * 99,
+            "tasks/protocol.py": "class RunTask:\n    a: int\n    _b: int\n    def c(self): ...\n",
+        },
+    )
     found = read_house(tmp_path)
     assert found.get_reach("store.c") == {"store.a", "store.b", "store.c"}
     assert found.get_reach("store.a") == {"store.a"}
@@ -79,15 +82,19 @@ def test_a_small_house_is_measured(tmp_path):
 
 
 def test_planted_faults_of_structure_are_found(tmp_path):
-    write(tmp_path, {
-        "store/a.py": "def run():\n    import store.b\n",
-        "store/b.py": "import store.a\n",
-        "store/__init__.py": "\n" * 31,
-    })  # fmt: skip
+    write(
+        tmp_path,
+        {
+            "store/a.py": "def run():\n    import store.b\n",
+            "store/b.py": "import store.a\n",
+            "store/__init__.py": "\n" * 31,
+        },
+    )
     faults = find_exceeded(read_house(tmp_path).measure())
     assert [fault.partition(":")[0] for fault in faults] == [
-        "lines of a package's face", "import circles",
-    ]  # fmt: skip
+        "lines of a package's face",
+        "import circles",
+    ]
 
 
 def test_public_members_are_methods_and_annotated_attributes():

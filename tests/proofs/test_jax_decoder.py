@@ -30,17 +30,28 @@ def test_the_program_in_jax_has_the_runs_sizes():
     found = describe("--train.logits_mib=0.002", "--data.sequence_length=8")
     # 4 bytes x 16 windows x 5 tokens x 6 places are 1,920 bytes: two chunks of four.
     assert found == {
-        "devices": 4, "batch": 16, "length": 8, "vocab": 5, "depth": 2, "width": 32, "heads": 4,
-        "kv_heads": 2, "hidden": 96, "softmax": "float32", "chunk": 4,
-    }  # fmt: skip
+        "devices": 4,
+        "batch": 16,
+        "length": 8,
+        "vocab": 5,
+        "depth": 2,
+        "width": 32,
+        "heads": 4,
+        "kv_heads": 2,
+        "hidden": 96,
+        "softmax": "float32",
+        "chunk": 4,
+    }
 
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [("--optim.name=lion", r"optim.name \('lion'\)"),
-     ("--train.ema", r"train.ema \(True\)"),
-     ('--model.args={"positions": "learned"}', r"model.args.positions \('learned'\)")],
-)  # fmt: skip
+    [
+        ("--optim.name=lion", r"optim.name \('lion'\)"),
+        ("--train.ema", r"train.ema \(True\)"),
+        ('--model.args={"positions": "learned"}', r"model.args.positions \('learned'\)"),
+    ],
+)
 def test_a_step_that_jax_does_not_have_is_refused(flag, words):
     with pytest.raises(UserError, match=f"{words} is not in the JAX program"):
         describe(flag)
@@ -50,9 +61,16 @@ def test_a_step_that_jax_does_not_have_is_refused(flag, words):
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu")
 def test_the_decoders_step_costs_no_more_than_in_jax(tmp_path):
     path = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "proofs.jax_decoder", "--batch=8", "--softmax=bfloat16",
-               "--config=configs/tpu_decoder_step.yaml", f"--json={path}",
-               '--model.args={"depth": 2, "width": 768, "heads": 12}']  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "proofs.jax_decoder",
+        "--batch=8",
+        "--softmax=bfloat16",
+        "--config=configs/tpu_decoder_step.yaml",
+        f"--json={path}",
+        '--model.args={"depth": 2, "width": 768, "heads": 12}',
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     ratios = json.loads(path.read_text())["ratios"]

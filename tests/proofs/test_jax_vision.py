@@ -29,9 +29,16 @@ def describe(*flags: str) -> dict:
 def test_the_program_in_jax_has_the_models_sizes():
     found = describe()
     assert found["student"] == {
-        "kind": "vit", "image": 224, "patch": 16, "depth": 12, "width": 384, "prefix": 1,
-        "mixing": 0, "heads": 6, "hidden": 1536,
-    }  # fmt: skip
+        "kind": "vit",
+        "image": 224,
+        "patch": 16,
+        "depth": 12,
+        "width": 384,
+        "prefix": 1,
+        "mixing": 0,
+        "heads": 6,
+        "hidden": 1536,
+    }
     assert (found["batch"], found["classes"], found["teacher"]) == (16, 10, None)
     two = "{model: vit_base_patch16_224, args: {depth: 2}}"
     taught = describe(f"--distill.teachers=[{two}]", "--distill.loss=kd", "--distill.alpha=0.5")
@@ -42,17 +49,26 @@ def test_the_program_in_jax_has_the_models_sizes():
     )
     mixer = describe("--model.name=mixer_s32_224", "--model.args={}")["student"]
     assert mixer == {
-        "kind": "mixer", "image": 224, "patch": 32, "depth": 8, "width": 512, "prefix": 0,
-        "mixing": 256, "heads": 0, "hidden": 2048,
-    }  # fmt: skip
+        "kind": "mixer",
+        "image": 224,
+        "patch": 32,
+        "depth": 8,
+        "width": 512,
+        "prefix": 0,
+        "mixing": 256,
+        "heads": 0,
+        "hidden": 2048,
+    }
 
 
 @pytest.mark.parametrize(
     ("flag", "words"),
-    [("--model.name=resnet18", r"model.name \(resnet18\) is not in"),
-     ("--optim.name=sgd", r"optim.name \('sgd'\) is not in"),
-     ("--train.ema=true", r"train.ema \(True\) is not in")],
-)  # fmt: skip
+    [
+        ("--model.name=resnet18", r"model.name \(resnet18\) is not in"),
+        ("--optim.name=sgd", r"optim.name \('sgd'\) is not in"),
+        ("--train.ema=true", r"train.ema \(True\) is not in"),
+    ],
+)
 def test_a_step_that_jax_does_not_have_is_refused(flag, words):
     with pytest.raises(UserError, match=words):
         describe(flag)
@@ -74,8 +90,15 @@ def test_the_estimate_alone_is_for_jax_alone(capsys):
 def test_the_yardstick_costs_what_another_one_in_jax_did(tmp_path):
     """ViT-S/16 with 64 images on v5e: 34.5 Mcyc of estimate, 19.9 by bundles (flax, big_vision)."""
     path = tmp_path / "figures.json"
-    command = [sys.executable, "-m", "proofs.jax_vision", "--batch=64", "--jax-only",
-               f"--config={CONFIG}", f"--json={path}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "proofs.jax_vision",
+        "--batch=64",
+        "--jax-only",
+        f"--config={CONFIG}",
+        f"--json={path}",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())["jax"]

@@ -141,8 +141,12 @@ def test_the_best_weight_on_the_validation_split_is_taken_and_of_equals_the_smal
 
 
 def test_a_weight_without_all_of_its_seeds_is_not_taken():
-    states = [make_tried(0.1, 0, 80.0), make_tried(0.1, 1, 80.0),
-              make_tried(1.0, 0, 99.0), make_tried(1.0, 1, None, "failed")]  # fmt: skip
+    states = [
+        make_tried(0.1, 0, 80.0),
+        make_tried(0.1, 1, 80.0),
+        make_tried(1.0, 0, 99.0),
+        make_tried(1.0, 1, None, "failed"),
+    ]
     assert choose_weight(KD, states).multiple == 0.1
     assert choose_weight(KD, [make_tried(1.0, 0, float("nan"))]) is None
 
@@ -309,10 +313,30 @@ def test_a_plan_counts_the_runs_and_starts_none(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_killed_table_goes_on_and_another_budget_is_refused(digits_root, tmp_path, capsys):
-    flags = ["--data-dir", str(digits_root), "--output-dir", str(tmp_path), "--sets", "digits",
-             "--seeds", "0", "1", "--multiples", "0.1", "1", "--epochs", "3",
-             "--teacher-epochs", "3", "--only", "kd", "rkd", "--slots", "2",
-             "--warm"]  # fmt: skip
+    flags = [
+        "--data-dir",
+        str(digits_root),
+        "--output-dir",
+        str(tmp_path),
+        "--sets",
+        "digits",
+        "--seeds",
+        "0",
+        "1",
+        "--multiples",
+        "0.1",
+        "1",
+        "--epochs",
+        "3",
+        "--teacher-epochs",
+        "3",
+        "--only",
+        "kd",
+        "rkd",
+        "--slots",
+        "2",
+        "--warm",
+    ]
     command = [sys.executable, "-m", "proofs.kd_table", *flags]
     child = subprocess.Popen(command, cwd=ROOT, env=os.environ, start_new_session=True)
     while not list(tmp_path.glob("digits_teacher/*/run.json")):

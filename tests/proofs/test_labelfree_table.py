@@ -50,9 +50,14 @@ def test_features_without_labels_beat_supervised_ones_on_few_labels(digits_root,
     begin, end = get_marks("labelfree_table")
     docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     argv = [
-        "--data-dir", str(tmp_path / "data"), "--docs", str(docs),
-        f"--run.output_dir={tmp_path}", "--runtime.device=cpu", "--runtime.num_threads=1",
-    ]  # fmt: skip
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--docs",
+        str(docs),
+        f"--run.output_dir={tmp_path}",
+        "--runtime.device=cpu",
+        "--runtime.num_threads=1",
+    ]
     assert labelfree_table.main(argv) == 0
     rows = [line.split(" | ") for line in docs.read_text().splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[1] in ("linear", "ridge")]
@@ -83,18 +88,32 @@ def true_teachers(tmp_path_factory) -> list[dict]:
 def test_a_dinov2_like_teacher_and_another_width_teach_in_one_graph(
     digits_root, true_teachers, tmp_path, device
 ):
-    terms = [{"name": "cosine"}, {"name": "gram_mse", "of": "patches"},
-             {"name": "queue_kl", "teacher": 0, "args": {"size": 64}}]  # fmt: skip
+    terms = [
+        {"name": "cosine"},
+        {"name": "gram_mse", "of": "patches"},
+        {"name": "queue_kl", "teacher": 0, "args": {"size": 64}},
+    ]
     flags = [
-        "--config=configs/kd/digits_labelfree.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path}", "--run.experiment=e", "--run.run_id=whole",
-        "--run.tensorboard=false", f"--runtime.device={device}", "--data.train_split=train[:64]",
-        "--data.eval_split=validation[:32]", "--data.global_batch_size=16",
-        "--data.eval_batch_size=32", "--train.epochs=1", "--optim.warmup_epochs=0",
-        "--train.log_every_steps=1", "--train.checkpoint_every_steps=2",
-        "--runtime.graph_budget=100000", f"--distill.teachers={json.dumps(true_teachers)}",
-        f"--distill.losses={json.dumps(terms)}", "--distill.allow_weak_teacher",
-    ]  # fmt: skip
+        "--config=configs/kd/digits_labelfree.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        "--run.experiment=e",
+        "--run.run_id=whole",
+        "--run.tensorboard=false",
+        f"--runtime.device={device}",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=validation[:32]",
+        "--data.global_batch_size=16",
+        "--data.eval_batch_size=32",
+        "--train.epochs=1",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.checkpoint_every_steps=2",
+        "--runtime.graph_budget=100000",
+        f"--distill.teachers={json.dumps(true_teachers)}",
+        f"--distill.losses={json.dumps(terms)}",
+        "--distill.allow_weak_teacher",
+    ]
     assert main.main(flags) == 0
     whole = tmp_path / "e/whole"
     trained = [line for line in read_metrics(whole) if line["kind"] == "train"]

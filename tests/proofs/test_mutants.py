@@ -49,24 +49,36 @@ def test_a_kind_of_fault_changes_just_that(kind, source, wanted):
 def test_lines_are_deleted_where_the_rest_can_still_run():
     body = ["x = f(a)", "x = g(x)", "a.b = x", "x += 1", "f(x)", "return x"]
     source = "def h(a):\n " + "\n ".join(body)
-    kept = {" ".join(f"def h(a): {' '.join(body)}".replace(line, "pass").split())
-            for line in body[1:-1]}  # fmt: skip
+    kept = {
+        " ".join(f"def h(a): {' '.join(body)}".replace(line, "pass").split()) for line in body[1:-1]
+    }
     assert list_changes(source, "deleted line") == kept
     guard = "def h(a):\n if a:\n  return 1\n raise f(2, 3)"
     assert list_changes(guard, "deleted line") == {
-        "def h(a): if a: pass raise f(2, 3)", "def h(a): if a: return 1 pass",
-    }  # fmt: skip
+        "def h(a): if a: pass raise f(2, 3)",
+        "def h(a): if a: return 1 pass",
+    }
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        '"""Words 1."""', "x = 'words for people'", "x = f'{a + 1}'", "log.info('a', 1 + 2)",
-        "assert a == 1", "def f(a: dict[str, 'b'] | None) -> list['c']: ...", "__all__ = ['a']",
-        "if TYPE_CHECKING:\n import a", "@dataclass(frozen=True)\nclass A: ...", "import a",
-        "f(encoding='utf-8')", "min(a, b)", "def f(a):\n del a", "raise A(1 + 2, 'b')",
+        '"""Words 1."""',
+        "x = 'words for people'",
+        "x = f'{a + 1}'",
+        "log.info('a', 1 + 2)",
+        "assert a == 1",
+        "def f(a: dict[str, 'b'] | None) -> list['c']: ...",
+        "__all__ = ['a']",
+        "if TYPE_CHECKING:\n import a",
+        "@dataclass(frozen=True)\nclass A: ...",
+        "import a",
+        "f(encoding='utf-8')",
+        "min(a, b)",
+        "def f(a):\n del a",
+        "raise A(1 + 2, 'b')",
     ],
-)  # fmt: skip
+)
 def test_no_fault_is_planted_where_it_changes_nothing(source):
     assert list_mutants(source, "a.py") == []
 
@@ -107,10 +119,14 @@ def test_tests_of_a_line_are_found_by_what_they_and_their_fixtures_run():
     coverage = Coverage(
         lines={"a.py": {"": [1], "t.py::own": [2, 3], "t.py::given": [3], "t.py::other": [2]}},
         seconds={"t.py::own": 5.0, "t.py::user": 0.5, "t.py::given": 2.0, "t.py::bad": 0.1},
-        uses={"t.py::own": [], "t.py::other": [], "t.py::user": ["t.py::given"],
-              "t.py::bad": ["t.py::given"]},
+        uses={
+            "t.py::own": [],
+            "t.py::other": [],
+            "t.py::user": ["t.py::given"],
+            "t.py::bad": ["t.py::given"],
+        },
         failed=["t.py::bad"],
-    )  # fmt: skip
+    )
     assert coverage.find_tests(inside) == ["t.py::user", "t.py::own"]
     everywhere = list_mutants("X = 1\n", "a.py")[0]
     assert coverage.find_tests(everywhere) == ["t.py::other", "t.py::user", "t.py::own"]
@@ -190,9 +206,12 @@ def verdicts(toy) -> list[dict]:
 def test_survivors_are_told_from_what_tests_find(verdicts):
     found = {(row["line"], row["before"]): row["verdict"] for row in verdicts}
     assert found == {
-        (3, "<"): "caught", (5, ">="): "survived", (11, ">"): "caught", (12, "-"): "late",
+        (3, "<"): "caught",
+        (5, ">="): "survived",
+        (11, ">"): "caught",
+        (12, "-"): "late",
         (17, "+"): "uncovered",
-    }  # fmt: skip
+    }
     by = {row["line"]: row["by"] for row in verdicts}
     assert (by[3], by[11]) == (f"{TEST}::test_an_age_has_a_name", f"{TEST}::test_it_ends")
 
@@ -248,10 +267,12 @@ def test_the_rooms_of_the_tool_have_code_and_tests():
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(["--rooms", "engin"], "--rooms 'engin' is no room; did you mean 'engine'"),
-     (["--sample", "0"], "--sample (0) must be at least 1"),
-     (["--json", "/proc/nowhere/t.json"], "cannot be created")],
-)  # fmt: skip
+    [
+        (["--rooms", "engin"], "--rooms 'engin' is no room; did you mean 'engine'"),
+        (["--sample", "0"], "--sample (0) must be at least 1"),
+        (["--json", "/proc/nowhere/t.json"], "cannot be created"),
+    ],
+)
 def test_bad_input_gives_one_line(flags, words, capsys):
     assert tool.main(flags) == 2
     text = capsys.readouterr().err

@@ -11,10 +11,13 @@ from proofs.tables.patches_table import PatchesTable
 
 SMOKE = str(Path(__file__).resolve().parents[2] / "configs/smoke.yaml")
 SMALL = (
-    "--config", SMOKE, "--data.name=image_size=32,num_classes=10,num_examples=16",
-    '--model.args={"depth":1,"embed_dim":32,"num_heads":2,"img_size":32}', "--runtime.device=xla",
+    "--config",
+    SMOKE,
+    "--data.name=image_size=32,num_classes=10,num_examples=16",
+    '--model.args={"depth":1,"embed_dim":32,"num_heads":2,"img_size":32}',
+    "--runtime.device=xla",
     "--data.test_split=test",
-)  # fmt: skip
+)
 
 
 def create_table(*flags: str) -> PatchesTable:
@@ -27,8 +30,14 @@ def test_a_row_for_each_patch_that_changes_the_model():
     assert rows[:2] == ["all", "none"]
     # No BatchNorm and no convolution but the patches', which are a product.
     assert [row for row in rows[2:] if row != "attention_kernel"] == [
-        "linear", "layer_norm", "gelu", "attention", "embedding", "residual_stream", "head_tokens",
-    ]  # fmt: skip
+        "linear",
+        "layer_norm",
+        "gelu",
+        "attention",
+        "embedding",
+        "residual_stream",
+        "head_tokens",
+    ]
     assert ("attention_kernel" in rows) == (importlib.util.find_spec("jax") is not None)
     found = {row: table.create_config(row, 3).model for row in ("all", "none", "gelu")}
     patched = {row: (one.xla_patches, list(one.skip_patches)) for row, one in found.items()}

@@ -26,8 +26,12 @@ def test_lines_of_old_and_new_runs_are_compared_by_what_they_say():
     new = {"step": 4, "kind": "train", "loss/task": 1.5, "loss/total": 2.0, "img_per_s": 7.0}
     assert normalise(LINE) == normalise({**new, "graphs": 3, "attempt": 2})
     assert normalise(LINE) == {
-        "step": 4, "kind": "train", "loss/task": 1.5, "loss/total": 2.0, "graphs": 3,
-    }  # fmt: skip
+        "step": 4,
+        "kind": "train",
+        "loss/task": 1.5,
+        "loss/total": 2.0,
+        "graphs": 3,
+    }
     old = {"step": 8, "eval_top1": 50.0, "eval_loss": 1.0, "graphs_eval": 2}
     assert normalise(old) == normalise(
         {"step": 8, "kind": "eval", "top1": 50.0, "loss": 1.0, "graphs_eval": 2}

@@ -26,8 +26,9 @@ def test_all_models_see_the_rows_of_the_seed():
 def test_least_squares_of_scikit_learn_is_judged_on_the_test_rows():
     found = regression_table.fit_sklearn("LinearRegression", "diabetes_linear", 0)
     config = load_config(regression_table.get_flags("diabetes_linear", 0))
-    (xs, ys), (seen, wanted) = (regression_table.read_rows(config, role) for role in
-                                ("train", "test"))  # fmt: skip
+    (xs, ys), (seen, wanted) = (
+        regression_table.read_rows(config, role) for role in ("train", "test")
+    )
     ones = np.ones((len(xs), 1))
     weights, *_ = np.linalg.lstsq(np.hstack([ones, xs]), ys, rcond=None)
     errors = np.hstack([ones[: len(seen)], seen]) @ weights - wanted

@@ -9,21 +9,21 @@ import pytest
 from lab.marked_tables import get_marks
 from proofs.study.frame import StudyOutcome
 from proofs.tables import rules_table
-from proofs.tables.rules_table import (
-    ATTENTION,
-    ROWS,
-    RulesTable,
-    count_parameters,
-)
+from proofs.tables.rules_table import ATTENTION, ROWS, RulesTable, count_parameters
 
 ROOT = Path(__file__).resolve().parents[2]
 RECALL = str(ROOT / "configs/delta_recall.yaml")
 FLAGS = (
-    "--train.steps=2", "--runtime.device=cpu", "--runtime.num_threads=1", "--optim.warmup_steps=1",
+    "--train.steps=2",
+    "--runtime.device=cpu",
+    "--runtime.num_threads=1",
+    "--optim.warmup_steps=1",
     "--data.name=recall,symbols=4,answers=1,num_examples=64,num_held_out=16",
-    "--data.global_batch_size=4", "--data.eval_batch_size=8", "--data.sequence_length=16",
+    "--data.global_batch_size=4",
+    "--data.eval_batch_size=8",
+    "--data.sequence_length=16",
     "--run.tensorboard=false",
-)  # fmt: skip
+)
 
 
 def test_all_rows_have_as_many_parameters():
@@ -41,9 +41,19 @@ def test_rows_are_trained_once_and_stand_in_the_document(tmp_path, capsys):
     begin, end = get_marks("delta_recall")
     docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     argv = [
-        "--config", RECALL, "--rows", "linear", "delta_net", "--seeds", "0", "1",
-        "--docs", str(docs), f"--run.output_dir={tmp_path}", *FLAGS,
-    ]  # fmt: skip
+        "--config",
+        RECALL,
+        "--rows",
+        "linear",
+        "delta_net",
+        "--seeds",
+        "0",
+        "1",
+        "--docs",
+        str(docs),
+        f"--run.output_dir={tmp_path}",
+        *FLAGS,
+    ]
     assert rules_table.main(argv) == 0
     text = docs.read_text()
     assert text.startswith("before") and text.endswith("after\n") and "old" not in text

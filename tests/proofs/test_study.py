@@ -26,8 +26,12 @@ from utils.programs import get_run_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 RECALL = ["--config", str(ROOT / "configs/delta_recall.yaml")]
-PATCHED = ["--config", str(ROOT / "configs/smoke.yaml"), "--runtime.device=xla",
-           "--data.test_split=test"]  # fmt: skip
+PATCHED = [
+    "--config",
+    str(ROOT / "configs/smoke.yaml"),
+    "--runtime.device=xla",
+    "--data.test_split=test",
+]
 TEXT = ["--config", str(ROOT / "configs/transformer_distil.yaml")]
 
 STUDIES = sorted((ROOT / "proofs/studies").glob("*.yaml"))
@@ -71,9 +75,11 @@ def test_a_file_that_is_no_study_is_refused_in_one_line(text, tmp_path, capsys):
 def docs(tmp_path, monkeypatch) -> Path:
     """A document with marks of a table of none of the programs, none of which may begin."""
     for program, name in (
-        (frame, "train"), (StudyTable, "write"), (RegressionTable, "write"),
+        (frame, "train"),
+        (StudyTable, "write"),
+        (RegressionTable, "write"),
         (kd_table, "fill_table"),
-    ):  # fmt: skip
+    ):
         monkeypatch.setattr(program, name, lambda *_: pytest.fail("began"))
     path = tmp_path / "page.md"
     path.write_text("\n".join(get_marks("other")))
@@ -90,9 +96,14 @@ def refuse(program: ModuleType, flags: list[str], capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("program", "flags"),
-    [(rules_table, RECALL), (patches_table, PATCHED), (distil_table, TEXT), (labelfree_table, []),
-     (kd_table, ["--plan"])],
-)  # fmt: skip
+    [
+        (rules_table, RECALL),
+        (patches_table, PATCHED),
+        (distil_table, TEXT),
+        (labelfree_table, []),
+        (kd_table, ["--plan"]),
+    ],
+)
 def test_a_document_without_a_place_for_the_table_is_refused(program, flags, docs, capsys):
     assert "lacks the lines" in refuse(program, [*flags, "--docs", str(docs)], capsys)
     docs.unlink()

@@ -29,9 +29,13 @@ def serve(store: Path, cache: Path) -> Iterator[str]:
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-m", "tools.serve", "--store", str(store), "--port", "0"]
     program = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
         text=True,
-    )  # fmt: skip
+    )
     try:
         found = next((m for line in program.stdout if (m := re.search(r"http://\S+", line))), None)
         assert found is not None, "the service did not start"

@@ -106,8 +106,10 @@ def test_a_million_points_are_drawn_and_a_spike_is_seen_at_every_zoom(browser, m
             page = watched.visit("/runs/digits/million")
             drawn.append(wait_for_charts(page, 4))
             paints.append(read_paint(page))
-        print(f"\n4 x {POINTS:,} points: charts {min(drawn):.2f} s warm, {cold:.2f} s cold, "
-              f"first paint {min(paints):.2f} s")  # fmt: skip
+        print(
+            f"\n4 x {POINTS:,} points: charts {min(drawn):.2f} s warm, {cold:.2f} s cold, "
+            f"first paint {min(paints):.2f} s"
+        )
         zooms = zoom_in(page)
         print(f"zoom: {np.percentile(zooms, 95):.2f} s (p95 of {len(zooms)})")
         answers = [read_answer(watched, metric) for metric in METRICS]
@@ -150,12 +152,18 @@ def read_answer(watched, metric):
 
 
 PLACES = (
-    "/", "/?filter=nothing%3D1", "/runs/digits/seed0", "/compare",
-    "/compare?run=digits/seed0&run=digits/seed1", "/sweeps", "/queue", "/trends",
+    "/",
+    "/?filter=nothing%3D1",
+    "/runs/digits/seed0",
+    "/compare",
+    "/compare?run=digits/seed0&run=digits/seed1",
+    "/sweeps",
+    "/queue",
+    "/trends",
     "/submit?config=configs/digits_student.yaml",
     "/submit?config=configs/regression/diabetes_linear.yaml&runtime.device=cpu&estimate=1"
     f"&run.run_id={'long' * 20}",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -173,9 +181,11 @@ def test_every_page_is_sound_in_every_form(browser, small, signed_in, size, sche
         assert wide <= 0, f"{place} scrolls sideways by {wide}"
         found = axe.run(page).response["violations"]
         bad = [
-            (one["id"], node["html"][:200]) for one in found for node in one["nodes"]
+            (one["id"], node["html"][:200])
+            for one in found
+            for node in one["nodes"]
             if one["impact"] in ("serious", "critical")
-        ]  # fmt: skip
+        ]
         assert bad == [], place
     # The list says by its status that the filter is wrong; nothing else may go wrong.
     watched.faults = [one for one in watched.faults if "422" not in one]

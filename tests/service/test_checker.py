@@ -23,20 +23,59 @@ from utils.errors import UserError
 CONFIG = "configs/regression/diabetes_linear.yaml"
 # What a run of this configuration takes; the rest of the keys get what comes.
 GOOD = {
-    "optim.lr": (0.1, 1e-3), "optim.name": ("sgd", "adamw"), "train.seed": (0, 7, 2**31),
-    "train.epochs": (1, 3), "train.steps": (5, None), "data.global_batch_size": (8, 32),
-    "optim.schedule": ("cosine", "constant"), "train.ema": (True, False),
-    "runtime.precision": ("fp32", "bf16"), "train.log_every_steps": (1, 50),
-    "train.accumulate_steps": (1, 2, 4), "optim.weight_decay": (0.0, 0.1),
-    "train.early_stop_patience": (0, 2), "optim.max_grad_norm": (None, 1.0),
-}  # fmt: skip
+    "optim.lr": (0.1, 1e-3),
+    "optim.name": ("sgd", "adamw"),
+    "train.seed": (0, 7, 2**31),
+    "train.epochs": (1, 3),
+    "train.steps": (5, None),
+    "data.global_batch_size": (8, 32),
+    "optim.schedule": ("cosine", "constant"),
+    "train.ema": (True, False),
+    "runtime.precision": ("fp32", "bf16"),
+    "train.log_every_steps": (1, 50),
+    "train.accumulate_steps": (1, 2, 4),
+    "optim.weight_decay": (0.0, 0.1),
+    "train.early_stop_patience": (0, 2),
+    "optim.max_grad_norm": (None, 1.0),
+}
 JUNK = (
-    None, True, -1, 0, 1, 1e308, -0.0, 2**70, "", "x", "1e3", "../x", "gs://", "\n", "a" * 5000,
-    "\x00", [], [1, "a"], {}, {"a": {"b": [None]}}, "none", "[1", "{}", "${HOME}", "é", "‮",
-)  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1,
+    1e308,
+    -0.0,
+    2**70,
+    "",
+    "x",
+    "1e3",
+    "../x",
+    "gs://",
+    "\n",
+    "a" * 5000,
+    "\x00",
+    [],
+    [1, "a"],
+    {},
+    {"a": {"b": [None]}},
+    "none",
+    "[1",
+    "{}",
+    "${HOME}",
+    "é",
+    "‮",
+)
 # A probe of a store, a device or a cloud is no business of this test; the last two are the queue's.
-NOT_HERE = ("run.output_dir", "run.checkpoint_root", "run.cache_dir", "data.root", "run.init_from",
-            "run.resume", "run.check_only")  # fmt: skip
+NOT_HERE = (
+    "run.output_dir",
+    "run.checkpoint_root",
+    "run.cache_dir",
+    "data.root",
+    "run.init_from",
+    "run.resume",
+    "run.check_only",
+)
 
 
 def generate(count: int, seed: int = 0) -> Iterator[dict[str, object]]:

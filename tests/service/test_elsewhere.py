@@ -100,8 +100,17 @@ def test_what_cannot_be_launched_is_told_in_a_line(
 def test_skypilot_gets_one_managed_job_for_each_trial(
     cloud: Cloud, spec: str, gcs_server: dict[str, str]
 ) -> None:
-    words = ["tools.sweep", "run", spec, "--store", "gs://bucket/swept", "--on", "sky",
-             "--accelerator", "v5litepod-8"]  # fmt: skip
+    words = [
+        "tools.sweep",
+        "run",
+        spec,
+        "--store",
+        "gs://bucket/swept",
+        "--on",
+        "sky",
+        "--accelerator",
+        "v5litepod-8",
+    ]
     cloud.environment |= gcs_server
     told = cloud.start(*words).communicate(timeout=240)[0]
     assert told.count("submitted as tried-") == 2, told
@@ -117,10 +126,21 @@ def test_skypilot_gets_one_managed_job_for_each_trial(
 
 def test_a_tpu_vm_gets_flags_and_its_own_program() -> None:
     job = JobFile(
-        schema_version=1, id="a-0", experiment="diabetes_linear", name="a", store="gs://b/runs",
-        config=CONFIG, config_hash="", overrides={"optim.lr": 0.5}, device="xla", slots=1,
-        sweep="", argv=("python", "main.py"), created=0.0, who="me",
-    )  # fmt: skip
+        schema_version=1,
+        id="a-0",
+        experiment="diabetes_linear",
+        name="a",
+        store="gs://b/runs",
+        config=CONFIG,
+        config_hash="",
+        overrides={"optim.lr": 0.5},
+        device="xla",
+        slots=1,
+        sweep="",
+        argv=("python", "main.py"),
+        created=0.0,
+        who="me",
+    )
     assert get_command(job, ["slot0"]) == ["python", "main.py"]
     command = get_command(job, ["tpu_vm:fast@us-east1-d"])
     assert command[1:8] == ["-m", "train.tpu_vm", "run", "fast", "--zone", "us-east1-d", "--"]
@@ -147,9 +167,12 @@ def test_a_slurm_job_that_is_preempted_comes_back(cloud: Cloud, tmp_path: Path) 
     words = ["run", str(spec), "--store", str(tmp_path / "runs"), "--on", "slurm"]
     environment = {**cloud.environment, "PYTHON": cloud.environment["STAND_IN_PYTHON"]}
     done = subprocess.run(
-        [environment["PYTHON"], "-m", "tools.sweep", *words], cwd=ROOT, env=environment, text=True,
+        [environment["PYTHON"], "-m", "tools.sweep", *words],
+        cwd=ROOT,
+        env=environment,
+        text=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert "submitted as 100" in done.stdout, done.stderr
     run = next(iter(wait_for(lambda: list((tmp_path / "runs/diabetes_linear").glob("long-*")))))
     wait_for(lambda: list((run / "checkpoints").glob("step_*")))
@@ -157,9 +180,12 @@ def test_a_slurm_job_that_is_preempted_comes_back(cloud: Cloud, tmp_path: Path) 
     wait_for(lambda: len(read_starts(run)) == 2)
     assert read_starts(run)[1] > 0
     again = subprocess.run(
-        [environment["PYTHON"], "-m", "tools.sweep", *words], cwd=ROOT, env=environment, text=True,
+        [environment["PYTHON"], "-m", "tools.sweep", *words],
+        cwd=ROOT,
+        env=environment,
+        text=True,
         capture_output=True,
-    )  # fmt: skip
+    )
     assert "queued as 100" in again.stdout, again.stderr
     os.kill(int((cloud.folder / "slurm_100.pid").read_text()), signal.SIGKILL)
     os.kill(int((cloud.folder / "slurm_100.script").read_text()), signal.SIGTERM)

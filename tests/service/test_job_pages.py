@@ -95,8 +95,17 @@ def test_one_side_or_a_wrong_one_is_said_above_the_form(client):
 
 def test_equal_runs_and_lost_lines_are_told_in_sentences():
     assert len(describe_divergence({"found": None, "checkpoint": None, "tensors": []})) == 1
-    found = {"step": 9, "kind": "eval", "metric": "", "base": None, "new": None, "ulps": None,
-             "ulps32": None, "others": (), "lines": 8}  # fmt: skip
+    found = {
+        "step": 9,
+        "kind": "eval",
+        "metric": "",
+        "base": None,
+        "new": None,
+        "ulps": None,
+        "ulps32": None,
+        "others": (),
+        "lines": 8,
+    }
     told = describe_divergence({"found": found, "checkpoint": 5, "tensors": ["a"]})
     assert told[2] == "One of them has no such line."
     assert told[3].endswith("step 5.")
@@ -138,9 +147,10 @@ def test_the_form_has_each_key_of_the_schema_but_the_queues_own(client):
     page = client.get(f"/submit?config={CONFIG}").text
     names = set(re.findall(r'<(?:input|select)[^>]* name="([a-z_]+\.[a-z_0-9]+)"', page))
     known = {
-        f"{section}.{name}" for section, owner in RunConfig.model_fields.items()
+        f"{section}.{name}"
+        for section, owner in RunConfig.model_fields.items()
         for name in owner.annotation.model_fields
-    }  # fmt: skip
+    }
     assert known - names == {"run.output_dir", "run.resume", "run.check_only", "run.overwrite"}
     assert 'placeholder="0.005"' in page
     assert "<option>cosine</option>" in page
@@ -148,14 +158,23 @@ def test_the_form_has_each_key_of_the_schema_but_the_queues_own(client):
 
 def test_what_is_typed_becomes_values_of_their_kind():
     typed = {
-        "config": "x", "slots": "2", "optim.lr": "1e-3", "train.ema": "true", "model.name": "007",
-        "model.args": "{depth: 2}", "data.root": "  ", "train.steps": "none",
-    }  # fmt: skip
+        "config": "x",
+        "slots": "2",
+        "optim.lr": "1e-3",
+        "train.ema": "true",
+        "model.name": "007",
+        "model.args": "{depth: 2}",
+        "data.root": "  ",
+        "train.steps": "none",
+    }
     found = read_overrides(typed)
     assert found == {
-        "optim.lr": "1e-3", "train.ema": True, "model.name": "007", "model.args": {"depth": 2},
+        "optim.lr": "1e-3",
+        "train.ema": True,
+        "model.name": "007",
+        "model.args": {"depth": 2},
         "train.steps": None,
-    }  # fmt: skip
+    }
     assert combine_config(str(ROOT / CONFIG), found, "test").optim.lr == 0.001
     with pytest.raises(UserError, match="several lines"):
         read_overrides({"train.seed": "1\nb: 2"})
@@ -308,8 +327,10 @@ def test_intervals_share_one_bar():
     ]
     shown = make_intervals(rows, ["a"])
     assert [(one.low, one.at, one.high) for one in shown] == [
-        (0.0, 50.0, 100.0), (-1.0, 100.0, -1.0), (-1.0, -1.0, -1.0),
-    ]  # fmt: skip
+        (0.0, 50.0, 100.0),
+        (-1.0, 100.0, -1.0),
+        (-1.0, -1.0, -1.0),
+    ]
     assert [one.n for one in shown] == ["3 of 3", "1 of 2", "0 of 2"]
 
 
@@ -349,8 +370,9 @@ def test_a_run_is_submitted_again_with_its_own_configuration(tmp_path):
     assert job.config.endswith(config) and job.run != record.path and job.who == "submit"
     told = open_queue(str(store)).read_overrides(job.id)
     assert {key: told[key] for key in ("optim.lr", "train.seed")} == {
-        "optim.lr": 0.5, "train.seed": 7,
-    }  # fmt: skip
+        "optim.lr": 0.5,
+        "train.seed": 7,
+    }
     resolved = yaml.safe_load((store / "jobs" / job.id / "config.yaml").read_text())
     for key, value in record.config.items():
         section, _, name = key.partition(".")

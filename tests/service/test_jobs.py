@@ -290,8 +290,10 @@ def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue, starter: Col
         second.run(when_over(queue, names["long"]))
     views = {name: queue.get(job_id) for name, job_id in names.items()}
     assert {name: view.state for name, view in views.items()} == {
-        "quick": "complete", "bad": "failed", "long": "stopped",
-    }  # fmt: skip
+        "quick": "complete",
+        "bad": "failed",
+        "long": "stopped",
+    }
     assert [views[name].exit_code for name in names] == [0, 2, 75]
     assert all(view.attempts == 1 for view in views.values()) and not psutil.pid_exists(pid)
     assert "data.train_split" in queue.read_log(names["bad"])
@@ -311,9 +313,12 @@ def test_a_dispatcher_behind_an_ampersand_answers_to_sigint(tmp_path: Path) -> N
         f"sys.exit(main(['run', '--until-empty', '--store', {str(tmp_path)!r}]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S,
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )  # fmt: skip
+    )
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1].startswith("interrupted: the runs continue")
 

@@ -60,14 +60,13 @@ def leave_behind(queue: JobQueue, *, is_service_gone: bool) -> subprocess.Popen[
     queue.folder.mkdir(parents=True)
     program = subprocess.Popen(
         [sys.executable, "-m", "tools.queue", "run", "--store", queue.store, "--slots", "3"],
-        cwd=ROOT, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+    )
     lock = queue.folder / DISPATCHER_LOCK
     wait_for(lambda: lock.exists() and bool(lock.read_text()))
     born = get_birth(os.getpid()) + (5 if is_service_gone else 0)
-    kept = {
-        "dispatcher": [program.pid, get_birth(program.pid)], "service": [os.getpid(), born]
-    }  # fmt: skip
+    kept = {"dispatcher": [program.pid, get_birth(program.pid)], "service": [os.getpid(), born]}
     (queue.folder / keeper._KEPT).write_text(json.dumps(kept))
     return program
 

@@ -22,9 +22,15 @@ from utils.storage.places import open_folder
 
 def make_curve(metric: str, steps: list[int]) -> Curve:
     return Curve(
-        metric=metric, unit="", direction="none", points=len(steps), steps=steps,
-        values=[float(step) for step in steps], nonfinite={}, nonfinite_count={},
-    )  # fmt: skip
+        metric=metric,
+        unit="",
+        direction="none",
+        points=len(steps),
+        steps=steps,
+        values=[float(step) for step in steps],
+        nonfinite={},
+        nonfinite_count={},
+    )
 
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
@@ -61,9 +67,12 @@ def test_a_list_of_several_tasks_shows_the_score_of_each_with_its_name(tmp_path)
         r'data-name="score"[^>]*>([\d.,]+) <small class="dim">([\w./]+)</small>', page
     )
     assert sorted(cells) == [
-        ("0.25", "eval.distil_loss"), ("1.5", "eval.loss"), ("3,100", "eval.mse"),
-        ("40", "eval.digits/knn"), ("50", "eval.top1"),
-    ]  # fmt: skip
+        ("0.25", "eval.distil_loss"),
+        ("1.5", "eval.loss"),
+        ("3,100", "eval.mse"),
+        ("40", "eval.digits/knn"),
+        ("50", "eval.top1"),
+    ]
     rows = client.get("/api/v1/runs?show=score.value").json()["runs"]
     found = {
         row["name"]: (row["score_name"], row["score"], row["values"]["score.value"]) for row in rows
@@ -93,8 +102,9 @@ def test_columns_are_hidden_and_moved_by_links(client):
     page = client.get("/").text
     assert 'aria-label="hide eval.loss"' in page and 'aria-label="move score' not in page
     hidden = re.search(r'href="([^"]*)" aria-label="hide eval.loss"', page)[1]
-    assert "eval.loss" not in re.findall(r'<td [^>]*data-name="([^"]*)"', client.get(
-        hidden.replace("&amp;", "&")).text)  # fmt: skip
+    assert "eval.loss" not in re.findall(
+        r'<td [^>]*data-name="([^"]*)"', client.get(hidden.replace("&amp;", "&")).text
+    )
     moved = re.search(r'href="([^"]*)" aria-label="move eval.loss to the left"', page)[1]
     page = client.get(moved.replace("&amp;", "&")).text
     assert re.findall(r'<td [^>]*data-name="([^"]*)"', page)[:3] == ["begun", "eval.loss", "score"]
@@ -179,8 +189,17 @@ def test_a_viewer_sees_no_form_that_they_may_not_send(tmp_path):
 
 
 def test_numbers_of_one_kind_stand_in_one_chart():
-    names = ["train.loss/kd", "train.loss/total", "eval.top1", "eval.top5", "eval.loss",
-             "eval.graphs", "train.lr", "train.img_per_s", "train.time_s"]  # fmt: skip
+    names = [
+        "train.loss/kd",
+        "train.loss/total",
+        "eval.top1",
+        "eval.top5",
+        "eval.loss",
+        "eval.graphs",
+        "train.lr",
+        "train.img_per_s",
+        "train.time_s",
+    ]
     assert group_metrics(names) == {
         "Loss": [["train.loss/total", "train.loss/kd"]],
         "Evaluation": [["eval.top1", "eval.top5"], ["eval.loss"]],
@@ -191,8 +210,10 @@ def test_numbers_of_one_kind_stand_in_one_chart():
 
 def test_lanes_join_what_touches_and_keep_what_is_short():
     assert join_boxes([(0, 10), (10, 20), (50, 50.001), (999.9, 1200)]) == [
-        (0.0, 20.0), (50.0, 1.0), (999.9, 0.1),
-    ]  # fmt: skip
+        (0.0, 20.0),
+        (50.0, 1.0),
+        (999.9, 0.1),
+    ]
     assert len(join_boxes((i / 1000, (i + 1) / 1000) for i in range(100_000))) == 1
 
 
@@ -295,7 +316,7 @@ def test_a_note_is_written_shown_and_found(client):
     found = client.get("/api/v1/runs", params={"filter": "note~high"}).json()["runs"]
     assert [(row["name"], row["note"]) for row in found] == [
         ("seed0", "lr too high <b>\nsee seed1")
-    ]  # fmt: skip
+    ]
     # A tag keeps it, and both are in the audit log with who has changed them.
     client.post(f"{place}/tags", data={"tag": "paper", "change": "add"}, headers=origin)
     assert client.get(f"/api/v1{place}").json()["note"].startswith("lr too high")
@@ -340,8 +361,12 @@ def test_archived_runs_are_left_out_of_lists_unless_asked_for(tmp_path):
 def test_runs_of_a_sweep_are_called_by_what_varies(tmp_path):
     store = make_store(tmp_path)
     (store / "sweeps" / "depth").mkdir(parents=True)
-    spec = {"name": "depth", "config": "configs/digits_student.yaml", "seeds": [0, 1],
-            "axes": {"optim.lr": [0.001, 0.002], "model.args.depth": [1, 2]}}  # fmt: skip
+    spec = {
+        "name": "depth",
+        "config": "configs/digits_student.yaml",
+        "seeds": [0, 1],
+        "axes": {"optim.lr": [0.001, 0.002], "model.args.depth": [1, 2]},
+    }
     text = json.dumps({"spec": spec, "base": {}})
     (store / "sweeps" / "depth" / "sweep.json").write_text(text)
     for seed in (0, 1):

@@ -27,23 +27,62 @@ def base(tmp_path):
 
 ROOTS = ("runs", "data", "gs://bucket/mine")
 PLACES = (
-    "data.root", "model.weights", "distill.teacher_weights", "distill.teacher_cache",
+    "data.root",
+    "model.weights",
+    "distill.teacher_weights",
+    "distill.teacher_cache",
     "distill.statistics",
-    "runtime.compile_cache", "run.init_from", "run.checkpoint_root", "run.cache_dir",
+    "runtime.compile_cache",
+    "run.init_from",
+    "run.checkpoint_root",
+    "run.cache_dir",
     "run.output_dir",
-)  # fmt: skip
+)
 OUTSIDE = (
-    "/etc/passwd", "secret", "data/../secret", "data/out", "runs_of_others", "~/x", "$HOME/x",
-    "file:///etc/passwd", "http://169.254.169.254/computeMetadata", "https://h/x", "s3://b/x",
-    "gcs://bucket/mine/x", "gs://bucket", "gs://bucket/mine2", "gs://bucket/mine/../other",
-    "gs://other/mine", "simplecache::gs://bucket/mine/x", "gs://bucket/mine::http://h/x",
-    "memory://x", "data\x00/x", "data/\n/x", "//etc/passwd", ".", "..", "/proc/self/environ",
-    "filecache::file:///etc/passwd", "zip://x::/etc/x.zip", "GS://bucket/mine", "hf://x",
-)  # fmt: skip
+    "/etc/passwd",
+    "secret",
+    "data/../secret",
+    "data/out",
+    "runs_of_others",
+    "~/x",
+    "$HOME/x",
+    "file:///etc/passwd",
+    "http://169.254.169.254/computeMetadata",
+    "https://h/x",
+    "s3://b/x",
+    "gcs://bucket/mine/x",
+    "gs://bucket",
+    "gs://bucket/mine2",
+    "gs://bucket/mine/../other",
+    "gs://other/mine",
+    "simplecache::gs://bucket/mine/x",
+    "gs://bucket/mine::http://h/x",
+    "memory://x",
+    "data\x00/x",
+    "data/\n/x",
+    "//etc/passwd",
+    ".",
+    "..",
+    "/proc/self/environ",
+    "filecache::file:///etc/passwd",
+    "zip://x::/etc/x.zip",
+    "GS://bucket/mine",
+    "hf://x",
+)
 INSIDE = (
-    "", "auto", "data", "data/", "data/mnist", "data/in/x", "runs/a/b", "./data/x",
-    "data/a/../b", "gs://bucket/mine", "gs://bucket/mine/", "gs://bucket/mine/a",
-)  # fmt: skip
+    "",
+    "auto",
+    "data",
+    "data/",
+    "data/mnist",
+    "data/in/x",
+    "runs/a/b",
+    "./data/x",
+    "data/a/../b",
+    "gs://bucket/mine",
+    "gs://bucket/mine/",
+    "gs://bucket/mine/a",
+)
 
 
 def make(key: str, value: object) -> RunConfig:
@@ -68,9 +107,11 @@ def test_a_place_below_a_root_is_let_through(base, key, value):
 
 
 TEACHERS = [
-    {"model": "vit_tiny", "weights": "/etc/passwd"}, {"model": "a", "label_map": "/etc/x"},
-    {"model": "local-dir:/etc"}, {"model": "a", "args": {"checkpoint_path": "x"}},
-]  # fmt: skip
+    {"model": "vit_tiny", "weights": "/etc/passwd"},
+    {"model": "a", "label_map": "/etc/x"},
+    {"model": "local-dir:/etc"},
+    {"model": "a", "args": {"checkpoint_path": "x"}},
+]
 
 
 @pytest.mark.parametrize("teacher", TEACHERS)
@@ -87,18 +128,30 @@ TEXTS = {
     "model.name": ("local-dir:/etc", "hf-hub:a/b", "hf_hub:a", "a/b"),
     "distill.teacher": ("local-dir:data",),
     "data.train_pp": (
-        'lookup("/etc/passwd")', "lookup('\\x2fetc\\x2fpasswd')", 'lookup("." "./" "./secret")',
-        'decode\n|lookup("." "./secret")', 'lookup("http://h/x")', "lookup(b'/etc/passwd')",
-        'lookup("a::b")', 'lookup("$HOME/x")', 'lookup("~root/x")', "lookup('''/etc/passwd''')",
-        'lookup(r"/etc/passwd")', 'lookup("\\N{SOLIDUS}etc")',
+        'lookup("/etc/passwd")',
+        "lookup('\\x2fetc\\x2fpasswd')",
+        'lookup("." "./" "./secret")',
+        'decode\n|lookup("." "./secret")',
+        'lookup("http://h/x")',
+        "lookup(b'/etc/passwd')",
+        'lookup("a::b")',
+        'lookup("$HOME/x")',
+        'lookup("~root/x")',
+        "lookup('''/etc/passwd''')",
+        'lookup(r"/etc/passwd")',
+        'lookup("\\N{SOLIDUS}etc")',
     ),
     "model.args": (
-        {"checkpoint_path": "data/x"}, {"pretrained_cfg": {}}, {"pretrained_cfg_overlay": {}},
-        {"deep": {"pretrained_cfg": {"file": "x"}}}, {"file": "/etc/passwd"},
-        {"list": ["a", "../x"]}, {"cache_dir": "x"},
+        {"checkpoint_path": "data/x"},
+        {"pretrained_cfg": {}},
+        {"pretrained_cfg_overlay": {}},
+        {"deep": {"pretrained_cfg": {"file": "x"}}},
+        {"file": "/etc/passwd"},
+        {"list": ["a", "../x"]},
+        {"cache_dir": "x"},
     ),
     "optim.args": ({"path": "/etc/passwd"},),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("key", "value"), [(k, v) for k, found in TEXTS.items() for v in found])
@@ -128,10 +181,20 @@ def is_whole(name: str) -> bool:
 
 @pytest.mark.parametrize(
     "config",
-    ["", "/etc/passwd", "configs", "configs/../main.py", "configs/../../x.yaml", "README.md",
-     "configs/none.yaml", "configs/a\x00.yaml", "configs//etc/passwd", "gs://b/x.yaml",
-     str(ROOT / "configs" / "smoke.yaml")],
-)  # fmt: skip
+    [
+        "",
+        "/etc/passwd",
+        "configs",
+        "configs/../main.py",
+        "configs/../../x.yaml",
+        "README.md",
+        "configs/none.yaml",
+        "configs/a\x00.yaml",
+        "configs//etc/passwd",
+        "gs://b/x.yaml",
+        str(ROOT / "configs" / "smoke.yaml"),
+    ],
+)
 def test_a_file_that_is_no_configuration_is_refused(config):
     with pytest.raises(UserError, match="is no file of configs/"):
         check_config_path(config, ROOT)

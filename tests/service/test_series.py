@@ -223,10 +223,16 @@ def test_metrics_of_training_come_first(reader, tmp_path):
 
 def test_curves_lie_along_epochs_and_time_and_are_cut_there(reader, tmp_path):
     lines = [
-        {"step": step, "kind": "train", "attempt": 1, "loss/total": 1.0 / step,
-         "epoch": step / 4, "time_s": step * 0.5}
+        {
+            "step": step,
+            "kind": "train",
+            "attempt": 1,
+            "loss/total": 1.0 / step,
+            "epoch": step / 4,
+            "time_s": step * 0.5,
+        }
         for step in range(2, 41, 2)
-    ]  # fmt: skip
+    ]
     lines[4]["loss/total"], lines[4]["nonfinite"] = None, {"loss/total": "nan"}
     lines += [{"step": step, "kind": "eval", "attempt": 1, "top1": 50.0} for step in (1, 20, 40)]
     record = make_record(tmp_path, lines)

@@ -77,8 +77,11 @@ def test_a_trial_keeps_its_name_when_the_sweep_grows() -> None:
 
 
 def test_random_draws_are_functions_of_seed_and_number() -> None:
-    axes = {"optim.lr": {"low": 1e-4, "high": 1e-1, "log": True}, "train.epochs":
-            {"low": 1, "high": 3, "integer": True}, "optim.name": ["sgd", "adamw"]}  # fmt: skip
+    axes = {
+        "optim.lr": {"low": 1e-4, "high": 1e-1, "log": True},
+        "train.epochs": {"low": 1, "high": 3, "integer": True},
+        "optim.name": ["sgd", "adamw"],
+    }
     spec = make_spec(axes=axes, method="random", trials=300, seeds=[])
     points = [draw_point(spec, number) for number in range(300)]
     turned = make_spec(axes=dict(reversed(axes.items())), method="random", trials=9, seeds=[])
@@ -236,9 +239,11 @@ def test_another_spec_is_refused_wherever_results_are_shown(
 
 
 def test_a_sweep_runs_and_goes_on_with_a_seed_more(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    write: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     """A real run that is forked, then a cold one of one more seed; the first stays as it is."""
     made: list[ColdStarter] = []
 
@@ -248,8 +253,7 @@ def test_a_sweep_runs_and_goes_on_with_a_seed_more(
 
     monkeypatch.setattr(sweep_tool, "create_starter", note)
     store = str(tmp_path / "runs")
-    given = {"config": CONFIG, "set": QUICK, "seeds": [0], "metric": "eval.mse",
-             "method": "seeds"}  # fmt: skip
+    given = {"config": CONFIG, "set": QUICK, "seeds": [0], "metric": "eval.mse", "method": "seeds"}
     spec = str(write(**given))
     flags = ["--store", store, "--slots", "2"]
     assert sweep_tool.main(["resume", spec, *flags]) == 2

@@ -7,8 +7,16 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-WEB = ("service", "fastapi", "starlette", "uvicorn", "plotly", "tsdownsample",
-       "optuna", "sqlalchemy")  # fmt: skip
+WEB = (
+    "service",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "plotly",
+    "tsdownsample",
+    "optuna",
+    "sqlalchemy",
+)
 TRAINING = ("torch", "torch_xla", "tensorflow", "jax", "timm", "engine", "job", "models", "tasks")
 
 

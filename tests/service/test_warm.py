@@ -23,9 +23,12 @@ from store.record.history import read_metrics
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/digits_student.yaml"
 SETTINGS = {
-    "runtime.device": "cpu", "runtime.num_threads": 1, "train.epochs": 2,
-    "train.eval_every_epochs": 1, "run.tensorboard": False,
-}  # fmt: skip
+    "runtime.device": "cpu",
+    "runtime.num_threads": 1,
+    "train.epochs": 2,
+    "train.eval_every_epochs": 1,
+    "run.tensorboard": False,
+}
 
 
 @pytest.mark.slow
@@ -43,8 +46,11 @@ def test_warm_runs_are_bit_for_bit_the_cold_ones(digits_root: Path, tmp_path: Pa
         begun = count_files(starter, queue, jobs["bad"].id, attempts=1)
         assert count_files(starter, queue, jobs["bad"].id, attempts=8) <= begun
     assert {name: (job.state, job.exit_code) for name, job in jobs.items()} == {
-        "a": ("complete", 0), "b": ("complete", 0), "again": ("complete", 0), "bad": ("failed", 2),
-    }  # fmt: skip
+        "a": ("complete", 0),
+        "b": ("complete", 0),
+        "again": ("complete", 0),
+        "bad": ("failed", 2),
+    }
     assert all(job.attempts == 1 for job in jobs.values())
     assert "error: data.train_split" in queue.read_log(jobs["bad"].id)
     for name, seed in {"a": 0, "b": 1, "again": 0}.items():

@@ -38,9 +38,11 @@ sys.exit(sum(map(abs, codes)))
 
 def test_64_runs_that_begin_at_once_have_64_names_and_ids(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", _SCRIPT, str(tmp_path), str(COUNT)], cwd=ROOT, capture_output=True,
+        [sys.executable, "-c", _SCRIPT, str(tmp_path), str(COUNT)],
+        cwd=ROOT,
+        capture_output=True,
         text=True,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     found = [json.loads(path.read_text()) for path in Path(tmp_path).glob("sweep/*/run.json")]
     assert len(found) == COUNT

@@ -33,8 +33,17 @@ HARDWARE = {"device": "xla:0", "hardware": "TPU", "chip": "TPU v5e", "devices": 
 
 def make_tpu_run(root: Path, name: str, config: dict, *, step_s: float, **hardware: object):
     """A run that says that a TPU has made it: 4 lines, 10 steps apart, a wait of 1 s in each."""
-    lines = [{"step": 10 * n, "kind": "train", "attempt": 1, "time_s": n * (10 * step_s + 1.0),
-              "input_wait_s": 0.75, "checkpoint_held_s": 0.25} for n in range(1, 5)]  # fmt: skip
+    lines = [
+        {
+            "step": 10 * n,
+            "kind": "train",
+            "attempt": 1,
+            "time_s": n * (10 * step_s + 1.0),
+            "input_wait_s": 0.75,
+            "checkpoint_held_s": 0.25,
+        }
+        for n in range(1, 5)
+    ]
     run = make_run(root, name, config=config, lines=lines, final={"eval_top1": 50.0})
     begun = {"attempt": 1, "began": 1.79e9, "hardware": {**HARDWARE, **hardware}}
     (run.path / ATTEMPTS_FILE).write_text(json.dumps(begun) + "\n")
@@ -49,8 +58,9 @@ def make_verdict(config: dict, **changes: object) -> dict:
 def test_a_verdict_fits_the_very_step(tmp_path):
     config = make_config(**{"data.global_batch_size": 8})
     verdicts = index_verdicts([make_verdict(config), make_verdict(config, chips=4)])
-    other = make_config(**{"data.global_batch_size": 32, "train.seed": 3, "optim.lr": 9.0,
-                           "data.root": "/x"})  # fmt: skip
+    other = make_config(
+        **{"data.global_batch_size": 32, "train.seed": 3, "optim.lr": 9.0, "data.root": "/x"}
+    )
     assert hash_step(other) == hash_step(config)
     # Where a recipe is published, and keys that verdicts made earlier know nothing of.
     told = {**config, "source": {"values": {"optim.lr": 1.0}}}
@@ -64,8 +74,11 @@ def test_a_verdict_fits_the_very_step(tmp_path):
             tmp_path, f"fit{number}", [config, other][number], step_s=0.05, **found
         )
         assert find_verdict(record, verdicts)["chips"] == chips
-    for key, value in (("model.args", {"depth": 3}), ("optim.name", "sgd"),
-                       ("data.global_batch_size", 16)):  # fmt: skip
+    for key, value in (
+        ("model.args", {"depth": 3}),
+        ("optim.name", "sgd"),
+        ("data.global_batch_size", 16),
+    ):
         odd = make_config(**{"data.global_batch_size": 8} | {key: value})
         record = make_tpu_run(tmp_path, f"odd{key}", odd, step_s=0.05)
         assert find_verdict(record, verdicts) is None
@@ -111,8 +124,9 @@ def test_the_program_tells_both(tmp_path, monkeypatch, capsys):
     told = json.loads(capsys.readouterr().out)
     assert told["calibration"]["median"] == pytest.approx((1.25 + 1.5) / 2)
     assert {one["run"]: round(one["ratio"], 6) for one in told["runs"]} == {
-        "digits/a": 1.25, "digits/b": 1.5,
-    }  # fmt: skip
+        "digits/a": 1.25,
+        "digits/b": 1.5,
+    }
     assert main(asked) == 0 and "n = 2" in capsys.readouterr().out
     assert main(["show", "a", "--store", str(root)]) == 0
     assert "estimated 40 ms, measured 50 ms" in capsys.readouterr().out
@@ -134,14 +148,35 @@ def test_a_real_verdict_fits_a_real_run_of_the_same_configuration(tmp_path, digi
     flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}"]
     store = tmp_path / "runs"
     programs = (
-        ["main.py", *flags, f"--run.output_dir={store}", "--run.run_id=a", "--train.epochs=3",
-         "--runtime.device=cpu", "--train.log_every_steps=2"],
-        ["-m", "tools.compile_for_tpu", *flags, "--target", "v5e:1x1", "--store", str(store),
-         "--cache-dir", str(tmp_path / "cache")],
-    )  # fmt: skip
+        [
+            "main.py",
+            *flags,
+            f"--run.output_dir={store}",
+            "--run.run_id=a",
+            "--train.epochs=3",
+            "--runtime.device=cpu",
+            "--train.log_every_steps=2",
+        ],
+        [
+            "-m",
+            "tools.compile_for_tpu",
+            *flags,
+            "--target",
+            "v5e:1x1",
+            "--store",
+            str(store),
+            "--cache-dir",
+            str(tmp_path / "cache"),
+        ],
+    )
     for program in programs:
-        done = subprocess.run([sys.executable, *program], cwd=ROOT, capture_output=True, text=True,
-                              env={**os.environ, "PJRT_DEVICE": "CPU"})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *program],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PJRT_DEVICE": "CPU"},
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     folder = store / "digits_student" / "a"
     begun, *rest = (folder / ATTEMPTS_FILE).read_text().splitlines()

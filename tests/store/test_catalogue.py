@@ -18,14 +18,30 @@ from utils.errors import UserError
 
 OLD_RUNS = ROOT / "tests" / "fixtures" / "old_runs"
 OLD = {
-    "step": 4, "attempt": 2, "task": 2.5, "kd_2": None, "total": 1.5, "loss": 3.0, "lr": 0.1,
-    "img_per_s": 80.0, "graphs_eval": 1, "nonfinite": {"kd_2": "inf"},
-}  # fmt: skip
+    "step": 4,
+    "attempt": 2,
+    "task": 2.5,
+    "kd_2": None,
+    "total": 1.5,
+    "loss": 3.0,
+    "lr": 0.1,
+    "img_per_s": 80.0,
+    "graphs_eval": 1,
+    "nonfinite": {"kd_2": "inf"},
+}
 NEW = {
-    "step": 4, "kind": "train", "attempt": 2, "loss/task": 2.5, "loss/kd_2": None,
-    "loss/total": 1.5, "loss/loss": 3.0, "lr": 0.1, "img_per_s": 80.0, "graphs_eval": 1,
+    "step": 4,
+    "kind": "train",
+    "attempt": 2,
+    "loss/task": 2.5,
+    "loss/kd_2": None,
+    "loss/total": 1.5,
+    "loss/loss": 3.0,
+    "lr": 0.1,
+    "img_per_s": 80.0,
+    "graphs_eval": 1,
     "nonfinite": {"loss/kd_2": "inf"},
-}  # fmt: skip
+}
 
 
 def test_a_pattern_stands_behind_an_entry_of_the_very_name():
@@ -66,12 +82,25 @@ def test_equal_runs_share_what_no_clock_and_no_attempt_says():
 def test_a_line_without_a_kind_is_read_in_todays_form():
     assert modernise(OLD) == NEW
     assert modernise(NEW) is NEW
-    evaluation = {"step": 4, "eval_top1": 50.0, "eval_loss": None, "graphs": 3, "graphs_eval": 1,
-                  "skipped_corrupt": 0, "nonfinite": {"eval_loss": "nan"}}  # fmt: skip
+    evaluation = {
+        "step": 4,
+        "eval_top1": 50.0,
+        "eval_loss": None,
+        "graphs": 3,
+        "graphs_eval": 1,
+        "skipped_corrupt": 0,
+        "nonfinite": {"eval_loss": "nan"},
+    }
     assert modernise(evaluation) == {
-        "step": 4, "kind": "eval", "top1": 50.0, "loss": None, "graphs": 3, "graphs_eval": 1,
-        "skipped_corrupt": 0, "nonfinite": {"loss": "nan"},
-    }  # fmt: skip
+        "step": 4,
+        "kind": "eval",
+        "top1": 50.0,
+        "loss": None,
+        "graphs": 3,
+        "graphs_eval": 1,
+        "skipped_corrupt": 0,
+        "nonfinite": {"loss": "nan"},
+    }
 
 
 def test_segments_of_an_old_attempt_and_a_new_one_are_one_history():

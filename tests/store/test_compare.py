@@ -122,8 +122,12 @@ def make_side(root: Path, name: str, shift: float, seeds: range, **changes: obje
     draw = random.Random(name)
     runs = []
     for seed in seeds:
-        final = {"eval_top1": 80 + shift + draw.gauss(0, 0.2), "eval_examples": 96.0,
-                 "eval_loss": 1 - shift / 10 + draw.gauss(0, 0.02), "custom": 1.0}  # fmt: skip
+        final = {
+            "eval_top1": 80 + shift + draw.gauss(0, 0.2),
+            "eval_examples": 96.0,
+            "eval_loss": 1 - shift / 10 + draw.gauss(0, 0.02),
+            "custom": 1.0,
+        }
         config = make_config(**{"train.seed": seed, **changes})
         runs.append(make_run(root, f"{name}{seed}", config=config, final=final))
     return Side(name, tuple(RunRecord(run.path) for run in runs))
@@ -157,8 +161,10 @@ def test_a_number_that_is_not_finite_is_told_and_not_averaged(tmp_path):
 def test_copies_of_a_seed_are_one_value(tmp_path):
     """Three equal runs of one seed would otherwise have no spread, and make p small."""
     base = make_side(tmp_path, "base", 0.0, range(4))
-    copies = [make_run(tmp_path, f"copy{n}", final={"eval_top1": value})
-              for n, value in enumerate((85.0, 85.0, 85.0, 85.0))]  # fmt: skip
+    copies = [
+        make_run(tmp_path, f"copy{n}", final={"eval_top1": value})
+        for n, value in enumerate((85.0, 85.0, 85.0, 85.0))
+    ]
     new = Side("new", tuple(RunRecord(run.path) for run in copies))
     assert (base.seeds, new.seeds) == (4, 1)
     (found,) = compare_sides(base, new, ["eval.top1"])
@@ -180,12 +186,15 @@ def test_runs_are_grouped_by_configuration_without_the_seed(tmp_path):
     free = {"data.root", "run.run_id", "run.output_dir"}
     sides = group_records(records, free)
     assert [[one.path for one in side.records] for side in sides] == [
-        ["digits/a0", "digits/a1", "digits/c2"], ["digits/b0", "digits/b1"],
-    ]  # fmt: skip
+        ["digits/a0", "digits/a1", "digits/c2"],
+        ["digits/b0", "digits/b1"],
+    ]
     found = find_differences([sides[0], sides[1]], free)
     assert [(one.key, one.matters) for one in found] == [
-        ("optim.lr", True), ("train.seed", True), ("data.root", False),
-    ]  # fmt: skip
+        ("optim.lr", True),
+        ("train.seed", True),
+        ("data.root", False),
+    ]
     assert found[0].values == ("0.001", "0.5") and found[2].values == (
         "data, elsewhere",
         "elsewhere",
@@ -200,9 +209,7 @@ def test_what_differs_in_the_environment_begins_with_the_commit(tmp_path):
     runs[1].update(environment=environment)
     sides = [Side(run.path.name, (RunRecord(run.path),)) for run in runs]
     found = find_environment(sides)
-    assert [one.key for one in found] == [
-        "git_commit", "device", "packages.timm", "packages.torch",
-    ]  # fmt: skip
+    assert [one.key for one in found] == ["git_commit", "device", "packages.timm", "packages.torch"]
     assert found[0].values == ("abc", "def-dirty") and found[1].values == ("cpu", "(not there)")
 
 
@@ -215,8 +222,10 @@ def nudge(value: float, steps: int) -> float:
 def test_a_hundred_planted_ulps_are_found_at_their_step():
     draw = random.Random(7)
     names = ("loss/total", "grad_norm", "lr")
-    lines = [{**line, **{n: nudge(float(np.float32(line[n])), 0) for n in names if n in line}}
-             for line in make_lines(50)]  # fmt: skip
+    lines = [
+        {**line, **{n: nudge(float(np.float32(line[n])), 0) for n in names if n in line}}
+        for line in make_lines(50)
+    ]
     for _ in range(100):
         place, name = draw.randrange(50), draw.choice(names)
         changed = json.loads(json.dumps(lines))
@@ -287,14 +296,18 @@ def test_checkpoints_on_buckets_and_below_another_root_are_compared(tmp_path):
     memory = fsspec.filesystem("memory")
     places = ["memory://compared/runs/digits/a/checkpoints", "memory://compared/root/digits/b"]
     config = make_config(**{"run.checkpoint_root": "memory://compared/root"})
-    runs = [make_run(tmp_path, "a", lines=make_lines(9)),
-            make_run(tmp_path, "b", lines=make_lines(9, start=2.5), config=config)]  # fmt: skip
+    runs = [
+        make_run(tmp_path, "a", lines=make_lines(9)),
+        make_run(tmp_path, "b", lines=make_lines(9, start=2.5), config=config),
+    ]
     memory.put(str(runs[0].path), "/compared/runs/digits/a", recursive=True)
     for number, place in enumerate(places):
         for step in (4, 6, 8):
             folder = open_folder(place).child(f"step_{step:08d}")
-            tensors = {"w": np.full(6, step + (number if step == 6 else 0), np.float32),
-                       "b": np.zeros(2, np.float32)}  # fmt: skip
+            tensors = {
+                "w": np.full(6, step + (number if step == 6 else 0), np.float32),
+                "b": np.zeros(2, np.float32),
+            }
             memory.pipe(f"{folder.place.removeprefix('memory:/')}/model.safetensors", save(tensors))
             if step != 8:  # of this one the upload was cut
                 folder.write_text(COMMIT_FILE, "{}")

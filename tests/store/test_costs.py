@@ -18,8 +18,17 @@ DAY = 1_790_000_000.0  # 2026-09-21
 
 def make(root: Path, name: str, attempts: list[dict], top1: float = 50.0) -> RunRecord:
     """A run of four steps with 100 s of training, of which 10 were waits."""
-    lines = [{"step": step, "kind": "train", "attempt": 1 + step // 3, "time_s": 25.0 * step,
-              "input_wait_s": 2.0, "checkpoint_held_s": 0.5} for step in range(1, 5)]  # fmt: skip
+    lines = [
+        {
+            "step": step,
+            "kind": "train",
+            "attempt": 1 + step // 3,
+            "time_s": 25.0 * step,
+            "input_wait_s": 2.0,
+            "checkpoint_held_s": 0.5,
+        }
+        for step in range(1, 5)
+    ]
     run = make_run(root, name, lines=lines, final={"eval_top1": top1})
     text = "".join(json.dumps(one) + "\n" for one in attempts)
     (run.path / "attempts.jsonl").write_text(text)
@@ -27,15 +36,23 @@ def make(root: Path, name: str, attempts: list[dict], top1: float = 50.0) -> Run
 
 
 def attempt(number: int, began: float, seconds: float | None, **hardware: object) -> list[dict]:
-    start = {"attempt": number, "host": "vm", "pid": 1, "began": began, "from_step": 0,
-             "hardware": {"hardware": "TPU v5 lite", "devices": 8, **hardware}}  # fmt: skip
+    start = {
+        "attempt": number,
+        "host": "vm",
+        "pid": 1,
+        "began": began,
+        "from_step": 0,
+        "hardware": {"hardware": "TPU v5 lite", "devices": 8, **hardware},
+    }
     if seconds is None:
         return [start]
     return [start, {"attempt": number, "ended": began + seconds, "to_step": 4, "status": "x"}]
 
 
-PRICES = [DevicePrice(device="TPU v5*", since="2026-01-01", usd_per_device_hour=2.0),
-          DevicePrice(device="TPU v5*", since="2026-09-22", usd_per_device_hour=1.0)]  # fmt: skip
+PRICES = [
+    DevicePrice(device="TPU v5*", since="2026-01-01", usd_per_device_hour=2.0),
+    DevicePrice(device="TPU v5*", since="2026-09-22", usd_per_device_hour=1.0),
+]
 
 
 def test_each_attempt_is_paid_at_the_price_of_its_day(tmp_path):
@@ -77,10 +94,14 @@ def test_the_front_holds_what_nothing_beats():
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("- {device: a, since: 2026-01-01}", "0.usd_per_device_hour"), ("a: 1", "the file"),
-     ("- {device: a, since: soon, usd_per_device_hour: 1}", "0.since"), ("[", "cannot be read"),
-     ("- {device: a, since: 2026-01-01, usd_per_device_hour: -1}", "greater than or equal to 0")],
-)  # fmt: skip
+    [
+        ("- {device: a, since: 2026-01-01}", "0.usd_per_device_hour"),
+        ("a: 1", "the file"),
+        ("- {device: a, since: soon, usd_per_device_hour: 1}", "0.since"),
+        ("[", "cannot be read"),
+        ("- {device: a, since: 2026-01-01, usd_per_device_hour: -1}", "greater than or equal to 0"),
+    ],
+)
 def test_a_table_with_a_fault_is_refused(tmp_path, text, word):
     path = tmp_path / "prices.yaml"
     path.write_text(text)
@@ -101,15 +122,21 @@ def test_the_program_sums_a_sweep_and_marks_its_front(tmp_path, monkeypatch, cap
     told = json.loads(capsys.readouterr().out)
     assert told["total"]["usd"] == pytest.approx(8 * 800 / 3600 * 4.5)
     assert {row["path"]: row["is_on_front"] for row in told["runs"]} == {
-        "digits/a": True, "digits/b": True, "digits/c": False,
-    }  # fmt: skip
+        "digits/a": True,
+        "digits/b": True,
+        "digits/c": False,
+    }
     assert main(flags) == 0
     assert "no price" not in capsys.readouterr().out
     path.write_text("- {device: other, since: 2026-01-01, usd_per_device_hour: 4.5}\n")
     assert main([*flags, "--prices", str(path)]) == 0
     assert "no price for TPU v5 lite" in capsys.readouterr().out
-    for bad in (["cost"], ["cost", "a", "--filter", "path"], ["cost", "a", "--metric", "eval.x"],
-                ["cost", "a", "--prices", "/nowhere"]):  # fmt: skip
+    for bad in (
+        ["cost"],
+        ["cost", "a", "--filter", "path"],
+        ["cost", "a", "--metric", "eval.x"],
+        ["cost", "a", "--prices", "/nowhere"],
+    ):
         assert main([*bad, "--store", str(root)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
@@ -146,10 +173,11 @@ def test_a_group_is_summed_and_a_point_has_its_price(tmp_path, monkeypatch, caps
     assert told[1]["hours_per_point"] == pytest.approx(8 * 300 / 3600 / 10)
     assert told[1]["usd_per_point"] is None and told[1]["path"] == "digits/b0"
     faults = (
-        (["--by", "model.nam"], "did you mean 'model.name'"), (["--by", ","], "names no key"),
+        (["--by", "model.nam"], "did you mean 'model.name'"),
+        (["--by", ","], "names no key"),
         (["--base", "a7"], "is 0 of these rows"),
         (["--metric", "train.lr", "--base", "a0"], "a better direction"),
-    )  # fmt: skip
+    )
     for bad, word in faults:
         assert main([*usual, *bad]) == 2
         error = capsys.readouterr().err
@@ -167,8 +195,13 @@ def test_a_cost_that_nobody_knows_is_no_cost_of_nothing(tmp_path, capsys):
         (path / "run.json").write_text(json.dumps(told))
     prices = tmp_path / "prices.yaml"
     prices.write_text("- {device: '*', since: 2026-01-01, usd_per_device_hour: 2.0}")
-    ask = ["cost", f"--store={tmp_path}", "--filter=path", "--metric=eval.top1",
-           f"--prices={prices}"]  # fmt: skip
+    ask = [
+        "cost",
+        f"--store={tmp_path}",
+        "--filter=path",
+        "--metric=eval.top1",
+        f"--prices={prices}",
+    ]
     assert main([*ask, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     rows = {one["name"].rpartition("/")[2]: one for one in answer["runs"]}

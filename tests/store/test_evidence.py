@@ -87,8 +87,9 @@ def test_seeds_are_paired_and_corrected(tmp_path):
         sides.append(Side(name, tuple(records)))
     found = compare_answers(*sides)
     assert [(one.base, one.new) for one in found] == [
-        ("digits/a0", "digits/b0"), ("digits/a1", "digits/b1"),
-    ]  # fmt: skip
+        ("digits/a0", "digits/b0"),
+        ("digits/a1", "digits/b1"),
+    ]
     assert all(one.p == pytest.approx(2 * compute_mcnemar(0, 30)) for one in found)
 
 
@@ -132,18 +133,14 @@ def test_the_program_shows_both(tmp_path, capsys, monkeypatch):
     for name, own in (("a", bits), ("b", [*bits[:90], *[True] * 10])):
         make_answered(tmp_path / "runs", name, own)
         patch = PATCH.format("m.py", name)
-        write_environment(tmp_path / "runs" / "digits" / name, {}, SourceState("c" * 40, patch,
-                          "whole"), 1)  # fmt: skip
+        write_environment(
+            tmp_path / "runs" / "digits" / name, {}, SourceState("c" * 40, patch, "whole"), 1
+        )
     page = tmp_path / "x.html"
     flags = ["compare", "digits/a", "digits/b", "--store", str(tmp_path / "runs")]
     assert main([*flags, "--source", "--html", str(page)]) == 0
     said = capsys.readouterr().out
-    for word in (
-        "only new right",
-        "0.0625",
-        "other changes beside the commit: m.py",
-        "++x = b",
-    ):
+    for word in ("only new right", "0.0625", "other changes beside the commit: m.py", "++x = b"):
         assert word in said, said
     html = page.read_text()
     assert "McNemar" in html and "++x = b" in html

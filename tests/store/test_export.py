@@ -25,9 +25,18 @@ ODD = [1e-300, 5e-324, 1.7976931348623157e308, -0.0, 0.1 + 0.2, 1 / 3, float(2**
 @pytest.fixture
 def records(tmp_path) -> list[RunRecord]:
     """Two runs with every kind of number and awkward texts."""
-    lines = [{"step": step, "kind": "train", "attempt": 1, "loss/total": value, "lr": None,
-              "grad_norm": None, "nonfinite": {"lr": "inf", "grad_norm": "-inf"}}
-             for step, value in enumerate(ODD, 1)]  # fmt: skip
+    lines = [
+        {
+            "step": step,
+            "kind": "train",
+            "attempt": 1,
+            "loss/total": value,
+            "lr": None,
+            "grad_norm": None,
+            "nonfinite": {"lr": "inf", "grad_norm": "-inf"},
+        }
+        for step, value in enumerate(ODD, 1)
+    ]
     text = 'a "quoted", line\nand = more; ß\r\n\ttab'
     config = make_config(**{"data.train_pp": text, "model.weights": "=1+1", "optim.betas": [0.1]})
     runs = [
@@ -131,8 +140,13 @@ def test_a_whole_run_has_no_fault(finished, tmp_path):
 
 
 def test_no_cut_of_a_run_s_files_is_taken_for_whole(finished):
-    for name in ("run.json", "artifacts.json", "metrics.jsonl", "attempts.jsonl",
-                 "config_resolved.yaml"):  # fmt: skip
+    for name in (
+        "run.json",
+        "artifacts.json",
+        "metrics.jsonl",
+        "attempts.jsonl",
+        "config_resolved.yaml",
+    ):
         content = (finished / name).read_bytes()
         for length in range(0, len(content), max(1, len(content) // 150)):
             (finished / name).write_bytes(content[:length])
@@ -167,11 +181,14 @@ def test_what_a_kill_tears_is_told_apart_from_damage(tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "word"),
-    [({"step": 3, "kind": "train"}, "step 3 of train after step 4"),
-     ({"step": 9, "kind": "train", "attempt": 7}, "attempt 7"),
-     ({"step": 9, "kind": "test"}, "kind"), ({"step": 9, "kind": "train", "lr": "x"}, "lr"),
-     ({"step": -1, "kind": "train"}, "step")],
-)  # fmt: skip
+    [
+        ({"step": 3, "kind": "train"}, "step 3 of train after step 4"),
+        ({"step": 9, "kind": "train", "attempt": 7}, "attempt 7"),
+        ({"step": 9, "kind": "test"}, "kind"),
+        ({"step": 9, "kind": "train", "lr": "x"}, "lr"),
+        ({"step": -1, "kind": "train"}, "step"),
+    ],
+)
 def test_lines_against_order_or_schema_are_odd(tmp_path, line, word):
     run = make_run(tmp_path / "runs", "a", lines=[*make_lines(4), line])
     faults = check_run(open_folder(run.path))

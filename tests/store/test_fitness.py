@@ -56,8 +56,9 @@ def test_nothing_is_exported_short_without_a_word(store, tmp_path, capsys):
     code, out, _ = ask(capsys, store, *export, "--skip-bad")
     assert code == 0 and "left out: digits/bad, digits/torn" in out
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["skipped"] == [
-        "digits/bad", "digits/torn",
-    ]  # fmt: skip
+        "digits/bad",
+        "digits/torn",
+    ]
     assert ask(capsys, store, "validate", str(tmp_path / "out"))[0] == 0
 
 
@@ -67,8 +68,11 @@ def test_a_gate_refuses_and_others_warn_of_what_does_not_fit(store, tmp_path, ca
     code, _, err = ask(capsys, store, "gate", "good", "bad", *GATE)
     assert code == 2 and "digits/bad/metrics.jsonl has other bytes" in err
     assert err.count("\n") == 1
-    for words in (("compare", "good", "bad"), ("cost", "--filter", "path"),
-                  ("trace", "bad", "--out", str(tmp_path / "x.trace"))):  # fmt: skip
+    for words in (
+        ("compare", "good", "bad"),
+        ("cost", "--filter", "path"),
+        ("trace", "bad", "--out", str(tmp_path / "x.trace")),
+    ):
         caplog.clear()
         assert ask(capsys, store, *words)[0] == 0
         assert [one for one in caplog.messages if "digits/bad/metrics.jsonl" in one]
@@ -133,8 +137,11 @@ def test_no_cut_or_turned_bit_of_the_file_that_names_the_best_checkpoint_is_acce
     place = store / "digits" / "bad" / "checkpoints"
     (place / "step_00000020").mkdir(parents=True)
     whole = json.dumps({**head, "step": 20}).encode()
-    turned = [whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
-              for at in range(len(whole)) for bit in range(8)]  # fmt: skip
+    turned = [
+        whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+        for at in range(len(whole))
+        for bit in range(8)
+    ]
     for content in (whole, *turned, *(whole[:at] for at in range(len(whole)))):
         (place / "best.json").write_bytes(content)
         for is_thorough in (False, True):

@@ -26,20 +26,45 @@ from utils.errors import UserError
 # Kind of case -> limits, base, change for the worse, what must come of it. With a `?` what is
 # absent is skipped.
 CASES = {
-    "pct": [("2:-", 50.0, 1.01, "fail"), ("2:-", 50.0, 1.0, "pass"), ("0:-", 50.0, -3.0, "pass"),
-            ("2:-", -50.0, 1.01, "fail"), ("2:-", -50.0, 1.0, "pass")],
-    "abs": [("-:0.5", 50.0, 0.51, "fail"), ("-:0.5", 50.0, 0.5, "pass"),
-            ("-:0", 50.0, -3.0, "pass"), ("-:0", 50.0, 0.0, "pass")],
-    "both": [("2:5", 50.0, 1.01, "fail"), ("20:0.5", 50.0, 0.51, "fail"),
-             ("2:1", 50.0, 1.0, "pass"), ("0:0", 50.0, -3.0, "pass")],
+    "pct": [
+        ("2:-", 50.0, 1.01, "fail"),
+        ("2:-", 50.0, 1.0, "pass"),
+        ("0:-", 50.0, -3.0, "pass"),
+        ("2:-", -50.0, 1.01, "fail"),
+        ("2:-", -50.0, 1.0, "pass"),
+    ],
+    "abs": [
+        ("-:0.5", 50.0, 0.51, "fail"),
+        ("-:0.5", 50.0, 0.5, "pass"),
+        ("-:0", 50.0, -3.0, "pass"),
+        ("-:0", 50.0, 0.0, "pass"),
+    ],
+    "both": [
+        ("2:5", 50.0, 1.01, "fail"),
+        ("20:0.5", 50.0, 0.51, "fail"),
+        ("2:1", 50.0, 1.0, "pass"),
+        ("0:0", 50.0, -3.0, "pass"),
+    ],
     # A percentage of zero says nothing, in whichever direction the number has gone.
-    "zero": [("2:-", 0.0, -1.0, "fail"), ("2:-", 0.0, 0.0, "fail"), ("2:0.5", 0.0, 0.4, "pass"),
-             ("2:0.5", 0.0, 0.6, "fail"), ("-:0.5", 0.0, 0.4, "pass")],
-    "missing": [("2:-", 50.0, None, "absent"), ("-:9", None, 1.0, "absent"),
-                ("2:9", None, None, "absent")],
-    "non-finite": [("2:-", 50.0, math.nan, "absent"), ("-:9", 50.0, math.inf, "absent"),
-                   ("2:9", 50.0, -math.inf, "absent"), ("2:9", math.nan, 0.0, "absent")],
-}  # fmt: skip
+    "zero": [
+        ("2:-", 0.0, -1.0, "fail"),
+        ("2:-", 0.0, 0.0, "fail"),
+        ("2:0.5", 0.0, 0.4, "pass"),
+        ("2:0.5", 0.0, 0.6, "fail"),
+        ("-:0.5", 0.0, 0.4, "pass"),
+    ],
+    "missing": [
+        ("2:-", 50.0, None, "absent"),
+        ("-:9", None, 1.0, "absent"),
+        ("2:9", None, None, "absent"),
+    ],
+    "non-finite": [
+        ("2:-", 50.0, math.nan, "absent"),
+        ("-:9", 50.0, math.inf, "absent"),
+        ("2:9", 50.0, -math.inf, "absent"),
+        ("2:9", math.nan, 0.0, "absent"),
+    ],
+}
 LEVELS = (*SEVERITIES, "major?")
 
 
@@ -52,8 +77,10 @@ def test_a_gate_judges_single_runs(tmp_path, case, direction, severity):
         sign = 1 if direction == "lower" else -1
         new = None if change is None else (base or 0.0) + change * sign
         values = {f"a{number}": base, f"b{number}": new}
-        runs = [make_run(tmp_path, name, final={} if value is None else {"eval_x": value})
-                for name, value in values.items()]  # fmt: skip
+        runs = [
+            make_run(tmp_path, name, final={} if value is None else {"eval_x": value})
+            for name, value in values.items()
+        ]
         found = check_sides(gate, *(Side(run.path.name, (RunRecord(run.path),)) for run in runs))
         if expected == "absent":
             expected = "skipped" if gate.is_optional else "fail"
@@ -71,8 +98,10 @@ def test_there_are_48_kinds_of_cases():
 def test_an_optional_number_may_be_missing(tmp_path, value):
     gate = parse_gate("eval.top1:-:1:blocker?")
     final = {} if value is None else {"eval_top1": value}
-    runs = [make_run(tmp_path, "a", final={"eval_top1": 1.0}),
-            make_run(tmp_path, "b", final=final, lines=[{"step": 1, "kind": "train"}])]  # fmt: skip
+    runs = [
+        make_run(tmp_path, "a", final={"eval_top1": 1.0}),
+        make_run(tmp_path, "b", final=final, lines=[{"step": 1, "kind": "train"}]),
+    ]
     sides = [Side(run.path.name, (RunRecord(run.path),)) for run in runs]
     found = check_sides(settle_direction(gate), *sides)
     assert found.outcome == "skipped" and "digits/b" in found.reason
@@ -107,8 +136,15 @@ def test_aggregates_look_at_the_whole_history(tmp_path):
     lines = [{"step": step, "kind": "eval", "top1": value} for step, value in enumerate(values, 1)]
     record = RunRecord(make_run(tmp_path, "a", lines=lines, final={"eval_top1": 5.0}).path)
     worse = RunRecord(make_run(tmp_path, "b", lines=lines[:1], final={"eval_top1": 1.0}).path)
-    for aggregate, expected in (("last", 5.0), ("best", 9.0), ("mean", 4.5), ("median", 4.0),
-                                ("min", 1.0), ("max", 9.0), ("p50", 3.0)):  # fmt: skip
+    for aggregate, expected in (
+        ("last", 5.0),
+        ("best", 9.0),
+        ("mean", 4.5),
+        ("median", 4.0),
+        ("min", 1.0),
+        ("max", 9.0),
+        ("p50", 3.0),
+    ):
         gate = settle_direction(parse_gate(f"eval.top1@{aggregate}:-:0:major"))
         found = check_sides(gate, Side("a", (record,)), Side("b", (worse,)))
         assert (found.base, found.new) == (expected, 1.0)
@@ -124,10 +160,14 @@ def test_runs_of_equal_seeds_are_paired(tmp_path):
     sides = []
     for name, fall in (("a", 0.0), ("b", 0.1)):
         runs = [
-            make_run(tmp_path, f"{name}{seed}", config=make_config(**{"train.seed": seed}),
-                     final={"eval_top1": 50 + 10 * seed - fall - seed / 100})
+            make_run(
+                tmp_path,
+                f"{name}{seed}",
+                config=make_config(**{"train.seed": seed}),
+                final={"eval_top1": 50 + 10 * seed - fall - seed / 100},
+            )
             for seed in range(4)
-        ]  # fmt: skip
+        ]
         sides.append(Side(name, tuple(RunRecord(run.path) for run in runs)))
     found = check_sides(settle_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
     assert found.outcome == "pass" and "paired" in found.reason
@@ -136,8 +176,15 @@ def test_runs_of_equal_seeds_are_paired(tmp_path):
 def test_copies_of_a_seed_do_not_make_a_gate_sure(tmp_path):
     sides = []
     for name, values in (("a", (80.0, 80.0, 80.0)), ("b", (79.0, 79.0, 79.0))):
-        runs = [make_run(tmp_path, f"{name}{n}", config=make_config(**{"train.seed": name == "b"}),
-                         final={"eval_top1": value}) for n, value in enumerate(values)]  # fmt: skip
+        runs = [
+            make_run(
+                tmp_path,
+                f"{name}{n}",
+                config=make_config(**{"train.seed": name == "b"}),
+                final={"eval_top1": value},
+            )
+            for n, value in enumerate(values)
+        ]
         sides.append(Side(name, tuple(RunRecord(run.path) for run in runs)))
     found = check_sides(settle_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
     assert (found.outcome, found.low, found.base_n, found.new_n) == ("fail", None, 1, 1)
@@ -146,11 +193,18 @@ def test_copies_of_a_seed_do_not_make_a_gate_sure(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("eval.top1", "four parts"), ("eval.top1:-:-:major", "no limit"), (":1:-:major", "no metric"),
-     ("eval.top1:x:-:major", "from 0 up"), ("eval.top1:-1:-:major", "from 0 up"),
-     ("eval.top1:nan:-:major", "from 0 up"), ("eval.top1:1:-:grave", "unknown severity"),
-     ("eval.top1@mode:1:-:major", "unknown aggregate"), ("eval.top1@p100:1:-:minor", "aggregate")],
-)  # fmt: skip
+    [
+        ("eval.top1", "four parts"),
+        ("eval.top1:-:-:major", "no limit"),
+        (":1:-:major", "no metric"),
+        ("eval.top1:x:-:major", "from 0 up"),
+        ("eval.top1:-1:-:major", "from 0 up"),
+        ("eval.top1:nan:-:major", "from 0 up"),
+        ("eval.top1:1:-:grave", "unknown severity"),
+        ("eval.top1@mode:1:-:major", "unknown aggregate"),
+        ("eval.top1@p100:1:-:minor", "aggregate"),
+    ],
+)
 def test_a_gate_with_a_fault_is_refused_in_one_line(text, word):
     with pytest.raises(UserError) as caught:
         parse_gate(text)
@@ -159,11 +213,15 @@ def test_a_gate_with_a_fault_is_refused_in_one_line(text, word):
 
 @pytest.mark.parametrize(
     ("values", "word"),
-    [({"metric": "a", "max_pc": 1}, "did you mean 'max_pct'"), ({"metric": 3}, "no metric"),
-     ({"metric": "a", "max_abs": True}, "from 0 up"), ({"metric": "a"}, "no limit"),
-     ({"metric": "a", "max_abs": 1, "optional": "x"}, "true or false"),
-     ({"metric": "a", "max_abs": 1, "direction": "up"}, "higher or lower")],
-)  # fmt: skip
+    [
+        ({"metric": "a", "max_pc": 1}, "did you mean 'max_pct'"),
+        ({"metric": 3}, "no metric"),
+        ({"metric": "a", "max_abs": True}, "from 0 up"),
+        ({"metric": "a"}, "no limit"),
+        ({"metric": "a", "max_abs": 1, "optional": "x"}, "true or false"),
+        ({"metric": "a", "max_abs": 1, "direction": "up"}, "higher or lower"),
+    ],
+)
 def test_an_entry_of_a_file_with_a_fault_is_refused(values, word):
     with pytest.raises(UserError) as caught:
         make_gate(values, "a")

@@ -39,9 +39,16 @@ def test_the_last_and_the_best_evaluation_are_kept(tmp_path):
 
 @pytest.mark.parametrize(
     ("step", "kept"),
-    [(20, {"last": 20, "best": 15, "best_before": 5}), (19, {"best": 15, "best_before": 5}),
-     (15, {"best": 15, "best_before": 5}), (14, {"best": 5}), (5, {"best": 5}), (4, {}), (0, {})],
-)  # fmt: skip
+    [
+        (20, {"last": 20, "best": 15, "best_before": 5}),
+        (19, {"best": 15, "best_before": 5}),
+        (15, {"best": 15, "best_before": 5}),
+        (14, {"best": 5}),
+        (5, {"best": 5}),
+        (4, {}),
+        (0, {}),
+    ],
+)
 def test_what_is_done_again_is_forgotten(tmp_path, step, kept):
     file = HitsFile(tmp_path)
     for made, is_best in ((5, True), (15, True), (20, False)):

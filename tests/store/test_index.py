@@ -136,9 +136,15 @@ def _make_newer(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "harm",
-    [_flip, _forget_table, _make_newer, lambda path: path.write_text("no database"),
-     lambda path: path.write_bytes(path.read_bytes()[:5000]), lambda path: path.write_bytes(b"")],
-)  # fmt: skip
+    [
+        _flip,
+        _forget_table,
+        _make_newer,
+        lambda path: path.write_text("no database"),
+        lambda path: path.write_bytes(path.read_bytes()[:5000]),
+        lambda path: path.write_bytes(b""),
+    ],
+)
 def test_an_index_that_was_harmed_is_made_anew(root, cache, harm):
     index = RunIndex(str(root))
     index.refresh()
@@ -178,9 +184,12 @@ def test_a_store_on_a_bucket_is_indexed_too(root):
 
 @pytest.mark.parametrize(
     ("url", "word"),
-    [("nonsense", "cannot be opened"), ("nodialect://x/y", "cannot be opened"),
-     ("sqlite:////proc/nowhere/x.db", "cannot be used")],
-)  # fmt: skip
+    [
+        ("nonsense", "cannot be opened"),
+        ("nodialect://x/y", "cannot be opened"),
+        ("sqlite:////proc/nowhere/x.db", "cannot be used"),
+    ],
+)
 def test_a_database_that_cannot_be_used_is_one_line(root, url, word):
     with pytest.raises(UserError, match=word):
         RunIndex(str(root), url).refresh()

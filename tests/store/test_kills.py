@@ -66,8 +66,10 @@ def tell(root: Path) -> str:
     rows = index.read_runs(index.read_order())
     numbers = {row["run"]: row["path"] for row in rows}
     said = [{k: v for k, v in row.items() if k not in ("run", "stamp")} for row in rows]
-    columns = {key: {numbers[run]: v for run, v in index.read_column(key).items()}
-               for key in ("eval.top1", "train.seed", "tag")}  # fmt: skip
+    columns = {
+        key: {numbers[run]: v for run, v in index.read_column(key).items()}
+        for key in ("eval.top1", "train.seed", "tag")
+    }
     index.close()
     return json.dumps([said, columns], sort_keys=True)
 

@@ -65,8 +65,13 @@ def ask(store: Path, *words: str) -> int:
 
 
 def leave_weights(run: Path) -> None:
-    artifact = {"path": "student.safetensors", "kind": "weights", "bytes": 1, "sha256": SUM,
-                "crc32c": "0" * 8}  # fmt: skip
+    artifact = {
+        "path": "student.safetensors",
+        "kind": "weights",
+        "bytes": 1,
+        "sha256": SUM,
+        "crc32c": "0" * 8,
+    }
     text = json.dumps({"schema_version": 2, "artifacts": [artifact]})
     (run / "artifacts.json").write_text(text)
 
@@ -140,12 +145,17 @@ def test_a_copy_of_weights_leads_on_in_both_directions(store, capsys):
     index = refresh(store)
     first = RunRecord(store / "digits" / "first")
     assert [(one.path, one.generation) for one in find_kinship(index, first).students] == [
-        ("digits/second", 1), ("digits/copied", 2), ("digits/third", 2), ("digits/last", 3),
-    ]  # fmt: skip
+        ("digits/second", 1),
+        ("digits/copied", 2),
+        ("digits/third", 2),
+        ("digits/last", 3),
+    ]
     found = find_kinship(index, RunRecord(last.path)).teachers
     assert [(one.now, one.generation) for one in found] == [
-        ("digits/copied", 1), ("digits/second", 2), ("digits/first", 3),
-    ]  # fmt: skip
+        ("digits/copied", 1),
+        ("digits/second", 2),
+        ("digits/first", 3),
+    ]
     assert found[1].judged == {"top1": 94.0}
     assert found[2].scores["test.top1"] == 96.0
     assert {one.through for one in found[1:]} == {"3" * 16}
@@ -193,8 +203,9 @@ def test_a_bad_teacher_lists_its_students_and_they_say_so(store, capsys):
     assert ask(store, "show", "third", "--json") == 0
     told = json.loads(capsys.readouterr().out)["lineage"]
     assert [(one["path"], one["tags"]) for one in told["teachers"]] == [
-        ("digits/second", []), ("digits/first", ["bad"]),
-    ]  # fmt: skip
+        ("digits/second", []),
+        ("digits/first", ["bad"]),
+    ]
     assert ask(store, "tag", "alone", "--add", "bad") == 0
     assert capsys.readouterr().out == "digits/alone: bad\n"
 
@@ -232,10 +243,17 @@ def test_runs_of_earlier_programs_have_no_lineage_and_are_shown(store, capsys):
 @pytest.mark.parametrize(
     "told",
     [
-        None, "text", {}, [1], [None], [{}], [{"generation": 0}], [{"generation": "1"}],
+        None,
+        "text",
+        {},
+        [1],
+        [None],
+        [{}],
+        [{"generation": 0}],
+        [{"generation": "1"}],
         [{"generation": True}],
     ],
-)  # fmt: skip
+)
 def test_what_is_no_lineage_counts_as_none(told, store):
     assert read_lineage({LINEAGE: told}) == []
     Run(store / "digits" / "second").update(**{LINEAGE: told})

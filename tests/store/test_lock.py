@@ -32,8 +32,11 @@ def start_owner(folder) -> subprocess.Popen:
     """Another program that holds the run."""
     owner = subprocess.Popen(
         [sys.executable, "-c", _HOLD, str(folder)],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert owner.stdout.readline() == "held\n"
     return owner
 

@@ -144,8 +144,9 @@ def test_artifacts_are_listed_with_the_checksums_that_the_store_keeps(tmp_path):
         (tmp_path / name).write_text("{}")
     found = publish_artifacts(tmp_path, remote)
     assert [(one["path"], one["kind"]) for one in found] == [
-        ("profile/trace.json", "trace"), ("student.safetensors", "weights"),
-    ]  # fmt: skip
+        ("profile/trace.json", "trace"),
+        ("student.safetensors", "weights"),
+    ]
     folder = open_folder(remote)
     for one in found:
         assert int(one["crc32c"], 16) == compute_crc32c(tmp_path / one["path"])

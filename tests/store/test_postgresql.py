@@ -17,8 +17,10 @@ from store.index.database import RunIndex
 from tests.support.stored_runs import make_config, make_run
 from utils.errors import UserError
 
-_FOLDERS = (*map(Path, os.environ.get("PATH", "").split(":")), *Path("/usr/lib").glob(
-    "postgresql/*/bin"))  # fmt: skip
+_FOLDERS = (
+    *map(Path, os.environ.get("PATH", "").split(":")),
+    *Path("/usr/lib").glob("postgresql/*/bin"),
+)
 SERVER = next((one for one in _FOLDERS if (one / "initdb").is_file()), None)
 
 pytestmark = [
@@ -57,13 +59,21 @@ def root(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     draw = random.Random(3)
     for number in range(40):
-        config = make_config(**{
-            "train.seed": number % 5, "optim.lr": draw.choice([0.1, 0.01, 1e-3]),
-            "model.name": draw.choice(["vit_tiny", "resnet", "Ünïcode", "with 'quotes'"]),
-        })  # fmt: skip
+        config = make_config(
+            **{
+                "train.seed": number % 5,
+                "optim.lr": draw.choice([0.1, 0.01, 1e-3]),
+                "model.name": draw.choice(["vit_tiny", "resnet", "Ünïcode", "with 'quotes'"]),
+            }
+        )
         final = {"eval_top1": draw.choice([1.0, 50.5, float("nan"), float("inf")])}
-        make_run(folder, f"run{number}", config=config, final=final if number % 7 else None,
-                 experiment=f"experiment{number % 3}")  # fmt: skip
+        make_run(
+            folder,
+            f"run{number}",
+            config=config,
+            final=final if number % 7 else None,
+            experiment=f"experiment{number % 3}",
+        )
     return folder
 
 
@@ -76,11 +86,17 @@ def make_filter(draw: random.Random) -> str:
     """A filter of up to three comparisons, most of them with some answer."""
     terms = []
     for _ in range(draw.randint(1, 3)):
-        key, values = draw.choice([
-            ("train.seed", ["0", "3", "9"]), ("optim.lr", ["0.1", "0.01", "1e-3"]),
-            ("eval.top1", ["50.5", "nan", "inf", "1"]), ("model.name", ["resnet", "'Ünïcode'"]),
-            ("status", ["complete", "running"]), ("experiment", ["experiment1"]), ("step", ["4"]),
-        ])  # fmt: skip
+        key, values = draw.choice(
+            [
+                ("train.seed", ["0", "3", "9"]),
+                ("optim.lr", ["0.1", "0.01", "1e-3"]),
+                ("eval.top1", ["50.5", "nan", "inf", "1"]),
+                ("model.name", ["resnet", "'Ünïcode'"]),
+                ("status", ["complete", "running"]),
+                ("experiment", ["experiment1"]),
+                ("step", ["4"]),
+            ]
+        )
         operators = ["=", "!=", "~"] + (["<", ">", "<=", ">="] if values[0][0].isdigit() else [])
         term = f"{key}{draw.choice(operators)}{draw.choice(values)}"
         terms.append(draw.choice(["", "not "]) + term)
@@ -94,9 +110,7 @@ def test_two_engines_answer_two_hundred_questions_alike(root, url):
     draw, sizes = random.Random(16), set()
     for _ in range(200):
         text = make_filter(draw)
-        found = [
-            [row["path"] for row in index.read_runs(index.select(text))] for index in indexes
-        ]  # fmt: skip
+        found = [[row["path"] for row in index.read_runs(index.select(text))] for index in indexes]
         assert found[0] == found[1], text
         sizes.add(len(found[0]))
     assert len(sizes) > 10

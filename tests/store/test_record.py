@@ -50,9 +50,14 @@ def test_a_run_of_version_1_and_one_of_the_first_names_are_read_as_they_are(tmp_
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [(None, "contains no run.json"), ('{"status": ', "is damaged"), ("[]", "is damaged"),
-     ('{"schema_version": 3}', "use a newer one"), ('{"schema_version": "x"}', "newer one")],
-)  # fmt: skip
+    [
+        (None, "contains no run.json"),
+        ('{"status": ', "is damaged"),
+        ("[]", "is damaged"),
+        ('{"schema_version": 3}', "use a newer one"),
+        ('{"schema_version": "x"}', "newer one"),
+    ],
+)
 def test_what_is_no_run_is_refused_by_name(tmp_path, text, word):
     if text is not None:
         (tmp_path / "run.json").write_text(text)
@@ -62,8 +67,16 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, text, word):
 
 
 def test_numbers_that_are_not_finite_stay_what_they_were(tmp_path):
-    lines = [{"step": 1, "kind": "train", "loss/total": None, "lr": None, "grad_norm": 1.0,
-              "nonfinite": {"loss/total": "-inf"}}]  # fmt: skip
+    lines = [
+        {
+            "step": 1,
+            "kind": "train",
+            "loss/total": None,
+            "lr": None,
+            "grad_norm": 1.0,
+            "nonfinite": {"loss/total": "-inf"},
+        }
+    ]
     run = make_run(tmp_path, "a", lines=lines, final={"eval_loss": math.inf, "eval_top1": math.nan})
     values = RunRecord(run.path).values
     assert values["train.loss/total"] == -math.inf and math.isnan(values["train.lr"])

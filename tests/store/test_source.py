@@ -59,8 +59,13 @@ def test_the_patch_makes_the_same_tree_again(tree, tmp_path):
     (tree / "new" / "empty.py").write_text("")
     found = read_source(tree)
     assert found.kept == "whole" and found.describe()["dirty"]
-    assert set(split_diff(found.diff)) == {"main.py", "gone.py", "image.png", "new/über.py",
-                                           "new/empty.py"}  # fmt: skip
+    assert set(split_diff(found.diff)) == {
+        "main.py",
+        "gone.py",
+        "image.png",
+        "new/über.py",
+        "new/empty.py",
+    }
     again = tmp_path / "again"
     git(tmp_path, "clone", "-q", str(tree), str(again))
     (tmp_path / "x.diff").write_text(unpack_diff(pack_diff(found.diff)))
@@ -110,8 +115,15 @@ def test_a_torn_patch_is_refused():
 
 
 def test_variables_come_by_an_allow_list_and_without_secrets():
-    given = {"XLA_FLAGS": "--a", "PJRT_DEVICE": "CPU", "HOME": "/root", "AWS_KEY": "x",
-             "TF_CLI_CONFIG_FILE": "x", "TF_XLA_FLAGS": "-b", "TORCH_TOKEN": TOKEN}  # fmt: skip
+    given = {
+        "XLA_FLAGS": "--a",
+        "PJRT_DEVICE": "CPU",
+        "HOME": "/root",
+        "AWS_KEY": "x",
+        "TF_CLI_CONFIG_FILE": "x",
+        "TF_XLA_FLAGS": "-b",
+        "TORCH_TOKEN": TOKEN,
+    }
     kept, refused = choose_variables(given)
     assert kept == {"PJRT_DEVICE": "CPU", "TF_XLA_FLAGS": "-b", "XLA_FLAGS": "--a"}
     assert refused == ["TORCH_TOKEN"]

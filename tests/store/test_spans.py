@@ -47,9 +47,15 @@ def test_a_line_that_a_kill_has_torn_is_cut_off_before_the_next(tmp_path):
 
 
 def test_strange_lines_are_left_out():
-    lines = ['{"name": "step"}', "[1]", "{", '{"name": 3, "began": 1.0, "step": 1}',
-             '{"name": "step", "began": "x", "step": 1}', '{"name": "step", "began": 1, "step": 2}',
-             '{"name": "step", "began": 1, "step": 2.5}']  # fmt: skip
+    lines = [
+        '{"name": "step"}',
+        "[1]",
+        "{",
+        '{"name": 3, "began": 1.0, "step": 1}',
+        '{"name": "step", "began": "x", "step": 1}',
+        '{"name": "step", "began": 1, "step": 2}',
+        '{"name": "step", "began": 1, "step": 2.5}',
+    ]
     assert parse_spans("\n".join(lines)) == [Span("step", 2, 1, 0.0)]
 
 

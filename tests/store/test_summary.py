@@ -21,9 +21,15 @@ from tests.support.whole_runs import begin_whole, make_whole_run
 from utils.storage.places import open_folder
 
 COVERED = {
-    "artifacts.json", "attempts.jsonl", "config_resolved.yaml", "environment.json",
-    "metrics.jsonl", "run.json", "student.safetensors", SUMMARY_TABLE,
-}  # fmt: skip
+    "artifacts.json",
+    "attempts.jsonl",
+    "config_resolved.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "run.json",
+    "student.safetensors",
+    SUMMARY_TABLE,
+}
 
 
 @pytest.fixture

@@ -52,10 +52,13 @@ def make(
 
 # Ten seconds of set-up; steps 1 to 10 of 4 s, of which 5 s were compiling, and 1 s of waiting.
 FIRST = [
-    (1, "compile", 1, 10.0, 5.0, 2), (1, "window", 10, 10.0, 50.0, 10, 40.0, 10.0),
-    (1, "evaluation", 10, 60.0, 8.0), (1, "compile", 10, 61.0, 3.0, 1),
-    (1, "checkpoint_held", 10, 68.0, 2.0), (1, "checkpoint_write", 10, 69.0, 9.0),
-]  # fmt: skip
+    (1, "compile", 1, 10.0, 5.0, 2),
+    (1, "window", 10, 10.0, 50.0, 10, 40.0, 10.0),
+    (1, "evaluation", 10, 60.0, 8.0),
+    (1, "compile", 10, 61.0, 3.0, 1),
+    (1, "checkpoint_held", 10, 68.0, 2.0),
+    (1, "checkpoint_write", 10, 69.0, 9.0),
+]
 
 
 def test_the_last_step_of_a_killed_attempt_is_that_of_its_last_line_or_span(tmp_path):
@@ -70,18 +73,29 @@ def test_the_last_step_of_a_killed_attempt_is_that_of_its_last_line_or_span(tmp_
 
 def test_shares_add_up_and_each_second_is_told_once(tmp_path):
     time = compute_time(make(tmp_path, [(0, 0.0, 80.0)], FIRST))
-    assert time.shares_s == pytest.approx({
-        "step": 35.0, "input_wait": 10.0, "compile": 8.0, "evaluation": 5.0, "checkpoint": 2.0,
-        "redone": 0.0, "other": 20.0, "down": 0.0,
-    })  # fmt: skip
+    assert time.shares_s == pytest.approx(
+        {
+            "step": 35.0,
+            "input_wait": 10.0,
+            "compile": 8.0,
+            "evaluation": 5.0,
+            "checkpoint": 2.0,
+            "redone": 0.0,
+            "other": 20.0,
+            "down": 0.0,
+        }
+    )
     assert (time.paid_s, time.is_least, time.has_spans) == (80.0, False, True)
     assert time.goodput == pytest.approx(35 / 80)
 
 
 def test_steps_that_a_later_attempt_does_again_are_not_useful(tmp_path):
     """Killed after step 18, went on from step 15: of the second window three of eight are lost."""
-    spans = [*FIRST, (1, "window", 18, 70.0, 10.0, 8, 8.0, 1.6),
-             (2, "window", 20, 105.0, 12.0, 5, 10.0, 2.0)]  # fmt: skip
+    spans = [
+        *FIRST,
+        (1, "window", 18, 70.0, 10.0, 8, 8.0, 1.6),
+        (2, "window", 20, 105.0, 12.0, 5, 10.0, 2.0),
+    ]
     record = make(tmp_path, [(0, 0.0, None), (15, 100.0, 120.0)], spans)
     time = compute_time(record)
     assert time.shares_s["redone"] == pytest.approx(3 / 8 * 9.6)
@@ -89,8 +103,9 @@ def test_steps_that_a_later_attempt_does_again_are_not_useful(tmp_path):
     assert time.shares_s["input_wait"] == pytest.approx(10 + 5 / 8 * 1.6 + 2)
     # Its last sign of life was the end of that window.
     assert [(one.ended - START, one.is_whole) for one in list_attempts(record)] == [
-        (80.0, False), (120.0, True),
-    ]  # fmt: skip
+        (80.0, False),
+        (120.0, True),
+    ]
     assert list_downs(list_attempts(record)) == [(START + 80.0, START + 100.0)]
     assert (time.paid_s, time.shares_s["down"], time.is_least) == (100.0, 20.0, True)
     assert sum(time.shares_s.values()) == pytest.approx(120.0)
@@ -98,8 +113,12 @@ def test_steps_that_a_later_attempt_does_again_are_not_useful(tmp_path):
 
 
 def test_what_a_run_goes_back_over_is_not_useful(tmp_path):
-    spans = [(1, "window", 4, 0.0, 4.0, 4, 4.0, 0.0), (1, "window", 8, 4.0, 4.0, 4, 4.0, 0.0),
-             (1, "rollback", 6, 8.0, 1.5, 2), (1, "window", 8, 10.0, 1.0, 1, 1.0, 0.0)]  # fmt: skip
+    spans = [
+        (1, "window", 4, 0.0, 4.0, 4, 4.0, 0.0),
+        (1, "window", 8, 4.0, 4.0, 4, 4.0, 0.0),
+        (1, "rollback", 6, 8.0, 1.5, 2),
+        (1, "window", 8, 10.0, 1.0, 1, 1.0, 0.0),
+    ]
     time = compute_time(make(tmp_path, [(0, 0.0, 12.0)], spans))
     assert time.shares_s["redone"] == pytest.approx(1.5 + 2.0)
     assert time.shares_s["step"] == pytest.approx(4 + 2 + 1)
@@ -117,8 +136,11 @@ def test_a_run_without_spans_is_told_by_its_lines(tmp_path):
     assert not time.has_spans
     assert time.shares_s["step"] == pytest.approx(0.4)
     assert [(span.step, span.count) for span in make_windows(record, list_attempts(record))] == [
-        (1, 1), (2, 1), (3, 1), (4, 1),
-    ]  # fmt: skip
+        (1, 1),
+        (2, 1),
+        (3, 1),
+        (4, 1),
+    ]
     trace = make_trace(record)
     assert {one.name for one in trace.slices} == {"attempt 1", "window"}
     assert {one.name for one in trace.counters} == {"img_per_s", "loss/total"}
@@ -138,12 +160,15 @@ def test_a_counter_that_is_thinned_keeps_its_spikes():
 
 
 def test_the_time_of_a_killed_attempt_is_told_the_same_everywhere(tmp_path, capsys):
-    attempts = [{"attempt": 1, "host": "vm", "pid": 1, "began": START, "from_step": 0},
-                {"attempt": 2, "host": "vm", "pid": 2, "began": START + 100.0, "from_step": 2},
-                {"attempt": 2, "ended": START + 120.0, "to_step": 4, "status": "complete"},
-                ]  # fmt: skip
-    lines = [{"step": step, "kind": "train", "attempt": 1 + step // 3, "time_s": 10.0 * step}
-             for step in range(1, 5)]  # fmt: skip
+    attempts = [
+        {"attempt": 1, "host": "vm", "pid": 1, "began": START, "from_step": 0},
+        {"attempt": 2, "host": "vm", "pid": 2, "began": START + 100.0, "from_step": 2},
+        {"attempt": 2, "ended": START + 120.0, "to_step": 4, "status": "complete"},
+    ]
+    lines = [
+        {"step": step, "kind": "train", "attempt": 1 + step // 3, "time_s": 10.0 * step}
+        for step in range(1, 5)
+    ]
     run = make_run(tmp_path, "killed", lines=lines, final={"eval_top1": 1.0}, attempts=2)
     text = "".join(json.dumps(one) + "\n" for one in attempts)
     (run.path / "attempts.jsonl").write_text(text)

@@ -26,22 +26,58 @@ from tools.runs.__main__ import main
 from utils.errors import UserError
 
 REPORT = {
-    "schema": 2, "created": "2026-11-22T10:00:00Z", "environment": {"git_commit": "abc-dirty"},
-    "config": {"model": {"name": "vit"}, "run": {"run_id": "a"}}, "settings": {"input": "real"},
-    "results": [{"processes": 1, "hardware": "CPU", "devices": 1, "global_batch_size": 8,
-                 "unit": "img", "img_per_s": 100.0, "step_p50_s": 0.08, "graphs": 2,
-                 "img_per_s_repeats": [99.0, 101.0], "mfu": None}],
-}  # fmt: skip
+    "schema": 2,
+    "created": "2026-11-22T10:00:00Z",
+    "environment": {"git_commit": "abc-dirty"},
+    "config": {"model": {"name": "vit"}, "run": {"run_id": "a"}},
+    "settings": {"input": "real"},
+    "results": [
+        {
+            "processes": 1,
+            "hardware": "CPU",
+            "devices": 1,
+            "global_batch_size": 8,
+            "unit": "img",
+            "img_per_s": 100.0,
+            "step_p50_s": 0.08,
+            "graphs": 2,
+            "img_per_s_repeats": [99.0, 101.0],
+            "mfu": None,
+        }
+    ],
+}
 
 
 LAB = {
-    "schema_version": 2, "lab": "delta", "environment": {"git_commit": "abc"},
-    "settings": {"on": "v5e", "width": 128, "chunk": 64, "solver": "rows", "loop": None,
-                 "precision": "default"},
-    "rows": [{"variant": "gdn", "form": "xla", "mode": "forward", "key_heads": 16, "batch": 1,
-              "value_heads": 32, "tokens": 8192, "kind": "bundles", "ms": 9.8, "peak_bytes": 7e8,
-              "mcycles_with_dma": 14.6, "mcycles_estimate": 18.7, "hbm_bytes": 4e9}],
-}  # fmt: skip
+    "schema_version": 2,
+    "lab": "delta",
+    "environment": {"git_commit": "abc"},
+    "settings": {
+        "on": "v5e",
+        "width": 128,
+        "chunk": 64,
+        "solver": "rows",
+        "loop": None,
+        "precision": "default",
+    },
+    "rows": [
+        {
+            "variant": "gdn",
+            "form": "xla",
+            "mode": "forward",
+            "key_heads": 16,
+            "batch": 1,
+            "value_heads": 32,
+            "tokens": 8192,
+            "kind": "bundles",
+            "ms": 9.8,
+            "peak_bytes": 7e8,
+            "mcycles_with_dma": 14.6,
+            "mcycles_estimate": 18.7,
+            "hbm_bytes": 4e9,
+        }
+    ],
+}
 
 
 def draw_series(draw: random.Random, count: int, change: float = 0.0) -> list[float]:
@@ -120,8 +156,9 @@ def test_reports_of_one_identity_lie_together(tmp_path, caplog):
     paths = [keep_report(tmp_path, one) for one in (other, REPORT, changed)]
     assert paths[0].name.startswith("2026-11-23T100000Z-abc-dirty-")
     found = read_reports(tmp_path)
-    trends = {(name, one.figure): one.values for name in found
-              for one in find_trends(name, found[name])}  # fmt: skip
+    trends = {
+        (name, one.figure): one.values for name in found for one in find_trends(name, found[name])
+    }
     assert trends[get_identity(REPORT), "1 x img_per_s"] == (100.0, 100.0)
     assert {figure for _, figure in trends} == {"1 x img_per_s", "1 x step_p50_s", "1 x graphs"}
     empty = {**REPORT, "results": []}
@@ -131,8 +168,9 @@ def test_reports_of_one_identity_lie_together(tmp_path, caplog):
     paths[0].write_text("{")
     told = read_reports(tmp_path)
     assert {name: len(reports) for name, reports in told.items()} == {
-        get_identity(REPORT): 1, get_identity(changed): 1,
-    }  # fmt: skip
+        get_identity(REPORT): 1,
+        get_identity(changed): 1,
+    }
     assert [one for one in caplog.messages if "move it away" in one and str(paths[0]) in one]
 
 
@@ -178,20 +216,33 @@ def test_a_figure_that_the_newest_report_lacks_is_missing():
 
 
 VERDICT = {
-    "schema_version": 3, "estimated_mcycles": 10.0, "target": "v5e:2x2", "chips": 1,
-    "examples_per_chip": 8, "unit": "img", "example": {"images": [8, 8, 3]}, "model": "vit",
-    "memory": {"peak_bytes": 100, "usable_bytes": 200}, "made": "2026-11-22T10:00:00Z",
-    "configuration": {"model": {"name": "vit"}, "run": {"run_id": "a"}}, "graph": "g",
-    "versions": {"libtpu": "0.0.21"}, "git_commit": "abc",
-}  # fmt: skip
+    "schema_version": 3,
+    "estimated_mcycles": 10.0,
+    "target": "v5e:2x2",
+    "chips": 1,
+    "examples_per_chip": 8,
+    "unit": "img",
+    "example": {"images": [8, 8, 3]},
+    "model": "vit",
+    "memory": {"peak_bytes": 100, "usable_bytes": 200},
+    "made": "2026-11-22T10:00:00Z",
+    "configuration": {"model": {"name": "vit"}, "run": {"run_id": "a"}},
+    "graph": "g",
+    "versions": {"libtpu": "0.0.21"},
+    "git_commit": "abc",
+}
 
 
 def test_verdicts_of_other_compilers_lie_together_and_those_of_other_steps_apart(tmp_path):
     newer = {**VERDICT, "versions": {"libtpu": "0.0.22"}, "made": "2026-11-23T10:00:00Z"}
     newer["configuration"] = {"model": {"name": "vit"}, "run": {"run_id": "b"}}
     assert get_identity(newer) == get_identity(VERDICT)
-    for key, value in (("target", "v6e:2x2"), ("chips", 4), ("examples_per_chip", 16),
-                       ("configuration", {"model": {"name": "resnet"}})):  # fmt: skip
+    for key, value in (
+        ("target", "v6e:2x2"),
+        ("chips", 4),
+        ("examples_per_chip", 16),
+        ("configuration", {"model": {"name": "resnet"}}),
+    ):
         assert get_identity({**VERDICT, key: value}) != get_identity(VERDICT)
     for one in (newer, VERDICT):
         keep_report(tmp_path, one)
@@ -224,8 +275,11 @@ def test_the_program_keeps_and_judges(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert {one["verdict"] for one in said["trends"]} >= {"steady", "much worse"}
     assert "data:image/png" in page.read_text() and "http:" not in page.read_text()
-    for gate, expected in (("img_per_s:50:-:major", 0), ("img_per_s:5:-:major", 1),
-                           ("img_per_s:29.9:-:major", 3)):  # fmt: skip
+    for gate, expected in (
+        ("img_per_s:50:-:major", 0),
+        ("img_per_s:5:-:major", 1),
+        ("img_per_s:29.9:-:major", 3),
+    ):
         assert main([*asked, "--gate", gate]) == expected
     capsys.readouterr()
     for flags, word in (
@@ -279,8 +333,11 @@ def test_cycles_of_the_lab_have_a_trend_over_commits(tmp_path, capsys):
     other = create_lab_report(12, 5.0, chunk=32)
     assert get_identity(other) != identity
     failed = create_lab_report(13, 0.0)
-    failed["rows"][0] = {k: v for k, v in failed["rows"][0].items() if k in (
-        "variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens")}  # fmt: skip
+    failed["rows"][0] = {
+        k: v
+        for k, v in failed["rows"][0].items()
+        if k in ("variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens")
+    }
     assert get_identity(failed) == identity
     told = {one.figure: one.verdict for one in find_trends(identity, [*reports, failed])}
     assert told[figure] == "missing"

@@ -124,9 +124,13 @@ def test_what_is_written_comes_back(tmp_path):
 
 @pytest.mark.parametrize(
     ("step", "epsilon", "text", "why"),
-    [(10, 0.02, None, "quantile.epsilon 0.01"), (15, 0.01, None, "do not reach back"),
-     (10, 0.01, "{", "damaged"), (10, 0.01, '{"epsilon": 9, "from_step": 0}', "damaged")],
-)  # fmt: skip
+    [
+        (10, 0.02, None, "quantile.epsilon 0.01"),
+        (15, 0.01, None, "do not reach back"),
+        (10, 0.01, "{", "damaged"),
+        (10, 0.01, '{"epsilon": 9, "from_step": 0}', "damaged"),
+    ],
+)
 def test_sketches_that_cannot_go_on_begin_anew_and_say_so(
     tmp_path, caplog, step, epsilon, text, why
 ):

@@ -36,9 +36,14 @@ class Cloud:
     def start(self, *words: str) -> subprocess.Popen[str]:
         """`python -m WORDS`, both outputs in one pipe."""
         return subprocess.Popen(
-            [sys.executable, "-m", *words], cwd=ROOT, env=self.environment, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            [sys.executable, "-m", *words],
+            cwd=ROOT,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """`python -m WORDS` to its end."""
@@ -48,14 +53,22 @@ class Cloud:
 
     def create(self, name: str = "pod", **facts: Any) -> None:
         """A TPU VM that is there already."""
-        self.save("tpu-vm", {
-            name: {
-                "name": name, "state": "READY", "health": "HEALTHY",
-                "acceleratorType": "v5litepod-16", "runtimeVersion": "v2-alpha-tpuv5-lite",
-                "networkEndpoints": [{"ipAddress": f"10.0.0.{n + 2}"} for n in range(self.hosts)],
-                **facts,
-            }
-        })  # fmt: skip
+        self.save(
+            "tpu-vm",
+            {
+                name: {
+                    "name": name,
+                    "state": "READY",
+                    "health": "HEALTHY",
+                    "acceleratorType": "v5litepod-16",
+                    "runtimeVersion": "v2-alpha-tpuv5-lite",
+                    "networkEndpoints": [
+                        {"ipAddress": f"10.0.0.{n + 2}"} for n in range(self.hosts)
+                    ],
+                    **facts,
+                }
+            },
+        )
 
     def save(self, what: str, found: dict[str, Any]) -> None:
         """Set the stand-ins' state."""

@@ -50,9 +50,13 @@ def list_rules() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]
     from models.delta.kernels.forward import FusedPlan, fused_forward
 
     for kind, chunk, keep, channels in (
-        ("bfloat16", 128, False, 0), ("bfloat16", 64, True, 0), ("float32", 64, True, 0),
-        ("bfloat16", 64, True, 1), ("float32", 64, False, 1), ("bfloat16", 64, True, 3),
-    ):  # fmt: skip
+        ("bfloat16", 128, False, 0),
+        ("bfloat16", 64, True, 0),
+        ("float32", 64, True, 0),
+        ("bfloat16", 64, True, 1),
+        ("float32", 64, False, 1),
+        ("bfloat16", 64, True, 3),
+    ):
         heads, group, width, tokens = 4, 2, 128, 256
         plan = FusedPlan((width, width), 1, group, chunk, channels, keep)
         of_tokens = (1, tokens, heads * width)
@@ -69,9 +73,12 @@ def list_backs() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]
 
     heads, group, width, tokens = 8, 4, 128, 256
     for kind, chunk, channels in (
-        ("bfloat16", 128, 0), ("float32", 64, 0), ("bfloat16", 128, 1), ("float32", 64, 1),
+        ("bfloat16", 128, 0),
+        ("float32", 64, 0),
+        ("bfloat16", 128, 1),
+        ("float32", 64, 1),
         ("bfloat16", 64, 3),
-    ):  # fmt: skip
+    ):
         plan = FusedPlan((width, width), 2, group, chunk, channels)
         count, state = tokens // chunk, ((1, heads, width, width), "float32")
         of_tokens, of_keys = ((1, tokens, n * width) for n in (heads, heads // 2))
@@ -110,8 +117,9 @@ def list_flashes() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], st
         kept = FlashPlan(width**-0.5, keep=True)
         yield f"flash kept {kind}", partial(flash_forward, kept), [of_tokens] * 3
         for name, function, lanes in (
-            ("rows", flash_back_rows, 512), ("columns", flash_back_columns, 128),
-        ):  # fmt: skip
+            ("rows", flash_back_rows, 512),
+            ("columns", flash_back_columns, 128),
+        ):
             of_rows = [((*sizes, n), "float32") for n in (128, 128, lanes)]
             given = [*[of_tokens] * 3, *of_rows[:2], of_tokens, of_rows[2]]
             yield f"flash {name} {kind}", partial(function, plan), given
@@ -122,9 +130,10 @@ def list_steps() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
     from models.delta.kernels.decode_step import StepPlan, step_forward
 
     for name, plan, kinds, width in (
-        ("delta", StepPlan(8), 4, 128), ("two updates", StepPlan(4, 2), 6, 128),
+        ("delta", StepPlan(8), 4, 128),
+        ("two updates", StepPlan(4, 2), 6, 128),
         ("rwkv7", StepPlan(2, 1, is_delta=False), 5, 64),
-    ):  # fmt: skip
+    ):
         shapes = [(2 * plan.group, width, width), (2, 8 * kinds, width)]
         given = [*shapes, (2, 8 * plan.updates, width)]
         yield f"step {name}", partial(step_forward, plan), given

@@ -23,18 +23,42 @@ from utils.storage.places import open_folder
 
 # Texts of JSON: numbers that no float holds, half a pair of code units, a colour's bracket, depth.
 VALUES = (
-    "null", "true", "-1", "1e400", "NaN", "1" + "0" * 400, '"x"', '"\\ud800[/red]"', "[]", "[1]",
-    "{}", '{"a": [1]}', '["\\u0000"]', "[" * 3000 + "]" * 3000,
-)  # fmt: skip
+    "null",
+    "true",
+    "-1",
+    "1e400",
+    "NaN",
+    "1" + "0" * 400,
+    '"x"',
+    '"\\ud800[/red]"',
+    "[]",
+    "[1]",
+    "{}",
+    '{"a": [1]}',
+    '["\\u0000"]',
+    "[" * 3000 + "]" * 3000,
+)
 _LINES = (ATTEMPTS_FILE, "metrics.jsonl", SPANS_FILE)
-_WHOLE = ("run.json", ENVIRONMENT_FILE, SKETCHES_FILE, "artifacts.json", "tags.json",
-          "summary.json", HITS_FILE)  # fmt: skip
+_WHOLE = (
+    "run.json",
+    ENVIRONMENT_FILE,
+    SKETCHES_FILE,
+    "artifacts.json",
+    "tags.json",
+    "summary.json",
+    HITS_FILE,
+)
 _MARK = "@here@"
 Place = tuple[str, tuple[str | int, ...]]
 CONFIGS = (
-    "- 1\n- 2\n", "a: &a {b: *a}\n", "train: {seed: [1, 2]}\nmodel: 3\n1: 2\n", "a: 2020-99-99\n",
-    'run: {checkpoint_root: [1], name: "\\ud800"}\n', "data: {global_batch_size: -1}\n", "[" * 3000,
-)  # fmt: skip
+    "- 1\n- 2\n",
+    "a: &a {b: *a}\n",
+    "train: {seed: [1, 2]}\nmodel: 3\n1: 2\n",
+    "a: 2020-99-99\n",
+    'run: {checkpoint_root: [1], name: "\\ud800"}\n',
+    "data: {global_batch_size: -1}\n",
+    "[" * 3000,
+)
 
 
 def make_whole(root: Path, name: str = "ok") -> Path:
@@ -51,10 +75,18 @@ def make_whole(root: Path, name: str = "ok") -> Path:
     text = format_sketches(sketch.epsilon, 0, [QuantileWindow(4, {"step_s": sketch})])
     (path / SKETCHES_FILE).write_text(text)
     told = {
-        "schema_version": 2, "attempt": 1, "python": "3.11", "os": "x", "host": "vm", "cores": 2,
-        "accelerator": {"kind": "cpu"}, "packages": {"torch": "2"}, "variables": {"XLA_A": "1"},
-        "refused_variables": [], "source": {"commit": "a" * 40, "dirty": False, "diff": "none"},
-    }  # fmt: skip
+        "schema_version": 2,
+        "attempt": 1,
+        "python": "3.11",
+        "os": "x",
+        "host": "vm",
+        "cores": 2,
+        "accelerator": {"kind": "cpu"},
+        "packages": {"torch": "2"},
+        "variables": {"XLA_A": "1"},
+        "refused_variables": [],
+        "source": {"commit": "a" * 40, "dirty": False, "diff": "none"},
+    }
     (path / ENVIRONMENT_FILE).write_text(json.dumps(told, indent=1) + "\n")
     (path / HITS_FILE).write_bytes(format_hits({"last": Hits(4, 8, "a" * 64, b"\x0f")}))
     change_tags(open_folder(path), ["paper"], [])

@@ -167,8 +167,11 @@ def start_script(
     environment = {**os.environ, "VENV": str(venv)}
     return subprocess.run(
         ["bash", "run_commands.sh", *arguments],
-        cwd=root, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=root,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
 
 
 def get_call(done: subprocess.CompletedProcess[str]) -> list[str]:

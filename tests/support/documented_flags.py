@@ -6,9 +6,12 @@ from __future__ import annotations
 _CPU = ("--runtime.device=cpu", "--runtime.num_threads=1")
 # A language model that has read a little of a few small texts, and has not learnt from them.
 _READING = (
-    *_CPU, "--train.steps=2", "--optim.warmup_steps=1", "--data.global_batch_size=4",
+    *_CPU,
+    "--train.steps=2",
+    "--optim.warmup_steps=1",
+    "--data.global_batch_size=4",
     "--data.sequence_length=64",
-)  # fmt: skip
+)
 # What a command starts with -> the flags that shorten it; the first that fits counts.
 SHORTENED = {
     r"python main\.py --help$": (),
@@ -18,25 +21,36 @@ SHORTENED = {
     r"python main\.py --config configs/mnist\w*\.yaml .*--print-config$": (),
     r"python main\.py --config configs/mnist\.yaml ": (*_CPU, "--batch_size=32"),
     r"python main\.py --config configs/regression/diabetes_": (
-        *_CPU, "--train.steps=20", "--optim.warmup_steps=2",
+        *_CPU,
+        "--train.steps=20",
+        "--optim.warmup_steps=2",
     ),
     r"python main\.py --config configs/regression/friedman1_": (
-        *_CPU, "--train.steps=60", "--optim.warmup_epochs=0",
+        *_CPU,
+        "--train.steps=60",
+        "--optim.warmup_epochs=0",
     ),
     r"python main\.py --config configs/transformer_text\.yaml$": (
-        *_READING, "--data.name=stdlib_small", "--run.run_id=first",
+        *_READING,
+        "--data.name=stdlib_small",
+        "--run.run_id=first",
     ),
     r"python main\.py --config configs/transformer_teacher\.yaml .*=teacher$": _READING,
     r"python (main\.py|-m tools\.cache write) --config configs/transformer_distil\.yaml ": (
-        *_READING, "--distill.allow_weak_teacher",
+        *_READING,
+        "--distill.allow_weak_teacher",
     ),
     r"python main\.py --config configs/transformer_sequences\.yaml$": (
-        *_CPU, "--train.steps=4", "--optim.warmup_steps=2",
+        *_CPU,
+        "--train.steps=4",
+        "--optim.warmup_steps=2",
     ),
     r"python -m tools\.monitor ": (),
     r"bash run_commands\.sh supervise ": (*_CPU, "--train.epochs=3"),
     r"bash run_commands\.sh smoke$": (
-        *_CPU, "--train.steps=2", "--train.log_every_steps=1",
+        *_CPU,
+        "--train.steps=2",
+        "--train.log_every_steps=1",
         "--data.name=image_size=224,num_classes=10,num_examples=16",
     ),
     r"bash run_commands\.sh doctor": (),
@@ -53,7 +67,7 @@ SHORTENED = {
     r"python -m tools\.checkpoint ": (),
     r"python -m tools\.cache write ": (*_CPU, "--train.epochs=3"),
     r"python -m tools\.kd_report ": (),
-}  # fmt: skip
+}
 # Programs that start others, run by a slow test.
 SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.py "
 # What cannot run here, or not in seconds -> why, and which test stands for it.

@@ -75,8 +75,11 @@ def run_server() -> Iterator[dict[str, str]]:
         port = probe.getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.gcs", str(port)],
-        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(address, process)

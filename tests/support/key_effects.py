@@ -7,60 +7,35 @@ is the message that names the key.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from datasets import create_loader
-from job.build import build_parts
-from job.callbacks import RunCallbacks
-from job.check import check
-from job.spec import Job
-from job.stream import iterate_batches
-from tasks.classify.views import TEACHER_IMAGES
 from tests.support.tiny_parts import VIT_ARGS, create_config
 from utils.config.load import RunConfig
-from utils.errors import UserError
-from utils.runtime.choice import choose_device, find_planned_ranks
-from utils.runtime.launcher import create_runtime
-from utils.runtime.xla.spmd import get_mesh_shape
 
 # Keys whose effect needs hardware, a killed run or several processes: where a test shows it.
 ELSEWHERE = {
     "tests/test_key_effects.py": {
-        "model.pretrained":
-            "test_pretrained_asks_for_hub_weights",
-        "runtime.compile_cache_gib":
-            "test_a_compile_cache_keeps_to_its_size",
-        "run.tensorboard":
-            "test_tensorboard_events_are_written_where_asked_for",
+        "model.pretrained": "test_pretrained_asks_for_hub_weights",
+        "runtime.compile_cache_gib": "test_a_compile_cache_keeps_to_its_size",
+        "run.tensorboard": "test_tensorboard_events_are_written_where_asked_for",
     },
     "tests/test_early_stop.py": {
-        "train.early_stop_patience":
-            "test_the_run_says_why_it_ended",
-        "train.early_stop_min_delta":
-            "test_the_run_ends_where_its_scores_say",
+        "train.early_stop_patience": "test_the_run_says_why_it_ended",
+        "train.early_stop_min_delta": "test_the_run_ends_where_its_scores_say",
     },
     "tests/test_bad_input.py": {
-        "data.root":
-            "test_a_dataset_root_that_is_not_there_names_the_flag",
+        "data.root": "test_a_dataset_root_that_is_not_there_names_the_flag"
     },
     "tests/test_faults.py": {
-        "train.on_nonfinite":
-            "test_a_bad_batch_is_skipped_after_going_back",
-        "train.deterministic":
-            "test_other_threads_are_told_and_refused_where_bits_must_not_differ",
-        "run.allow_changes":
-            "test_a_changed_configuration_is_refused_with_the_difference",
-        "run.init_skip":
-            "test_a_run_may_start_from_anothers_weights",
+        "train.on_nonfinite": "test_a_bad_batch_is_skipped_after_going_back",
+        "train.deterministic": "test_other_threads_are_told_and_refused_where_bits_must_not_differ",
+        "run.allow_changes": "test_a_changed_configuration_is_refused_with_the_difference",
+        "run.init_skip": "test_a_run_may_start_from_anothers_weights",
     },
     "tests/tasks/test_judging.py": {
-        "data.evals":
-            "test_a_run_judges_further_sets_by_their_own_rules",
+        "data.evals": "test_a_run_judges_further_sets_by_their_own_rules",
         **dict.fromkeys(
             (f"data.evals[].{name}" for name in ("name", "dataset", "split", "classes", "every")),
             "test_a_run_judges_further_sets_by_their_own_rules",
@@ -71,60 +46,40 @@ ELSEWHERE = {
         ),
     },
     "tests/test_start_weights.py": {
-        "run.init_rename":
-            "test_what_does_not_fit_is_named_by_patterns",
-        "model.reset_head":
-            "test_another_number_of_classes_starts_a_new_head",
+        "run.init_rename": "test_what_does_not_fit_is_named_by_patterns",
+        "model.reset_head": "test_another_number_of_classes_starts_a_new_head",
     },
     "tests/test_runtime_options.py": {
-        "train.remat":
-            "test_a_model_without_repeated_blocks_is_refused",
-        "train.scan_layers":
-            "test_a_loop_over_blocks_with_dropout_is_refused",
-        "runtime.overlap":
-            "test_keys_that_a_runtime_cannot_honour_are_refused",
-        "runtime.compile":
-            "test_channels_last_and_compile_change_layout_and_call_alone",
-        "runtime.compile_cache":
-            "test_the_compile_cache_is_off_on_the_cpu_and_a_directory_a_rank_elsewhere",
+        "train.remat": "test_a_model_without_repeated_blocks_is_refused",
+        "train.scan_layers": "test_a_loop_over_blocks_with_dropout_is_refused",
+        "runtime.overlap": "test_keys_that_a_runtime_cannot_honour_are_refused",
+        "runtime.compile": "test_channels_last_and_compile_change_layout_and_call_alone",
+        "runtime.compile_cache": "test_the_compile_cache_is_off_on_the_cpu_and_on_elsewhere",
     },
     "tests/test_compile_backends.py": {
-        "runtime.compile_backend":
-            "test_each_backend_compiles_one_graph_and_gives_equal_values",
+        "runtime.compile_backend": "test_each_backend_compiles_one_graph_and_gives_equal_values"
     },
     "tests/test_parity.py": {
-        "train.sync_batchnorm":
-            "test_without_synchronisation_ranks_normalise_by_their_own_examples",
+        "train.sync_batchnorm": "test_without_synchronisation_ranks_normalise_by_their_own_examples"
     },
     "tests/tasks/test_language.py": {
-        "data.sequence_length":
-            "test_windows_are_as_long_as_the_key_says",
-        "train.z_loss":
-            "test_the_z_loss_adds_squares_of_the_log_normaliser",
-        "train.logits_mib":
-            "test_logits_of_no_chunk_exceed_the_limit",
+        "data.sequence_length": "test_windows_are_as_long_as_the_key_says",
+        "train.z_loss": "test_the_z_loss_adds_squares_of_the_log_normaliser",
+        "train.logits_mib": "test_logits_of_no_chunk_exceed_the_limit",
     },
     "tests/tasks/test_multilabel.py": {
-        "data.labels_file":
-            "test_batches_hold_the_lists_of_the_file",
+        "data.labels_file": "test_batches_hold_the_lists_of_the_file"
     },
     "tests/tasks/test_regress.py": {
-        "data.input_columns":
-            "test_columns_are_chosen_by_name",
-        "data.target_columns":
-            "test_columns_are_chosen_by_name",
-        "data.split_seed":
-            "test_rows_are_permuted_by_the_split_seed_alone",
-        "data.standardise":
-            "test_the_model_holds_the_statistics_that_are_asked_for",
-        "train.task_loss":
-            "test_each_loss_trains_the_value_that_it_names",
-        "train.l2_penalty":
-            "test_the_penalty_is_on_matrices_alone",
+        "data.input_columns": "test_columns_are_chosen_by_name",
+        "data.target_columns": "test_columns_are_chosen_by_name",
+        "data.split_seed": "test_rows_are_permuted_by_the_split_seed_alone",
+        "data.standardise": "test_the_model_holds_the_statistics_that_are_asked_for",
+        "train.task_loss": "test_each_loss_trains_the_value_that_it_names",
+        "train.l2_penalty": "test_the_penalty_is_on_matrices_alone",
     },
     "tests/tasks/test_teacher_cache.py": {
-        "distill.cache_end":
-            "test_a_run_longer_than_the_cache_stops_or_cycles_as_configured",
+        "distill.cache_end": "test_a_run_longer_than_the_cache_stops_or_cycles_as_configured"
     },
     "tests/test_recipe_sources.py": {
         **dict.fromkeys(
@@ -132,33 +87,31 @@ ELSEWHERE = {
             "test_the_results_page_is_what_the_recipes_say",
         ),
         **dict.fromkeys(
-            ("source.values", "source.differs"),
-            "test_a_recipe_is_its_source_but_for_what_it_lists",
+            ("source.values", "source.differs"), "test_a_recipe_is_its_source_but_for_what_it_lists"
         ),
     },
     "tests/test_main.py": {
-        "distill.allow_weak_teacher":
-            "test_a_weak_teacher_is_refused_unless_allowed",
+        "distill.allow_weak_teacher": "test_a_weak_teacher_is_refused_unless_allowed"
     },
     "tests/test_groups.py": {
-        "runtime.timeout_s":
-            "test_one_rank_ends_all_and_is_named",
-        "runtime.reduce_dtype":
-            "test_gradients_are_summed_in_the_type_that_is_asked_for",
-        "runtime.num_threads":
-            "test_cores_are_shared_out_unless_it_is_said_how",
+        "runtime.timeout_s": "test_one_rank_ends_all_and_is_named",
+        "runtime.reduce_dtype": "test_gradients_are_summed_in_the_type_that_is_asked_for",
+        "runtime.num_threads": "test_cores_are_shared_out_unless_it_is_said_how",
     },
     "tests/job/test_summary.py": {
-        "run.check_only":
-            "test_check_says_what_would_run_and_writes_nothing",
+        "run.check_only": "test_check_says_what_would_run_and_writes_nothing"
     },
     "tests/tasks/test_probing.py": dict.fromkeys(
         ("data.evals[].bank", "distill.score"),
         "test_a_run_judges_its_features_by_probes_and_keeps_the_best",
     ),
     "tests/tasks/test_distil.py": dict.fromkeys(
-        ("distill.losses[].of", "distill.losses[].teacher", "distill.projector",
-         "distill.projector_width"),
+        (
+            "distill.losses[].of",
+            "distill.losses[].teacher",
+            "distill.projector",
+            "distill.projector_width",
+        ),
         "test_terms_and_projectors_are_those_of_the_configuration",
     ),
     "tests/tasks/test_feature_statistics.py": dict.fromkeys(
@@ -166,10 +119,9 @@ ELSEWHERE = {
         "test_features_are_learnt_at_one_scale_by_a_stored_pass",
     ),
     "tests/test_buckets.py": {
-        "run.overwrite":
-            "test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming",
+        "run.overwrite": "test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming"
     },
-}  # fmt: skip
+}
 BASE = ("--epochs=3", "--data.name=channels=1,num_classes=10,num_examples=96", "--run.run_id=a")
 VIT = "vit_tiny_patch16_224"
 Row = tuple[str, tuple[str, ...], str, str]
@@ -177,125 +129,16 @@ DIGITS = "digits"  # stands for the flags of the handwritten digits
 TWO = ("--data.name=channels=1,num_classes=10,num_examples=64",)
 
 
-def describe(config: RunConfig) -> dict[str, Any]:
-    """All that a configuration decides about a run on this machine, by part."""
-    found: dict[str, Any] = {}
-    try:
-        found |= _describe_plan(config)
-        job = check(config)
-        found["task"] = _describe_job(job)
-        if config.data.source != "synthetic":
-            return found | {"reader": _describe_reader(config)}
-        if config.runtime.parallel == "spmd":
-            return found  # a mesh cannot be left again in this process
-        runtime = create_runtime(config.runtime)
-    except UserError as error:
-        return found | {"refused": str(error)}
-    try:
-        return found | _describe_parts(runtime, job)
-    except UserError as error:
-        return found | {"refused": str(error)}
-    finally:
-        runtime.ranks.leave()
-
-
-def _describe_plan(config: RunConfig) -> dict[str, Any]:
-    """What needs neither data nor device."""
-    name = choose_device(config.runtime)
-    return {
-        "device": name,
-        "ranks": find_planned_ranks(config.runtime, name),
-        "mesh": get_mesh_shape(config.runtime, devices=4),
-    }
-
-
-def _describe_job(job: Job) -> list[Any]:
-    run = job.run
-    places = [run.place, str(run.path), str(run.checkpoints), job.checkpoint]
-    return [
-        places,
-        job.facts.teachers,
-        job.facts.dataset.num_examples,
-        job.facts.image_shapes,
-        job.total_steps,
-    ]
-
-
-def _describe_reader(config: RunConfig) -> list[Any]:
-    loader = create_loader(config.data, "train", seed=0, known=config.model.known_sizes)
-    try:
-        spec = loader._reader._spec
-        return [spec.threads, spec.prefetch_batches, spec.window, spec.tolerant, loader.order]
-    finally:
-        loader.close()
-
-
-def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
-    parts = build_parts(runtime, job)
-    state, schedule = parts.state, parts.plan.schedule
-    steps = range(parts.plan.total_steps)
-    found = {
-        "model": str(state.model),
-        "layers": [(name, type(layer).__name__, sorted(layer.__dict__))
-                   for name, layer in state.model.named_modules()],
-        "layout": [p.stride() for p in state.model.parameters()],
-        "weights": [v.double().sum().item() for v in state.model.state_dict().values()],
-        "optimizer": _describe_optimizer(state.optimizer),
-        "schedule": [(schedule.lr_at(step), schedule.decay_at(step)) for step in steps],
-        "plan": repr(dataclasses.replace(parts.plan, schedule=None)),
-        "state": [parts.plan.averaging, list(state.averages), parts.plan.accumulate_steps,
-                  parts.plan.clipping],
-        "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.facts.normalisation],
-        "teachers": [(t.dtype, t.weight, t.transform.size, t.transform.mean.flatten().tolist(),
-                      t.transform.std.flatten().tolist()) for t in parts.task.teachers],
-        "callbacks": _describe_callbacks(runtime, job, parts),
-    }  # fmt: skip
-    batches = iterate_batches(parts, 0)
-    first = next(batches)
-    found["batch"] = [_describe_batch(one) for one in (first, next(batches))]
-    if choose_device(job.config.runtime) == "cpu":
-        torch.manual_seed(0)
-        with runtime.autocast():
-            found["loss"] = parts.task.loss(state.model, first).total.item()
-    parts.close()
-    return found
-
-
-def _describe_optimizer(optimizer: torch.optim.Optimizer) -> list[Any]:
-    groups = [{k: v if k != "params" else len(v) for k, v in group.items()}
-              for group in optimizer.param_groups]  # fmt: skip
-    return [type(optimizer).__name__, repr(optimizer.defaults), repr(groups)]
-
-
-def _describe_callbacks(runtime: Any, job: Job, parts: Any) -> list[Any]:
-    callbacks = RunCallbacks(runtime, job, parts, None)
-    callbacks.stopping.listening.__enter__()
-    saving, recording = callbacks.saving, callbacks.recording
-    watch, tracer, manager = callbacks.stopping.watch, recording._tracer, saving.manager
-    found = [manager.keep, manager.keep_every, saving.max_rollbacks,
-             recording.keeper.sketches.epsilon,
-             *(_get_plain(one) for one in (watch, tracer))]  # fmt: skip
-    callbacks.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
-    return found
-
-
-def _get_plain(thing: Any) -> dict[str, Any]:
-    kinds = (int, float, str, tuple, type(None))
-    ignored = ("_beat", "_last")
-    return {k: v for k, v in vars(thing).items() if isinstance(v, kinds) and k not in ignored}
-
-
-def _describe_batch(batch: Any) -> list[Any]:
-    draws, values = ({name: value.double().sum().item() for name, value in drawn.items()}
-                     for drawn in (batch.draws, batch.values))  # fmt: skip
-    return [batch.indices.tolist(), batch.ids, batch.images.double().sum().item(), draws, values,
-            TEACHER_IMAGES in draws]  # fmt: skip
-
-
 def list_rows(teacher: Path, other: Path) -> list[Row]:
     """(key, shared flags, changed flag, part); `teacher` and `other` are exports."""
     weights = ("model.weights", (), f"--model.weights={teacher}", "weights")
-    return [*_PLAIN_ROWS, weights, *_list_distill_rows(teacher, other)]
+    return [
+        *_PLAIN_ROWS,
+        weights,
+        *_list_distill_rows(teacher, other),
+        *_list_term_rows(teacher),
+        *_list_teacher_rows(teacher, other),
+    ]
 
 
 def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
@@ -304,37 +147,47 @@ def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
     one = f"{{model: {VIT}, weights: {teacher}, args: {args}}}"
     two = f"{{model: {VIT}, weights: {other}, args: {args}}}"
     both = ("--kd=kd", f"--distill.teachers=[{one}, {two}]")
-
-    def with_teacher(**values: Any) -> str:
-        section = {"model": VIT, "weights": str(teacher), "args": json.loads(args)} | values
-        return f"--distill.teachers={json.dumps([section])}"
-
-    def with_term(**values: Any) -> str:
-        return f"--distill.losses={json.dumps([{'name': 'kd'} | values])}"
-
-    single = ("--kd=kd", with_teacher())
-    termed = (f"--teacher_path={teacher}", with_term())
-    rkd = "--distill.losses=[{name: rkd, layers: {blocks.0: blocks.0}}]"
     return [
         ("distill.teacher", taught, "--teacher=resnet18", "refused"),
         ("distill.teacher_weights", taught, f"--teacher_path={other}", "task"),
         ("distill.teachers", ("--kd=kd", f"--distill.teachers=[{one}]"), both[1], "teachers"),
         ("distill.ensemble", both, "--distill.ensemble=logits", "loss"),
-        ("data.strong_pp", (taught[1], "--kd=mlkd", "--distill.views=weak_strong",
-                            "--data.strong_pp=value_range(-1, 1)"),
-         "--data.strong_pp=value_range(0, 1)", "refused:data.strong_pp ends with"),
+        (
+            "data.strong_pp",
+            (
+                taught[1],
+                "--kd=mlkd",
+                "--distill.views=weak_strong",
+                "--data.strong_pp=value_range(-1, 1)",
+            ),
+            "--data.strong_pp=value_range(0, 1)",
+            "refused:data.strong_pp ends with",
+        ),
         ("distill.views", taught, "--distill.views=independent", "batch"),
         ("distill.teacher_cache", taught, "--distill.teacher_cache=nowhere", "refused"),
         ("distill.peer", taught, "--distill.peer=resnet10t", "invalid:distill.peer"),
-        ("distill.peer_args",
-         ("--kd=kd", "--distill.peer=resnet10t", "--distill.peer_args={in_chans: 1}"),
-         "--distill.peer_args={in_chans: 3}", "refused:takes 3 channels"),
+        (
+            "distill.peer_args",
+            ("--kd=kd", "--distill.peer=resnet10t", "--distill.peer_args={in_chans: 1}"),
+            "--distill.peer_args={in_chans: 3}",
+            "refused:takes 3 channels",
+        ),
         ("distill.alpha_schedule", taught, "--distill.alpha_schedule=epochs", "batch"),
         ("distill.loss", taught, "--kd=dkd", "loss"),
         ("distill.temperature", taught, "--kd_temperature=2", "loss"),
         ("distill.alpha", taught, "--kd_alpha=0.9", "loss"),
+    ]
+
+
+def _list_term_rows(teacher: Path) -> list[Row]:
+    def with_term(**values: Any) -> str:
+        return f"--distill.losses={json.dumps([{'name': 'kd'} | values])}"
+
+    taught, termed = f"--teacher_path={teacher}", (f"--teacher_path={teacher}", with_term())
+    rkd = "--distill.losses=[{name: rkd, layers: {blocks.0: blocks.0}}]"
+    return [
         ("distill.losses", termed, with_term(name="dkd"), "loss"),
-        ("distill.group_size", (rkd, taught[1]), "--distill.group_size=4", "loss"),
+        ("distill.group_size", (rkd, taught), "--distill.group_size=4", "loss"),
         ("distill.losses[].name", termed, with_term(name="dkd"), "loss"),
         ("distill.losses[].args", termed, with_term(args={"temperature": 1}), "loss"),
         ("distill.losses[].layers", termed, with_term(layers={"no": "no"}), "refused:layers"),
@@ -342,21 +195,47 @@ def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
         ("distill.losses[].weight_end", termed, with_term(weight_end=0.1), "batch"),
         ("distill.losses[].start_epoch", termed, with_term(start_epoch=1), "batch"),
         ("distill.losses[].warmup_epochs", termed, with_term(warmup_epochs=1), "batch"),
+    ]
+
+
+def _list_teacher_rows(teacher: Path, other: Path) -> list[Row]:
+    def with_teacher(**values: Any) -> str:
+        section = {
+            "model": VIT,
+            "weights": str(teacher),
+            "args": {"img_size": 8, **VIT_ARGS},
+        } | values
+        return f"--distill.teachers={json.dumps([section])}"
+
+    single = ("--kd=kd", with_teacher())
+    return [
         ("distill.teachers[].model", single, with_teacher(model="resnet18"), "refused:resnet18"),
         ("distill.teachers[].weights", single, with_teacher(weights=str(other)), "task"),
-        ("distill.teachers[].args", single, with_teacher(args={**VIT_ARGS, "depth": 2}),
-         "refused:of another model"),
+        (
+            "distill.teachers[].args",
+            single,
+            with_teacher(args={**VIT_ARGS, "depth": 2}),
+            "refused:of another model",
+        ),
         ("distill.teachers[].weight", single, with_teacher(weight=3), "teachers"),
-        ("distill.teachers[].num_classes", single, with_teacher(num_classes=3),
-         "refused:has 3 classes"),
-        ("distill.teachers[].label_map", single, with_teacher(label_map="nowhere"),
-         "refused:label_map ('nowhere')"),
+        (
+            "distill.teachers[].num_classes",
+            single,
+            with_teacher(num_classes=3),
+            "refused:has 3 classes",
+        ),
+        (
+            "distill.teachers[].label_map",
+            single,
+            with_teacher(label_map="nowhere"),
+            "refused:label_map ('nowhere')",
+        ),
         ("distill.teachers[].size", single, with_teacher(size=12), "refused:by size"),
         ("distill.teachers[].keep_tokens", single, with_teacher(keep_tokens=0.5), "loss"),
         ("distill.teachers[].mean", single, with_teacher(mean=[3], std=[5]), "teachers"),
         ("distill.teachers[].std", single, with_teacher(mean=[0], std=[5]), "teachers"),
         ("distill.teachers[].dtype", single, with_teacher(dtype="bf16"), "teachers"),
-    ]  # fmt: skip
+    ]
 
 
 def load(folder: Path, digits: tuple[str, ...], flags: tuple[str, ...]) -> RunConfig:
@@ -369,8 +248,10 @@ def load(folder: Path, digits: tuple[str, ...], flags: tuple[str, ...]) -> RunCo
 def _rows(shared: str, section: str, changes: list[tuple[str, str, str]]) -> list[Row]:
     """Rows of keys of one section that share their flags."""
     flags = (shared,) if shared else ()
-    return [(f"{section}.{name.partition('.')[0]}", flags, f"--{section}.{name}={value}", part)
-            for name, value, part in changes]  # fmt: skip
+    return [
+        (f"{section}.{name.partition('.')[0]}", flags, f"--{section}.{name}={value}", part)
+        for name, value, part in changes
+    ]
 
 
 _PLATEAU = ("--optim.schedule=plateau",)
@@ -380,16 +261,27 @@ _DROPPED = ("--model.args.depth=2", "--drop_path=0.5")
 _LORA = '--model.lora=["blocks.*.attn.qkv"]'
 _MESH = ("--runtime.device=xla", "--runtime.parallel=spmd")
 _PLAIN_ROWS: list[Row] = [
-    *_rows("", "model", [("name", "resnet10t", "refused:resnet10t"),
-                         ("num_classes", "12", "model"),
-                         ("image_size", "12", "layout"), 
-                         ("drop_rate", "0.5", "model"), ("args.depth", "2", "model")]),
+    *_rows(
+        "",
+        "model",
+        [
+            ("name", "resnet10t", "refused:resnet10t"),
+            ("num_classes", "12", "model"),
+            ("image_size", "12", "layout"),
+            ("drop_rate", "0.5", "model"),
+            ("args.depth", "2", "model"),
+        ],
+    ),
     ("model.drop_path_rate", ("--model.args.depth=2",), "--drop_path=0.5", "model"),
     ("model.drop_path_law", _DROPPED, "--model.drop_path_law=constant", "model"),
     ("model.drop_path_rescale", _DROPPED, "--model.drop_path_rescale=false", "loss"),
     ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
-    ("model.skip_patches", ("--runtime.device=xla",),
-     "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
+    (
+        "model.skip_patches",
+        ("--runtime.device=xla",),
+        "--model.skip_patches=[linear, attention, layer_norm, gelu]",
+        "layers",
+    ),
     ("model.attention_kernel", (), "--model.attention_kernel=on", "refused"),
     ("model.kernels", (), "--model.kernels=pallas", "refused"),
     ("model.norm_width", (), "--model.norm_width=8", "refused:model.norm_width"),
@@ -399,29 +291,62 @@ _PLAIN_ROWS: list[Row] = [
     ("data.source", (), "--data.source=folder", "refused:data.root"),
     ("data.name", (), TWO[0], "task"),
     ("data.allow_download", (), "--data.allow_download=true", "invalid:data.allow_download"),
-    *_rows(DIGITS, "data", [
-        ("train_split", "train[:640]", "task"), ("eval_split", "train[:90]", "task"),
-        ("test_split", "test", "task"), ("order", "sharded", "reader"),
-        ("train_pp", "decode(channels=1)|resize(9)|value_range(-1, 1)", "refused"),
-        ("eval_pp", "decode(channels=1)|resize(9)|value_range(-1, 1)", "refused"),
-        ("image_key", "img", "refused"), ("label_key", "lab", "refused"),
-        ("shuffle_gib", "1e-6", "reader"), ("threads", "1", "reader"),
-        ("prefetch_batches", "5", "reader"), ("skip_corrupt", "3", "reader")]),
-    *_rows("", "data", [("global_batch_size", "32", "plan"), ("eval_batch_size", "20", "eval"),
-                        ("return_id", "true", "batch"), ("random_erasing", "1", "batch")]),
+    *_rows(
+        DIGITS,
+        "data",
+        [
+            ("train_split", "train[:640]", "task"),
+            ("eval_split", "train[:90]", "task"),
+            ("test_split", "test", "task"),
+            ("order", "sharded", "reader"),
+            ("train_pp", "decode(channels=1)|resize(9)|value_range(-1, 1)", "refused"),
+            ("eval_pp", "decode(channels=1)|resize(9)|value_range(-1, 1)", "refused"),
+            ("image_key", "img", "refused"),
+            ("label_key", "lab", "refused"),
+            ("shuffle_gib", "1e-6", "reader"),
+            ("threads", "1", "reader"),
+            ("prefetch_batches", "5", "reader"),
+            ("skip_corrupt", "3", "reader"),
+        ],
+    ),
+    *_rows(
+        "",
+        "data",
+        [
+            ("global_batch_size", "32", "plan"),
+            ("eval_batch_size", "20", "eval"),
+            ("return_id", "true", "batch"),
+            ("random_erasing", "1", "batch"),
+        ],
+    ),
     ("data.erasing_mode", ("--data.random_erasing=1",), "--data.erasing_mode=pixel", "batch"),
-    *_rows("", "optim", [("name", "sgd", "optimizer"), ("lr", "0.5", "schedule"),
-                         ("min_lr", "5e-4", "schedule"), ("warmup_epochs", "1", "schedule"),
-                         ("warmup_steps", "3", "schedule"), ("schedule", "linear", "schedule"),
-                         ("weight_decay", "0.5", "optimizer"), ("eps", "1e-3", "optimizer"),
-                         ("weight_decay_end", "0.5", "schedule"),
-                         ("betas", "[0.5, 0.6]", "optimizer"),
-                         ("layer_decay", "0.5", "optimizer"), ("max_grad_norm", "1", "state"),
-                         ("max_grad_value", "1", "state"), ("max_grad_ratio", "1", "state"),
-                         ("base_lr", "0.5", "schedule"),
-                         ("args.amsgrad", "true", "optimizer")]),
-    *_rows("--optim.base_lr=0.5", "optim", [("base_batch_size", "64", "schedule"),
-                                            ("lr_scaling", "linear", "schedule")]),
+    *_rows(
+        "",
+        "optim",
+        [
+            ("name", "sgd", "optimizer"),
+            ("lr", "0.5", "schedule"),
+            ("min_lr", "5e-4", "schedule"),
+            ("warmup_epochs", "1", "schedule"),
+            ("warmup_steps", "3", "schedule"),
+            ("schedule", "linear", "schedule"),
+            ("weight_decay", "0.5", "optimizer"),
+            ("eps", "1e-3", "optimizer"),
+            ("weight_decay_end", "0.5", "schedule"),
+            ("betas", "[0.5, 0.6]", "optimizer"),
+            ("layer_decay", "0.5", "optimizer"),
+            ("max_grad_norm", "1", "state"),
+            ("max_grad_value", "1", "state"),
+            ("max_grad_ratio", "1", "state"),
+            ("base_lr", "0.5", "schedule"),
+            ("args.amsgrad", "true", "optimizer"),
+        ],
+    ),
+    *_rows(
+        "--optim.base_lr=0.5",
+        "optim",
+        [("base_batch_size", "64", "schedule"), ("lr_scaling", "linear", "schedule")],
+    ),
     ("optim.warmup_lr", ("--optim.warmup_steps=3",), "--optim.warmup_lr=1e-4", "schedule"),
     ("optim.warmup_inside", ("--optim.warmup_steps=3",), "--optim.warmup_inside=true", "schedule"),
     ("optim.decay_rate", _STEPPED, "--optim.decay_rate=0.5", "schedule"),
@@ -431,53 +356,93 @@ _PLAIN_ROWS: list[Row] = [
     ("optim.plateau_min_delta", _PLATEAU, "--optim.plateau_min_delta=0.5", "plan"),
     ("optim.cycles", (), "--optim.cycles=2", "schedule"),
     ("optim.cycle_decay", ("--optim.cycles=2",), "--optim.cycle_decay=0.5", "schedule"),
-    ("optim.cycle_length_factor", ("--optim.cycles=2",), "--optim.cycle_length_factor=2",
-     "schedule"),
-    ("optim.cooldown_fraction", ("--optim.schedule=wsd",), "--optim.cooldown_fraction=0.5",
-     "schedule"),
+    (
+        "optim.cycle_length_factor",
+        ("--optim.cycles=2",),
+        "--optim.cycle_length_factor=2",
+        "schedule",
+    ),
+    (
+        "optim.cooldown_fraction",
+        ("--optim.schedule=wsd",),
+        "--optim.cooldown_fraction=0.5",
+        "schedule",
+    ),
     ("optim.freeze", (), '--optim.freeze=["blocks.*"]', "optimizer"),
     ("optim.unfreeze", (), '--optim.unfreeze={"blocks.*":1}', "optimizer"),
     ("optim.lr_factors", (), '--optim.lr_factors={"head.*":10}', "optimizer"),
     ("optim.decay_factors", (), '--optim.decay_factors={"head.weight":0}', "optimizer"),
     ("optim.momentum", ("--opt=sgd",), "--optim.momentum=0.5", "optimizer"),
-    *_rows("", "train", [("task", "language", "refused"),
-                         ("epochs", "2", "plan"), ("steps", "7", "plan"),
-                         ("accumulate_steps", "2", "state"), ("seed", "1", "batch"),
-                         ("log_every_steps", "3", "plan"), ("eval_every_epochs", "2", "plan"),
-                         ("eval_every_steps", "4", "plan"),
-                         ("checkpoint_every_epochs", "2", "plan"),
-                         ("checkpoint_every_steps", "5", "plan"),
-                         ("keep_checkpoints", "7", "callbacks"),
-                         ("keep_every_steps", "3", "callbacks"),
-                         ("max_rollbacks", "9", "callbacks"),
-                         ("stall_timeout_s", "77", "callbacks"),
-                         ("label_smoothing", "0.3", "loss"),
-                         ("mixup_alpha", "0.8", "batch"), ("cutmix_alpha", "0.8", "batch"),
-                         ("ema", "true", "state")]),
-    ("train.verdicts", (), "--train.verdicts={'v9:8': {parts: 2, step: a, graph: b}}",
-     "invalid:train.verdicts"),
+    *_rows(
+        "",
+        "train",
+        [
+            ("task", "language", "refused"),
+            ("epochs", "2", "plan"),
+            ("steps", "7", "plan"),
+            ("accumulate_steps", "2", "state"),
+            ("seed", "1", "batch"),
+            ("log_every_steps", "3", "plan"),
+            ("eval_every_epochs", "2", "plan"),
+            ("eval_every_steps", "4", "plan"),
+            ("checkpoint_every_epochs", "2", "plan"),
+            ("checkpoint_every_steps", "5", "plan"),
+            ("keep_checkpoints", "7", "callbacks"),
+            ("keep_every_steps", "3", "callbacks"),
+            ("max_rollbacks", "9", "callbacks"),
+            ("stall_timeout_s", "77", "callbacks"),
+            ("label_smoothing", "0.3", "loss"),
+            ("mixup_alpha", "0.8", "batch"),
+            ("cutmix_alpha", "0.8", "batch"),
+            ("ema", "true", "state"),
+        ],
+    ),
+    (
+        "train.verdicts",
+        (),
+        "--train.verdicts={'v9:8': {parts: 2, step: a, graph: b}}",
+        "invalid:train.verdicts",
+    ),
     ("train.mix_prob", ("--mixup=0.8",), "--train.mix_prob=0", "batch"),
-    *_rows("--mixup=0.8", "train", [("mix_mode", "element", "batch"),
-                                    ("mix_off_epoch", "0", "batch")]),
-    ("train.image_sizes", ("--model.args.dynamic_img_size=true",),
-     "--train.image_sizes={0: 4, 1: 8}", "batch"),
+    *_rows(
+        "--mixup=0.8", "train", [("mix_mode", "element", "batch"), ("mix_off_epoch", "0", "batch")]
+    ),
+    (
+        "train.image_sizes",
+        ("--model.args.dynamic_img_size=true",),
+        "--train.image_sizes={0: 4, 1: 8}",
+        "batch",
+    ),
     ("data.repeats", (), "--data.repeats=3", "batch"),
     ("train.cutmix_prob", ("--mixup=0.8", "--cutmix=1"), "--train.cutmix_prob=1", "batch"),
     ("train.ema_decay", ("--model_ema",), "--train.ema_decay=0.5", "state"),
     ("train.ema_start_epoch", ("--model_ema",), "--train.ema_start_epoch=1", "state"),
     ("train.ema_more", ("--model_ema",), "--train.ema_more=[0.5]", "state"),
-    ("train.task_loss_args", ("--train.task_loss=focal",), "--train.task_loss_args={gamma: 3}",
-     "loss"),
+    (
+        "train.task_loss_args",
+        ("--train.task_loss=focal",),
+        "--train.task_loss_args={gamma: 3}",
+        "loss",
+    ),
     ("train.bce_threshold", (_BCE, "--smoothing=0.5"), "--train.bce_threshold=0.2", "loss"),
     *_rows(_BCE, "train", [("bce_sum", "true", "loss"), ("bce_positive_weight", "3", "loss")]),
     ("train.class_weights", (), "--train.class_weights=[0, 1, 1, 1, 1, 1, 1, 1, 1, 1]", "loss"),
-    *_rows("", "model", [("head_init_scale", "0.1", "weights"),
-                         ("head_init_bias", "-7", "weights")]),
-    *_rows("", "runtime", [("device", "xla", "device"), ("parallel", "spmd", "refused"),
-                           ("num_processes", "2", "ranks"), ("precision", "bf16", "loss"),
-                           ("tf32", "true", "refused"),
-                           ("matmul_precision", "highest", "refused"),
-                           ("graph_budget", "77", "plan")]),
+    *_rows(
+        "", "model", [("head_init_scale", "0.1", "weights"), ("head_init_bias", "-7", "weights")]
+    ),
+    *_rows(
+        "",
+        "runtime",
+        [
+            ("device", "xla", "device"),
+            ("parallel", "spmd", "refused"),
+            ("num_processes", "2", "ranks"),
+            ("precision", "bf16", "loss"),
+            ("tf32", "true", "refused"),
+            ("matmul_precision", "highest", "refused"),
+            ("graph_budget", "77", "plan"),
+        ],
+    ),
     ("runtime.cpu_processes", (), "--runtime.cpu_processes=2", "ranks"),
     ("runtime.channels_last", (), "--runtime.channels_last=true", "layout"),
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
@@ -485,11 +450,23 @@ _PLAIN_ROWS: list[Row] = [
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
     ("profile.steps", (), "--profile.steps=2-3", "callbacks"),
     ("quantile.epsilon", (), "--quantile.epsilon=0.05", "callbacks"),
-    *_rows("", "run", [("output_dir", "HERE/other", "task"), ("experiment", "other", "task"),
-                       ("run_id", "other", "task"), ("resume", "nowhere", "refused"),
-                       ("init_from", "nowhere", "refused"),
-                       ("eval_only", "true", "invalid:run.eval_only"),
-                       ("checkpoint_root", "HERE/root", "task")]),
-    ("run.cache_dir", ("--run.output_dir=memory://effects/runs",), "--run.cache_dir=HERE/c",
-     "task"),
-]  # fmt: skip
+    *_rows(
+        "",
+        "run",
+        [
+            ("output_dir", "HERE/other", "task"),
+            ("experiment", "other", "task"),
+            ("run_id", "other", "task"),
+            ("resume", "nowhere", "refused"),
+            ("init_from", "nowhere", "refused"),
+            ("eval_only", "true", "invalid:run.eval_only"),
+            ("checkpoint_root", "HERE/root", "task"),
+        ],
+    ),
+    (
+        "run.cache_dir",
+        ("--run.output_dir=memory://effects/runs",),
+        "--run.cache_dir=HERE/c",
+        "task",
+    ),
+]

@@ -15,20 +15,33 @@ from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.load import load_config
 
 LANGUAGE = (
-    "--train.task=language", "--data.source=sequences", "--model=transformer",
-    "--data.name=copy,symbols=4,num_examples=640,num_held_out=100", "--data.sequence_length=8",
+    "--train.task=language",
+    "--data.source=sequences",
+    "--model=transformer",
+    "--data.name=copy,symbols=4,num_examples=640,num_held_out=100",
+    "--data.sequence_length=8",
     '--model.args={"depth": 2, "width": 32, "heads": 4, "kv_heads": 2}',
-    "--data.global_batch_size=16", "--optim.lr=0.01", "--optim.warmup_steps=5",
-    "--train.log_every_steps=1", "--run.experiment=lang", "--run.run_id=a",
-    "--run.tensorboard=false", "--runtime.num_threads=1", "--runtime.graph_budget=100000",
-)  # fmt: skip
+    "--data.global_batch_size=16",
+    "--optim.lr=0.01",
+    "--optim.warmup_steps=5",
+    "--train.log_every_steps=1",
+    "--run.experiment=lang",
+    "--run.run_id=a",
+    "--run.tensorboard=false",
+    "--runtime.num_threads=1",
+    "--runtime.graph_budget=100000",
+)
 
 # What makes such models learn their sequences within a few hundred steps.
 LEARNING = (
-    "--model.args.positions=learned", "--data.global_batch_size=64", "--optim.lr=0.006",
-    "--optim.warmup_steps=20", "--optim.weight_decay=0.01", "--optim.betas=[0.9, 0.95]",
+    "--model.args.positions=learned",
+    "--data.global_batch_size=64",
+    "--optim.lr=0.006",
+    "--optim.warmup_steps=20",
+    "--optim.weight_decay=0.01",
+    "--optim.betas=[0.9, 0.95]",
     "--optim.max_grad_norm=1",
-)  # fmt: skip
+)
 
 
 def create_language_argv(folder: Path, *flags: str, device: str = "cpu") -> list[str]:

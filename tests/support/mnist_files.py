@@ -11,9 +11,11 @@ import numpy as np
 TRAIN, TEST = 200, 60
 # Gzipped or not and with a dot or a dash, as people have them.
 NAMES = {
-    "train-images": "train-images-idx3-ubyte", "train-labels": "train-labels.idx1-ubyte",
-    "t10k-images": "t10k-images-idx3-ubyte.gz", "t10k-labels": "t10k-labels-idx1-ubyte.gz",
-}  # fmt: skip
+    "train-images": "train-images-idx3-ubyte",
+    "train-labels": "train-labels.idx1-ubyte",
+    "t10k-images": "t10k-images-idx3-ubyte.gz",
+    "t10k-labels": "t10k-labels-idx1-ubyte.gz",
+}
 
 
 def encode_idx(array: np.ndarray) -> bytes:

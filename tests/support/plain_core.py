@@ -108,9 +108,11 @@ class PlainCore:
         root = step.root
         if root == "scalar_select":
             picked = self._read(step.named["predicate"])
-            return None if picked is None else self._read(
-                step.named["on_true" if picked else "on_false"]
-            )  # fmt: skip
+            return (
+                None
+                if picked is None
+                else self._read(step.named["on_true" if picked else "on_false"])
+            )
         if root == "sld":
             number = step.named.get("identity")
             return int(number) if number else self.stored.get(self._find_address(step.operands[0]))
@@ -170,9 +172,10 @@ class PlainCore:
             self._wait(self._read(step.operands[0]), self._read(step.operands[1]))
             return
         size, flag, is_of_hbm = (
-            self._read_descriptor(step.operands[0]) if step.opcode == "dma"
+            self._read_descriptor(step.operands[0])
+            if step.opcode == "dma"
             else self._read_transfer(step)
-        )  # fmt: skip
+        )
         if size is None:
             self.found.unknown += 1
         elif is_of_hbm:
@@ -234,8 +237,14 @@ def _compare(opcode: str, values: Sequence[int | None]) -> int | None:
         return None
     _, relation, kind, *_ = opcode.split(".")
     left, right = (one & _MASK if kind == "u32" else _sign(one) for one in values)
-    found = {"eq": left == right, "ne": left != right, "lt": left < right, "le": left <= right,
-             "gt": left > right, "ge": left >= right}  # fmt: skip
+    found = {
+        "eq": left == right,
+        "ne": left != right,
+        "lt": left < right,
+        "le": left <= right,
+        "gt": left > right,
+        "ge": left >= right,
+    }
     return int(found[relation])
 
 

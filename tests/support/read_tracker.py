@@ -21,8 +21,9 @@ _HEAD = 7
 
 def read(name: str, place: str, run: str) -> list[Number]:
     """Every number of a run."""
-    return sorted({"mlflow": _read_mlflow, "wandb": _read_wandb, "trackio": _read_trackio}[name](
-        place, run))  # fmt: skip
+    return sorted(
+        {"mlflow": _read_mlflow, "wandb": _read_wandb, "trackio": _read_trackio}[name](place, run)
+    )
 
 
 def _read_mlflow(place: str, run: str) -> Iterator[Number]:

@@ -34,8 +34,12 @@ EXAMPLES = {
     ("digits", "train"): 1_197,
 }
 CLASSES = {
-    "imagenet2012": 1000, "cifar10": 10, "cifar100": 100, "oxford_iiit_pet": 37, "digits": 10,
-}  # fmt: skip
+    "imagenet2012": 1000,
+    "cifar10": 10,
+    "cifar100": 100,
+    "oxford_iiit_pet": 37,
+    "digits": 10,
+}
 _TOKENS = re.compile(r"(^|\.)(pos_embed|cls_token|dist_token|reg_token)$")
 
 
@@ -264,10 +268,14 @@ MEASURES: dict[str, Callable[[Recipe], Any]] = {
     "loss.task_share": lambda recipe: 1 - recipe.config.distill.alpha,
     "loss.teacher_share": _teacher,
     "loss.lr": lambda recipe: scale_lr(recipe.config).lr * (1 - recipe.config.distill.alpha),
-    **{f"crop.{name}": _crop(name) for name in ("law", "size", "area", "ratio", "method",
-                                                "antialias")},
-    **{f"augment.{name}": _augmentation(name) for name in ("policy", "fill", "interpolation",
-                                                           "jitter", "flip")},
+    **{
+        f"crop.{name}": _crop(name)
+        for name in ("law", "size", "area", "ratio", "method", "antialias")
+    },
+    **{
+        f"augment.{name}": _augmentation(name)
+        for name in ("policy", "fill", "interpolation", "jitter", "flip")
+    },
     **{f"evaluate.{name}": _view(name) for name in ("short_side", "size", "method", "antialias")},
     "pixels": lambda recipe: describe_pixels(recipe.train_ops),
-}  # fmt: skip
+}

@@ -29,8 +29,9 @@ class SqliteTarget:
         self._meet("open")
         self._identity = run.identity
         with sqlite3.connect(self._path) as base:
-            base.execute("create table if not exists points (run, key, step, numbers,"
-                         " unique (run, key))")  # fmt: skip
+            base.execute(
+                "create table if not exists points (run, key, step, numbers, unique (run, key))"
+            )
         return sent
 
     def send(self, points: Sequence[Point], end: HistoryEnd) -> None:

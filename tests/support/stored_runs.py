@@ -33,16 +33,25 @@ def make_config(**changes: object) -> JsonObject:
 
 
 def make_run(
-    root: Path, name: str, *, config: JsonObject | None = None, final: JsonObject | None = None,
-    lines: Iterable[JsonObject] = (), **facts: object,
-) -> Run:  # fmt: skip
+    root: Path,
+    name: str,
+    *,
+    config: JsonObject | None = None,
+    final: JsonObject | None = None,
+    lines: Iterable[JsonObject] = (),
+    **facts: object,
+) -> Run:
     """A run of the experiment `digits`, complete if it has final numbers."""
     store = RunStore(str(root), str(facts.pop("experiment", "digits")))
     run, config = store.get(name), config or make_config()
     config["run"] |= {"run_id": name, "output_dir": str(root)}
     environment = {"host": "vm", "device": "cpu", "git_commit": "abc", "packages": {"torch": "2"}}
-    begin(run, yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-          {"environment": environment}, newest_id=str(facts.pop("newest_id", "")))  # fmt: skip
+    begin(
+        run,
+        yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+        {"environment": environment},
+        newest_id=str(facts.pop("newest_id", "")),
+    )
     number = begin_attempt(run.path, 0, {"device": "cpu"})
     run.update(status="running", attempts=number)
     lines = list(lines) or make_lines(4)
@@ -58,9 +67,17 @@ def make_run(
 def make_lines(steps: int, *, start: float = 2.0, every: int = 1) -> list[JsonObject]:
     """A history of training with one evaluation at its end."""
     lines: list[JsonObject] = [
-        {"step": step, "kind": "train", "attempt": 1, "loss/total": start / math.sqrt(step),
-         "lr": 1e-3, "grad_norm": 1.0 + 1 / step, "img_per_s": 100.0 + step, "time_s": step * 0.1}
+        {
+            "step": step,
+            "kind": "train",
+            "attempt": 1,
+            "loss/total": start / math.sqrt(step),
+            "lr": 1e-3,
+            "grad_norm": 1.0 + 1 / step,
+            "img_per_s": 100.0 + step,
+            "time_s": step * 0.1,
+        }
         for step in range(every, steps + 1, every)
-    ]  # fmt: skip
+    ]
     last = {"step": steps, "kind": "eval", "attempt": 1, "top1": 50.0, "loss": 1.5}
     return [*lines, last]

@@ -14,8 +14,14 @@ from store.record.session import RunSession
 from tests.support.stored_runs import make_config, make_lines
 from utils.json_types import JsonObject
 
-ENVIRONMENT: JsonObject = {"host": "vm", "device": "cpu", "cores": 2, "git_commit": "abc",
-                           "packages": {"torch": "2"}, "runtime": "cpu"}  # fmt: skip
+ENVIRONMENT: JsonObject = {
+    "host": "vm",
+    "device": "cpu",
+    "cores": 2,
+    "git_commit": "abc",
+    "packages": {"torch": "2"},
+    "runtime": "cpu",
+}
 
 
 def begin_whole(run: Run, *, is_new: bool = True, from_step: int = 0) -> RunSession:
@@ -31,9 +37,13 @@ def begin_whole(run: Run, *, is_new: bool = True, from_step: int = 0) -> RunSess
 
 
 def make_whole_run(
-    root: str | Path, name: str = "done", *, lines: Iterable[JsonObject] = (),
-    final: JsonObject | None = None, cache: Path | None = None,
-) -> Run:  # fmt: skip
+    root: str | Path,
+    name: str = "done",
+    *,
+    lines: Iterable[JsonObject] = (),
+    final: JsonObject | None = None,
+    cache: Path | None = None,
+) -> Run:
     """A run of the experiment `digits` with all that a trainer leaves behind but checkpoints."""
     run = RunStore(str(root), "digits", cache_dir=str(cache or "")).get(name)
     session = begin_whole(run)

@@ -33,11 +33,30 @@ from utils.errors import UserError
 PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
 # A grid of 4 x 4 patches and a class token; and one of 3 x 3 patches, pooled by attention.
 TEACHERS = (
-    ("vit_small_patch14_dinov2", {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 48,
-                                  "depth": 1, "num_heads": 4, "init_values": 1.0}),
-    ("vit_base_patch16_siglip_224", {"img_size": 12, "patch_size": 4, "in_chans": 1,
-                                     "embed_dim": 32, "depth": 1, "num_heads": 2}),
-)  # fmt: skip
+    (
+        "vit_small_patch14_dinov2",
+        {
+            "img_size": 8,
+            "patch_size": 2,
+            "in_chans": 1,
+            "embed_dim": 48,
+            "depth": 1,
+            "num_heads": 4,
+            "init_values": 1.0,
+        },
+    ),
+    (
+        "vit_base_patch16_siglip_224",
+        {
+            "img_size": 12,
+            "patch_size": 4,
+            "in_chans": 1,
+            "embed_dim": 32,
+            "depth": 1,
+            "num_heads": 2,
+        },
+    ),
+)
 TERMS = (
     {"name": "cosine", "warmup_epochs": 1},
     {"name": "smooth_l1", "of": "patches", "teacher": 0, "weight": 0.5, "args": {"beta": 0.5}},
@@ -59,17 +78,30 @@ def feature_teachers(tmp_path_factory) -> list[dict]:
 def create_flags(digits_root: Path, folder: Path, teachers: list[dict], *flags: str) -> list[str]:
     """8 steps on the digits, 4 an epoch."""
     return [
-        "--config=configs/kd/digits_labelfree.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=free", "--run.run_id=whole",
-        "--run.tensorboard=false", "--data.train_split=train[:128]",
-        "--data.eval_split=validation[:80]", "--data.global_batch_size=32",
-        "--data.eval_batch_size=32", "--train.epochs=2", "--optim.warmup_epochs=0",
-        "--train.log_every_steps=1", "--train.eval_every_epochs=100",
-        "--train.checkpoint_every_steps=3", "--train.keep_checkpoints=9",
-        "--runtime.graph_budget=100000", "--distill.projector=mlp", "--mixup=0.2", "--model_ema",
-        f"--distill.teachers={json.dumps(teachers)}", f"--distill.losses={json.dumps(TERMS)}",
+        "--config=configs/kd/digits_labelfree.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=free",
+        "--run.run_id=whole",
+        "--run.tensorboard=false",
+        "--data.train_split=train[:128]",
+        "--data.eval_split=validation[:80]",
+        "--data.global_batch_size=32",
+        "--data.eval_batch_size=32",
+        "--train.epochs=2",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--train.checkpoint_every_steps=3",
+        "--train.keep_checkpoints=9",
+        "--runtime.graph_budget=100000",
+        "--distill.projector=mlp",
+        "--mixup=0.2",
+        "--model_ema",
+        f"--distill.teachers={json.dumps(teachers)}",
+        f"--distill.losses={json.dumps(TERMS)}",
         *flags,
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
@@ -112,9 +144,12 @@ def test_features_are_learnt_in_one_graph_and_go_on_bit_for_bit(
 def make_parts(folder, teachers, *flags, terms=TERMS):
     """Those of a run on made-up images, which have labels that nobody looks at."""
     config = create_config(
-        folder, "--train.task=distil", f"--distill.teachers={json.dumps(teachers)}",
-        f"--distill.losses={json.dumps(terms)}", *flags,
-    )  # fmt: skip
+        folder,
+        "--train.task=distil",
+        f"--distill.teachers={json.dumps(teachers)}",
+        f"--distill.losses={json.dumps(terms)}",
+        *flags,
+    )
     return build_parts(create_cpu_runtime(), check(config))
 
 
@@ -188,11 +223,15 @@ def test_terms_and_projectors_are_those_of_the_configuration(feature_teachers, t
         ((), ({"name": "cosine"},), ["cosine_pooled_0", "cosine_pooled_1"], "Linear Linear"),
         (
             ("--distill.projector=mlp", "--distill.projector_width=7"),
-            ({"name": "mse", "of": "patches", "teacher": 1}, {"name": "mse", "teacher": 1},
-             {"name": "mse", "teacher": 1}),
-            ["mse_patches_1", "mse_pooled_1", "mse_pooled_1_2"], "MlpProjector MlpProjector",
+            (
+                {"name": "mse", "of": "patches", "teacher": 1},
+                {"name": "mse", "teacher": 1},
+                {"name": "mse", "teacher": 1},
+            ),
+            ["mse_patches_1", "mse_pooled_1", "mse_pooled_1_2"],
+            "MlpProjector MlpProjector",
         ),
-    ):  # fmt: skip
+    ):
         parts = make_parts(tmp_path, feature_teachers, *flags, terms=terms)
         losses = parts.task.losses
         assert [one.name for one in losses.terms] == names
@@ -216,8 +255,11 @@ def test_a_classifier_is_taken_off(teacher_run, feature_teachers, tmp_path, digi
     parts.close()
     bare = tmp_path / "bare.pth"
     torch.save(saved, bare)
-    section = {"model": "vit_tiny_patch16_224", "weights": str(bare),
-               "args": {**config.model.args, "img_size": 8}}  # fmt: skip
+    section = {
+        "model": "vit_tiny_patch16_224",
+        "weights": str(bare),
+        "args": {**config.model.args, "img_size": 8},
+    }
     with pytest.raises(UserError, match=r"set its num_classes in distill"):
         check(change(config, distill={"teachers": [section]}))
     check(change(config, distill={"teachers": [{**section, "num_classes": 10}]}))
@@ -246,14 +288,18 @@ ANY_SIZE = {"args": {**VIT, "dynamic_img_size": True}}
         ({"train": {"label_smoothing": 0.1}}, "is not supported with train.task=distil"),
         ({"model": {"num_classes": 10}}, "is not supported with train.task=distil"),
         ({"train": {"task": "classify"}}, "losses[1].of ('patches') needs train.task=distil"),
-        ({"model": {"name": "mnist_cnn", "args": {}, "image_size": None}},
-         "does not give features apart from its head"),
-        ({"model": {"name": "resnet10t", "args": {"in_chans": 1}, "image_size": None}},
-         "has no grid of patches"),
+        (
+            {"model": {"name": "mnist_cnn", "args": {}, "image_size": None}},
+            "does not give features apart from its head",
+        ),
+        (
+            {"model": {"name": "resnet10t", "args": {"in_chans": 1}, "image_size": None}},
+            "has no grid of patches",
+        ),
         ({"train": {"image_sizes": {0: 4, 1: 8}}, "model": ANY_SIZE}, "student's grid of patches"),
         ({"run": {"eval_only": True}, "model": {"weights": "x"}}, "run.eval_only is not supported"),
     ],
-)  # fmt: skip
+)
 def test_what_means_nothing_is_refused_by_name(
     digits_root, feature_teachers, tmp_path, changes, words
 ):
@@ -320,9 +366,6 @@ def test_either_kind_of_features_is_got_by_name():
     assert seen.get("pooled") is pooled and seen.get("patches") is patches
 
 
-# ---- stored features
-
-
 def test_stored_features_teach_as_the_live_teachers(digits_root, feature_teachers, tmp_path):
     """Pooled and patches of two teachers, of one augmentation that every epoch starts over with."""
     flags = create_flags(digits_root, tmp_path, feature_teachers, "--runtime.device=cpu")
@@ -330,8 +373,11 @@ def test_stored_features_teach_as_the_live_teachers(digits_root, feature_teacher
     assert run_cache(["write", *flags, "--augmentations=1", "--out", str(cache)]) == 0
     columns = read_shape(read_manifest(cache)).columns
     assert [(one.part, one.width, one.places) for one in columns] == [
-        ("pooled", 48, 0), ("patches", 48, 16), ("pooled", 32, 0), ("patches", 32, 9),
-    ]  # fmt: skip
+        ("pooled", 48, 0),
+        ("patches", 48, 16),
+        ("pooled", 32, 0),
+        ("patches", 32, 9),
+    ]
     stored = f"--distill.teacher_cache={cache}"
     terms = []
     for more in ((), (stored,)):

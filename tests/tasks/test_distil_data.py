@@ -16,8 +16,15 @@ from utils.config.load import change, load_config
 from utils.errors import UserError
 
 PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
-SETS = [{"name": "digits", "source": "tfds", "dataset": "digits", "bank": "train[:60]",
-         "split": "validation[:40]"}]  # fmt: skip
+SETS = [
+    {
+        "name": "digits",
+        "source": "tfds",
+        "dataset": "digits",
+        "bank": "train[:60]",
+        "split": "validation[:40]",
+    }
+]
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +41,20 @@ def test_a_run_learns_from_images_without_labels(bare_tars, teacher_run, digits_
     """And is probed on a set that has some, which lies elsewhere."""
     evals = [{**SETS[0], "root": str(digits_root)}]
     flags = [
-        "--config=configs/kd/digits_labelfree.yaml", f"--data.root={bare_tars}",
-        "--data.source=webdataset", "--data.name=", "--data.eval_split=val",
-        f"--teacher_path={teacher_run}", f"--run.output_dir={tmp_path}", "--run.run_id=a",
-        "--run.tensorboard=false", "--data.global_batch_size=40", "--train.epochs=1",
-        "--optim.warmup_epochs=0", "--runtime.graph_budget=100000",
-    ]  # fmt: skip
+        "--config=configs/kd/digits_labelfree.yaml",
+        f"--data.root={bare_tars}",
+        "--data.source=webdataset",
+        "--data.name=",
+        "--data.eval_split=val",
+        f"--teacher_path={teacher_run}",
+        f"--run.output_dir={tmp_path}",
+        "--run.run_id=a",
+        "--run.tensorboard=false",
+        "--data.global_batch_size=40",
+        "--train.epochs=1",
+        "--optim.warmup_epochs=0",
+        "--runtime.graph_budget=100000",
+    ]
     with pytest.raises(UserError, match="holds no label cls"):
         check(load_config(flags))
     flags += ["--data.label_key=", f"--data.evals={json.dumps(evals)}"]

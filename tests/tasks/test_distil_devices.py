@@ -29,22 +29,42 @@ from utils.runtime.launcher import create_runtime
 
 # A grid of 4 x 4 patches and a class token; and one of 3 x 3 patches, pooled by attention.
 TEACHERS = (
-    ("vit_small_patch14_dinov2", {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 48,
-                                  "depth": 1, "num_heads": 4, "init_values": 1.0}),
-    ("vit_base_patch16_siglip_224", {"img_size": 12, "patch_size": 4, "in_chans": 1,
-                                     "embed_dim": 32, "depth": 1, "num_heads": 2}),
-)  # fmt: skip
+    (
+        "vit_small_patch14_dinov2",
+        {
+            "img_size": 8,
+            "patch_size": 2,
+            "in_chans": 1,
+            "embed_dim": 48,
+            "depth": 1,
+            "num_heads": 4,
+            "init_values": 1.0,
+        },
+    ),
+    (
+        "vit_base_patch16_siglip_224",
+        {
+            "img_size": 12,
+            "patch_size": 4,
+            "in_chans": 1,
+            "embed_dim": 32,
+            "depth": 1,
+            "num_heads": 2,
+        },
+    ),
+)
 # Rotary positions, register tokens, SwiGLU: timm has both in a class of their own.
 EVA_TEACHERS = (
-    ("vit_small_patch16_dinov3", {"img_size": 32, "in_chans": 1, "embed_dim": 48, "depth": 2,
-                                  "num_heads": 2}),
-    ("eva02_tiny_patch14_224", {"img_size": 42, "in_chans": 1, "embed_dim": 32, "depth": 2,
-                                "num_heads": 2}),
-)  # fmt: skip
-TERMS = (
-    {"name": "cosine"},
-    {"name": "mse", "of": "patches", "weight": 0.5},
+    (
+        "vit_small_patch16_dinov3",
+        {"img_size": 32, "in_chans": 1, "embed_dim": 48, "depth": 2, "num_heads": 2},
+    ),
+    (
+        "eva02_tiny_patch14_224",
+        {"img_size": 42, "in_chans": 1, "embed_dim": 32, "depth": 2, "num_heads": 2},
+    ),
 )
+TERMS = ({"name": "cosine"}, {"name": "mse", "of": "patches", "weight": 0.5})
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +81,12 @@ def teachers(tmp_path_factory) -> str:
 def test_student_average_and_teachers_are_compiled_without_a_break(teachers, tmp_path, monkeypatch):
     """Of the graphs that dynamo hands to the compiler, none is missing and nothing is left over."""
     flags = create_argv(
-        tmp_path, "--train.task=distil", teachers, f"--distill.losses={json.dumps(TERMS)}",
+        tmp_path,
+        "--train.task=distil",
+        teachers,
+        f"--distill.losses={json.dumps(TERMS)}",
         "--train.ema",
-    )  # fmt: skip
+    )
     registry.lookup_backend("inductor")  # registered once, before another takes its name
     found = []
     for more in ((), ("--runtime.compile",)):
@@ -93,10 +116,16 @@ def test_student_average_and_teachers_are_compiled_without_a_break(teachers, tmp
 def test_feature_passes_learn_the_same_by_inductors_own_kernels(teachers, tmp_path, precision):
     """Whole runs: C++ that inductor writes and compiles here, of student, average and teachers."""
     flags = [
-        "--train.task=distil", teachers, f"--distill.losses={json.dumps(TERMS)}", "--train.ema",
-        "--train.steps=6", "--optim.name=sgd", "--optim.lr=0.1", "--optim.warmup_epochs=0",
+        "--train.task=distil",
+        teachers,
+        f"--distill.losses={json.dumps(TERMS)}",
+        "--train.ema",
+        "--train.steps=6",
+        "--optim.name=sgd",
+        "--optim.lr=0.1",
+        "--optim.warmup_epochs=0",
         f"--runtime.precision={precision}",
-    ]  # fmt: skip
+    ]
     found = []
     for name, more in (("eager", ()), ("compiled", ("--runtime.compile",))):
         torch._dynamo.reset()
@@ -121,10 +150,14 @@ def test_dinov3_and_eva_teach_on_xla_as_on_the_cpu(tmp_path):
         for number, (name, args) in enumerate(EVA_TEACHERS)
     ]
     flags = [
-        "--train.task=distil", f"--distill.teachers={json.dumps(sections)}",
-        f"--distill.losses={json.dumps(TERMS)}", "--train.steps=6", "--optim.name=sgd",
-        "--optim.lr=0.1", "--optim.warmup_epochs=0",
-    ]  # fmt: skip
+        "--train.task=distil",
+        f"--distill.teachers={json.dumps(sections)}",
+        f"--distill.losses={json.dumps(TERMS)}",
+        "--train.steps=6",
+        "--optim.name=sgd",
+        "--optim.lr=0.1",
+        "--optim.warmup_epochs=0",
+    ]
     found = {}
     for device in ("cpu", "xla"):
         more = f"--runtime.device={device}"
@@ -137,8 +170,6 @@ def test_dinov3_and_eva_teach_on_xla_as_on_the_cpu(tmp_path):
     assert {one["graphs_train"] for one in found["xla"] if one["kind"] == "train"} == {1}
 
 
-# ---- ranks and meshes
-
 # Terms of patches alone: the student's pooling head takes no part in the loss.
 PATCH_TERMS = ({"name": "mse", "of": "patches"}, {"name": "gram_mse", "of": "patches"})
 FORMS = ("cpu x2", "cpu x4 overlapped", "xla x1", "mesh 4", "fsdp 2x2")
@@ -148,18 +179,38 @@ FORMS = ("cpu x2", "cpu x4 overlapped", "xla x1", "mesh 4", "fsdp 2x2")
 def probed(digits_root, teachers, tmp_path_factory) -> tuple[list[str], Path]:
     """Flags of a run of patches alone that probes its pooled features, and its run on one core."""
     sets = [{"name": "few", "bank": "train[:120]", "split": "validation[:60]"}]
-    args = {"patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2,
-            "class_token": False, "global_pool": "map"}  # fmt: skip
+    args = {
+        "patch_size": 4,
+        "in_chans": 1,
+        "embed_dim": 16,
+        "depth": 1,
+        "num_heads": 2,
+        "class_token": False,
+        "global_pool": "map",
+    }
     flags = [
-        "--config=configs/kd/digits_labelfree.yaml", f"--data.root={digits_root}",
-        "--run.experiment=forms", "--run.run_id=a", "--run.tensorboard=false",
-        "--data.train_split=train[:64]", "--data.eval_split=validation[:50]",
-        "--data.global_batch_size=16", "--data.eval_batch_size=40", "--optim.warmup_epochs=0",
-        "--train.epochs=2", "--train.log_every_steps=1", "--train.eval_every_epochs=1",
-        "--train.accumulate_steps=2", "--model_ema", "--mixup=0.2", "--runtime.num_threads=1",
-        f"--model.args={json.dumps(args)}", f"--data.evals={json.dumps(sets)}", teachers,
+        "--config=configs/kd/digits_labelfree.yaml",
+        f"--data.root={digits_root}",
+        "--run.experiment=forms",
+        "--run.run_id=a",
+        "--run.tensorboard=false",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=validation[:50]",
+        "--data.global_batch_size=16",
+        "--data.eval_batch_size=40",
+        "--optim.warmup_epochs=0",
+        "--train.epochs=2",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=1",
+        "--train.accumulate_steps=2",
+        "--model_ema",
+        "--mixup=0.2",
+        "--runtime.num_threads=1",
+        f"--model.args={json.dumps(args)}",
+        f"--data.evals={json.dumps(sets)}",
+        teachers,
         f"--distill.losses={json.dumps(PATCH_TERMS)}",
-    ]  # fmt: skip
+    ]
     folder = tmp_path_factory.mktemp("alone")
     assert main.main([*flags, f"--run.output_dir={folder}"]) == 0
     return flags, folder / "forms" / "a"
@@ -170,8 +221,10 @@ def probed(digits_root, teachers, tmp_path_factory) -> tuple[list[str], Path]:
 def test_a_pooling_head_without_gradients_stays_as_it_was(probed, name, tmp_path):
     """On ranks and meshes as on one core; losses, probes and every other weight are the same."""
     (flags, alone), form = probed, FORMS_OF_ALL[name]
-    run_child([*flags, *form.flags, f"--runtime.device={form.device}",
-               f"--run.output_dir={tmp_path}"], form)  # fmt: skip
+    run_child(
+        [*flags, *form.flags, f"--runtime.device={form.device}", f"--run.output_dir={tmp_path}"],
+        form,
+    )
     run = tmp_path / "forms" / "a"
     for wanted, found in zip(read_metrics(alone), read_metrics(run), strict=True):
         for key in (one for one in wanted if one.startswith(("loss/", "distil_loss", "few/"))):

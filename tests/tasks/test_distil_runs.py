@@ -31,11 +31,30 @@ REAL_TEACHERS = (
     ("vit_base_patch16_siglip_224", {"img_size": 48, "in_chans": 1, "depth": 2}),
 )
 TINY_TEACHERS = (
-    ("vit_small_patch14_dinov2", {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 24,
-                                  "depth": 1, "num_heads": 2, "init_values": 1.0}),
-    ("vit_tiny_patch16_224", {"img_size": 12, "patch_size": 4, "in_chans": 1, "embed_dim": 40,
-                              "depth": 1, "num_heads": 2}),
-)  # fmt: skip
+    (
+        "vit_small_patch14_dinov2",
+        {
+            "img_size": 8,
+            "patch_size": 4,
+            "in_chans": 1,
+            "embed_dim": 24,
+            "depth": 1,
+            "num_heads": 2,
+            "init_values": 1.0,
+        },
+    ),
+    (
+        "vit_tiny_patch16_224",
+        {
+            "img_size": 12,
+            "patch_size": 4,
+            "in_chans": 1,
+            "embed_dim": 40,
+            "depth": 1,
+            "num_heads": 2,
+        },
+    ),
+)
 TERMS = (
     {"name": "cosine", "warmup_epochs": 1},
     {"name": "smooth_l1", "of": "patches", "teacher": 0, "weight": 0.5},
@@ -45,9 +64,10 @@ TERMS = (
 REAL_IMAGES = (
     "--data.train_pp=decode(channels=1)|resize(28)|value_range(-1, 1)",
     "--data.eval_pp=decode(channels=1)|resize(28)|value_range(-1, 1)",
-    "--model.image_size=28", "--train.epochs=4",
+    "--model.image_size=28",
+    "--train.epochs=4",
     '--model.args={"patch_size": 7, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}',
-)  # fmt: skip
+)
 
 
 def write_teachers(folder: Path, teachers: tuple, second_size: int) -> str:
@@ -63,15 +83,28 @@ def write_teachers(folder: Path, teachers: tuple, second_size: int) -> str:
 def create_flags(digits_root: Path, folder: Path, teachers: str, *flags: str) -> list[str]:
     """4 steps an epoch on the digits, as many epochs as flags say."""
     return [
-        "--config=configs/kd/digits_labelfree.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={folder}", "--run.experiment=kills", "--run.tensorboard=false",
-        "--data.train_split=train[:128]", "--data.eval_split=validation[:40]",
-        "--data.global_batch_size=32", "--data.eval_batch_size=40", "--optim.warmup_epochs=0",
-        "--train.epochs=2", "--train.log_every_steps=1", "--train.eval_every_epochs=1",
-        "--train.checkpoint_every_steps=3", "--train.keep_checkpoints=99",
-        "--distill.projector=mlp", "--mixup=0.2", "--model_ema",
-        f"--distill.losses={json.dumps(TERMS)}", teachers, *flags,
-    ]  # fmt: skip
+        "--config=configs/kd/digits_labelfree.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=kills",
+        "--run.tensorboard=false",
+        "--data.train_split=train[:128]",
+        "--data.eval_split=validation[:40]",
+        "--data.global_batch_size=32",
+        "--data.eval_batch_size=40",
+        "--optim.warmup_epochs=0",
+        "--train.epochs=2",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=1",
+        "--train.checkpoint_every_steps=3",
+        "--train.keep_checkpoints=99",
+        "--distill.projector=mlp",
+        "--mixup=0.2",
+        "--model_ema",
+        f"--distill.losses={json.dumps(TERMS)}",
+        teachers,
+        *flags,
+    ]
 
 
 def read_tensors(run: Path) -> dict[str, torch.Tensor]:
@@ -154,8 +187,9 @@ def test_programs_take_the_backbone_that_a_run_leaves(stored_run, tmp_path, caps
 def test_killed_runs_of_real_widths_go_on_bit_for_bit(digits_root, tmp_path, device):
     """DINOv2's ViT-S and a ViT-B, live and stored: one graph, the same tensors and numbers."""
     teachers = write_teachers(tmp_path, REAL_TEACHERS, 48)
-    flags = create_flags(digits_root, tmp_path, teachers, *REAL_IMAGES,
-                         f"--runtime.device={device}")  # fmt: skip
+    flags = create_flags(
+        digits_root, tmp_path, teachers, *REAL_IMAGES, f"--runtime.device={device}"
+    )
     assert run_cache(["write", *flags, "--epochs=4", "--out", str(tmp_path / "cache")]) == 0
     stored = f"--distill.teacher_cache={tmp_path / 'cache'}"
     for kind, more in (("live", []), ("stored", [stored])):

@@ -15,32 +15,65 @@ PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
 
 
 def check_digits(digits_root, tmp_path, *flags):
-    return check(load_config([
-        "--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path}", "--runtime.device=cpu", *flags,
-    ]))  # fmt: skip
+    return check(
+        load_config(
+            [
+                "--config",
+                "configs/digits_student.yaml",
+                f"--data.root={digits_root}",
+                f"--run.output_dir={tmp_path}",
+                "--runtime.device=cpu",
+                *flags,
+            ]
+        )
+    )
 
 
 MISFITS = [
-    (("--model.image_size=7",), "data.train_pp and data.eval_pp gives images of 8 x 8 x 1",
-     "Input height (8) doesn't match model (7)", "set model.image_size (now 7)"),
-    ((f"--data.train_pp={PP.replace('8', '9')}",), "data.train_pp gives images of 9 x 9 x 1",
-     "doesn't match model (8)", "change its resize or crop"),
-    ((f"--data.eval_pp={PP.replace('8', '12')}",), "data.eval_pp gives images of 12 x 12 x 1",
-     "doesn't match model (8)", "change its resize or crop"),
-    (("--data.eval_pp=decode|resize(8)|value_range(-1, 1)",),
-     "data.eval_pp gives images of 8 x 8 x 3", "it takes 1 channels and sees 3",
-     "in_chans in model.args to 3"),
-    (("--data.train_pp=decode(channels=1)|resize(8)|squeeze_last_dim|value_range(-1, 1)",),
-     "data.train_pp yields images of 2 dimensions", "[H, W, C]", "leave out"),
-    (("--model=naflexvit_base_patch16_gap", "--model.args.patch_size=16"),
-     "gives images of 8 x 8 x 1", "its patches of 16 x 16 are larger",
-     "set patch_size in model.args"),
-    (("--model=naflexvit_base_patch16_gap", "--model.args.patch_size=3"),
-     "gives images of 8 x 8 x 1", "its patches of 3 x 3 do not divide them",
-     "change its resize or crop"),
+    (
+        ("--model.image_size=7",),
+        "data.train_pp and data.eval_pp gives images of 8 x 8 x 1",
+        "Input height (8) doesn't match model (7)",
+        "set model.image_size (now 7)",
+    ),
+    (
+        (f"--data.train_pp={PP.replace('8', '9')}",),
+        "data.train_pp gives images of 9 x 9 x 1",
+        "doesn't match model (8)",
+        "change its resize or crop",
+    ),
+    (
+        (f"--data.eval_pp={PP.replace('8', '12')}",),
+        "data.eval_pp gives images of 12 x 12 x 1",
+        "doesn't match model (8)",
+        "change its resize or crop",
+    ),
+    (
+        ("--data.eval_pp=decode|resize(8)|value_range(-1, 1)",),
+        "data.eval_pp gives images of 8 x 8 x 3",
+        "it takes 1 channels and sees 3",
+        "in_chans in model.args to 3",
+    ),
+    (
+        ("--data.train_pp=decode(channels=1)|resize(8)|squeeze_last_dim|value_range(-1, 1)",),
+        "data.train_pp yields images of 2 dimensions",
+        "[H, W, C]",
+        "leave out",
+    ),
+    (
+        ("--model=naflexvit_base_patch16_gap", "--model.args.patch_size=16"),
+        "gives images of 8 x 8 x 1",
+        "its patches of 16 x 16 are larger",
+        "set patch_size in model.args",
+    ),
+    (
+        ("--model=naflexvit_base_patch16_gap", "--model.args.patch_size=3"),
+        "gives images of 8 x 8 x 1",
+        "its patches of 3 x 3 do not divide them",
+        "change its resize or crop",
+    ),
     (("--data.image_key=img",), "data.image_key (img)", "no such feature", "'image'"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("flags", "what", "reason", "way_out"), MISFITS)
@@ -101,7 +134,7 @@ def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path
         (("--opt=sgd", "--optim.betas=[0.9, 0.99]"), "'sgd' has no betas"),
         (("--opt=fusedadam",), "CUDA required"),
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_that_cannot_be_made_is_refused(tmp_path, flags, words):
     with pytest.raises(UserError, match=r"^optim\.") as caught:
         check(create_config(tmp_path, *flags))

@@ -164,8 +164,14 @@ def test_noise_trains_alike_on_devices_meshes_and_processes(tmp_path):
         ("mesh", "2", ["--runtime.device=xla", "--runtime.parallel=spmd"]),
     ):
         erasing = ("--data.random_erasing=0.8", "--data.erasing_mode=pixel", "--train.steps=3")
-        words = create_argv(tmp_path, *erasing, "--optim.warmup_epochs=0", *flags,
-                            "--train.log_every_steps=1", f"--run.run_id={name}")  # fmt: skip
+        words = create_argv(
+            tmp_path,
+            *erasing,
+            "--optim.warmup_epochs=0",
+            *flags,
+            "--train.log_every_steps=1",
+            f"--run.run_id={name}",
+        )
         environment = get_environment() | {"CPU_NUM_DEVICES": devices}
         done = subprocess.run(
             get_command(words), env=environment, cwd=ROOT, capture_output=True, text=True

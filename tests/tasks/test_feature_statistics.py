@@ -31,11 +31,29 @@ from utils.errors import UserError
 
 # The second one's width has no Hadamard matrix.
 TEACHERS = (
-    ("vit_small_patch14_dinov2", {"img_size": 8, "patch_size": 2, "in_chans": 1, "embed_dim": 24,
-                                  "depth": 1, "num_heads": 2}),
-    ("vit_tiny_patch16_224", {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 30,
-                              "depth": 1, "num_heads": 2}),
-)  # fmt: skip
+    (
+        "vit_small_patch14_dinov2",
+        {
+            "img_size": 8,
+            "patch_size": 2,
+            "in_chans": 1,
+            "embed_dim": 24,
+            "depth": 1,
+            "num_heads": 2,
+        },
+    ),
+    (
+        "vit_tiny_patch16_224",
+        {
+            "img_size": 8,
+            "patch_size": 4,
+            "in_chans": 1,
+            "embed_dim": 30,
+            "depth": 1,
+            "num_heads": 2,
+        },
+    ),
+)
 TERMS = (
     {"name": "mse"},
     {"name": "gram_kl", "of": "patches", "teacher": 0, "weight": 0.1},
@@ -61,9 +79,12 @@ def flags(tmp_path_factory) -> list[str]:
         sections.append({"weights": str(folder)})
     return [
         *create_argv(tmp_path_factory.mktemp("runs"), "--train.task=distil"),
-        f"--distill.teachers={json.dumps(sections)}", f"--distill.losses={json.dumps(TERMS)}",
-        "--train.epochs=1", "--optim.warmup_epochs=0", "--train.checkpoint_every_steps=4",
-    ]  # fmt: skip
+        f"--distill.teachers={json.dumps(sections)}",
+        f"--distill.losses={json.dumps(TERMS)}",
+        "--train.epochs=1",
+        "--optim.warmup_epochs=0",
+        "--train.checkpoint_every_steps=4",
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +110,10 @@ def list_features(flags) -> dict[str, np.ndarray]:
     for batch in itertools.islice(iterate_batches(parts, 0), 4):
         seen = [one(to_pixels(batch.images)) for one in parts.task.teachers]
         for name, rows in (
-            ("0.pooled", seen[0].pooled), ("0.patches", seen[0].patches.flatten(0, 1)),
+            ("0.pooled", seen[0].pooled),
+            ("0.patches", seen[0].patches.flatten(0, 1)),
             ("1.pooled", seen[1].pooled),
-        ):  # fmt: skip
+        ):
             found[name].append(rows.double().numpy())
     parts.close()
     return {name: np.concatenate(rows) for name, rows in found.items()}
@@ -157,9 +179,13 @@ def test_a_run_by_statistics_goes_on_bit_for_bit(flags, stored, tmp_path, device
     place = tmp_path / "moved"
     shutil.copyfile(stored, place)
     run = [
-        *flags, f"--run.output_dir={tmp_path}", f"--runtime.device={device}", "--run.run_id=whole",
-        "--distill.standardise=phi_s", f"--distill.statistics={place}",
-    ]  # fmt: skip
+        *flags,
+        f"--run.output_dir={tmp_path}",
+        f"--runtime.device={device}",
+        "--run.run_id=whole",
+        "--distill.standardise=phi_s",
+        f"--distill.statistics={place}",
+    ]
     assert main.main(run) == 0
     whole = tmp_path / "tiny" / "whole"
     trained = [line for line in read_metrics(whole) if line["kind"] == "train"]
@@ -174,8 +200,10 @@ def test_a_run_by_statistics_goes_on_bit_for_bit(flags, stored, tmp_path, device
         assert name == "model" or any("memory.rows" in key for key in then)
     shutil.rmtree(part / "checkpoints" / "step_00000006")
     other = measure([one for one in flags if "--train.seed" not in one], tmp_path, "--images=16")
-    assert main.main([*run, "--run.run_id=part", "--resume=auto",
-                      f"--distill.statistics={other}"]) == 2  # fmt: skip
+    assert (
+        main.main([*run, "--run.run_id=part", "--resume=auto", f"--distill.statistics={other}"])
+        == 2
+    )
 
 
 @pytest.mark.slow
@@ -219,18 +247,39 @@ def test_a_file_that_does_not_fit_is_refused(flags, stored, tmp_path):
         (["--distill.standardise=phi_s", "--distill.statistics=nowhere"], "is not there; make it:"),
         (["--distill.standardise=phi_s", f"--distill.statistics={foreign}"], "no file of statisti"),
         (["--distill.standardise=phi_s", f"--distill.statistics={broken}"], "was damaged"),
-        (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
-          "--data.train_pp=flip_lr|value_range(-1, 1)"],
-         "with data.train_pp='value_range(-1, 1)', this run has 'flip_lr|value_range(-1, 1)'"),
-        (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
-          "--data.erasing_mode=pixel"],
-         "with data.erasing_mode='const', this run has 'pixel'"),
-        (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
-          '--distill.losses=[{"name": "mse", "of": "patches"}]'],
-         "has no patches features of teacher 1, which gives 30"),
-        (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
-          f"--distill.teachers={swap(flags)}"], "with other teachers than distill.teachers names"),
-    ):  # fmt: skip
+        (
+            [
+                "--distill.standardise=phi_s",
+                f"--distill.statistics={stored}",
+                "--data.train_pp=flip_lr|value_range(-1, 1)",
+            ],
+            "with data.train_pp='value_range(-1, 1)', this run has 'flip_lr|value_range(-1, 1)'",
+        ),
+        (
+            [
+                "--distill.standardise=phi_s",
+                f"--distill.statistics={stored}",
+                "--data.erasing_mode=pixel",
+            ],
+            "with data.erasing_mode='const', this run has 'pixel'",
+        ),
+        (
+            [
+                "--distill.standardise=phi_s",
+                f"--distill.statistics={stored}",
+                '--distill.losses=[{"name": "mse", "of": "patches"}]',
+            ],
+            "has no patches features of teacher 1, which gives 30",
+        ),
+        (
+            [
+                "--distill.standardise=phi_s",
+                f"--distill.statistics={stored}",
+                f"--distill.teachers={swap(flags)}",
+            ],
+            "with other teachers than distill.teachers names",
+        ),
+    ):
         with pytest.raises(UserError) as error:
             check(load_config([*flags, *more]))
         assert words in str(error.value) and "\n" not in str(error.value)

@@ -61,13 +61,21 @@ def sets_root(tmp_path_factory, digits_root) -> Path:
 def get_flags(root: Path, *evals: dict[str, object]) -> list[str]:
     """Flags of a short run on the digits that judges sets."""
     return [
-        "--config", str(ROOT / "configs/digits_student.yaml"), f"--data.root={root}",
-        "--run.run_id=a", "--data.train_split=train[:256]", "--train.epochs=2",
+        "--config",
+        str(ROOT / "configs/digits_student.yaml"),
+        f"--data.root={root}",
+        "--run.run_id=a",
+        "--data.train_split=train[:256]",
+        "--train.epochs=2",
         "--train.eval_every_epochs=1",
-        "--train.checkpoint_every_epochs=1", "--data.test_split=", "--train.log_every_steps=4",
-        "--run.tensorboard=false", "--runtime.graph_budget=100000", "--optim.warmup_epochs=1",
+        "--train.checkpoint_every_epochs=1",
+        "--data.test_split=",
+        "--train.log_every_steps=4",
+        "--run.tensorboard=false",
+        "--runtime.graph_budget=100000",
+        "--optim.warmup_epochs=1",
         f"--data.evals={json.dumps(evals)}",
-    ]  # fmt: skip
+    ]
 
 
 def read_evaluations(folder: Path) -> list[dict[str, float]]:
@@ -87,11 +95,13 @@ def answer(folder: Path, images: np.ndarray) -> np.ndarray:
 
 # Of a whole run: sets of other sizes, of some classes, of lists of labels, and corrupted ones.
 EVALS = (
-    {"name": "imagenet_v2"}, {"name": "imagenet_real", "every": 2}, {"name": "imagenet_a"},
+    {"name": "imagenet_v2"},
+    {"name": "imagenet_real", "every": 2},
+    {"name": "imagenet_a"},
     {"name": "other", "dataset": "other", "split": "test"},
     {"name": "all", "dataset": "other", "split": "test", "classes": "all"},
     {"name": "imagenet_c"},
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +161,18 @@ def test_a_set_may_lie_elsewhere_and_say_what_its_labels_mean(sets_root, digits_
     config = load_config(
         get_flags(
             digits_root,
-            {"name": "other", "dataset": "other", "split": "test", "root": str(sets_root),
-             "class_map": str(class_map), "source": "tfds", "label_key": "label",
-             "pp": "decode(channels=1)|resize(8)|flip_lr|value_range(-1, 1)"},
+            {
+                "name": "other",
+                "dataset": "other",
+                "split": "test",
+                "root": str(sets_root),
+                "class_map": str(class_map),
+                "source": "tfds",
+                "label_key": "label",
+                "pp": "decode(channels=1)|resize(8)|flip_lr|value_range(-1, 1)",
+            },
         )
-    )  # fmt: skip
+    )
     (spec,) = plan_sets(config.data, config.data.evals, "data.evals")
     shown = look_at(spec, ModelClasses(10), config.data.eval_pp)
     found = list(OpenSet(create_cpu_runtime(), shown, 10, 0).batches())
@@ -197,8 +214,14 @@ def test_a_set_that_has_no_finite_loss_ends_no_run(tmp_path, monkeypatch, capsys
 
     monkeypatch.setattr("tasks.evaluation.judge.summarise_set", spoil)
     of_set = {"name": "x", "dataset": "image_size=8,channels=1,num_classes=10,num_examples=40"}
-    flags = [*SYNTHETIC, "--train.epochs=1", "--runtime.device=cpu", "--run.run_id=a",
-             f"--run.output_dir={tmp_path}", f"--data.evals={json.dumps([of_set])}"]  # fmt: skip
+    flags = [
+        *SYNTHETIC,
+        "--train.epochs=1",
+        "--runtime.device=cpu",
+        "--run.run_id=a",
+        f"--run.output_dir={tmp_path}",
+        f"--data.evals={json.dumps([of_set])}",
+    ]
     assert main.main(flags) == 0
     assert "x/loss of data.evals is not finite" in capsys.readouterr().err
     (line,) = read_evaluations(tmp_path / "tiny" / "a")
@@ -234,18 +257,38 @@ def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
         ({"name": "imagnet_v2"}, "has no dataset, root or split; did you mean 'imagenet_v2' or"),
         ({"name": "imagenet_r"}, "holds no such dataset; did you mean 'imagenet_a'"),
         ({"name": "x", "dataset": "other"}, "no split 'validation'; known: test"),
-        ({"name": "other", "dataset": "other", "split": "test",
-          "class_map": str(tmp_path / "map.json")}, "must be a list of 5 whole numbers"),
-        ({"name": "other", "dataset": "other", "split": "test",
-          "class_map": str(tmp_path / "none.json")}, "leaves out every class"),
-        ({"name": "other", "dataset": "other", "split": "test", "class_map": "nowhere.json"},
-         "class_map ('nowhere.json') is unreadable"),
-        ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(9)|value_range(-1, 1)"},
-         "gives images of 9 x 9 x 1, which the model does not take"),
-        ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(8)|value_range(0, 1)"},
-         "would see other numbers"),
+        (
+            {
+                "name": "other",
+                "dataset": "other",
+                "split": "test",
+                "class_map": str(tmp_path / "map.json"),
+            },
+            "must be a list of 5 whole numbers",
+        ),
+        (
+            {
+                "name": "other",
+                "dataset": "other",
+                "split": "test",
+                "class_map": str(tmp_path / "none.json"),
+            },
+            "leaves out every class",
+        ),
+        (
+            {"name": "other", "dataset": "other", "split": "test", "class_map": "nowhere.json"},
+            "class_map ('nowhere.json') is unreadable",
+        ),
+        (
+            {"name": "imagenet_v2", "pp": "decode(channels=1)|resize(9)|value_range(-1, 1)"},
+            "gives images of 9 x 9 x 1, which the model does not take",
+        ),
+        (
+            {"name": "imagenet_v2", "pp": "decode(channels=1)|resize(8)|value_range(0, 1)"},
+            "would see other numbers",
+        ),
         ({"name": "imagenet_v2", "label_key": "lable"}, "did you mean 'label'?"),
-    ):  # fmt: skip
+    ):
         config = load_config([*get_flags(sets_root, section), "--runtime.device=cpu"])
         with pytest.raises(UserError) as caught:
             check(config)
@@ -267,8 +310,11 @@ def test_known_sets_are_read_as_tfds_writes_them(name, tmp_path):
     folder = Path(builder.data_dir)
     folder.mkdir(parents=True)
     builder.info.features.save_config(str(folder))
-    info = {"name": builder.name, "fileFormat": "tfrecord", "splits": [
-        {"name": known.split, "shardLengths": ["3"], "numBytes": "30"}]}  # fmt: skip
+    info = {
+        "name": builder.name,
+        "fileFormat": "tfrecord",
+        "splits": [{"name": known.split, "shardLengths": ["3"], "numBytes": "30"}],
+    }
     (folder / "dataset_info.json").write_text(json.dumps(info))
     (folder / f"{builder.name}-{known.split}.tfrecord-00000-of-00001").write_bytes(b"")
     flags = get_flags(tmp_path, {"name": name, "pp": "decode|resize(8)|value_range(-1, 1)"})
@@ -283,7 +329,12 @@ def test_known_sets_are_read_as_tfds_writes_them(name, tmp_path):
 
 def test_a_run_does_not_learn_lists_of_labels(sets_root):
     flags = get_flags(sets_root)
-    flags += ["--data.name=imagenet2012_real", "--data.train_split=validation",
-              "--data.label_key=real_label", "--runtime.device=cpu", "--batch_size=16"]  # fmt: skip
+    flags += [
+        "--data.name=imagenet2012_real",
+        "--data.train_split=validation",
+        "--data.label_key=real_label",
+        "--runtime.device=cpu",
+        "--batch_size=16",
+    ]
     with pytest.raises(UserError, match="lists of labels, but"):
         check(load_config(flags))

@@ -87,8 +87,10 @@ def test_answers_alone_are_learnt_and_judged(tmp_path, limit):
     )
     found = task.loss(model, batch)
     torch.testing.assert_close(found.total, wanted)
-    grads = [torch.autograd.grad(one.total if one is found else one, list(model.parameters()))
-             for one in (found, wanted)]  # fmt: skip
+    grads = [
+        torch.autograd.grad(one.total if one is found else one, list(model.parameters()))
+        for one in (found, wanted)
+    ]
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-7)
     with torch.no_grad():
         metrics = task.summarise(task.count(model, batch)).metrics
@@ -117,8 +119,10 @@ def test_counts_leave_padding_out(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        *(((f"--model={name}",), f"model.name ('{name}') takes no tokens, which train.task=langu")
-          for name in ("resnet18", "mlp", "mnist_cnn")),
+        *(
+            ((f"--model={name}",), f"model.name ('{name}') takes no tokens, which train.task=langu")
+            for name in ("resnet18", "mlp", "mnist_cnn")
+        ),
         (("--data.name=coppy",), "data.name ('coppy') is not a sequence; did you mean 'copy'?"),
         (("--data.name=copy,symbols",), "'symbols' does not describe a sequence"),
         (("--data.eval_split=val",), "data.eval_split ('val') is not a split of sequences"),
@@ -135,15 +139,24 @@ def test_counts_leave_padding_out(tmp_path):
         (("--model.args.depth=0",), "model.args.depth (0) must be a whole number, 1 or more"),
         (("--model.args.depth=true",), "model.args.depth (True) must be a whole number"),
         (("--model.args.tied=maybe",), "model.args.tied ('maybe') must be true or false"),
-        *(((f"--model.args.rope_base={value}",), f"model.args.rope_base ({shown}) must be a number")
-          for value, shown in (("0", "0"), ("-5", "-5"), (".inf", "inf"), ("far", "'far'"))),
-        (("--model.args.dept=3",), "model.args.dept (3) is no argument of 'transformer'; did you "
-         "mean 'depth'"),
-        (("--model=qwen3_5", "--model.args={chunks: 16}"), "model.args.chunks (16) is no argument "
-         "of 'qwen3_5'; did you mean 'chunk'"),
+        *(
+            (
+                (f"--model.args.rope_base={value}",),
+                f"model.args.rope_base ({shown}) must be a number",
+            )
+            for value, shown in (("0", "0"), ("-5", "-5"), (".inf", "inf"), ("far", "'far'"))
+        ),
+        (
+            ("--model.args.dept=3",),
+            "model.args.dept (3) is no argument of 'transformer'; did you mean 'depth'",
+        ),
+        (
+            ("--model=qwen3_5", "--model.args={chunks: 16}"),
+            "model.args.chunks (16) is no argument of 'qwen3_5'; did you mean 'chunk'",
+        ),
         (("--mixup=0.5",), "train.mixup_alpha (0.5) is not supported with train.task=language"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, flags, words):
     assert main.main(create_language_argv(tmp_path, *flags, "--check")) == 2
     error = capsys.readouterr().err.strip().splitlines()
@@ -213,10 +226,12 @@ def test_metrics_are_those_of_all_tokens_on_any_number_of_ranks(tmp_path):
     size = torch.tensor(index.token_bytes)[targets].double().mean()
     assert size > 1.2
     wanted = {
-        "loss": nats.item(), "perplexity": nats.exp().item(), "examples": len(tokens),
+        "loss": nats.item(),
+        "perplexity": nats.exp().item(),
+        "examples": len(tokens),
         "accuracy": 100 * (logits.argmax(-1) == targets).double().mean().item(),
         "bits_per_byte": (nats / size / math.log(2)).item(),
-    }  # fmt: skip
+    }
     for metrics in found:
         assert metrics == pytest.approx(wanted, rel=1e-5)
 

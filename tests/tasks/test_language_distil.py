@@ -124,14 +124,20 @@ def test_where_answers_alone_are_learnt_the_teacher_is_heard_there_alone(tmp_pat
         (("--teacher=transformer", "--teacher_path="), "has no weights, and no hub has any"),
         (("--kd=dist",), "dist is not supported with train.task=language: it correlates"),
         (("--kd=deit_soft",), "which a language model does not have"),
-        ((*LAYERS, '--distill.losses=[{"name": "fitnet", "layers": {"blocks.7": "norm"}}]'),
-         "the student has no layer 'blocks.7'"),
-        ((*LAYERS, '--distill.losses=[{"name": "at", "layers": {"norm": "blocks.9"}}]'),
-         "the teacher has no layer 'blocks.9'"),
-        ((*LAYERS, '--distill.losses=[{"name": "rkd", "layers": {"norm": "norm"}}]'),
-         "rkd is not supported with train.task=language: it compares the examples of a group"),
+        (
+            (*LAYERS, '--distill.losses=[{"name": "fitnet", "layers": {"blocks.7": "norm"}}]'),
+            "the student has no layer 'blocks.7'",
+        ),
+        (
+            (*LAYERS, '--distill.losses=[{"name": "at", "layers": {"norm": "blocks.9"}}]'),
+            "the teacher has no layer 'blocks.9'",
+        ),
+        (
+            (*LAYERS, '--distill.losses=[{"name": "rkd", "layers": {"norm": "norm"}}]'),
+            "rkd is not supported with train.task=language: it compares the examples of a group",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
     tmp_path, teacher, capsys, flags, words
 ):
@@ -152,10 +158,15 @@ def test_several_teachers_teach_as_those_of_images(tmp_path, teacher, ensemble):
     sections = [{"weights": str(teacher), "weight": 1.0}, {"model": "ema", "weight": 1.0}]
     loss = "multi_avg_loss" if ensemble == "separate" else "kd"
     parts, batch = build(
-        tmp_path, "", f"--distill.teachers={json.dumps(sections)}", "--train.ema=true",
-        f"--kd={loss}", f"--distill.ensemble={ensemble}", "--distill.alpha=1",
+        tmp_path,
+        "",
+        f"--distill.teachers={json.dumps(sections)}",
+        "--train.ema=true",
+        f"--kd={loss}",
+        f"--distill.ensemble={ensemble}",
+        "--distill.alpha=1",
         "--train.logits_mib=0.01",
-    )  # fmt: skip
+    )
     inputs, teachers = batch.tokens[:, :-1], parts.task.teaching.teachers
     with torch.no_grad():
         value = parts.task.loss(parts.state.model, batch).total
@@ -217,10 +228,7 @@ def refuse_other_runs(folder, teacher, cached):
     for flags, words in (
         (("--train.steps=13",), "holds 12 steps, the run needs 13, and only whole epochs"),
         (("--train.steps=12", "--train.seed=1"), "was made with seed 0, here it is 1"),
-        (
-            ("--train.steps=12", "--data.sequence_length=12"),
-            "was made with sequence_length 8",
-        ),
+        (("--train.steps=12", "--data.sequence_length=12"), "was made with sequence_length 8"),
     ):
         config = load_config(create_distil_argv(folder, teacher, cached, *flags))
         with pytest.raises(UserError, match=words):
@@ -245,8 +253,10 @@ def test_a_taught_run_goes_on_bit_for_bit_and_is_evaluated(tmp_path, teacher, ca
     assert main.main([*argv, "--run.run_id=half", "--resume=auto"]) == 0
     for name in ("student.safetensors", "checkpoints/step_00000008/optimizer.safetensors"):
         assert (half / name).read_bytes() == (whole / name).read_bytes()
-    lines = [[line[key] for line in read_train(run) for key in ("step", "loss/total")]
-             for run in (whole, half)]  # fmt: skip
+    lines = [
+        [line[key] for line in read_train(run) for key in ("step", "loss/total")]
+        for run in (whole, half)
+    ]
     assert lines[0] == lines[1]
     capsys.readouterr()
     assert main.main([*argv, "--resume=auto", "--eval"]) == 0
@@ -266,10 +276,21 @@ def test_a_student_of_text_survives_kills(tmp_path, teacher, kind):
     left_out = ("--run.run_id", "--run.output_dir", "--runtime.device", "--run.experiment")
     argv = [f for f in create_distil_argv(tmp_path, teacher, *own) if not f.startswith(left_out)]
     done = subprocess.run(
-        [sys.executable, "-m", "proofs.chaos", f"--config={tmp_path / 'config.yaml'}",
-         f"--out={tmp_path / 'out'}", "--runtime=cpu", "--kills=2", *argv],
-        cwd=ROOT, env=get_environment(), capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "proofs.chaos",
+            f"--config={tmp_path / 'config.yaml'}",
+            f"--out={tmp_path / 'out'}",
+            "--runtime=cpu",
+            "--kills=2",
+            *argv,
+        ],
+        cwd=ROOT,
+        env=get_environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -278,25 +299,32 @@ def test_every_loss_of_tokens_is_the_plain_one_in_chunks_of_any_size(
     tmp_path, teacher, limit, chunk
 ):
     names = [
-        name for name in ARGS
+        name
+        for name in ARGS
         if not name.startswith(("multi_", "tinyvit"))
         and not create_example_loss(name).why_not_tokens
         and not create_example_loss(name).student_layers()
-    ]  # fmt: skip
+    ]
     assert len(names) > 18
     terms = json.dumps([{"name": name, "args": ARGS[name]} for name in names])
     parts, batch = build(
-        tmp_path, teacher, "--kd=", f"--distill.losses={terms}", f"--train.logits_mib={limit}",
+        tmp_path,
+        teacher,
+        "--kd=",
+        f"--distill.losses={terms}",
+        f"--train.logits_mib={limit}",
         "--data.sequence_length=14",
-    )  # fmt: skip
+    )
     assert choose_chunk(16 * 2, 14, 5, limit) == chunk
     model, (asked,) = parts.state.model, parts.task.teaching.teachers
     with torch.no_grad():
         found = parts.task.loss(model, batch)
         logits, answers = (one.compute_logits(one(batch.tokens[:, :-1])) for one in (model, asked))
         inputs = LossInputs(
-            student_logits=logits.flatten(0, 1), targets=None, labels=batch.tokens[:, 1:].flatten(),
+            student_logits=logits.flatten(0, 1),
+            targets=None,
+            labels=batch.tokens[:, 1:].flatten(),
             teacher_logits=(answers.flatten(0, 1),),
-        )  # fmt: skip
+        )
         for name, loss in zip(names, parts.task.losses.losses, strict=True):
             torch.testing.assert_close(found.terms[name], loss(inputs), rtol=2e-5, atol=1e-6)

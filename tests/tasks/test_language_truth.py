@@ -31,11 +31,16 @@ RATES = {"recall,symbols=256": ("--optim.lr=0.004",)}
 @pytest.mark.parametrize(("name", "length", "steps", "width", "margin"), LEARNT)
 def test_what_is_learnt_ends_at_the_known_loss(tmp_path, name, length, steps, width, margin):
     flags = (
-        *LEARNING, f"--data.name={name},num_examples=40000,num_held_out=1000",
-        f"--data.sequence_length={length}", f"--train.steps={steps}", f"--model.args.width={width}",
-        "--train.log_every_steps=100", "--train.eval_every_epochs=99",
-        "--train.checkpoint_every_epochs=99", *RATES.get(name, ()),
-    )  # fmt: skip
+        *LEARNING,
+        f"--data.name={name},num_examples=40000,num_held_out=1000",
+        f"--data.sequence_length={length}",
+        f"--train.steps={steps}",
+        f"--model.args.width={width}",
+        "--train.log_every_steps=100",
+        "--train.eval_every_epochs=99",
+        "--train.checkpoint_every_epochs=99",
+        *RATES.get(name, ()),
+    )
     assert main.main(create_language_argv(tmp_path, *flags)) == 0
     last = read_metrics(tmp_path / "lang" / "a")[-1]
     config = load_config(create_language_argv(tmp_path, *flags))

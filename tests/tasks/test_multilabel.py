@@ -48,19 +48,36 @@ def listed(tmp_path_factory) -> Path:
 
 def create_flags(root: Path, folder: Path, name: str, *flags: str) -> list[str]:
     return [
-        "--config=configs/digits_student.yaml", "--data.source=folder", f"--data.root={root}",
-        "--data.name=", "--data.labels_file=labels.csv", "--data.eval_split=val",
-        "--data.test_split=", "--train.task=multilabel", f"--run.output_dir={folder}",
-        "--run.experiment=sets", f"--run.run_id={name}", "--run.tensorboard=false",
-        "--train.steps=120", "--train.eval_every_epochs=100", "--train.log_every_steps=1",
-        "--data.global_batch_size=40", "--optim.warmup_epochs=0", "--train.keep_checkpoints=9",
-        "--runtime.graph_budget=100000", *flags,
-    ]  # fmt: skip
+        "--config=configs/digits_student.yaml",
+        "--data.source=folder",
+        f"--data.root={root}",
+        "--data.name=",
+        "--data.labels_file=labels.csv",
+        "--data.eval_split=val",
+        "--data.test_split=",
+        "--train.task=multilabel",
+        f"--run.output_dir={folder}",
+        "--run.experiment=sets",
+        f"--run.run_id={name}",
+        "--run.tensorboard=false",
+        "--train.steps=120",
+        "--train.eval_every_epochs=100",
+        "--train.log_every_steps=1",
+        "--data.global_batch_size=40",
+        "--optim.warmup_epochs=0",
+        "--train.keep_checkpoints=9",
+        "--runtime.graph_budget=100000",
+        *flags,
+    ]
 
 
 def test_a_run_learns_what_is_true_of_digits_in_one_graph_and_goes_on_alike(listed, tmp_path):
-    flags = ("--train.task_loss=asl", "--mixup=0.1", "--runtime.device=xla",
-             "--train.checkpoint_every_steps=80")  # fmt: skip
+    flags = (
+        "--train.task_loss=asl",
+        "--mixup=0.1",
+        "--runtime.device=xla",
+        "--train.checkpoint_every_steps=80",
+    )
     assert main.main(create_flags(listed, tmp_path, "a", *flags)) == 0
     folder = tmp_path / "sets" / "a"
     lines = read_metrics(folder)
@@ -81,8 +98,14 @@ def test_a_run_learns_what_is_true_of_digits_in_one_graph_and_goes_on_alike(list
 
 
 def test_batches_hold_the_lists_of_the_file(listed):
-    data = DataSection(source="folder", root=str(listed), labels_file="labels.csv", train_pp=PP,
-                       train_split="train", global_batch_size=50)  # fmt: skip
+    data = DataSection(
+        source="folder",
+        root=str(listed),
+        labels_file="labels.csv",
+        train_pp=PP,
+        train_split="train",
+        global_batch_size=50,
+    )
     loader = create_loader(data, "train", seed=0)
     batch = next(loader.batches())
     digits = load_digits().target
@@ -98,17 +121,33 @@ def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path, capsys):
     digits = load_examples(96, seed=0)
     lists = [[CLASSES.index(name) for name in name_classes(one)] for one in digits.labels]
     write_set(tmp_path, "sets", "train", Examples(digits.images, lists), names=CLASSES)
-    flags = create_flags(tmp_path, tmp_path / "runs", "tfds", "--data.source=tfds",
-                         "--data.name=sets", "--data.labels_file=", "--data.label_key=real_label",
-                         "--data.train_split=train[:64]", "--data.eval_split=train[64:]",
-                         "--train.steps=2", "--runtime.device=cpu")  # fmt: skip
+    flags = create_flags(
+        tmp_path,
+        tmp_path / "runs",
+        "tfds",
+        "--data.source=tfds",
+        "--data.name=sets",
+        "--data.labels_file=",
+        "--data.label_key=real_label",
+        "--data.train_split=train[:64]",
+        "--data.eval_split=train[64:]",
+        "--train.steps=2",
+        "--runtime.device=cpu",
+    )
     assert main.main(flags) == 0
     assert read_metrics(tmp_path / "runs" / "sets" / "tfds")[-1]["examples"] == 32
     # Its sets would tell a top-1 of what has none.
     assert evaluate([str(tmp_path / "runs" / "sets" / "tfds")]) == 2
     assert "use python main.py --eval for a run's mAP and F1" in capsys.readouterr().err
-    data = DataSection(source="tfds", root=str(tmp_path), name="sets", label_key="real_label",
-                       eval_split="train", eval_pp=PP, global_batch_size=96)  # fmt: skip
+    data = DataSection(
+        source="tfds",
+        root=str(tmp_path),
+        name="sets",
+        label_key="real_label",
+        eval_split="train",
+        eval_pp=PP,
+        global_batch_size=96,
+    )
     loader = create_loader(data, "eval", seed=0)
     right = next(loader.batches()).draws[RIGHT]
     loader.close()
@@ -137,15 +176,17 @@ def test_what_does_not_fit_is_refused_in_one_line(listed, tmp_path, capsys, flag
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("name,labels\na.png,x\n", "begin it with file,labels"),
-     ("file,labels\ntrain/1.png,x\ntrain/1.png,y\n", "lists train/1.png twice"),
-     ("file,labels\ntrain/1.png,x\n./train/1.png,y\n", "lists train/1.png twice"),
-     ("file,labels\ntrain/1.png,x,y\n", "more or fewer cells than columns in line 2; join"),
-     ("labels,file\nx\n", "more or fewer cells than columns in line 2; join"),
-     ("file,labels\ntrain/none.png,x\n", "which is not below"),
-     ("file,labels\n../labels.csv,x\n", "../labels.csv, which is not below"),
-     ("file,labels\ntrain/1.png,\n", "names no class")],
-)  # fmt: skip
+    [
+        ("name,labels\na.png,x\n", "begin it with file,labels"),
+        ("file,labels\ntrain/1.png,x\ntrain/1.png,y\n", "lists train/1.png twice"),
+        ("file,labels\ntrain/1.png,x\n./train/1.png,y\n", "lists train/1.png twice"),
+        ("file,labels\ntrain/1.png,x,y\n", "more or fewer cells than columns in line 2; join"),
+        ("labels,file\nx\n", "more or fewer cells than columns in line 2; join"),
+        ("file,labels\ntrain/none.png,x\n", "which is not below"),
+        ("file,labels\n../labels.csv,x\n", "../labels.csv, which is not below"),
+        ("file,labels\ntrain/1.png,\n", "names no class"),
+    ],
+)
 def test_a_broken_list_is_refused_in_one_line(listed, tmp_path, capsys, text, words):
     for name in ("train", "val"):
         (tmp_path / name).symlink_to(listed / name)
@@ -164,5 +205,10 @@ def test_made_up_lists_serve_the_tools(tmp_path):
 
 
 def _get_argv(config, name: str) -> list[str]:
-    return create_argv(Path(config.run.output_dir), "--train.task=multilabel", "--train.steps=2",
-                       f"--data.name={name}", "--run.run_id=made_up")  # fmt: skip
+    return create_argv(
+        Path(config.run.output_dir),
+        "--train.task=multilabel",
+        "--train.steps=2",
+        f"--data.name={name}",
+        "--run.run_id=made_up",
+    )

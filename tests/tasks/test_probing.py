@@ -32,13 +32,24 @@ SETS = [
 def create_flags(digits_root, folder, teacher_run, *flags: str) -> list[str]:
     """8 steps on the digits, an evaluation after each third."""
     return [
-        "--config=configs/kd/digits_labelfree.yaml", f"--data.root={digits_root}",
-        f"--teacher_path={teacher_run}", f"--run.output_dir={folder}", "--run.experiment=probes",
-        "--run.run_id=a", "--run.tensorboard=false", "--data.train_split=train[:96]",
-        "--data.eval_split=validation[:50]", "--data.global_batch_size=32", "--train.epochs=3",
-        "--optim.warmup_epochs=0", "--train.log_every_steps=9", "--train.eval_every_epochs=1",
-        "--runtime.graph_budget=100000", f"--data.evals={json.dumps(SETS)}", *flags,
-    ]  # fmt: skip
+        "--config=configs/kd/digits_labelfree.yaml",
+        f"--data.root={digits_root}",
+        f"--teacher_path={teacher_run}",
+        f"--run.output_dir={folder}",
+        "--run.experiment=probes",
+        "--run.run_id=a",
+        "--run.tensorboard=false",
+        "--data.train_split=train[:96]",
+        "--data.eval_split=validation[:50]",
+        "--data.global_batch_size=32",
+        "--train.epochs=3",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=9",
+        "--train.eval_every_epochs=1",
+        "--runtime.graph_budget=100000",
+        f"--data.evals={json.dumps(SETS)}",
+        *flags,
+    ]
 
 
 def test_a_run_judges_its_features_by_probes_and_keeps_the_best(digits_root, teacher_run, tmp_path):

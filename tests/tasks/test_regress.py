@@ -50,12 +50,23 @@ def create_flags(root: Path, *flags: str) -> list[str]:
     """A run of the homes, 96 rows to train on."""
     chosen = () if "target_columns" in "".join(flags) else ("--data.target_columns=[rent]",)
     return [
-        "--train.task=regress", "--data.source=arrays", f"--data.root={root}",
-        "--data.name=homes.csv", *chosen, "--data.train_split=all[:80%]",
-        "--data.eval_split=all[80%:]", "--data.global_batch_size=16", "--model=linear",
-        "--runtime.device=cpu", "--run.tensorboard=false", "--runtime.graph_budget=100000",
-        "--train.epochs=2", "--run.experiment=homes", "--run.run_id=a", *flags,
-    ]  # fmt: skip
+        "--train.task=regress",
+        "--data.source=arrays",
+        f"--data.root={root}",
+        "--data.name=homes.csv",
+        *chosen,
+        "--data.train_split=all[:80%]",
+        "--data.eval_split=all[80%:]",
+        "--data.global_batch_size=16",
+        "--model=linear",
+        "--runtime.device=cpu",
+        "--run.tensorboard=false",
+        "--runtime.graph_budget=100000",
+        "--train.epochs=2",
+        "--run.experiment=homes",
+        "--run.run_id=a",
+        *flags,
+    ]
 
 
 def load(root: Path, *flags: str) -> RunConfig:
@@ -70,8 +81,9 @@ def read_all(root: Path, role: str, *flags: str) -> torch.Tensor:
 
 
 def test_all_kinds_of_files_give_the_same_rows(root):
-    found = [read_all(root, "train", f"--data.name=homes.{kind}") for kind in
-             ("npz", "csv", "parquet")]  # fmt: skip
+    found = [
+        read_all(root, "train", f"--data.name=homes.{kind}") for kind in ("npz", "csv", "parquet")
+    ]
     assert found[0].shape == (96, 3)
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
 
@@ -132,16 +144,24 @@ def count_split(parts) -> dict[str, float]:
 
 @pytest.mark.parametrize("standardise", ["both", "none"])
 def test_metrics_are_those_of_scikit_learn(root, standardise):
-    flags = ("--data.name=two.npz", "--data.target_columns=[]", "--model=mlp",
-             f"--data.standardise={standardise}", "--data.eval_batch_size=7")  # fmt: skip
+    flags = (
+        "--data.name=two.npz",
+        "--data.target_columns=[]",
+        "--model=mlp",
+        f"--data.standardise={standardise}",
+        "--data.eval_batch_size=7",
+    )
     parts = create_parts(root, *flags)
     metrics = count_split(parts)
     batch = parts.eval_loader.load_examples(range(24))
     with torch.no_grad():
         answers = parts.state.model.eval()(batch.inputs).double().numpy()
     targets = batch.targets.double().numpy()
-    for name, function in (("mse", mean_squared_error), ("mae", mean_absolute_error),
-                           ("r2", r2_score)):  # fmt: skip
+    for name, function in (
+        ("mse", mean_squared_error),
+        ("mae", mean_absolute_error),
+        ("r2", r2_score),
+    ):
         each = function(targets, answers, multioutput="raw_values")
         assert metrics[name] == pytest.approx(each.mean(), rel=1e-5)
         assert metrics[f"{name}/targets[0]"] == pytest.approx(each[0], rel=1e-5)
@@ -173,19 +193,27 @@ def test_each_loss_trains_the_value_that_it_names(root, name):
 
 def test_the_penalty_is_on_matrices_alone(root):
     flags = ("--model=mlp", "--model.args.widths=[4]")
-    plain, ridge = (create_parts(root, *flags, *more) for more in
-                    ((), ("--train.l2_penalty=0.5",)))  # fmt: skip
+    plain, ridge = (create_parts(root, *flags, *more) for more in ((), ("--train.l2_penalty=0.5",)))
     batch = next(iter(plain.train_loader.batches()))
     totals = [parts.task.loss(parts.state.model, batch).total.item() for parts in (plain, ridge)]
     model = ridge.state.model
-    squares = sum(layer.weight.square().sum().item() for layer in model.modules()
-                  if isinstance(layer, torch.nn.Linear))  # fmt: skip
+    squares = sum(
+        layer.weight.square().sum().item()
+        for layer in model.modules()
+        if isinstance(layer, torch.nn.Linear)
+    )
     assert totals[1] - totals[0] == pytest.approx(0.5 * squares, rel=1e-5)
 
 
 def test_a_run_exports_what_predicts_in_the_data_s_own_units(root, tmp_path, capsys):
-    flags = create_flags(root, f"--run.output_dir={tmp_path}", "--train.epochs=30",
-                         "--optim.lr=0.1", "--opt=sgd", "--optim.weight_decay=0")  # fmt: skip
+    flags = create_flags(
+        root,
+        f"--run.output_dir={tmp_path}",
+        "--train.epochs=30",
+        "--optim.lr=0.1",
+        "--opt=sgd",
+        "--optim.weight_decay=0",
+    )
     assert main.main(flags) == 0
     run = tmp_path / "homes" / "a"
     final = json.loads((run / "run.json").read_text())["final"]

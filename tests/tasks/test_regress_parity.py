@@ -30,16 +30,30 @@ def run_rows(folder: Path, form: Form, *flags: str) -> list[dict]:
     """The metrics of a regression on made-up rows."""
     widths = () if "widths" in "".join(flags) else ("--model.args.widths=[16, 8]",)
     argv = [
-        "--train.task=regress", "--data.source=synthetic_rows",
+        "--train.task=regress",
+        "--data.source=synthetic_rows",
         f"--data.name=friedman1,num_examples={128 + EXAMPLES},num_targets=2",
-        "--data.train_split=all[:128]", "--data.eval_split=all[128:]", "--model=mlp",
-        "--model.args.norm=layer", *widths, "--data.global_batch_size=32",
-        "--data.eval_batch_size=40", f"--train.steps={STEPS}", "--train.log_every_steps=1",
-        "--train.eval_every_epochs=3", "--optim.warmup_lr=0", "--runtime.num_threads=1",
-        "--runtime.graph_budget=12", "--run.tensorboard=false", "--run.experiment=rows",
-        "--run.run_id=form", f"--run.output_dir={folder}", f"--runtime.device={form.device}",
-        *flags, *form.flags,
-    ]  # fmt: skip
+        "--data.train_split=all[:128]",
+        "--data.eval_split=all[128:]",
+        "--model=mlp",
+        "--model.args.norm=layer",
+        *widths,
+        "--data.global_batch_size=32",
+        "--data.eval_batch_size=40",
+        f"--train.steps={STEPS}",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=3",
+        "--optim.warmup_lr=0",
+        "--runtime.num_threads=1",
+        "--runtime.graph_budget=12",
+        "--run.tensorboard=false",
+        "--run.experiment=rows",
+        "--run.run_id=form",
+        f"--run.output_dir={folder}",
+        f"--runtime.device={form.device}",
+        *flags,
+        *form.flags,
+    ]
     run_child(argv, form)
     return read_metrics(folder / "rows" / "form")
 
@@ -47,11 +61,16 @@ def run_rows(folder: Path, form: Form, *flags: str) -> list[dict]:
 @pytest.fixture(scope="module")
 def row_flags(row_teacher) -> tuple[str, ...]:
     return (
-        "--train.task_loss=gaussian_nll", "--train.l2_penalty=1e-3", "--train.ema",
-        f"--teacher_path={row_teacher}", "--distill.allow_weak_teacher",
-        f"--distill.losses={ROW_TERMS}", "--distill.group_size=4", "--train.accumulate_steps=2",
+        "--train.task_loss=gaussian_nll",
+        "--train.l2_penalty=1e-3",
+        "--train.ema",
+        f"--teacher_path={row_teacher}",
+        "--distill.allow_weak_teacher",
+        f"--distill.losses={ROW_TERMS}",
+        "--distill.group_size=4",
+        "--train.accumulate_steps=2",
         "--optim.max_grad_norm=1.0",
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,14 @@ def teacher(root, tmp_path_factory) -> Path:
     """A finished run of a wide model on the same rows."""
     folder = tmp_path_factory.mktemp("teacher")
     flags = create_flags(
-        root, "--model=mlp", "--model.args.widths=[32, 16]", f"--run.output_dir={folder}",
-        "--train.epochs=40", "--optim.lr=0.01", "--train.eval_every_epochs=40",
-    )  # fmt: skip
+        root,
+        "--model=mlp",
+        "--model.args.widths=[32, 16]",
+        f"--run.output_dir={folder}",
+        "--train.epochs=40",
+        "--optim.lr=0.01",
+        "--train.eval_every_epochs=40",
+    )
     assert main.main(flags) == 0
     return folder / "homes" / "a"
 
@@ -54,8 +59,11 @@ def compute(parts) -> tuple[dict[str, float], object]:
 
 @pytest.mark.parametrize("place", ["run", "safetensors", "checkpoint"])
 def test_a_teacher_predicts_in_the_data_s_own_units(root, teacher, place):
-    paths = {"run": teacher, "safetensors": teacher / "student.safetensors",
-             "checkpoint": next((teacher / "checkpoints").glob("step_*"))}  # fmt: skip
+    paths = {
+        "run": teacher,
+        "safetensors": teacher / "student.safetensors",
+        "checkpoint": next((teacher / "checkpoints").glob("step_*")),
+    }
     parts = build(root, *teach(paths[place], {"name": "prediction_mse"}))
     held_out = read_all(root, "eval")
     answers = parts.task.teachers[0](held_out[:, :2])
@@ -70,8 +78,11 @@ def test_terms_compare_predictions_in_units_of_the_spread(root, teacher):
     found, batch = compute(parts)
     student, answers = parts.state.model(batch.inputs), parts.task.teachers[0](batch.inputs)
     std = read_all(root, "train")[:, 2].std(correction=0)
-    pairs = ((compute_squared_error, "mse"), (compute_absolute_error, "mae"),
-             (compute_huber, "huber"))  # fmt: skip
+    pairs = (
+        (compute_squared_error, "mse"),
+        (compute_absolute_error, "mae"),
+        (compute_huber, "huber"),
+    )
     for function, name in pairs:
         wanted = function(student / std, answers / std).item()
         assert found[f"prediction_{name}"] == pytest.approx(wanted, rel=1e-4)
@@ -82,8 +93,13 @@ def test_terms_compare_predictions_in_units_of_the_spread(root, teacher):
 
 def test_several_teachers_answer_by_their_weighted_mean(root, teacher):
     two = [{"weights": str(teacher), "weight": 3}, {"model": "ema", "weight": 1}]
-    flags = (*MLP, f"--distill.teachers={json.dumps(two)}", "--train.ema",
-             "--distill.loss=prediction_mse", "--distill.alpha=1")  # fmt: skip
+    flags = (
+        *MLP,
+        f"--distill.teachers={json.dumps(two)}",
+        "--train.ema",
+        "--distill.loss=prediction_mse",
+        "--distill.alpha=1",
+    )
     parts = build(root, *flags)
     found, batch = compute(parts)
     student = parts.state.model(batch.inputs)
@@ -95,8 +111,13 @@ def test_several_teachers_answer_by_their_weighted_mean(root, teacher):
 
 def test_several_teachers_may_be_asked_one_by_one(root, teacher):
     two = [{"weights": str(teacher)}, {"model": "ema"}]
-    shared = (*MLP, f"--distill.teachers={json.dumps(two)}", "--train.ema", "--distill.alpha=1",
-              "--distill.ensemble=separate")  # fmt: skip
+    shared = (
+        *MLP,
+        f"--distill.teachers={json.dumps(two)}",
+        "--train.ema",
+        "--distill.alpha=1",
+        "--distill.ensemble=separate",
+    )
     terms = "[{name: multi_avg_loss, args: {loss: prediction_mae, weights: [3, 1]}}]"
     parts = build(root, *shared, f"--distill.losses={terms}")
     found, batch = compute(parts)
@@ -124,8 +145,9 @@ def test_features_of_layers_are_compared_through_a_projection(root, teacher):
 
 
 def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_path):
-    flags = create_flags(root, *teach(teacher, {"name": "prediction_mse"}, alpha=0.5),
-                         f"--run.output_dir={tmp_path}")  # fmt: skip
+    flags = create_flags(
+        root, *teach(teacher, {"name": "prediction_mse"}, alpha=0.5), f"--run.output_dir={tmp_path}"
+    )
     assert main.main(flags) == 0
     facts = json.loads((tmp_path / "homes" / "a" / "run.json").read_text())
     assert facts["teachers"][0]["r2"] > 0.9
@@ -139,24 +161,44 @@ def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_pa
     [
         (("--distill.losses=[{name: kd}]",), "kd compares classes, which train.task=regress"),
         (("--distill.losses=[{name: prediction_mes}]",), "did you mean 'prediction_mse'"),
-        (("--distill.losses=[{name: fitnet, layers: {blocks.9: blocks.0}}]",),
-         "the student has no layer 'blocks.9'"),
-        (("--distill.losses=[{name: at, layers: {blocks.0: blocks.0}}]",),
-         "attention maps need positions on both sides"),
-        (("--distill.losses=[{name: wkd_f, layers: {blocks.0: blocks.0}}]",),
-         "wkd_f compares spreads over positions"),
-        (("--distill.loss=prediction_mse", "--distill.temperature=2"),
-         "distill.temperature (2.0) is not supported with train.task=regress"),
-        (("--distill.loss=prediction_mse", "--distill.teacher_cache=x"),
-         "distill.teacher_cache ('x') is not supported"),
-        (("--distill.loss=prediction_mse", "--data.input_columns=[rooms]"),
-         "was trained with 2 input columns (age, rooms), data.input_columns gives 1 (rooms)"),
-        (("--distill.loss=prediction_mse", "--data.target_columns=[age]"),
-         "was trained with 2 input columns (age, rooms), data.input_columns gives 2 (rooms, rent)"),
-        (("--distill.loss=prediction_mse", "--data.input_columns=[age, rooms]",
-          "--data.target_columns=[rent, rent2]"), "has no column 'rent2'; did you mean 'rent'?"),
+        (
+            ("--distill.losses=[{name: fitnet, layers: {blocks.9: blocks.0}}]",),
+            "the student has no layer 'blocks.9'",
+        ),
+        (
+            ("--distill.losses=[{name: at, layers: {blocks.0: blocks.0}}]",),
+            "attention maps need positions on both sides",
+        ),
+        (
+            ("--distill.losses=[{name: wkd_f, layers: {blocks.0: blocks.0}}]",),
+            "wkd_f compares spreads over positions",
+        ),
+        (
+            ("--distill.loss=prediction_mse", "--distill.temperature=2"),
+            "distill.temperature (2.0) is not supported with train.task=regress",
+        ),
+        (
+            ("--distill.loss=prediction_mse", "--distill.teacher_cache=x"),
+            "distill.teacher_cache ('x') is not supported",
+        ),
+        (
+            ("--distill.loss=prediction_mse", "--data.input_columns=[rooms]"),
+            "was trained with 2 input columns (age, rooms), data.input_columns gives 1 (rooms)",
+        ),
+        (
+            ("--distill.loss=prediction_mse", "--data.target_columns=[age]"),
+            "with 2 input columns (age, rooms), data.input_columns gives 2 (rooms, rent)",
+        ),
+        (
+            (
+                "--distill.loss=prediction_mse",
+                "--data.input_columns=[age, rooms]",
+                "--data.target_columns=[rent, rent2]",
+            ),
+            "has no column 'rent2'; did you mean 'rent'?",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_teach_is_refused(root, teacher, flags, words):
     with pytest.raises(UserError) as refusal:
         check(load(root, *MLP, f"--distill.teacher_weights={teacher}", *flags))
@@ -183,8 +225,11 @@ def test_weights_of_another_permutation_are_told(root, teacher, caplog):
 
 
 def test_targets_of_another_width_are_refused(root, teacher):
-    taxed = ("--data.name=taxed.npz", "--data.input_columns=[age, rooms]",
-             "--data.target_columns=[rent, tax]")  # fmt: skip
+    taxed = (
+        "--data.name=taxed.npz",
+        "--data.input_columns=[age, rooms]",
+        "--data.target_columns=[rent, tax]",
+    )
     words = r"trained with 1 target columns \(rent\), data.target_columns gives 2 \(rent, tax\)"
     for flags in (
         (*MLP, f"--distill.teacher_weights={teacher}", "--distill.loss=prediction_mse"),
@@ -195,11 +240,22 @@ def test_targets_of_another_width_are_refused(root, teacher):
 
 
 def test_a_teacher_that_knows_nothing_is_refused(root, tmp_path, capsys):
-    weak = create_flags(root, "--model=linear", f"--run.output_dir={tmp_path}", "--train.steps=1",
-                        "--optim.lr=1e-9", "--optim.warmup_lr=0", "--optim.min_lr=0")  # fmt: skip
+    weak = create_flags(
+        root,
+        "--model=linear",
+        f"--run.output_dir={tmp_path}",
+        "--train.steps=1",
+        "--optim.lr=1e-9",
+        "--optim.warmup_lr=0",
+        "--optim.min_lr=0",
+    )
     assert main.main(weak) == 0
-    flags = create_flags(root, *teach(tmp_path / "homes" / "a", {"name": "prediction_mse"}),
-                         f"--run.output_dir={tmp_path}", "--run.run_id=b")  # fmt: skip
+    flags = create_flags(
+        root,
+        *teach(tmp_path / "homes" / "a", {"name": "prediction_mse"}),
+        f"--run.output_dir={tmp_path}",
+        "--run.run_id=b",
+    )
     assert main.main(flags) == 2
     assert "no better than the targets' mean" in capsys.readouterr().err.splitlines()[-1]
 

@@ -18,31 +18,47 @@ ROWS, INPUTS, TARGETS = 400, 6, 2
 # timm's `sgd` is Nesterov's, its `momentum` the plain one.
 OPTIMIZERS = {
     "sgd": ("--opt=momentum", "--optim.momentum=0", "--optim.lr=0.6", "--optim.schedule=constant"),
-    "momentum": ("--opt=momentum", "--optim.momentum=0.9", "--optim.lr=0.1",
-                 "--optim.schedule=constant"),
+    "momentum": (
+        "--opt=momentum",
+        "--optim.momentum=0.9",
+        "--optim.lr=0.1",
+        "--optim.schedule=constant",
+    ),
     "nesterov": ("--opt=sgd", "--optim.lr=0.1", "--optim.schedule=constant"),
     "adamw": ("--opt=adamw", "--optim.lr=0.03", "--optim.min_lr=1e-6"),
-}  # fmt: skip
+}
 
 
 def create_flags(*flags: str) -> list[str]:
     """A linear model on all of its training rows in each step."""
     return [
-        "--train.task=regress", "--data.source=synthetic_rows", "--model=linear",
+        "--train.task=regress",
+        "--data.source=synthetic_rows",
+        "--model=linear",
         f"--data.name=linear,num_examples=500,num_inputs={INPUTS},num_targets={TARGETS},noise=4",
-        f"--data.train_split=all[:{ROWS}]", f"--data.eval_split=all[{ROWS}:]",
-        f"--data.global_batch_size={ROWS}", "--train.steps=400", "--train.log_every_steps=400",
-        "--train.eval_every_epochs=400", "--train.checkpoint_every_steps=400",
-        "--optim.weight_decay=0", "--runtime.device=cpu", "--run.tensorboard=false",
-        "--runtime.graph_budget=100000", "--run.experiment=truth", "--run.run_id=a", *flags,
-    ]  # fmt: skip
+        f"--data.train_split=all[:{ROWS}]",
+        f"--data.eval_split=all[{ROWS}:]",
+        f"--data.global_batch_size={ROWS}",
+        "--train.steps=400",
+        "--train.log_every_steps=400",
+        "--train.eval_every_epochs=400",
+        "--train.checkpoint_every_steps=400",
+        "--optim.weight_decay=0",
+        "--runtime.device=cpu",
+        "--run.tensorboard=false",
+        "--runtime.graph_budget=100000",
+        "--run.experiment=truth",
+        "--run.run_id=a",
+        *flags,
+    ]
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adamw"])
 def test_a_linear_model_reaches_the_closed_form(name, penalty, tmp_path):
-    flags = create_flags(*OPTIMIZERS[name], f"--train.l2_penalty={penalty}",
-                         f"--run.output_dir={tmp_path}")  # fmt: skip
+    flags = create_flags(
+        *OPTIMIZERS[name], f"--train.l2_penalty={penalty}", f"--run.output_dir={tmp_path}"
+    )
     assert main.main(flags) == 0
     found = load_file(Path(tmp_path) / "truth" / "a" / "student.safetensors")
     inputs, targets = read_rows(flags)
@@ -66,8 +82,9 @@ def test_decoupled_decay_is_not_ridge(tmp_path):
     """What the document says: where it comes to rest depends on the optimizer's own scale."""
     ends = []
     for name in ("nesterov", "adamw"):
-        flags = create_flags(*OPTIMIZERS[name], f"--run.output_dir={tmp_path}",
-                             f"--run.run_id={name}")  # fmt: skip
+        flags = create_flags(
+            *OPTIMIZERS[name], f"--run.output_dir={tmp_path}", f"--run.run_id={name}"
+        )
         flags[flags.index("--optim.weight_decay=0")] = "--optim.weight_decay=0.3"
         assert main.main(flags) == 0
         tensors = load_file(Path(tmp_path) / "truth" / name / "student.safetensors")

@@ -226,9 +226,6 @@ def test_a_cache_is_replayed_from_behind_a_url_and_leaves_nothing(tmp_path, monk
     assert not list(scratch.iterdir())
 
 
-# ---- several teachers, features, and types
-
-
 def create_answers(shape: CacheShape, step: int) -> list[torch.Tensor]:
     """What a task gives for each column of a shape."""
     generator = torch.Generator().manual_seed(step)

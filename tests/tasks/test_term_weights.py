@@ -63,9 +63,12 @@ def test_each_term_has_its_own_scale_and_it_multiplies_the_weight_in_the_total()
     generator = torch.Generator().manual_seed(0)
     student, teacher = torch.randn(2, 6, 4, generator=generator)
     inputs = LossInputs(
-        student, torch.softmax(teacher, -1), teacher.argmax(-1), teacher_logits=(teacher,),
+        student,
+        torch.softmax(teacher, -1),
+        teacher.argmax(-1),
+        teacher_logits=(teacher,),
         term_scales=scales,
-    )  # fmt: skip
+    )
     out = create_weighted_loss(distill)(inputs)
     parts = out.terms
     wanted = 0.5 * parts["task"] + 0.5 * (2.0 * 0.5 * parts["kd"] + 0.5 * parts["hard"])

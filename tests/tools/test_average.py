@@ -137,8 +137,13 @@ def test_a_card_says_what_the_run_has_written_down(teacher_run, tmp_path, capsys
     text = path.read_text()
     final = json.loads((teacher_run / "run.json").read_text())["final"]
     assert f"| validation | top1 | {final['eval_top1']:.6g} |" in text
-    for said in ("# digits_student/taught", "10: 0, 1, 2, 3", "| `optim.lr` | `0.005` |",
-                 "decode(channels=1)\\|resize(8)", "## Not told by the run"):  # fmt: skip
+    for said in (
+        "# digits_student/taught",
+        "10: 0, 1, 2, 3",
+        "| `optim.lr` | `0.005` |",
+        "decode(channels=1)\\|resize(8)",
+        "## Not told by the run",
+    ):
         assert said in text
     assert "## Teachers" not in text and "were not evaluated" not in text
     (step,) = list((teacher_run / "checkpoints").glob("step_*"))[-1:]

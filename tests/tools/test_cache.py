@@ -86,9 +86,6 @@ def read_errors(capsys) -> str:
     return lines[0]
 
 
-# ---- the card
-
-
 def test_the_card_says_whose_answers_lie_there_and_how_exact(tmp_path, capsys):
     folder = write(tmp_path / "cache")
     (folder / "teachers.json").write_text('{"aa": {"top1": 81.25, "ece": 0.1, "split": "val"}}')
@@ -109,9 +106,6 @@ def test_the_card_says_whose_answers_lie_there_and_how_exact(tmp_path, capsys):
     assert "| first | aa | 6 of 9 classes | float16 |" in text
     assert "top1 81.25, of val" in text
     assert "augmentation: `decode|flip`, seed 0" in text
-
-
-# ---- verified
 
 
 @pytest.mark.parametrize(
@@ -168,9 +162,6 @@ def test_several_processes_find_what_one_finds(tmp_path, capsys):
     assert "epoch_00002" in alone
 
 
-# ---- put together
-
-
 def test_parts_of_several_machines_become_the_cache_of_one(tmp_path, capsys):
     whole = write(tmp_path / "whole")
     parts = [write(tmp_path / f"part{n}", part=(n, 2)) for n in range(2)]
@@ -198,10 +189,13 @@ def test_lineages_are_put_together_and_cut_like_the_answers(tmp_path):
     """Both teachers were taught by one other, and each by one of its own besides."""
     elders = {name: Ancestor(2, id=f"of {name}", through=name) for name in ("aa", "bb")}
     notes = {
-        name: [Ancestor(1, hash=name, judged={"top1": 9.0}), Ancestor(2, id="both", through=name),
-               elder]
+        name: [
+            Ancestor(1, hash=name, judged={"top1": 9.0}),
+            Ancestor(2, id="both", through=name),
+            elder,
+        ]
         for name, elder in elders.items()
-    }  # fmt: skip
+    }
     parts = []
     for column in COLUMNS:
         shape = replace(SHAPE, columns=(column,), epochs=1)
@@ -211,12 +205,18 @@ def test_lineages_are_put_together_and_cut_like_the_answers(tmp_path):
     assert main(["merge", *map(str, parts), "--out", str(merged)]) == 0
     known = read_note(open_folder(merged))
     assert [(one.generation, one.hash or one.through) for one in known] == [
-        (1, "aa"), (1, "bb"), (2, "aa"), (2, "aa"), (2, "bb"), (2, "bb"),
-    ]  # fmt: skip
+        (1, "aa"),
+        (1, "bb"),
+        (2, "aa"),
+        (2, "aa"),
+        (2, "bb"),
+        (2, "bb"),
+    ]
     words = ["subset", str(merged), "--out", str(again), "--teachers", "bb"]
     assert main(words) == 0
-    assert read_note(open_folder(again)) == [replace(one, via=CACHE) if one.generation == 1 else one
-                                             for one in notes["bb"]]  # fmt: skip
+    assert read_note(open_folder(again)) == [
+        replace(one, via=CACHE) if one.generation == 1 else one for one in notes["bb"]
+    ]
 
 
 def test_caches_are_merged_and_cut_on_a_bucket(tmp_path, monkeypatch):
@@ -247,14 +247,24 @@ def test_caches_that_do_not_belong_together_are_not_merged(tmp_path, capsys, sha
     assert re.search(rule, read_errors(capsys))
 
 
-# ---- cut
-
-
 def test_a_subset_is_what_would_have_been_stored(tmp_path):
     """Fewer classes, epochs and teachers: the dropped mass goes to the rest."""
     write(tmp_path / "cache")
-    assert main(["subset", str(tmp_path / "cache"), "--out", str(tmp_path / "small"),
-                 "--top-k=2", "--augmentations=2", "--teachers", "aa"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "subset",
+                str(tmp_path / "cache"),
+                "--out",
+                str(tmp_path / "small"),
+                "--top-k=2",
+                "--augmentations=2",
+                "--teachers",
+                "aa",
+            ]
+        )
+        == 0
+    )
     shape = CacheShape((replace(COLUMNS[0], top_k=2),), 2, 4, 8)
     expected = read_all(write(tmp_path / "direct", shape))
     for one, other in zip(read_all(tmp_path / "small"), expected, strict=True):
@@ -302,8 +312,6 @@ def test_what_cannot_be_done_is_said_in_one_line(tmp_path, capsys, words, rule):
     assert main([places.get(word, word) for word in words]) == 2
     assert rule in read_errors(capsys)
 
-
-# ---- killed
 
 WRITING = """
 import sys
@@ -369,8 +377,19 @@ def test_every_instant_of_finishing_a_file_is_gone_on_from(tmp_path, torn):
 
 def test_marks_of_the_examples_stay_with_their_rows(tmp_path):
     write(tmp_path / "cache")
-    assert main(["subset", str(tmp_path / "cache"), "--out", str(tmp_path / "small"),
-                 "--teachers", "bb"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "subset",
+                str(tmp_path / "cache"),
+                "--out",
+                str(tmp_path / "small"),
+                "--teachers",
+                "bb",
+            ]
+        )
+        == 0
+    )
     left, right = TeacherCache(tmp_path / "cache"), TeacherCache(tmp_path / "small")
     assert np.array_equal(left.read_rows(5)["example"], right.read_rows(5)["example"])
     right.read(5, torch.arange(8) + 40)

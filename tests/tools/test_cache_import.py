@@ -17,7 +17,6 @@ import yaml
 from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as F
-from torchvision.transforms.autoaugment import _apply_op
 
 import main
 from big_vision.pp.stored_views import SeedRules, draw_view
@@ -25,28 +24,20 @@ from datasets import create_loader
 from store.record.history import read_metrics
 from tasks.teachers.cache.reader import TeacherCache
 from tests.support.input_data import create_section
+from tests.support.published_caches import (
+    CLASSES,
+    CROP,
+    IMAGES,
+    SIDE,
+    STRONG,
+    VIEWS,
+    list_images,
+    publish,
+    replay,
+)
 from tools.cache.__main__ import main as run_cache
 from tools.cache.card import make_card
 from tools.cache.reinforced import ReinforcedFiles
-
-CLASSES, IMAGES, VIEWS, TOP_K, SIDE = 4, 24, 3, 2, 16
-OPERATIONS = (
-    "Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Brightness", "Color",
-    "Contrast", "Sharpness", "Posterize", "Solarize", "AutoContrast", "Equalize",
-)  # fmt: skip
-CROP = {
-    "uint8": {"enable": True},
-    "random_resized_crop": {"enable": True, "size": SIDE},
-    "random_horizontal_flip": {"enable": True, "p": 0.5},
-    "rand_augment": {"enable": False},
-    "to_tensor": {"enable": True},
-    "normalize": {"mean": [0.5] * 3, "std": [0.5] * 3},
-}
-STRONG = {
-    **CROP,
-    "rand_augment": {"enable": True, "p": 0.5},
-    "random_erase": {"enable": True, "p": 0.25},
-}
 
 
 @pytest.fixture(scope="module")
@@ -64,95 +55,24 @@ def images(tmp_path_factory) -> Path:
     return root
 
 
-def list_images(root: Path) -> list[Path]:
-    """As torchvision's ImageFolder numbers them."""
-    return [
-        file for folder in sorted((root / "train").iterdir()) for file in sorted(folder.iterdir())
-    ]
-
-
-def publish(folder: Path, root: Path, augmentation: dict, compress: bool = True) -> list[list]:
-    """Files as `reinforce.py` writes them; gives each image's samples, with their parameters."""
-    folder.mkdir()
-    generator = np.random.default_rng(1)
-    reinforce = {
-        "num_samples": VIEWS, "topk": TOP_K, "compress": compress, "joblib": False,
-        "image_augmentation": augmentation,
-    }  # fmt: skip
-    config = {"dataset": "imagenet", "num_classes": CLASSES, "teacher": {"name": "two,teachers"}}
-    torch.save({**config, "reinforce": reinforce}, folder / "config.pth.tar")
-    found = []
-    for number, path in enumerate(list_images(root)):
-        width, height = Image.open(path).size
-        label = int(path.parent.name[-1])
-        samples = [
-            draw_sample(generator, (height, width), label, "random_erase" in augmentation)
-            for _ in range(VIEWS)
-        ]
-        stored = [{**one, "params": pack(one["params"], compress)} for one in samples]
-        torch.save((number, stored), folder / f"{number}.pth.tar", pickle_protocol=4)
-        found.append(samples)
-    return found
-
-
-def draw_sample(generator, shape: tuple[int, int], label: int, strong: bool) -> dict:
-    height, width = (int(generator.integers(5, side + 1)) for side in shape)
-    y, x = (
-        int(generator.integers(whole - part + 1))
-        for whole, part in zip(shape, (height, width), strict=True)
-    )
-    params = {
-        "random_resized_crop": (y, x, height, width),
-        "random_horizontal_flip": bool(generator.integers(2)),
-    }
-    if strong:
-        drawn = [OPERATIONS[number] for number in generator.integers(len(OPERATIONS), size=2)]
-        strengths = {"Posterize": 4.0, "Solarize": 100.0, "Rotate": 9.0, "TranslateX": -2.9,
-                     "TranslateY": 1.7}  # fmt: skip
-        pairs = [(name, strengths.get(name, 0.27)) for name in drawn]
-        params["rand_augment"] = pairs if generator.integers(3) else None
-        params["random_erase"] = (2, 3, 5, 7) if generator.integers(2) else None
-    other = int(generator.integers(1, CLASSES))
-    top = float(generator.uniform(0.5, 0.9))
-    probs = [top, (1 - top) * 0.7]
-    ids = [label, (label + other) % CLASSES]
-    return {"params": params, "prob": (probs[::-1], ids[::-1])}  # in no order
-
-
-def pack(params: dict, compress: bool) -> list | dict:
-    if not compress:
-        return {name: (value, value) for name, value in params.items()} | {"uint8": ((), ())}
-    values = dict(params)
-    if values.get("rand_augment") is not None:
-        values["rand_augment"] = [(OPERATIONS.index(n), m) for n, m in values["rand_augment"]]
-    return list(values.values())
-
-
-def replay(path: Path, params: dict) -> np.ndarray:
-    """What `dr/transforms.py` makes of an image, by torchvision."""
-    image = Image.open(path).convert("RGB")
-    image = F.resized_crop(image, *params["random_resized_crop"], (SIDE, SIDE))
-    image = F.hflip(image) if params["random_horizontal_flip"] else image
-    for name, strength in params.get("rand_augment") or ():
-        image = _apply_op(image, name, strength, InterpolationMode.NEAREST, fill=None)
-    pixels = np.array(image)
-    if params.get("random_erase"):
-        y, x, height, width = params["random_erase"]
-        pixels[y : y + height, x : x + width] = 0
-    return pixels
-
-
 def get_flags(root: Path, cache, pp: str = "", **more: str) -> list[str]:
     pp = pp or f'decode(precise=True)|stored_view("{cache}", {SIDE})|value_range(-1, 1)'
     values = {
-        "model.image_size": SIDE, "data.source": "folder", "data.root": root,
-        "data.train_split": "train", "data.eval_split": "val", "data.test_split": "val",
-        "data.train_pp": pp, "data.eval_pp": f"decode|resize({SIDE})|value_range(-1, 1)",
-        "data.global_batch_size": 8, "runtime.device": "cpu", "train.epochs": 4,
+        "model.image_size": SIDE,
+        "data.source": "folder",
+        "data.root": root,
+        "data.train_split": "train",
+        "data.eval_split": "val",
+        "data.test_split": "val",
+        "data.train_pp": pp,
+        "data.eval_pp": f"decode|resize({SIDE})|value_range(-1, 1)",
+        "data.global_batch_size": 8,
+        "runtime.device": "cpu",
+        "train.epochs": 4,
         "optim.warmup_epochs": 0,
         "model.args": "{patch_size: 8, in_chans: 3, embed_dim: 16, depth: 1, num_heads: 2}",
         **more,
-    }  # fmt: skip
+    }
     config = Path(__file__).resolve().parents[2] / "configs/digits_kd.yaml"
     return ["--config", str(config), *(f"--{name}={value}" for name, value in values.items())]
 
@@ -165,10 +85,15 @@ def bring_in(source: Path, cache, root: Path, *more: str, **keys: str) -> int:
 
 def open_views(root: Path, cache: Path):
     section = create_section(
-        root, name="", source="folder", train_split="train", eval_split="val", global_batch_size=8,
+        root,
+        name="",
+        source="folder",
+        train_split="train",
+        eval_split="val",
+        global_batch_size=8,
         train_pp=f'decode(precise=True)|stored_view("{cache}", {SIDE})|value_range(-1, 1)',
         return_id=True,
-    )  # fmt: skip
+    )
     return create_loader(section, "train", seed=0)
 
 
@@ -220,10 +145,19 @@ def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
         images, cache, **{"data.global_batch_size": 12, "train.seed": 7, "train.epochs": 4}
     )
     runs = [
-        "--run.output_dir", str(tmp_path), "--run.experiment", "e", "--run.tensorboard", "false",
-        "--train.log_every_steps", "1", f"--distill.teacher_cache={cache}",
-        "--distill.temperature=1", "--distill.alpha=1", "--train.eval_every_epochs=4",
-    ]  # fmt: skip
+        "--run.output_dir",
+        str(tmp_path),
+        "--run.experiment",
+        "e",
+        "--run.tensorboard",
+        "false",
+        "--train.log_every_steps",
+        "1",
+        f"--distill.teacher_cache={cache}",
+        "--distill.temperature=1",
+        "--distill.alpha=1",
+        "--train.eval_every_epochs=4",
+    ]
     assert main.main([*flags, *runs, "--run.run_id=taught"]) == 0
     lines = [one for one in read_metrics(tmp_path / "e/taught") if one["kind"] == "train"]
     assert len(lines) == 8
@@ -244,13 +178,21 @@ def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
         ({"center_crop": {"size": 9}}, (), {}, "images after center_crop, which is not replayed"),
         ({}, ("--ids", "stem"), {}, "outputs for 24 images and data.train_split has 24 examples"),
         ({}, ("--ids", "FILE"), {}, "is outside its image"),
-        ({}, (), {"data.train_split": "train[:20]"}, "outputs for 24 images and data.train_split "
-                                                     "has 20 examples"),
-        ({}, (), {"pp": f"decode|resize({SIDE})|flip_lr|value_range(-1, 1)"},
-         "shows other images than those of"),
+        (
+            {},
+            (),
+            {"data.train_split": "train[:20]"},
+            "outputs for 24 images and data.train_split has 20 examples",
+        ),
+        (
+            {},
+            (),
+            {"pp": f"decode|resize({SIDE})|flip_lr|value_range(-1, 1)"},
+            "shows other images than those of",
+        ),
         ({}, (), {"data.repeats": "2"}, "data.repeats (2) is not supported with"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_replayed_is_refused_in_one_line(images, tmp_path, capsys, case):
     damage, more, keys, rule = case
     publish(tmp_path / "files", images, {**CROP, **damage})
@@ -334,8 +276,9 @@ def test_imported_answers_are_verified_and_cut_and_lie_behind_urls(
     assert (card["augmentations"], card["examples"]) == (2, IMAGES)
     left, right = TeacherCache(place, batch=8), TeacherCache(small, batch=8)
     indices = torch.tensor([3, 20, 7])
-    assert torch.equal(left.read(4, indices)["cache_log_probs0"][:, :1],
-                       right.read(4, indices)["cache_log_probs0"])  # fmt: skip
+    assert torch.equal(
+        left.read(4, indices)["cache_log_probs0"][:, :1], right.read(4, indices)["cache_log_probs0"]
+    )
     left.close()
     path = small / "epoch_00001.00000-of-00001.bin"
     path.write_bytes(b"\x01" + path.read_bytes()[1:])
@@ -343,16 +286,20 @@ def test_imported_answers_are_verified_and_cut_and_lie_behind_urls(
     assert "has CRC32C" in capsys.readouterr().out
 
 
-# ---- TinyViT
-
 POLICY = "rand-m9-mstd0.5-inc1"
 SIDE_OF_SEEDED = 40
 SAVED = {
-    "AUG": {"AUTO_AUGMENT": POLICY, "REPROB": 0.0, "MIXUP": 0.0, "CUTMIX": 0.0,
-            "COLOR_JITTER": 0.4, "CUTMIX_MINMAX": None},
+    "AUG": {
+        "AUTO_AUGMENT": POLICY,
+        "REPROB": 0.0,
+        "MIXUP": 0.0,
+        "CUTMIX": 0.0,
+        "COLOR_JITTER": 0.4,
+        "CUTMIX_MINMAX": None,
+    },
     "DATA": {"INTERPOLATION": "bicubic", "IMG_SIZE": SIDE_OF_SEEDED, "MEAN_AND_STD_TYPE": "clip"},
     "MODEL": {"NAME": "tiny_vit", "TYPE": "clip_vit_large14_224"},
-}  # fmt: skip
+}
 
 
 class Numbers:
@@ -400,12 +347,13 @@ def test_a_seed_gives_the_box_that_timm_draws_from_it(draw):
         assert found.flip == (numbers.random() < 0.5)
 
 
-def test_a_student_sees_what_tinyvits_seeds_have_drawn(images, tmp_path, draw, capsys):
-    paths, generator = list_images(images), np.random.default_rng(3)
+def write_seeded_logits(folder: Path, paths: list[Path]) -> dict[tuple[int, str], tuple]:
+    """Write two epochs of two ranks in TinyViT's form; return (seed, classes, probs) of each."""
+    generator = np.random.default_rng(3)
     stored = {}
     for epoch in range(2):
-        folder = tmp_path / "logits" / f"logits_top3_epoch{epoch}"
-        folder.mkdir(parents=True)
+        target = folder / f"logits_top3_epoch{epoch}"
+        target.mkdir(parents=True)
         for rank in range(2):
             keys, values = [], b""
             for path in paths[rank::2]:
@@ -415,18 +363,35 @@ def test_a_student_sees_what_tinyvits_seeds_have_drawn(images, tmp_path, draw, c
                 stored[epoch, path.stem] = int(seed[0]), classes.tolist(), probs.tolist()
                 keys.append(path.stem)
                 values += seed.tobytes() + classes.tobytes() + probs.tobytes()
-            (folder / f"rank{rank}-keys.txt").write_text("".join(f"{key}\n" for key in keys))
-            (folder / f"rank{rank}-values.bin").write_bytes(values)
+            (target / f"rank{rank}-keys.txt").write_text("".join(f"{key}\n" for key in keys))
+            (target / f"rank{rank}-values.bin").write_bytes(values)
+    return stored
+
+
+def test_a_student_sees_what_tinyvits_seeds_have_drawn(images, tmp_path, draw, capsys):
+    stored = write_seeded_logits(tmp_path / "logits", list_images(images))
     saved, cache = tmp_path / "config.json", tmp_path / "cache"
     saved.write_text(yaml.safe_dump(SAVED))
     pp = f'decode(precise=True)|stored_view("{cache}", {SIDE_OF_SEEDED})|value_range(-1, 1)'
     arguments = tmp_path / "logits", cache, images, "--saved-config", str(saved)
-    side = {"model.image_size": str(SIDE_OF_SEEDED),
-            "data.eval_pp": f"decode|resize({SIDE_OF_SEEDED})|value_range(-1, 1)"}  # fmt: skip
+    side = {
+        "model.image_size": str(SIDE_OF_SEEDED),
+        "data.eval_pp": f"decode|resize({SIDE_OF_SEEDED})|value_range(-1, 1)",
+    }
     assert bring_in(*arguments, pp=pp, **side) == 0
     loader = create_loader(
-        create_section(images, name="", source="folder", train_split="train", return_id=True,
-                       global_batch_size=12, train_pp=pp), "train", seed=5)  # fmt: skip
+        create_section(
+            images,
+            name="",
+            source="folder",
+            train_split="train",
+            return_id=True,
+            global_batch_size=12,
+            train_pp=pp,
+        ),
+        "train",
+        seed=5,
+    )
     answers = TeacherCache(cache, batch=12)
     augment = timm.data.auto_augment.rand_augment_transform(
         POLICY, {"img_mean": (123, 117, 104), "interpolation": Image.BICUBIC, "translate_const": 18}

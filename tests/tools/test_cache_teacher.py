@@ -39,10 +39,17 @@ EPOCHS = 2
 @pytest.fixture(scope="module")
 def flags(digits_root, teacher_run) -> list[str]:
     return [
-        "--config", str(ROOT / "configs/digits_kd.yaml"), f"--data.root={digits_root}",
-        f"--teacher_path={teacher_run}", "--runtime.device=cpu", "--mixup=0.5", "--cutmix=0.5",
-        "--data.random_erasing=0.25", f"--epochs={EPOCHS}", "--warmup_epochs=1",
-    ]  # fmt: skip
+        "--config",
+        str(ROOT / "configs/digits_kd.yaml"),
+        f"--data.root={digits_root}",
+        f"--teacher_path={teacher_run}",
+        "--runtime.device=cpu",
+        "--mixup=0.5",
+        "--cutmix=0.5",
+        "--data.random_erasing=0.25",
+        f"--epochs={EPOCHS}",
+        "--warmup_epochs=1",
+    ]
 
 
 def parse(words) -> Namespace:
@@ -55,9 +62,16 @@ def store(flags, folder, *more) -> int:
 
 def train(flags, tmp_path, name, *more) -> list[dict]:
     code = main.main(
-        [*flags, f"--run.output_dir={tmp_path}", "--run.experiment=e", f"--run.run_id={name}",
-         "--train.log_every_steps=1", "--run.tensorboard=false", *more]
-    )  # fmt: skip
+        [
+            *flags,
+            f"--run.output_dir={tmp_path}",
+            "--run.experiment=e",
+            f"--run.run_id={name}",
+            "--train.log_every_steps=1",
+            "--run.tensorboard=false",
+            *more,
+        ]
+    )
     assert code == 0
     return [line for line in read_metrics(tmp_path / "e" / name) if line["kind"] == "train"]
 
@@ -91,9 +105,13 @@ def test_a_narrow_cache_differs_by_no_more_than_its_residual_allows(flags, tmp_p
     assert store(flat, tmp_path / "cache", "--top-k", "4") == 0
     live = train(flat, tmp_path, "live", "--train.steps=1", "--optim.warmup_steps=0")
     stored = train(
-        flat, tmp_path, "stored", "--train.steps=1", "--optim.warmup_steps=0",
+        flat,
+        tmp_path,
+        "stored",
+        "--train.steps=1",
+        "--optim.warmup_steps=0",
         f"--distill.teacher_cache={tmp_path / 'cache'}",
-    )  # fmt: skip
+    )
     rows = read_rows(tmp_path / "cache")[:64]
     rest = float(np.exp(rows["rest0"].astype(np.float64)).mean())
     # A fresh student's log-probabilities lie within 2 of log(1/10).
@@ -158,9 +176,6 @@ def test_a_cache_on_a_bucket_is_gone_on_with(flags, tmp_path, monkeypatch):
     assert len(train(flags, tmp_path, "far", f"--distill.teacher_cache={place}")) == EPOCHS * 18
 
 
-# ---- the order that depends on processes and memory
-
-
 SHARDED = ("--data.order=sharded", "--data.shuffle_gib=0.00001")
 
 
@@ -223,10 +238,19 @@ def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
     manifest["stream"]["shuffle_gib"] = 0.5
     (folder / "manifest.json").write_text(json.dumps(manifest))
     code = main.main(
-        [*flags, *SHARDED, "--data.shuffle_gib=0.5", f"--distill.teacher_cache={folder}",
-         "--train.epochs=1", f"--run.output_dir={tmp_path}", "--run.experiment=e",
-         "--run.run_id=lie", "--train.log_every_steps=1", "--run.tensorboard=false"]
-    )  # fmt: skip
+        [
+            *flags,
+            *SHARDED,
+            "--data.shuffle_gib=0.5",
+            f"--distill.teacher_cache={folder}",
+            "--train.epochs=1",
+            f"--run.output_dir={tmp_path}",
+            "--run.experiment=e",
+            "--run.run_id=lie",
+            "--train.log_every_steps=1",
+            "--run.tensorboard=false",
+        ]
+    )
     assert code == 2
     assert "holds outputs for other examples" in capsys.readouterr().err.splitlines()[-1]
     assert read_metrics(tmp_path / "e" / "lie") == []
@@ -294,9 +318,6 @@ def test_what_cannot_be_stored_is_refused_in_one_line(flags, tmp_path, capsys, m
     assert len(error) == 1
     assert error[0].startswith("error: ")
     assert rule in error[0]
-
-
-# ---- several teachers
 
 
 @pytest.fixture(scope="module")

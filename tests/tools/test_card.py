@@ -17,8 +17,12 @@ MODEL, ARGS = "vit_tiny_patch16_224", {**VIT_ARGS, "img_size": 8}
 def test_a_card_lists_distillation_where_somebody_teaches(tmp_path):
     argv = create_argv(tmp_path, "--train.steps=1", "--run.run_id=alone")
     assert training.main(argv) == 0
-    taught = (f"--teacher_path={tmp_path / 'tiny' / 'alone'}", "--distill.loss=kd",
-              "--distill.allow_weak_teacher=true", "--run.run_id=taught")  # fmt: skip
+    taught = (
+        f"--teacher_path={tmp_path / 'tiny' / 'alone'}",
+        "--distill.loss=kd",
+        "--distill.allow_weak_teacher=true",
+        "--run.run_id=taught",
+    )
     assert training.main(create_argv(tmp_path, "--train.steps=1", *taught)) == 0
     cards = {}
     for name in ("alone", "taught"):

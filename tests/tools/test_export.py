@@ -21,12 +21,22 @@ from utils.errors import UserError
 PP = "decode|resize_small(40)|central_crop(32)|vgg_value_range"
 # A ViT, a ResNet, and a student with a token for its teacher.
 MODELS = {
-    "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32,
-                             "num_heads": 2},
+    "vit_tiny_patch16_224": {
+        "img_size": 32,
+        "patch_size": 8,
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+    },
     "resnet10t": {},
-    "deit_tiny_distilled_patch16_224": {"img_size": 32, "patch_size": 8, "depth": 2,
-                                        "embed_dim": 32, "num_heads": 2},
-}  # fmt: skip
+    "deit_tiny_distilled_patch16_224": {
+        "img_size": 32,
+        "patch_size": 8,
+        "depth": 2,
+        "embed_dim": 32,
+        "num_heads": 2,
+    },
+}
 
 
 def write_model(folder, name, **more):
@@ -169,8 +179,9 @@ def test_pixels_are_what_a_program_with_its_normalisation_takes(tmp_path):
     trained = open_trained(str(weights), "WEIGHTS")
     pixels = torch.randint(0, 256, (2, 3, 32, 32)).float()
     with torch.no_grad():
-        wanted = trained.model((pixels - trained.create_transform().mean) /
-                               trained.create_transform().std)  # fmt: skip
+        wanted = trained.model(
+            (pixels - trained.create_transform().mean) / trained.create_transform().std
+        )
         found = torch.export.load(out / "torch_export" / "model.pt2").module()(pixels)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
     assert report["input"]["shape"] == [2, 3, 32, 32]
@@ -180,8 +191,11 @@ def test_differences_are_measured():
     wanted = np.array([[0.0, 1.0], [2.0, 1.0]])
     found = compare(wanted, [np.array([[0.0, 1.5]]), np.array([[2.0, 2.5], [9.0, 9.0]])], 1.0)
     assert found == {
-        "max_difference": 1.5, "mean_difference": 0.5, "top1_agreement": 0.5, "within": False,
-    }  # fmt: skip
+        "max_difference": 1.5,
+        "mean_difference": 0.5,
+        "top1_agreement": 0.5,
+        "within": False,
+    }
     assert not compare(wanted, [wanted * np.nan], 1e9)["within"]
     with pytest.raises(UserError, match="outputs of shape"):
         compare(wanted, [wanted[:, :1]], 1.0)
@@ -232,8 +246,11 @@ def test_timm_is_refused_a_model_that_it_does_not_have(tmp_path, capsys):
     from utils.config.sections import ModelSection
 
     model = create_model(ModelSection(name="mnist_cnn"), num_classes=10)
-    facts = {"model": "mnist_cnn", "num_classes": 10, "eval_pp": "decode(channels=1)|resize(28)|"
-             "value_range(0, 1)"}  # fmt: skip
+    facts = {
+        "model": "mnist_cnn",
+        "num_classes": 10,
+        "eval_pp": "decode(channels=1)|resize(28)|value_range(0, 1)",
+    }
     export_model(model.state_dict(), facts, tmp_path)
     assert main([str(tmp_path), "--out", str(tmp_path / "out"), "--to", "timm"]) == 2
     assert "mnist_cnn is no model of timm" in capsys.readouterr().err

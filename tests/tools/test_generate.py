@@ -26,9 +26,7 @@ from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.execution import RuntimeSection
 from utils.runtime.launcher import create_runtime
 
-SHAPES = (
-    {}, {"kv_heads": 2}, {"positions": "learned"}, {"positions": "sinusoidal", "tied": False},
-)  # fmt: skip
+SHAPES = ({}, {"kv_heads": 2}, {"positions": "learned"}, {"positions": "sinusoidal", "tied": False})
 
 
 def create_model(**shape) -> Transformer:
@@ -81,11 +79,20 @@ def test_tokens_of_a_cache_that_never_grows_are_the_same():
 @pytest.mark.xla
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [("qwen3_5", "xla"), *(pytest.param(*one, marks=pytest.mark.slow) for one in (
-        ("qwen3_5", "pallas"), ("kimi_linear", "xla"), ("qwen3_next", "xla"), ("rwkv7", "xla"),
-        ("rwkv7", "pallas"),
-    ))],
-)  # fmt: skip
+    [
+        ("qwen3_5", "xla"),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ("qwen3_5", "pallas"),
+                ("kimi_linear", "xla"),
+                ("qwen3_next", "xla"),
+                ("rwkv7", "xla"),
+                ("rwkv7", "pallas"),
+            )
+        ),
+    ],
+)
 def test_a_device_takes_one_program_for_all_tokens_and_gives_those_of_the_cpu(name, kernels):
     pytest.importorskip("torch_xla")
     model = create_rwkv() if name == "rwkv7" else create_hybrid(name)
@@ -136,10 +143,15 @@ def test_any_temperature_gives_probabilities(temperature):
 def copied(tmp_path_factory) -> Path:
     """A run that has learnt to copy, with learned positions."""
     folder = tmp_path_factory.mktemp("copy")
-    flags = ("--train.steps=260", *LEARNING, "--model.args.width=64",
-             "--data.name=copy,symbols=4,num_examples=4000,num_held_out=100",
-             "--train.log_every_steps=100", "--train.eval_every_epochs=9",
-             "--train.checkpoint_every_epochs=9")  # fmt: skip
+    flags = (
+        "--train.steps=260",
+        *LEARNING,
+        "--model.args.width=64",
+        "--data.name=copy,symbols=4,num_examples=4000,num_held_out=100",
+        "--train.log_every_steps=100",
+        "--train.eval_every_epochs=9",
+        "--train.checkpoint_every_epochs=9",
+    )
     assert main.main(create_language_argv(folder, *flags)) == 0
     return folder / "lang" / "a"
 
@@ -203,8 +215,13 @@ def test_text_goes_on_as_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
     for kind, flags in (("byte", []), ("bpe", ["--vocab-size=280"])):
         argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path)]
         assert prepare([*argv, f"--tokenizer={kind}", *flags]) == 0
-        own = ("--data.source=tokens", f"--data.root={tmp_path}", f"--data.name=text_{kind}",
-               "--train.steps=5", f"--run.run_id={kind}")  # fmt: skip
+        own = (
+            "--data.source=tokens",
+            f"--data.root={tmp_path}",
+            f"--data.name=text_{kind}",
+            "--train.steps=5",
+            f"--run.run_id={kind}",
+        )
         assert main.main(create_language_argv(tmp_path, *own)) == 0
         capsys.readouterr()
         assert run_tool([str(tmp_path / "lang" / kind), "--prompt=wörd", "--max-tokens=5"]) == 0

@@ -21,10 +21,17 @@ def write_run(folder: Path, top1: float, teachers: list[dict], **changes: object
     facts = {"status": "complete", "teachers": teachers, "final": final, **changes}
     (folder / "run.json").write_text(json.dumps(facts))
     lines = [
-        {"step": step, "kind": "train", "loss/task": 2.0 / step, "loss/kd": 1.0 / step,
-         "loss/total": 1.5 / step, "lr": 0.1, "tokens_per_s": 1.0}
+        {
+            "step": step,
+            "kind": "train",
+            "loss/task": 2.0 / step,
+            "loss/kd": 1.0 / step,
+            "loss/total": 1.5 / step,
+            "lr": 0.1,
+            "tokens_per_s": 1.0,
+        }
         for step in (1, 2, 3)
-    ]  # fmt: skip
+    ]
     lines.append({"step": 3, "kind": "eval", "top1": top1, "loss": 1.0})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

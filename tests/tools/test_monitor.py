@@ -27,8 +27,13 @@ from tools.monitor.view import create_view
 from utils import device_use
 from utils.device_use import DeviceUse, read_devices
 
-FLAGS = ("--epochs=2", "--train.log_every_steps=2", "--run.run_id=a", "--runtime.num_threads=1",
-         "--train.eval_every_epochs=0.5")  # fmt: skip
+FLAGS = (
+    "--epochs=2",
+    "--train.log_every_steps=2",
+    "--run.run_id=a",
+    "--runtime.num_threads=1",
+    "--train.eval_every_epochs=0.5",
+)
 
 
 @pytest.fixture(scope="module")
@@ -126,11 +131,15 @@ def test_it_follows_a_run_that_restarts_until_it_is_complete(finished, folder, m
         for name in ("metrics.jsonl", "run.json"):
             shutil.copy(finished / name, folder / name)
 
-    steps = iter((
-        lambda: change_facts(folder, status="preempted", reason="PreemptedError: asked to end"),
-        lambda: (folder / "run.json").write_text("{torn"), lambda: (folder / "run.json").unlink(),
-        lambda: shutil.copy(finished / "run.json", folder / "run.json") and go_on(), end,
-    ))  # fmt: skip
+    steps = iter(
+        (
+            lambda: change_facts(folder, status="preempted", reason="PreemptedError: asked to end"),
+            lambda: (folder / "run.json").write_text("{torn"),
+            lambda: (folder / "run.json").unlink(),
+            lambda: shutil.copy(finished / "run.json", folder / "run.json") and go_on(),
+            end,
+        )
+    )
     change_facts(folder, status="running", reason="")
     keep_lines(folder, 3)
     slept = []
@@ -193,9 +202,15 @@ def read_terminal(words: list[str], on_output) -> tuple[int, str]:
     """The monitor at a terminal of its own: its exit code and all that it showed."""
     master, slave = pty.openpty()
     child = subprocess.Popen(
-        [sys.executable, "-m", "tools.monitor", *words], cwd=ROOT, env=get_environment(),
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=listen,
-    )  # fmt: skip
+        [sys.executable, "-m", "tools.monitor", *words],
+        cwd=ROOT,
+        env=get_environment(),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        preexec_fn=listen,
+    )
     os.close(slave)
     shown = ""
     while True:
@@ -230,9 +245,6 @@ def test_ctrl_c_ends_it_with_a_line_and_leaves_the_terminal_as_it_was(folder):
     assert "Traceback" not in shown
     assert shown.splitlines()[-1].endswith("the run goes on without its monitor")
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")  # the cursor is back
-
-
-# ---- devices
 
 
 def write_program(folder: Path, text: str, monkeypatch) -> None:

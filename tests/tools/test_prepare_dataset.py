@@ -25,11 +25,15 @@ def digits_root(tmp_path_factory):
 
 
 PLACED = (
-    ("digits", "--out"), ("fonts", "--out"), ("mnist --from nowhere", "--out"),
-    ("tfds mnist", "--out"), ("folder tests --name a", "--out"), ("text --from tests", "--out"),
+    ("digits", "--out"),
+    ("fonts", "--out"),
+    ("mnist --from nowhere", "--out"),
+    ("tfds mnist", "--out"),
+    ("folder tests --name a", "--out"),
+    ("text --from tests", "--out"),
     ("california_housing", "--root"),
     ("resize digits --root nowhere", "--out"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("kind", "flag"), PLACED)
@@ -52,9 +56,14 @@ def test_a_place_where_nothing_can_be_written_is_refused(kind, flag, tmp_path, c
 
 @pytest.mark.parametrize(
     ("kind", "place"),
-    [("digits", "digits"), ("fonts", "fonts/1.0.0"), ("mnist --from nowhere", "mnist"),
-     ("tfds mnist", "mnist"), ("folder tests --name a", "a")],
-)  # fmt: skip
+    [
+        ("digits", "digits"),
+        ("fonts", "fonts/1.0.0"),
+        ("mnist --from nowhere", "mnist"),
+        ("tfds mnist", "mnist"),
+        ("folder tests --name a", "a"),
+    ],
+)
 def test_a_file_where_a_dataset_would_go_is_refused(kind, place, tmp_path, capsys, monkeypatch):
     (tmp_path / "tests" / "cat").mkdir(parents=True)
     (tmp_path / "tests" / "cat" / "1.png").write_bytes(b"")

@@ -42,8 +42,13 @@ def test_every_pixel_and_label_of_the_files_is_in_the_dataset(files):
 @pytest.mark.parametrize("config", ["mnist", "mnist_distributed"])
 def test_the_configuration_reads_what_was_written(config, files, capsys):
     root = prepare(files)
-    words = ["--config", f"configs/{config}.yaml", f"--data.root={root}", "--check",
-             f"--run.output_dir={files.parent / 'runs'}"]  # fmt: skip
+    words = [
+        "--config",
+        f"configs/{config}.yaml",
+        f"--data.root={root}",
+        "--check",
+        f"--run.output_dir={files.parent / 'runs'}",
+    ]
     assert front_door.main(words) == 0
     assert "180 examples to train on, 20 to evaluate" in capsys.readouterr().out
 
@@ -51,9 +56,15 @@ def test_the_configuration_reads_what_was_written(config, files, capsys):
 @pytest.mark.slow
 def test_four_processes_learn_what_one_learns(files):
     root, runs = prepare(files), files.parent / "runs"
-    shared = (f"--data.root={root}", "--batch_size=32", "--train.log_every_steps=1",
-              f"--run.output_dir={runs}", "--run.run_id=a", "--runtime.device=cpu",
-              "--train.steps=8")  # fmt: skip
+    shared = (
+        f"--data.root={root}",
+        "--batch_size=32",
+        "--train.log_every_steps=1",
+        f"--run.output_dir={runs}",
+        "--run.run_id=a",
+        "--runtime.device=cpu",
+        "--train.steps=8",
+    )
     for name in ("mnist", "mnist_distributed"):
         done = run_main([f"--config=configs/{name}.yaml", *shared])
         assert done.returncode == 0, done.stderr
@@ -73,8 +84,12 @@ def replace_zipped(array: np.ndarray):
 
 
 WRONG = [
-    ("train-images", lambda data: data[:-5], "holds 156811 bytes, but its header promises 156816 "
-     "(200 x 28 x 28); it is cut short: fetch it again"),
+    (
+        "train-images",
+        lambda data: data[:-5],
+        "holds 156811 bytes, but its header promises 156816 "
+        "(200 x 28 x 28); it is cut short: fetch it again",
+    ),
     ("train-images", lambda data: data + b"x", "it is too long: fetch it again"),
     ("train-images", lambda data: data[:7], "begins with 00000803, not with 00000803"),
     ("train-labels", lambda data: b"", "begins with nothing, not with 00000801, so it is no idx"),
@@ -87,7 +102,7 @@ WRONG = [
     ("t10k-images", replace_zipped(np.zeros((TEST, 8, 8), np.uint8)), "holds images of 8 x 8, not"),
     ("t10k-images", replace_zipped(np.zeros((0, 28, 28), np.uint8)), "holds no examples"),
     ("t10k-images", replace_zipped(np.zeros((TEST,), np.uint8)), "begins with 00000801, not"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "change", "words"), WRONG)
@@ -105,9 +120,6 @@ def test_a_missing_file_or_folder_is_named(files, capsys):
     assert "holds no t10k-labels-idx1-ubyte, with or without .gz" in capsys.readouterr().err
     prepare(files / "nowhere", code=2)
     assert "nowhere') holds no train-images-idx3-ubyte" in capsys.readouterr().err
-
-
-# ---- TFDS
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +168,13 @@ def test_nothing_is_fetched_without_permission(tmp_path, builder_class, monkeypa
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("mnist", "4 files of 11.1 MiB in all from storage.googleapis.com and write mnist/3.0.1"),
-     ("cifar100", "1 file of 160.7 MiB in all from www.cs.toronto.edu and write cifar100/3.0.2"),
-     ("imagenet2012:5.1.0", "2 files of 144.0 GiB in all from www.image-net.org and write "),
-     ("imagenet2012", "/downloads/manual first); allow it by")],
-)  # fmt: skip
+    [
+        ("mnist", "4 files of 11.1 MiB in all from storage.googleapis.com and write mnist/3.0.1"),
+        ("cifar100", "1 file of 160.7 MiB in all from www.cs.toronto.edu and write cifar100/3.0.2"),
+        ("imagenet2012:5.1.0", "2 files of 144.0 GiB in all from www.image-net.org and write "),
+        ("imagenet2012", "/downloads/manual first); allow it by"),
+    ],
+)
 def test_the_line_says_what_how_large_and_where_to(name, words, tmp_path, capsys):
     assert ask(tmp_path, name=name) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -169,11 +183,15 @@ def test_the_line_says_what_how_large_and_where_to(name, words, tmp_path, capsys
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("cifarr10", "is no dataset of TFDS; did you mean cifar10 or"),
-     ("mnist:9.9.9", "is not in TFDS: "), ("glue/nosuch", "is not in TFDS: "),
-     ("huggingface:mnist", "is no name of TFDS; write it as"), ("../x", "is no name of TFDS"),
-     ("qqqqqqqqqq", "is no dataset of TFDS; its catalogue lists them")],
-)  # fmt: skip
+    [
+        ("cifarr10", "is no dataset of TFDS; did you mean cifar10 or"),
+        ("mnist:9.9.9", "is not in TFDS: "),
+        ("glue/nosuch", "is not in TFDS: "),
+        ("huggingface:mnist", "is no name of TFDS; write it as"),
+        ("../x", "is no name of TFDS"),
+        ("qqqqqqqqqq", "is no dataset of TFDS; its catalogue lists them"),
+    ],
+)
 def test_a_name_that_tfds_does_not_have_is_one_line(name, words, tmp_path, capsys):
     assert ask(tmp_path, "--allow-download", name=name) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -192,8 +210,15 @@ def test_with_permission_tfds_prepares_what_a_run_reads(
     done = capsys.readouterr()
     assert done.out.strip() == str(root / "stripes_of_test" / "1.2.3")
     assert f"write stripes_of_test/1.2.3 below {root}" in done.err
-    words = ["--config", "configs/mnist.yaml", f"--data.root={root}", "--data.name=stripes_of_test",
-             "--batch_size=12", "--check", f"--run.output_dir={tmp_path / 'runs'}"]  # fmt: skip
+    words = [
+        "--config",
+        "configs/mnist.yaml",
+        f"--data.root={root}",
+        "--data.name=stripes_of_test",
+        "--batch_size=12",
+        "--check",
+        f"--run.output_dir={tmp_path / 'runs'}",
+    ]
     assert front_door.main(words) == 0
     assert "36 examples to train on, 4 to evaluate" in capsys.readouterr().out
     assert ask(root) == 0

@@ -34,9 +34,12 @@ def start(store: Path, *flags: str) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "tools.serve", "--store", str(store), "--port", "0"]
     process = subprocess.Popen(
         [*command, *(flags or ["--no-queue"])],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(store.parent / "cache")},
-    )  # fmt: skip
+    )
     ready, _, _ = select.select([process.stdout], [], [], 60)
     line = process.stdout.readline() if ready else ""
     if "/start?token=" not in line:
@@ -137,23 +140,25 @@ def run_main(*flags: str) -> int:
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(("--store", "nowhere"), "is no directory"),
-     (("--store", "gs://"), "names no bucket"),
-     (("--store", "s3://bucket/runs"), "cannot be opened"),
-     (("--token-file", ".", "--add-token", "a"), "is no file"),
-     (("--add-token", ""), "token's name"),
-     (("--role", "submit"), "--add-token NAME"),
-     (("--root", "http://evil/"), "a directory or gs://BUCKET"),
-     (("--root", "gs://"), "a directory or gs://BUCKET"),
-     (("--root", ""), "a directory or gs://BUCKET"),
-     (("--host", "0.0.0.0"), "--allow-remote"),
-     (("--host", "0.0.0.0", "--allow-remote"), "--token-file"),
-     (("--port", "70000"), "0-65535; give another port"),
-     (("--host", "203.0.113.1", "--allow-remote", "--token-file", "tokens.json"), "another"),
-     (("--add-token", "a b"), "token's name"),
-     (("--add-token", "a", "--role", "root"), "choose one of"),
-     (("--port", "much"), "invalid int")],
-)  # fmt: skip
+    [
+        (("--store", "nowhere"), "is no directory"),
+        (("--store", "gs://"), "names no bucket"),
+        (("--store", "s3://bucket/runs"), "cannot be opened"),
+        (("--token-file", ".", "--add-token", "a"), "is no file"),
+        (("--add-token", ""), "token's name"),
+        (("--role", "submit"), "--add-token NAME"),
+        (("--root", "http://evil/"), "a directory or gs://BUCKET"),
+        (("--root", "gs://"), "a directory or gs://BUCKET"),
+        (("--root", ""), "a directory or gs://BUCKET"),
+        (("--host", "0.0.0.0"), "--allow-remote"),
+        (("--host", "0.0.0.0", "--allow-remote"), "--token-file"),
+        (("--port", "70000"), "0-65535; give another port"),
+        (("--host", "203.0.113.1", "--allow-remote", "--token-file", "tokens.json"), "another"),
+        (("--add-token", "a b"), "token's name"),
+        (("--add-token", "a", "--role", "root"), "choose one of"),
+        (("--port", "much"), "invalid int"),
+    ],
+)
 def test_wrong_flags_are_one_line_and_code_2(tmp_path, capsys, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -212,10 +217,13 @@ def start_impatient(store: Path) -> tuple[subprocess.Popen[str], str]:
         "from tools.serve import main\nsys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "--store", str(store), "--port", "0", "--no-queue"], cwd=ROOT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, "-c", code, "--store", str(store), "--port", "0", "--no-queue"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(store.parent / "cache")},
-    )  # fmt: skip
+    )
     return process, process.stdout.readline().split()[-1]
 
 

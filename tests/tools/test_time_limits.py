@@ -17,10 +17,16 @@ RUN = ["--config=configs/smoke.yaml", "--batch=8"]
 @pytest.mark.parametrize("seconds", ["-1", "0", "nan"])
 @pytest.mark.parametrize(
     ("program", "flags"),
-    [(compile_for_tpu, RUN), (jax_decoder, RUN), (jax_vision, RUN), (shape_advisor, []),
-     (matmul, ["--on=v5e"]), (delta, ["--on=v5e"])],
+    [
+        (compile_for_tpu, RUN),
+        (jax_decoder, RUN),
+        (jax_vision, RUN),
+        (shape_advisor, []),
+        (matmul, ["--on=v5e"]),
+        (delta, ["--on=v5e"]),
+    ],
     ids=lambda one: one.__name__ if isinstance(one, ModuleType) else "",
-)  # fmt: skip
+)
 def test_a_time_limit_that_is_none_is_refused(program, flags, seconds, capsys, monkeypatch):
     for name in ("require_compiler", "run_script", "compile_artifact", "compile_step"):
         monkeypatch.setattr(f"bill.compiler.{name}", lambda *_, **__: pytest.fail("began"))

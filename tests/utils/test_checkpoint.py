@@ -212,9 +212,18 @@ def empty_the_table(path: Path) -> str:
 
 
 DAMAGES = (
-    cut_tensors, flip_one_bit, remove_tensors, cut_table, remove_table, remove_marker, spoil_marker,
-    drop_a_tensor_from_the_table, drop_a_tensor_and_sign_the_table, age_the_format, empty_the_table,
-)  # fmt: skip
+    cut_tensors,
+    flip_one_bit,
+    remove_tensors,
+    cut_table,
+    remove_table,
+    remove_marker,
+    spoil_marker,
+    drop_a_tensor_from_the_table,
+    drop_a_tensor_and_sign_the_table,
+    age_the_format,
+    empty_the_table,
+)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

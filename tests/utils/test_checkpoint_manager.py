@@ -115,9 +115,11 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path, gate):
 def test_what_a_checkpoint_relies_on_is_done_before_it_appears(tmp_path):
     manager, seen = CheckpointManager(tmp_path), []
     manager.submit(
-        1, lambda: (create_parts(1), get_facts(1)), best=False,
+        1,
+        lambda: (create_parts(1), get_facts(1)),
+        best=False,
         before=lambda: seen.append(manager.list_steps()),
-    )  # fmt: skip
+    )
     manager.wait()
     assert seen == [[]]
 
@@ -188,11 +190,15 @@ def test_whatever_fails_a_whole_checkpoint_stays(tmp_path, monkeypatch, fault, c
     manager = CheckpointManager(tmp_path, keep=1)
     save(manager, 1)
     target = {
-        "mkdir": "pathlib.Path.mkdir", "save_file": "utils.checkpoint.files.save_file",
-        "fsync": "utils.storage.local.os.fsync", "fadvise": "utils.storage.os.posix_fadvise",
-        "rename": "pathlib.Path.rename", "directory sync": "utils.storage.local.sync_directory",
-        "replace": "pathlib.Path.replace", "rmtree": "utils.storage.local.shutil.rmtree",
-    }[fault]  # fmt: skip
+        "mkdir": "pathlib.Path.mkdir",
+        "save_file": "utils.checkpoint.files.save_file",
+        "fsync": "utils.storage.local.os.fsync",
+        "fadvise": "utils.storage.os.posix_fadvise",
+        "rename": "pathlib.Path.rename",
+        "directory sync": "utils.storage.local.sync_directory",
+        "replace": "pathlib.Path.replace",
+        "rmtree": "utils.storage.local.shutil.rmtree",
+    }[fault]
     module, _, name = target.rpartition(".")
     owner = Path if module == "pathlib.Path" else _import(module)
     original, count = getattr(owner, name), [0]

@@ -72,10 +72,14 @@ def invent_a_tensor(table: dict) -> None:
 
 
 FAULTS = [
-    lose_the_end, flip_a_bit_of_a_tensor, swap_two_values, lose_a_file,
-    edit_table(forget_a_tensor), edit_table(mix_up_checksums),
+    lose_the_end,
+    flip_a_bit_of_a_tensor,
+    swap_two_values,
+    lose_a_file,
+    edit_table(forget_a_tensor),
+    edit_table(mix_up_checksums),
     edit_table(invent_a_tensor),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -120,8 +124,12 @@ def test_the_marker_is_written_after_every_file_was_read_back(place, monkeypatch
     monkeypatch.setattr(checkpoint_files, "_load", note_load)
     monkeypatch.setattr(checkpoint_files, "_check_part", note_check)
     write(place, 3)
-    assert order == ["read model.safetensors", "check model", "read extra.safetensors",
-                     "check extra"]  # fmt: skip
+    assert order == [
+        "read model.safetensors",
+        "check model",
+        "read extra.safetensors",
+        "check extra",
+    ]
     assert "COMMITTED" in open_folder(place).child("step_00000003").list_names()
 
 

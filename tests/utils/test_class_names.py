@@ -21,9 +21,11 @@ AB, BA = ("a", "b"), ("b", "a")
 
 def require(own, other) -> None:
     require_same_classes(
-        ClassSide("data.name 'x'", own), ClassSide("run.resume 'y'", other),
-        way="change the data", by_name="map them",
-    )  # fmt: skip
+        ClassSide("data.name 'x'", own),
+        ClassSide("run.resume 'y'", other),
+        way="change the data",
+        by_name="map them",
+    )
 
 
 @pytest.mark.parametrize(

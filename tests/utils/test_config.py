@@ -88,21 +88,49 @@ def test_other_flags_of_timm_are_no_flags_here_and_name_a_key():
 
 
 VALUES = {
-    "model": "resnet18", "epochs": "7", "batch_size": "32", "batch-size": "32", "lr": "0.5",
-    "opt": "sgd", "weight_decay": "0.25", "data_set": "mnist", "data_path": "/d",
-    "tfds_data_dir": "/d", "tfds_train_split": "train[:9]", "tfds_eval_split": "test",
-    "output_dir": "/o", "seed": "3", "resume": "auto", "eval": "true", "teacher": "resnet34",
-    "teacher_path": "/t.pth", "kd": "kd", "kd_alpha": "0.25", "kd_temperature": "2.0",
-    "clip_grad": "2.0", "warmup_epochs": "1.5", "min_lr": "1e-7", "smoothing": "0.1",
-    "mixup": "0.8", "cutmix": "1.0", "drop_path": "0.1", "model_ema": "true",
-    "model_ema_decay": "0.99", "layer_decay": "0.75", "update_freq": "4",
-    "init_from": "runs/x", "init-from": "runs/x", "check": "true",
-}  # fmt: skip
+    "model": "resnet18",
+    "epochs": "7",
+    "batch_size": "32",
+    "batch-size": "32",
+    "lr": "0.5",
+    "opt": "sgd",
+    "weight_decay": "0.25",
+    "data_set": "mnist",
+    "data_path": "/d",
+    "tfds_data_dir": "/d",
+    "tfds_train_split": "train[:9]",
+    "tfds_eval_split": "test",
+    "output_dir": "/o",
+    "seed": "3",
+    "resume": "auto",
+    "eval": "true",
+    "teacher": "resnet34",
+    "teacher_path": "/t.pth",
+    "kd": "kd",
+    "kd_alpha": "0.25",
+    "kd_temperature": "2.0",
+    "clip_grad": "2.0",
+    "warmup_epochs": "1.5",
+    "min_lr": "1e-7",
+    "smoothing": "0.1",
+    "mixup": "0.8",
+    "cutmix": "1.0",
+    "drop_path": "0.1",
+    "model_ema": "true",
+    "model_ema_decay": "0.99",
+    "layer_decay": "0.75",
+    "update_freq": "4",
+    "init_from": "runs/x",
+    "init-from": "runs/x",
+    "check": "true",
+}
 # What must stand beside a flag for the configuration to be free of contradictions.
 COMPANIONS = {
-    "eval": ("--resume=auto",), "teacher": ("--kd=kd",), "teacher_path": ("--kd=kd",),
+    "eval": ("--resume=auto",),
+    "teacher": ("--kd=kd",),
+    "teacher_path": ("--kd=kd",),
     "kd": ("--teacher=resnet34",),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("flag", SHORT_FLAGS)
@@ -154,9 +182,13 @@ def test_a_configuration_is_frozen():
 
 def test_a_dumped_configuration_reads_back_equal(tmp_path):
     config = load(
-        "--mixup=0.8", "--optim.betas=[0.9, 0.99]", "--clip_grad=1.0", '--model.args={"depth": 2}',
-        '--distill.losses=[{"name": "kd", "weight": 0.5}]', "--teacher=resnet18",
-    )  # fmt: skip
+        "--mixup=0.8",
+        "--optim.betas=[0.9, 0.99]",
+        "--clip_grad=1.0",
+        '--model.args={"depth": 2}',
+        '--distill.losses=[{"name": "kd", "weight": 0.5}]',
+        "--teacher=resnet18",
+    )
     path = tmp_path / "config_resolved.yaml"
     path.write_text(dump_config(config))
     assert load_config(["--config", str(path)]) == config
@@ -184,12 +216,16 @@ REFUSED = [
         r"num_classes \(0\) is a teacher without a classifier",
     ),
     (("--teacher=resnet18",), r"distill.teacher is set but no distillation loss; set distill.loss"),
-    (("--kd=kd", "--teacher=resnet18", '--distill.losses=[{"name": "kd"}]'),
-     r"distill.loss \('kd'\) and distill.losses exclude each other; keep"),
+    (
+        ("--kd=kd", "--teacher=resnet18", '--distill.losses=[{"name": "kd"}]'),
+        r"distill.loss \('kd'\) and distill.losses exclude each other; keep",
+    ),
     (("--lr=1e-3", "--min_lr=1e-2"), r"optim.min_lr \(0.01\) exceeds optim.lr \(0.001\)"),
     (("--epochs=3", "--warmup_epochs=4"), r"optim.warmup_epochs \(4\) exceeds train.epochs \(3\)"),
-    (("--train.steps=20", "--optim.warmup_steps=99"),
-     r"optim.warmup_steps \(99\) exceeds the run's 20 steps; lower it or raise train.epochs"),
+    (
+        ("--train.steps=20", "--optim.warmup_steps=99"),
+        r"optim.warmup_steps \(99\) exceeds the run's 20 steps; lower it or raise train.epochs",
+    ),
     (("--optim.schedule=step",), r"optim.schedule=step needs optim.decay_epochs"),
     (("--eval",), r"run.eval_only \(True\) needs run.resume or model.weights; set it or rem"),
     (("--config=nowhere.yaml",), r"--config nowhere.yaml: No such file"),
@@ -207,11 +243,13 @@ REFUSED = [
     (("--model.args={img_size: 32}", "--model.image_size=8"), r"overridden by model.image_size"),
     (("--model.args={drop_path_rate: 0.1}", "--drop_path=0.2"), r"by model.drop_path_rate"),
     (("--model.args=depth",), r"--model.args \('depth'\) is not a mapping; write '\{name: "),
-    (("--kd=kd", "--distill.teachers=[{model: a, args: {num_classes: 3}}]"),
-     r"distill.teachers args.num_classes \(3\) would be overridden"),
+    (
+        ("--kd=kd", "--distill.teachers=[{model: a, args: {num_classes: 3}}]"),
+        r"distill.teachers args.num_classes \(3\) would be overridden",
+    ),
     (("--warmup-epoch=3",), r"unknown flag --warmup-epoch; did you mean --warmup_epochs"),
     (("--lr=none",), r"optim.lr \('none'\): give a number"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("flags", "message"), REFUSED)
@@ -234,15 +272,20 @@ FILES = [
     ("[1, 2]", r"holds a list; write sections of keys"),
     ("optim: {lr: 1", r"YAML: expected ',' or '}', but got '<stream end>' in line 1, column 14 "),
     ("distill: {teacher: a, losses: [{weight: 2}]}", r"distill.losses.0.name is missing"),
-    ("optim: {lr: 1}\ntrain: {epochs: 1}\noptim: {name: sgd}",
-     r"a.yaml: optim is set in line 1 and again in line 3; keep one of them"),
-    ("optim:\n  lr: 1\n  momentum: 0\n  lr: 2",
-     r"optim.lr is set in line 2 and again in line 4"),
-    ("distill:\n  losses:\n  - {name: kd, args: {a: 1, a: 2}}",
-     r"distill.losses.0.args.a is set in line 3"),
+    (
+        "optim: {lr: 1}\ntrain: {epochs: 1}\noptim: {name: sgd}",
+        r"a.yaml: optim is set in line 1 and again in line 3; keep one of them",
+    ),
+    ("optim:\n  lr: 1\n  momentum: 0\n  lr: 2", r"optim.lr is set in line 2 and again in line 4"),
+    (
+        "distill:\n  losses:\n  - {name: kd, args: {a: 1, a: 2}}",
+        r"distill.losses.0.args.a is set in line 3",
+    ),
     ("optim.lr: 0.1", r"unknown key optim.lr; write it as optim: \{lr: VALUE\}"),
-    ("distill: {teachers: [{lable_map: x}]}",
-     r"unknown key distill.teachers.0.lable_map; did you mean 'label_map'"),
+    (
+        "distill: {teachers: [{lable_map: x}]}",
+        r"unknown key distill.teachers.0.lable_map; did you mean 'label_map'",
+    ),
     ("distill: {losses: [{nam: x}]}", r"unknown key distill.losses.0.nam; did you mean 'name'"),
     ("model: 3", r"model \(3\): write keys and values, as \{name: value\}"),
     ("optim: {betas: 0.9}", r"optim.betas \(0.9\): write a list, as \[a, b\]"),
@@ -250,7 +293,7 @@ FILES = [
     ("run: {experiment: 3}", r"run.experiment \(3\): give a word"),
     ("train: {stall_timeout_s: .inf}", r"train.stall_timeout_s \(inf\): give a finite number"),
     ("runtime: {overlap: maybe}", r"runtime.overlap \('maybe'\): give true or false"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "message"), FILES)
@@ -362,8 +405,9 @@ def test_dashes_are_taken_for_underscores(flag, key, value):
     assert str(get(load(flag, value), key)) == value
 
 
-@pytest.mark.parametrize("flags", [("--model.args", "depth=2"), ("--model.args.depth=2",),
-                                   ("--model.args.depth", "2")])  # fmt: skip
+@pytest.mark.parametrize(
+    "flags", [("--model.args", "depth=2"), ("--model.args.depth=2",), ("--model.args.depth", "2")]
+)
 def test_an_entry_of_a_mapping_is_set_alone(tmp_path, flags):
     path = write_yaml(tmp_path / "a.yaml", model={"args": {"patch_size": 4}})
     config = load_config(["--config", str(path), *flags])

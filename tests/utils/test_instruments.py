@@ -72,8 +72,10 @@ def test_a_run_writes_what_its_device_tells(tmp_path, monkeypatch):
     lines = [one for one in read_metrics(tmp_path / "tiny" / "a") if one["kind"] == "train"]
     assert all(line["hbm_peak_gib"] == 1.5 for line in lines)
     assert {line.get("duty_cycle") for line in lines[1:]} <= {0.8, None}
-    per_image = {line["mfu"] * get_peak_tflops("Tesla T4", "fp32") * 1e12 / line["img_per_s"]
-                 for line in lines}  # fmt: skip
+    per_image = {
+        line["mfu"] * get_peak_tflops("Tesla T4", "fp32") * 1e12 / line["img_per_s"]
+        for line in lines
+    }
     # One block of width 16 on 5 tokens: three passes of its products, and the head's.
     weights = 16 * 16 + 16 * 48 + 16 * 16 + 2 * 16 * 64
     forward = 2 * (4 * 16 * 16 + 5 * (weights - 256) + 2 * 5 * 5 * 16 + 16 * 10)

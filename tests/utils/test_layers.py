@@ -61,8 +61,12 @@ def chain(tmp_path) -> Path:
         train={"seed": 2},
     )
     write(tmp_path / "second.yaml", optim={"lr": 3.0}, train={"seed": 3, "steps": 99})
-    return write(tmp_path / "top.yaml", extends=["first.yaml", "second.yaml"],
-                 train={"steps": 77}, model={"args": {"b": 2, "c": 3}})  # fmt: skip
+    return write(
+        tmp_path / "top.yaml",
+        extends=["first.yaml", "second.yaml"],
+        train={"steps": 77},
+        model={"args": {"b": 2, "c": 3}},
+    )
 
 
 def test_the_stronger_layer_wins_key_by_key(chain):
@@ -78,8 +82,15 @@ def test_the_stronger_layer_wins_key_by_key(chain):
 
 
 def test_each_key_tells_its_origin(chain, capsys):
-    found = show(capsys, "--config", str(chain), "--preset=quick_test", "--lr=0.5", "--seed=9",
-                 "--model.args.d=4")  # fmt: skip
+    found = show(
+        capsys,
+        "--config",
+        str(chain),
+        "--preset=quick_test",
+        "--lr=0.5",
+        "--seed=9",
+        "--model.args.d=4",
+    )
     folder = chain.parent
     assert found["optim.lr"] == found["train.seed"] == "command line"
     assert found["train.steps"] == "preset quick_test"
@@ -106,8 +117,12 @@ def test_what_is_printed_loads_back_to_the_same(path, tmp_path, capsys):
 
 
 def test_strings_that_look_like_something_else_load_back(tmp_path, capsys):
-    odd = ("--data.name=a: b # c, 'x' \"y\" é", "--run.output_dir=1e3", "--run.experiment=no",
-           "--data.train_pp=" + "value_range(-1, 1)|" * 40)  # fmt: skip
+    odd = (
+        "--data.name=a: b # c, 'x' \"y\" é",
+        "--run.output_dir=1e3",
+        "--run.experiment=no",
+        "--data.train_pp=" + "value_range(-1, 1)|" * 40,
+    )
     with pytest.raises(SystemExit):
         load_config(["--data.source=synthetic", *odd, "--print-config"])
     printed = tmp_path / "printed.yaml"
@@ -116,8 +131,13 @@ def test_strings_that_look_like_something_else_load_back(tmp_path, capsys):
 
 
 def test_null_sets_a_list_or_mapping_below_it_back(chain, capsys):
-    path = write(chain.parent / "reset.yaml", extends="top.yaml", model={"args": None},
-                 optim={"betas": None}, train={"steps": None})  # fmt: skip
+    path = write(
+        chain.parent / "reset.yaml",
+        extends="top.yaml",
+        model={"args": None},
+        optim={"betas": None},
+        train={"steps": None},
+    )
     config = load(path)
     assert (config.model.args, config.optim.betas, config.train.steps) == ({}, None, None)
     assert show(capsys, "--config", str(path))["model.args"] == str(path)
@@ -144,13 +164,24 @@ def test_a_preset_says_what_the_run_has(preset):
 
 TASKS_OF_TODAY = [
     SYNTHETIC[:-1],
-    ("--train.task=regress", "--data.source=sklearn", "--data.name=diabetes",
-     "--data.train_split=all[:80%]", "--data.eval_split=all[80%:]", "--model=mlp",
-     "--batch_size=32"),
-    ("--train.task=language", "--data.source=sequences", "--data.sequence_length=16",
-     "--data.name=copy,symbols=8,num_examples=2000,num_held_out=100", "--model=transformer",
-     "--batch_size=32"),
-]  # fmt: skip
+    (
+        "--train.task=regress",
+        "--data.source=sklearn",
+        "--data.name=diabetes",
+        "--data.train_split=all[:80%]",
+        "--data.eval_split=all[80%:]",
+        "--model=mlp",
+        "--batch_size=32",
+    ),
+    (
+        "--train.task=language",
+        "--data.source=sequences",
+        "--data.sequence_length=16",
+        "--data.name=copy,symbols=8,num_examples=2000,num_held_out=100",
+        "--model=transformer",
+        "--batch_size=32",
+    ),
+]
 
 
 @pytest.mark.parametrize("flags", TASKS_OF_TODAY, ids=["classify", "regress", "language"])
@@ -166,8 +197,7 @@ def test_the_presets_are_those_that_are_documented():
 
 
 WRONG = [
-    ({}, ("--preset=quick",), "unknown --preset 'quick'; did you mean "
-     "'quick_test'?"),
+    ({}, ("--preset=quick",), "unknown --preset 'quick'; did you mean 'quick_test'?"),
     ({}, ("--preset=",), "known: development, distributed, production, quick_test"),
     ({}, ("--preset=a", "--preset=b"), "--preset is given twice"),
     ({}, ("--preset",), "--preset: expected one argument"),
@@ -185,7 +215,7 @@ WRONG = [
     ({"extends": "c.yaml"}, (), "unknown key train.epoch; did you mean 'train.epochs'"),
     ({"extends": "c.yaml"}, (), "(in HERE/c.yaml)"),
     ({"train": {"extends": "c.yaml"}}, (), "unknown key train.extends"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("sections", "flags", "words"), WRONG)
@@ -212,8 +242,13 @@ def test_printing_touches_no_device_and_no_framework():
         f"try:\n    main.main({words!r})\n"
         "finally:\n    sys.stderr.write(' '.join(sys.modules))\n"
     )
-    done = subprocess.run([get_command(())[0], "-c", code], cwd=ROOT, env=get_environment(),
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [get_command(())[0], "-c", code],
+        cwd=ROOT,
+        env=get_environment(),
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0
     assert not {"torch", "torch_xla", "tensorflow", "timm"} & set(done.stderr.split())
     assert yaml.safe_load(done.stdout)["runtime"]["cpu_processes"] == 4

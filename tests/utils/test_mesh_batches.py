@@ -48,8 +48,12 @@ def test_examples_and_matrices_are_dealt_out_and_values_are_whole():
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     result = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(result.stdout.splitlines()[-1])
     specs = found["specs"]
     assert specs["scales"] == "{replicated}"

@@ -17,9 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("limit", ["DEFAULT", "AVX2"])
 def test_gradients_of_convolutions_are_float64s_with_new_and_old_instructions(limit):
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.convolutions"], cwd=ROOT, capture_output=True,
-        text=True, env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit, "OMP_WAIT_POLICY": "PASSIVE"},
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.support.convolutions"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": limit, "OMP_WAIT_POLICY": "PASSIVE"},
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-1000:]
 
 

@@ -31,9 +31,6 @@ from utils.runtime.xla.runtime import XlaRuntime
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
-# ---- feeding
-
-
 @pytest.mark.parametrize("device", RUNTIMES)
 def test_batches_arrive_in_order_and_on_the_device(device):
     runtime = RUNTIMES[device]()
@@ -132,9 +129,6 @@ def test_leaving_early_ends_the_thread_and_the_source():
     assert closed == [True]
 
 
-# ---- reads
-
-
 @pytest.mark.parametrize("device", RUNTIMES)
 def test_deferred_work_waits_to_be_flushed_and_keeps_its_order(device):
     runtime, seen = RUNTIMES[device](), []
@@ -199,9 +193,6 @@ def test_numbers_are_data_and_not_constants_of_a_graph():
     assert [runtime.fetch(r).item() for r in results] == pytest.approx([9.9, 0.0, 33.0, -66.0])
 
 
-# ---- seeds
-
-
 @pytest.mark.parametrize("device", RUNTIMES)
 def test_a_steps_random_numbers_are_a_function_of_seed_and_step(device):
     runtime = RUNTIMES[device]()
@@ -224,9 +215,6 @@ def test_derived_seeds_differ_by_seed_step_and_rank():
     # The first three numbers of SplitMix64 from state 0, their lowest 31 bits.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert [derive_seed(seed, 0, 0) for seed in (1, 2, 3)] == [n % 2**31 for n in published]
-
-
-# ---- devices and types
 
 
 @pytest.mark.parametrize("device", RUNTIMES)

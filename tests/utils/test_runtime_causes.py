@@ -37,9 +37,11 @@ def test_of_two_at_once_the_one_that_a_user_can_mend_is_told(capsys):
 
 @pytest.mark.parametrize(
     ("codes", "words"),
-    [({0: 0, 1: 3}, "rank 1 died: exit code 3 without a record"),
-     ({0: 0, 1: -9}, "rank 1 died: ended by SIGKILL")],
-)  # fmt: skip
+    [
+        ({0: 0, 1: 3}, "rank 1 died: exit code 3 without a record"),
+        ({0: 0, 1: -9}, "rank 1 died: ended by SIGKILL"),
+    ],
+)
 def test_a_rank_that_leaves_no_record_is_told_by_its_code(codes, words):
     with pytest.raises(GroupError, match=words):
         _explain_exit([], codes, dict.fromkeys(codes, 1.0), 10.0)
@@ -66,8 +68,12 @@ def test_a_failed_chip_ends_the_children_of_children_too(tmp_path):
     (tmp_path / "rank_0.json").write_text(json.dumps({}))
     done = subprocess.run(
         [sys.executable, "-c", WATCH, str(tmp_path)],
-        cwd=ROOT, env=get_environment(), stdout=subprocess.PIPE, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=get_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0
     number = int(done.stdout)
     assert not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie"

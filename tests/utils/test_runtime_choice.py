@@ -34,9 +34,13 @@ def bare_machine(monkeypatch):
 
 @pytest.mark.parametrize(
     ("pjrt", "has_tpu", "words"),
-    [("TPU", True, "on TPU"), ("CPU", True, "on the CPU"), (None, True, "on TPU"),
-     (None, False, "on the CPU")],
-)  # fmt: skip
+    [
+        ("TPU", True, "on TPU"),
+        ("CPU", True, "on the CPU"),
+        (None, True, "on TPU"),
+        (None, False, "on the CPU"),
+    ],
+)
 def test_xla_is_said_to_be_a_tpu_where_it_will_be_one(pjrt, has_tpu, words, monkeypatch):
     monkeypatch.setattr(start, "has_tpu", lambda: has_tpu)
     if pjrt is not None:
@@ -73,8 +77,9 @@ def test_the_chips_of_a_tpu_are_counted_by_itself(monkeypatch):
     assert room.find_planned_ranks(RuntimeSection(), "cpu") == 1
 
 
-@pytest.mark.parametrize(("rank", "is_silent"), [(None, False), ("", False), ("0", False),
-                                                 ("1", True), ("12", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rank", "is_silent"), [(None, False), ("", False), ("0", False), ("1", True), ("12", True)]
+)
 def test_rank_zero_alone_speaks(rank, is_silent, monkeypatch):
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
@@ -83,9 +88,13 @@ def test_rank_zero_alone_speaks(rank, is_silent, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "pjrt", "has_tpu", "found"),
-    [("xla", None, False, "CPU"), ("xla", None, True, None), ("xla", "TPU", False, "TPU"),
-     ("cpu", None, False, None)],
-)  # fmt: skip
+    [
+        ("xla", None, False, "CPU"),
+        ("xla", None, True, None),
+        ("xla", "TPU", False, "TPU"),
+        ("cpu", None, False, None),
+    ],
+)
 def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
     name, pjrt, has_tpu, found, monkeypatch
 ):
@@ -99,9 +108,13 @@ def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
 
 @pytest.mark.parametrize(
     ("keys", "devices", "shape"),
-    [({}, 4, (4, 1)), ({"mesh_fsdp": 2}, 8, (4, 2)), ({"mesh_data": 2, "mesh_fsdp": 3}, 6, (2, 3)),
-     ({"mesh_context": 2, "mesh_fsdp": 2}, 8, (2, 2, 2))],
-)  # fmt: skip
+    [
+        ({}, 4, (4, 1)),
+        ({"mesh_fsdp": 2}, 8, (4, 2)),
+        ({"mesh_data": 2, "mesh_fsdp": 3}, 6, (2, 3)),
+        ({"mesh_context": 2, "mesh_fsdp": 2}, 8, (2, 2, 2)),
+    ],
+)
 def test_the_mesh_takes_all_devices_along_data_but_those_for_fsdp(keys, devices, shape):
     assert get_mesh_shape(RuntimeSection(parallel="spmd", **keys), devices) == shape
 

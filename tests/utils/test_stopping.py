@@ -43,9 +43,13 @@ with stop.listen():
 
 def test_a_second_signal_ends_the_process_at_once():
     process = subprocess.Popen(
-        [sys.executable, "-c", _WAIT], cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [sys.executable, "-c", _WAIT],
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     reason = ""

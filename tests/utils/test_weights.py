@@ -50,9 +50,6 @@ def two(tmp_path) -> Path:
     return folder
 
 
-# ---- facts
-
-
 @pytest.mark.parametrize("missing", [(), ("a.json",), ("student.json", "a.json")])
 def test_weights_tell_their_own_facts_and_never_a_neighbours(two, missing):
     for name in missing:
@@ -106,9 +103,6 @@ def test_exported_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
-# ---- places
-
-
 def test_weights_and_teachers_come_from_behind_a_url(tmp_path):
     bucket = f"memory://{uuid.uuid4().hex}"
     write_weights(tmp_path / "student.safetensors", create_vit().state_dict(), get_facts())
@@ -142,9 +136,6 @@ def test_a_run_without_a_checkpoint_is_no_teacher_yet(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match=r"no file student\.safetensors or config\.json there, and"):
         create_one(weights=str(tmp_path))
-
-
-# ---- what is refused
 
 
 def test_weights_of_other_classes_start_a_new_head_unless_they_must_not(two):
@@ -187,9 +178,11 @@ def write_odd_weights(folder):
     entries = {
         "shapeless": {"a": {"dtype": "F32", "data_offsets": [0, 0]}},
         "offsets": {"a": {"dtype": "F32", "shape": [0], "data_offsets": ["0", "x"]}},
-        "metadata": {"__metadata__": [1], "a": {"dtype": "F32", "shape": [0],
-                                                "data_offsets": [0, 0]}},
-    }  # fmt: skip
+        "metadata": {
+            "__metadata__": [1],
+            "a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]},
+        },
+    }
     for name, entry in entries.items():
         text = json.dumps(entry).encode()
         (folder / f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)

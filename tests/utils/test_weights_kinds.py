@@ -32,9 +32,12 @@ from utils.weights.opening import open_weights
 
 NAME = "vit_tiny_patch16_224"
 FACTS = {
-    "model": NAME, "args": {**VIT_ARGS, "img_size": 8}, "num_classes": CLASSES,
-    "mean": [127.5], "std": [127.5],
-}  # fmt: skip
+    "model": NAME,
+    "args": {**VIT_ARGS, "img_size": 8},
+    "num_classes": CLASSES,
+    "mean": [127.5],
+    "std": [127.5],
+}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -82,9 +85,14 @@ def write_checkpoint(root: Path, tensors: Tensors) -> str:
 
 
 KINDS = [
-    write_safetensors, write_pth, write_old_pth, write_wrapped_pth, write_finished_run,
-    write_unfinished_run, write_checkpoint,
-]  # fmt: skip
+    write_safetensors,
+    write_pth,
+    write_old_pth,
+    write_wrapped_pth,
+    write_finished_run,
+    write_unfinished_run,
+    write_checkpoint,
+]
 
 
 def start_student(place: str, device: str) -> torch.nn.Module:

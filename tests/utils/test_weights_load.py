@@ -112,8 +112,9 @@ def test_a_misfit_is_refused_in_one_line(run, caplog, device):
 
 def test_a_broken_checkpoint_gives_way_to_an_older_one(run, caplog):
     manager = CheckpointManager(run / "checkpoints")
-    manager.save(9, {"model": create_filled(5).state_dict()}, {"step": 9, "optimizer": {}},
-                 best=False)  # fmt: skip
+    manager.save(
+        9, {"model": create_filled(5).state_dict()}, {"step": 9, "optimizer": {}}, best=False
+    )
     newest = run / "checkpoints" / "step_00000009"
     assert (open_start(run).read_tensors()["head.weight"] == 5).all()
     (newest / "model.safetensors").write_bytes(b"cut")

@@ -25,8 +25,13 @@ from utils.runtime.xla.optimizers import (
 )
 
 # What they are called in a configuration; adafactor and mars multiply by the decay itself.
-NAMES = {"AdaBelief": "adabelief", "AdafactorBigVision": "adafactorbv", "Adan": "adan",
-         "Lion": "lion", "SGDW": "sgdw"}  # fmt: skip
+NAMES = {
+    "AdaBelief": "adabelief",
+    "AdafactorBigVision": "adafactorbv",
+    "Adan": "adan",
+    "Lion": "lion",
+    "SGDW": "sgdw",
+}
 # From nothing to a peak and back, as warm-ups and schedules go.
 RATES = (0.0, 1e-12, 1e-9, 1e-6, 1e-3, 1e-2, 1e-7, 1e-12)
 
@@ -76,11 +81,13 @@ def test_on_xla_a_decay_is_raised_to_a_rounding_and_its_rate_is_not(caplog):
 
 @pytest.mark.parametrize(
     ("name", "arguments", "wanted"),
-    [("adamw", {}, 0.05),
-     ("lion", {"corrected_weight_decay": True}, LEAST_PRODUCT / (1e-5 * 1e-5 / 1e-3)),
-     ("adafactorbv", {"unscaled_wd": True}, 0.05),
-     ("adabelief", {"fixed_decay": True}, 0.05)],
-)  # fmt: skip
+    [
+        ("adamw", {}, 0.05),
+        ("lion", {"corrected_weight_decay": True}, LEAST_PRODUCT / (1e-5 * 1e-5 / 1e-3)),
+        ("adafactorbv", {"unscaled_wd": True}, 0.05),
+        ("adabelief", {"fixed_decay": True}, 0.05),
+    ],
+)
 def test_a_decay_is_raised_by_what_its_optimizer_makes_of_it(name, arguments, wanted):
     section = OptimSection(name=name, lr=1e-3, weight_decay=0.05, args=arguments)
     optimizer = create_optimizer(section, nn.Linear(3, 2, bias=False))

@@ -139,8 +139,11 @@ def test_all_rules_give_on_a_mesh_what_the_recurrence_gives(tmp_path):
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *RULES],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     for name, errors in json.loads(done.stdout.splitlines()[-1]).items():
         for key, error in errors.items():

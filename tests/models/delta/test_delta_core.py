@@ -47,9 +47,6 @@ def get_chunked(name):
     return chunk_dplr if name == "rwkv7" else chunk_delta_rule
 
 
-# ---- recurrences
-
-
 @pytest.mark.parametrize("name", RULES)
 def test_a_recurrence_is_the_papers_product_of_matrices(name):
     inputs, start = create_inputs(name), create_start()
@@ -106,8 +103,6 @@ def slice_tokens(inputs, begin, end):
 
     return rebuild(inputs, cut)
 
-
-# ---- chunked forms
 
 FORMS = [
     CoreOptions(chunk=8),
@@ -203,9 +198,6 @@ def test_the_backward_pass_keeps_inputs_inverse_and_states_alone():
     assert own + rule <= sum(x.numel() for x in kept) <= own + rule + 2 * inputs.g.numel()
 
 
-# ---- gates at their ends
-
-
 def create_published(name, tokens):
     """Inputs of a layer at its published first values, in float32, width 8."""
     inputs = rebuild(create_inputs(name, tokens=tokens), torch.Tensor.float)
@@ -295,18 +287,12 @@ def test_32768_tokens_of_gates_that_keep_all_or_nothing_are_finite(name, gate):
     assert len(found) > 5 and all(value.isfinite().all() for value in found.values())
 
 
-# ---- bad input
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda x: CoreOptions(chunk=48), "chunk (48) must be a power of two from 2 to 256"),
         (lambda x: CoreOptions(solver="lu"), "solver ('lu') is unknown; use one of auto, tri"),
-        (
-            lambda x: CoreOptions(products="fp8"),
-            "products ('fp8') is unknown; use one of auto, b",
-        ),
+        (lambda x: CoreOptions(products="fp8"), "products ('fp8') is unknown; use one of auto, b"),
         (
             lambda x: CoreOptions(products="bfloat16", kernels="pallas"),
             "products (bfloat16) is not supported with kernels (pallas)",

@@ -10,12 +10,17 @@ from tests.models.delta.test_rwkv import create_argv as create_rwkv_argv
 from tests.test_parity import FORMS, Form, compare, run_child
 
 SHARED = (
-    "--train.steps=8", "--data.name=copy,symbols=4,num_examples=640,num_held_out=97",
-    "--data.global_batch_size=32", "--optim.max_grad_norm=1.0", "--train.accumulate_steps=2",
-    "--train.eval_every_epochs=1", "--runtime.graph_budget=12",
+    "--train.steps=8",
+    "--data.name=copy,symbols=4,num_examples=640,num_held_out=97",
+    "--data.global_batch_size=32",
+    "--optim.max_grad_norm=1.0",
+    "--train.accumulate_steps=2",
+    "--train.eval_every_epochs=1",
+    "--runtime.graph_budget=12",
     # Adam would divide a gate's gradient of 1e-7 by itself, and its last digits decide.
-    "--optim.name=sgd", "--optim.lr=0.1",
-)  # fmt: skip
+    "--optim.name=sgd",
+    "--optim.lr=0.1",
+)
 
 
 def run_form(folder, form: Form, *flags: str, name: str = "qwen3_5") -> list[dict]:

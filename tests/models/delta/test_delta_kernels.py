@@ -45,9 +45,9 @@ def hold_to_recurrence(name: str, **kwargs) -> None:
     """Values within 1e-5 and gradients within 1e-4 of the float64 recurrence."""
     import torch_xla
 
-    recur, chunked = (recur_dplr, chunk_dplr) if name == "rwkv7" else (
-        recur_delta_rule, chunk_delta_rule,
-    )  # fmt: skip
+    recur, chunked = (
+        (recur_dplr, chunk_dplr) if name == "rwkv7" else (recur_delta_rule, chunk_delta_rule)
+    )
     inputs = rebuild(create_inputs(name), torch.Tensor.float)
     start = create_start(torch.float32)
     exact = rebuild(inputs, torch.Tensor.double)
@@ -85,9 +85,13 @@ def create_wide(dtype: torch.dtype, tokens: int = 40) -> tuple[DeltaInputs, torc
     q, k = (normalize(normal(tokens, 1, 128), dim=-1).to(dtype) for _ in range(2))
     gates = normal(tokens, 2).sigmoid()
     inputs = DeltaInputs(
-        q=q * 128**-0.5, k=k, v=normal(tokens, 2, 128).to(dtype), g=-softplus(normal(tokens, 2)),
-        erase=gates, write=gates,
-    )  # fmt: skip
+        q=q * 128**-0.5,
+        k=k,
+        v=normal(tokens, 2, 128).to(dtype),
+        g=-softplus(normal(tokens, 2)),
+        erase=gates,
+        write=gates,
+    )
     return inputs, normal(2, 128, 128)
 
 
@@ -122,10 +126,13 @@ def test_the_fused_kernels_give_the_recurrence_and_its_gradients(rule):
 @pytest.mark.parametrize(
     ("channels", "gates", "tokens"),
     [
-        (False, "published", 32768), (True, "published", 32768), (True, "published", 256),
-        (True, "keep all", 256), (True, "keep nothing", 256),
+        (False, "published", 32768),
+        (True, "published", 32768),
+        (True, "published", 256),
+        (True, "keep all", 256),
+        (True, "keep nothing", 256),
     ],
-)  # fmt: skip
+)
 def test_fused_gradients_are_those_of_the_float64_form_however_long(channels, gates, tokens):
     """Published: A between 1 and 16, steps between 0.001 and 0.1 (A_log, dt_bias)."""
     import torch_xla

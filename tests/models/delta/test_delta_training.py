@@ -60,9 +60,11 @@ def test_full_attention_teaches_each_by_logits_and_hidden_states(name, teacher, 
     layers = {"model.layers.2": "model.layers.1"}
     terms = [{"name": "kd"}, {"name": "fitnet", "layers": layers}]
     flags = (
-        "--train.steps=40", f"--teacher_path={teacher}", "--distill.alpha=0.9",
+        "--train.steps=40",
+        f"--teacher_path={teacher}",
+        "--distill.alpha=0.9",
         f"--distill.losses={json.dumps(terms)}",
-    )  # fmt: skip
+    )
     assert main.main(create_argv(tmp_path, name, *flags)) == 0
     lines = [one for one in read_metrics(tmp_path / "lang" / "a") if "loss/kd" in one]
     for one in ("loss/kd", "loss/fitnet"):

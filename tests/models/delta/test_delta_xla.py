@@ -39,9 +39,9 @@ xla = pytest.importorskip("torch_xla")
 def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
     from torch_xla.debug import metrics
 
-    recur, chunked = (recur_dplr, chunk_dplr) if name == "rwkv7" else (
-        recur_delta_rule, chunk_delta_rule,
-    )  # fmt: skip
+    recur, chunked = (
+        (recur_dplr, chunk_dplr) if name == "rwkv7" else (recur_delta_rule, chunk_delta_rule)
+    )
     inputs, start = create_inputs(name), create_start()
     kwargs = {"segments": SEGMENTS, "mask": MASK} if packed else {}
     wanted = find_gradients(recur, inputs, start, **kwargs)
@@ -55,9 +55,9 @@ def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
 @pytest.mark.parametrize(("name", "products"), [("gdn", "bfloat16x3"), ("rwkv7", "bfloat16")])
 def test_xla_cuts_factors_into_parts_as_pytorch_does(name, products):
     """It takes a cast to bfloat16 and back for nothing, and the parts behind the first with it."""
-    recur, chunked = (recur_dplr, chunk_dplr) if name == "rwkv7" else (
-        recur_delta_rule, chunk_delta_rule,
-    )  # fmt: skip
+    recur, chunked = (
+        (recur_dplr, chunk_dplr) if name == "rwkv7" else (recur_delta_rule, chunk_delta_rule)
+    )
     inputs, start = create_inputs(name, dtype=torch.float32), create_start(torch.float32)
     options = CoreOptions(chunk=8, products=products)
     wanted = find_gradients(recur, rebuild(inputs, torch.Tensor.double), start.double())
@@ -90,8 +90,7 @@ def count_lines(loop: str, tokens: int) -> int:
     """Lines of the program of a rule and its gradient."""
     device = xla.device()
     inputs = rebuild(
-        create_inputs("gdn", tokens=tokens),
-        lambda x: x.float().to(device).requires_grad_(),
+        create_inputs("gdn", tokens=tokens), lambda x: x.float().to(device).requires_grad_()
     )
     output, state = chunk_delta_rule(inputs, options=CoreOptions(chunk=16, loop=loop))
     (output.sum() + state.sum()).backward()

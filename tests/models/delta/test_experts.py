@@ -124,14 +124,13 @@ def test_experts_that_mean_nothing_are_one_line(changes, message):
     assert str(caught.value).startswith(message)
 
 
-# ---- through main
-
-
 def create_argv(folder, *flags, device="cpu"):
     own = (
-        "--model=qwen3_next", f"--model.args={json.dumps(EXPERTS)}",
-        "--model.args.capacity_factor=1.5", "--data.sequence_length=20",
-    )  # fmt: skip
+        "--model=qwen3_next",
+        f"--model.args={json.dumps(EXPERTS)}",
+        "--model.args.capacity_factor=1.5",
+        "--data.sequence_length=20",
+    )
     return create_language_argv(folder, *own, *flags, device=device)
 
 

@@ -123,24 +123,42 @@ def test_weights_may_lie_in_several_files_below_the_tower_of_text(tmp_path):
     [
         ("qwen3", {"attention_bias": True}, "attention_bias is True, but qwen3 needs False"),
         ("qwen3", {"hidden_size": None}, "hidden_size is missing, which sets model.args.width"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn"}},
-         "rope_parameters has rope_type 'yarn', but qwen3 needs 'default'"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "rope_parameters has rope_type 'yarn', but qwen3 needs 'default'",
+        ),
         # Beside the rope_parameters that tools.export writes; transformers 5 follows the second.
-        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-         "rope_scaling has rope_type 'yarn', but qwen3 needs 'default'"),
-        ("qwen3_5", {"rope_scaling": {"type": "linear", "factor": 2.0}},
-         "rope_scaling has rope_type 'linear', but qwen3_5 needs 'default'"),
-        ("qwen3_5", {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-         "partial_rotary_factor is 0.5, but qwen3_5 needs 0.25"),
-        ("qwen3", {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
-         "rope_theta is 1e+06 in rope_parameters and 500000 in rope_scaling; remove one of them"),
-        ("qwen3_5", {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2},
-         "layer_types do not come in equal groups"),
+        (
+            "qwen3",
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_scaling has rope_type 'yarn', but qwen3 needs 'default'",
+        ),
+        (
+            "qwen3_5",
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_scaling has rope_type 'linear', but qwen3_5 needs 'default'",
+        ),
+        (
+            "qwen3_5",
+            {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "partial_rotary_factor is 0.5, but qwen3_5 needs 0.25",
+        ),
+        (
+            "qwen3",
+            {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
+            "rope_theta is 1e+06 in rope_parameters and 500000 in rope_scaling; remove one of them",
+        ),
+        (
+            "qwen3_5",
+            {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2},
+            "layer_types do not come in equal groups",
+        ),
         ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob is False, but qwen3_next needs"),
         ("kimi_linear", {"mlp_layer_types": ["dense", "sparse"]}, "it has experts"),
         ("rwkv7", {"attn": {"layers": [1]}}, "attn is {'layers': [1]}, but rwkv7 needs None"),
     ],
-)  # fmt: skip
+)
 def test_a_folder_of_another_form_is_one_line(name, changes, message, tmp_path):
     write(name, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
@@ -240,8 +258,10 @@ def test_an_export_is_read_by_transformers_and_generates(name, tmp_path, capsys)
     assert ("transformers" in report["differences"]) == (name != "rwkv7")
     capsys.readouterr()
     place = f"local-dir:{tmp_path / 'out' / 'transformers'}"
-    assert generate_tool.main([place, "--prompt", "1 2", "--max-tokens", "3",
-                               "--temperature", "0"]) == 0  # fmt: skip
+    assert (
+        generate_tool.main([place, "--prompt", "1 2", "--max-tokens", "3", "--temperature", "0"])
+        == 0
+    )
     assert len(capsys.readouterr().out.split()) == 5
     assert export([str(path), "--to", "transformers", "onnx", "--out", str(tmp_path / "o")]) == 2
 
@@ -262,10 +282,10 @@ def test_an_export_of_experts_at_their_usual_capacity_is_right(name, tmp_path, c
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "qwen3_next", "kimi_linear"])
 def test_a_folder_that_transformers_saved_is_the_model(name, tmp_path):
-    from tests.models.delta.test_qwen import create_twin
+    from tests.models.delta.test_qwen import create_transformers_model
 
     model = create(name, tied=False)
-    create_twin(name, model).save_pretrained(tmp_path, max_shard_size="40KB")
+    create_transformers_model(name, model).save_pretrained(tmp_path, max_shard_size="40KB")
     assert (tmp_path / "model.safetensors.index.json").is_file()
     found, _ = load_model(f"local-dir:{tmp_path}")
     for key, value in model.state_dict().items():

@@ -55,10 +55,24 @@ def met(monkeypatch) -> list[tuple[str, int]]:
 
 def create_model() -> torch.nn.Module:
     """A rule of four heads and attention of sixteen, all of 128, on XLA."""
-    model = MODELS.get("qwen3_5")(
-        16, 8, depth=2, full_every=2, width=16, mlp_width=16, heads=16, kv_heads=2,
-        head_width=128, linear_key_heads=2, linear_value_heads=4, **RULE_WIDTHS,
-    ).to("xla").to(torch.bfloat16)  # fmt: skip
+    model = (
+        MODELS.get("qwen3_5")(
+            16,
+            8,
+            depth=2,
+            full_every=2,
+            width=16,
+            mlp_width=16,
+            heads=16,
+            kv_heads=2,
+            head_width=128,
+            linear_key_heads=2,
+            linear_value_heads=4,
+            **RULE_WIDTHS,
+        )
+        .to("xla")
+        .to(torch.bfloat16)
+    )
     choose_kernels("auto", torch.device("xla"), model)
     return model
 
@@ -141,24 +155,42 @@ def test_elsewhere_layers_stay_as_they_are():
 def test_a_fact_holds_from_its_least_shape_on(fact):
     """And of no chip, type, width or chunk but its own."""
     least = Work(
-        fact.form, fact.chips[0], fact.dtypes[0], fact.states, fact.widths[0],
-        tokens=fact.tokens, chunk=fact.chunks[0], keeps=bool(fact.keeps),
-    )  # fmt: skip
+        fact.form,
+        fact.chips[0],
+        fact.dtypes[0],
+        fact.states,
+        fact.widths[0],
+        tokens=fact.tokens,
+        chunk=fact.chunks[0],
+        keeps=bool(fact.keeps),
+    )
     assert is_cheaper(least)
     assert is_cheaper(replace(least, tokens=4 * fact.tokens, states=8 * fact.states))
     for changes in (
-        {"tokens": fact.tokens - 1}, {"states": fact.states - 1}, {"chip": ""}, {"chip": "v3"},
-        {"dtype": "float64"}, {"widths": (96, 96)}, {"chunk": 16},
-    ):  # fmt: skip
+        {"tokens": fact.tokens - 1},
+        {"states": fact.states - 1},
+        {"chip": ""},
+        {"chip": "v3"},
+        {"dtype": "float64"},
+        {"widths": (96, 96)},
+        {"chunk": 16},
+    ):
         assert not is_cheaper(replace(least, **changes)), changes
 
 
 @pytest.mark.parametrize(
     ("tokens", "states", "keeps", "found"),
-    [(512, 16, False, True), (513, 16, False, False), (512, 16, True, False),
-     (512, 128, True, True), (1024, 16, True, True), (1100, 16, True, False),
-     (2100, 16, True, True), (8192, 8, True, False)],
-)  # fmt: skip
+    [
+        (512, 16, False, True),
+        (513, 16, False, False),
+        (512, 16, True, False),
+        (512, 128, True, True),
+        (1024, 16, True, True),
+        (1100, 16, True, False),
+        (2100, 16, True, True),
+        (8192, 8, True, False),
+    ],
+)
 def test_attention_pays_where_scores_would_leave_the_chip(tokens, states, keeps, found):
     """And where few tokens are made up to fill its blocks."""
     work = Work(ATTENTION, "v5e", "bfloat16", states, (128, 128), tokens=tokens, keeps=keeps)
@@ -167,9 +199,13 @@ def test_attention_pays_where_scores_would_leave_the_chip(tokens, states, keeps,
 
 @pytest.mark.parametrize(
     ("chip", "dtype", "keeps", "found"),
-    [("v5e", "bfloat16", False, True), ("v5e", "float32", True, False),
-     ("v6e", "bfloat16", False, False), ("v6e", "bfloat16", True, True)],
-)  # fmt: skip
+    [
+        ("v5e", "bfloat16", False, True),
+        ("v5e", "float32", True, False),
+        ("v6e", "bfloat16", False, False),
+        ("v6e", "bfloat16", True, True),
+    ],
+)
 def test_a_rule_pays_by_the_chip_and_the_type_of_its_values(chip, dtype, keeps, found):
     work = Work(HEAD, chip, dtype, 32, (128, 128), tokens=2048, chunk=64, keeps=keeps)
     assert is_cheaper(work) == found

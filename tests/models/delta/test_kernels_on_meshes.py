@@ -86,9 +86,8 @@ def test_devices_share_heads_where_examples_do_not_divide():
     """Two examples on two by two devices: values to 1e-5 and gradients to 1e-4 of float64."""
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM],
-        cwd=ROOT, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", _PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found, seen = json.loads(done.stdout.splitlines()[-1])
     for name, errors in found.items():

@@ -25,18 +25,36 @@ from utils.errors import UserError
 VOCAB = 61
 DENSE = {"depth": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_width": 16, "mlp_width": 48}
 HYBRID = {
-    **DENSE, "depth": 4, "linear_key_heads": 2, "linear_value_heads": 4, "linear_key_width": 8,
-    "linear_value_width": 12, "chunk": 8,
-}  # fmt: skip
+    **DENSE,
+    "depth": 4,
+    "linear_key_heads": 2,
+    "linear_value_heads": 4,
+    "linear_key_width": 8,
+    "linear_value_width": 12,
+    "chunk": 8,
+}
 KIMI = {
-    "depth": 4, "width": 32, "heads": 4, "head_width": 12, "mlp_width": 48, "shared_width": 6,
-    "value_width": 10, "latent_width": 20, "linear_heads": 2, "linear_width": 8, "chunk": 8,
-}  # fmt: skip
+    "depth": 4,
+    "width": 32,
+    "heads": 4,
+    "head_width": 12,
+    "mlp_width": 48,
+    "shared_width": 6,
+    "value_width": 10,
+    "latent_width": 20,
+    "linear_heads": 2,
+    "linear_width": 8,
+    "chunk": 8,
+}
 # Room for all: what transformers drops is nothing.
 EXPERTS = {
-    **{key: value for key, value in HYBRID.items() if key != "mlp_width"}, "experts": 8,
-    "experts_per_token": 2, "expert_width": 12, "shared_width": 20, "capacity_factor": 4.0,
-}  # fmt: skip
+    **{key: value for key, value in HYBRID.items() if key != "mlp_width"},
+    "experts": 8,
+    "experts_per_token": 2,
+    "expert_width": 12,
+    "shared_width": 20,
+    "capacity_factor": 4.0,
+}
 KINDS = {
     "qwen3": (create_qwen3, DENSE),
     "qwen3_5": (create_hybrid, HYBRID),
@@ -159,10 +177,7 @@ def test_a_short_convolution_is_torchs():
         ({"head_width": 12}, "model.args.head_width (12) leaves 3 channels to rotate"),
         ({"linear_key_heads": 3}, "model.args.linear_key_heads (3) does not divide"),
         ({"chunk": 24}, "model.args.chunk (24) must be a power of two from 2 to 256"),
-        (
-            {"solver": "lu"},
-            "model.args.solver ('lu') is unknown; use one of auto, triang",
-        ),
+        ({"solver": "lu"}, "model.args.solver ('lu') is unknown; use one of auto, triang"),
         ({"rope_base": 0.5}, "model.args.rope_base (0.5) must be a number above 1"),
     ],
 )
@@ -176,9 +191,6 @@ def test_arguments_that_mean_nothing_are_one_line(changes, message):
 def test_latent_attention_has_no_heads_of_keys_and_no_positions(key):
     with pytest.raises(UserError, match=rf"model.args.{key} \(2\) is not supported by kimi"):
         create("kimi_linear", **{key: 2})
-
-
-# ---- through main
 
 
 def create_argv(folder, name, *flags, device="cpu"):
@@ -238,77 +250,94 @@ def test_a_hybrid_trains_on_xla_as_on_native_pytorch_with_remat_and_a_loop(tmp_p
     assert read_losses(tmp_path / "scan") == pytest.approx(wanted, rel=1e-4)
 
 
-# ---- transformers
-
-
-def create_twin(name: str, model: Qwen):
+def create_transformers_model(name: str, model: Qwen):
     """The same model of transformers, with the same weights under the same names."""
     hub = pytest.importorskip("transformers")
-    shape = asdict(model.shape)
-    sizes = {
-        "vocab_size": VOCAB, "hidden_size": shape["width"], "num_hidden_layers": shape["depth"],
-        "num_attention_heads": shape["heads"], "num_key_value_heads": shape["kv_heads"],
-        "head_dim": shape["head_width"], "intermediate_size": shape["mlp_width"],
-        "tie_word_embeddings": shape["tied"], "attn_implementation": "eager",
-    }  # fmt: skip
-    rope = {"rope_type": "default", "rope_theta": shape["rope_base"]}
-    if name == "kimi_linear":
-        sizes |= {
-            "num_key_value_heads": shape["heads"], "kv_lora_rank": shape["latent_width"],
-            "qk_nope_head_dim": shape["head_width"], "qk_rope_head_dim": shape["shared_width"],
-            "v_head_dim": shape["value_width"], "linear_head_dim": shape["linear_width"],
-            "linear_num_heads": shape["linear_heads"], "mlp_layer_types": ["dense"] * 4,
-            "layer_types": ["linear_attention"] * 3 + ["full_attention"], "pad_token_id": None,
-        }  # fmt: skip
-        del sizes["head_dim"]
-        twin = hub.KimiLinearForCausalLM(hub.KimiLinearConfig(**sizes))
-    elif name == "qwen3":
-        config = hub.Qwen3Config(**sizes, rope_parameters=rope)
-        twin = hub.Qwen3ForCausalLM(config)
-    else:
-        linear = {
-            "linear_num_key_heads": shape["linear_key_heads"],
-            "linear_num_value_heads": shape["linear_value_heads"],
-            "linear_key_head_dim": shape["linear_key_width"],
-            "linear_value_head_dim": shape["linear_value_width"],
-        }
-        rope |= {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
-        if name == "qwen3_5":
-            config = hub.Qwen3_5TextConfig(**sizes, **linear, rope_parameters=rope)
-            twin = hub.Qwen3_5ForCausalLM(config)
-        else:
-            linear |= {
-                "num_experts": shape["experts"], "moe_intermediate_size": shape["expert_width"],
-                "num_experts_per_tok": shape["experts_per_token"],
-                "shared_expert_intermediate_size": shape["shared_width"],
-            }  # fmt: skip
-            kinds = {
-                "qwen3_next": (hub.Qwen3NextConfig, hub.Qwen3NextForCausalLM),
-                "qwen3_5_moe": (hub.Qwen3_5MoeTextConfig, hub.Qwen3_5MoeForCausalLM),
-            }
-            config = kinds[name][0](**sizes, **linear, rope_parameters=rope)
-            twin = kinds[name][1](config)
+    config_class, model_class = CLASSES_OF_HUB[name]
+    sizes = _list_hub_sizes(name, asdict(model.shape))
+    hub_model = getattr(hub, model_class)(getattr(hub, config_class)(**sizes))
     weights = model.state_dict()
-    if shape["tied"]:
+    if model.shape.tied:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    twin.load_state_dict(weights, strict=True)
-    return twin.eval()
+    hub_model.load_state_dict(weights, strict=True)
+    return hub_model.eval()
+
+
+CLASSES_OF_HUB = {
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM"),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+    "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM"),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM"),
+    "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM"),
+}
+
+
+def _list_hub_sizes(name: str, shape: dict) -> dict:
+    """The keyword arguments of transformers' configuration."""
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": shape["width"],
+        "num_hidden_layers": shape["depth"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["kv_heads"],
+        "head_dim": shape["head_width"],
+        "intermediate_size": shape["mlp_width"],
+        "tie_word_embeddings": shape["tied"],
+        "attn_implementation": "eager",
+    }
+    if name == "kimi_linear":
+        del sizes["head_dim"]
+        return sizes | {
+            "num_key_value_heads": shape["heads"],
+            "kv_lora_rank": shape["latent_width"],
+            "qk_nope_head_dim": shape["head_width"],
+            "qk_rope_head_dim": shape["shared_width"],
+            "v_head_dim": shape["value_width"],
+            "linear_head_dim": shape["linear_width"],
+            "linear_num_heads": shape["linear_heads"],
+            "mlp_layer_types": ["dense"] * 4,
+            "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+            "pad_token_id": None,
+        }
+    rope = {"rope_type": "default", "rope_theta": shape["rope_base"]}
+    if name == "qwen3":
+        return sizes | {"rope_parameters": rope}
+    sizes |= {
+        "linear_num_key_heads": shape["linear_key_heads"],
+        "linear_num_value_heads": shape["linear_value_heads"],
+        "linear_key_head_dim": shape["linear_key_width"],
+        "linear_value_head_dim": shape["linear_value_width"],
+        "rope_parameters": rope | {"partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]},
+    }
+    if name == "qwen3_5":
+        return sizes
+    return sizes | {
+        "num_experts": shape["experts"],
+        "moe_intermediate_size": shape["expert_width"],
+        "num_experts_per_tok": shape["experts_per_token"],
+        "shared_expert_intermediate_size": shape["shared_width"],
+    }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tied"),
-    [*((one, tied) for one in ("qwen3", "qwen3_5") for tied in (True, False)),
-     ("kimi_linear", False), ("qwen3_next", False), ("qwen3_5_moe", False)],
-)  # fmt: skip
+    [
+        *((one, tied) for one in ("qwen3", "qwen3_5") for tied in (True, False)),
+        ("kimi_linear", False),
+        ("qwen3_next", False),
+        ("qwen3_5_moe", False),
+    ],
+)
 def test_logits_and_gradients_are_those_of_transformers(name, tied):
     model, tokens = create(name, tied=tied), draw_tokens(21)
-    twin = create_twin(name, model)
+    twin = create_transformers_model(name, model)
     wanted, found = twin(tokens).logits, model.compute_logits(model(tokens))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     for logits in (wanted, found):
-        torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
-                                          ).backward()  # fmt: skip
+        torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()
+        ).backward()
     theirs = dict(twin.named_parameters())
     for key, parameter in model.named_parameters():
         scale = float(theirs[key].grad.abs().max())
@@ -320,15 +349,12 @@ def test_logits_and_gradients_are_those_of_transformers(name, tied):
 def test_weights_that_transformers_saved_are_those_of_a_run(name, tmp_path):
     """`model.weights` takes the file of a folder as the Hub has it, under the names in it."""
     model, tokens = create(name), draw_tokens(9)
-    create_twin(name, model).save_pretrained(tmp_path)
+    create_transformers_model(name, model).save_pretrained(tmp_path)
     section = ModelSection(
         name=name, args=KINDS[name][1], weights=str(tmp_path / "model.safetensors")
     )
     found = create_model(section, vocab_size=VOCAB, sequence_length=16).eval()
     assert torch.equal(found(tokens), model(tokens))
-
-
-# ---- distillation
 
 
 @pytest.mark.slow
@@ -338,9 +364,11 @@ def test_a_hybrid_learns_from_full_attention_by_logits_and_hidden_states(tmp_pat
     assert main.main(create_argv(tmp_path, "qwen3", *steps)) == 0
     terms = [{"name": "kd"}, {"name": "fitnet", "layers": {"model.layers.3": "model.layers.1"}}]
     flags = (
-        "--train.steps=40", f"--teacher_path={tmp_path / 'lang' / 'teacher'}",
-        f"--distill.losses={json.dumps(terms)}", "--distill.alpha=0.9",
-    )  # fmt: skip
+        "--train.steps=40",
+        f"--teacher_path={tmp_path / 'lang' / 'teacher'}",
+        f"--distill.losses={json.dumps(terms)}",
+        "--distill.alpha=0.9",
+    )
     assert main.main(create_argv(tmp_path, "qwen3_5", *flags)) == 0
     lines = [one for one in read_metrics(tmp_path / "lang" / "a") if "loss/kd" in one]
     for name in ("loss/kd", "loss/fitnet"):

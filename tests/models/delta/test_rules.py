@@ -12,9 +12,16 @@ from models.delta.rules.recurrence import recur_delta_rule
 from utils.errors import UserError
 
 SMALL = {
-    "depth": 2, "width": 16, "heads": 2, "kv_heads": 2, "head_width": 8, "mlp_width": 24,
-    "linear_heads": 2, "linear_width": 8, "chunk": 4,
-}  # fmt: skip
+    "depth": 2,
+    "width": 16,
+    "heads": 2,
+    "kv_heads": 2,
+    "head_width": 8,
+    "mlp_width": 24,
+    "linear_heads": 2,
+    "linear_width": 8,
+    "chunk": 4,
+}
 VOCAB = 11
 
 

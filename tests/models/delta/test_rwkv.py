@@ -18,9 +18,16 @@ from tools import generate as generate_tool
 from utils.errors import UserError
 
 SHAPE = {
-    "depth": 3, "width": 16, "head_width": 8, "mlp_width": 40, "decay_rank": 4, "rate_rank": 5,
-    "value_rank": 3, "gate_rank": 6, "chunk": 8,
-}  # fmt: skip
+    "depth": 3,
+    "width": 16,
+    "head_width": 8,
+    "mlp_width": 40,
+    "decay_rank": 4,
+    "rate_rank": 5,
+    "value_rank": 3,
+    "gate_rank": 6,
+    "chunk": 8,
+}
 
 
 def create(**changes) -> Rwkv:
@@ -30,9 +37,6 @@ def create(**changes) -> Rwkv:
         for parameter in model.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     return model
-
-
-# ---- the paper's equations, in NumPy, with states [V, K] as the paper writes them
 
 
 def sigmoid(x):
@@ -147,9 +151,6 @@ def test_a_head_must_divide_the_width():
         create(head_width=5)
     with pytest.raises(UserError, match=r"model.args.chunk \(3\) must be a power of two"):
         create(chunk=3)
-
-
-# ---- through main
 
 
 def create_argv(folder, *flags, device="cpu"):

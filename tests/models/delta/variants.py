@@ -38,9 +38,13 @@ def create_inputs(
         rate = torch.sigmoid(normal(B, tokens, H, K))
         decay = -0.606531 * torch.sigmoid(normal(B, tokens, H, K))
         return DplrInputs(
-            q=normal(B, tokens, H, K), k=normal(B, tokens, H, K), v=normal(B, tokens, H, V),
-            g=decay, a=-key, b=key * rate,
-        )  # fmt: skip
+            q=normal(B, tokens, H, K),
+            k=normal(B, tokens, H, K),
+            v=normal(B, tokens, H, V),
+            g=decay,
+            a=-key,
+            b=key * rate,
+        )
     heads, of_g, of_erase, of_write, steps = DELTA[name]
     count = tokens * steps
     gates = torch.sigmoid(normal(B, count, H))

@@ -100,8 +100,10 @@ def test_the_shapes_of_vision_transformers(width, tokens, dtype):
 
 def test_heads_of_a_program_divide_those_of_the_model():
     assert [choose_group(*sizes) for sizes in ((6, 64, 197), (12, 64, 197), (16, 80, 257))] == [
-        6, 6, 4,
-    ]  # fmt: skip
+        6,
+        6,
+        4,
+    ]
     assert choose_group(5, 80, 785) == 1
 
 
@@ -138,8 +140,11 @@ def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
     monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)
     beit = apply_patches(timm.create_model("beit_base_patch16_224", **TINY))
     drops = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY, attn_drop_rate=0.1))
-    for model, reason in ((beit, "BEiT's relative positions"), (drops, "attn_drop_rate"),
-                          (nn.Linear(2, 2), "this model has none")):  # fmt: skip
+    for model, reason in (
+        (beit, "BEiT's relative positions"),
+        (drops, "attn_drop_rate"),
+        (nn.Linear(2, 2), "this model has none"),
+    ):
         with pytest.raises(UserError, match=reason):
             require_attention_kernel(torch.device("cpu"), model)
     for model in (plain, vit):
@@ -150,14 +155,23 @@ def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "flags", "words"),
-    [("cpu", (), r"needs runtime\.device=xla, and this is cpu"),
-     ("xla", ("--model.skip_patches=[gelu, attention_kernel]",),
-      r"attention_kernel, and model\.skip_patches \(\[gelu, attention_kernel\]\) leaves them out"),
-     ("xla", ("--model.skip_patches=[attention]",), r"skip_patches \(\[attention\]\) leaves"),
-     ("xla", ("--model.xla_patches=false",), r"and model\.xla_patches \(False\) leaves them out"),
-     ("xla", ("--runtime.compile=true",), r"and runtime\.compile \(True\) leaves them out"),
-     ("xla", ('--model.args={"attn_drop_rate": 0.1}',), r"model\.args has attn_drop_rate")],
-)  # fmt: skip
+    [
+        ("cpu", (), r"needs runtime\.device=xla, and this is cpu"),
+        (
+            "xla",
+            ("--model.skip_patches=[gelu, attention_kernel]",),
+            r"and model\.skip_patches \(\[gelu, attention_kernel\]\) leaves them out",
+        ),
+        ("xla", ("--model.skip_patches=[attention]",), r"skip_patches \(\[attention\]\) leaves"),
+        (
+            "xla",
+            ("--model.xla_patches=false",),
+            r"and model\.xla_patches \(False\) leaves them out",
+        ),
+        ("xla", ("--runtime.compile=true",), r"and runtime\.compile \(True\) leaves them out"),
+        ("xla", ('--model.args={"attn_drop_rate": 0.1}',), r"model\.args has attn_drop_rate"),
+    ],
+)
 def test_the_check_names_what_is_against_a_kernel(device, flags, words, tmp_path, monkeypatch):
     """Before a run directory is announced, and by the key that is at fault."""
     monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)

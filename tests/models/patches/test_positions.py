@@ -60,14 +60,23 @@ def test_a_vit_is_judged_at_a_larger_size_on_xla_as_on_the_cpu(digits_root, tmp_
     """FixRes: trained at 12 pixels, evaluated at 16 without the host, and again by --eval."""
     from torch_xla.debug import metrics
 
-    flags = ["--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path}", "--run.experiment=fixres",
-             "--run.tensorboard=false", "--data.test_split=",
-             "--train.steps=40", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
-             "--train.eval_every_epochs=100", "--runtime.graph_budget=100000",
-             "--model.args.dynamic_img_size=true", "--model.image_size=12",
-             "--data.train_pp=decode(channels=1)|resize(12)|value_range(-1, 1)",
-             "--data.eval_pp=decode(channels=1)|resize(16)|value_range(-1, 1)"]  # fmt: skip
+    flags = [
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        "--run.experiment=fixres",
+        "--run.tensorboard=false",
+        "--data.test_split=",
+        "--train.steps=40",
+        "--optim.warmup_epochs=0",
+        "--train.log_every_steps=1",
+        "--train.eval_every_epochs=100",
+        "--runtime.graph_budget=100000",
+        "--model.args.dynamic_img_size=true",
+        "--model.image_size=12",
+        "--data.train_pp=decode(channels=1)|resize(12)|value_range(-1, 1)",
+        "--data.eval_pp=decode(channels=1)|resize(16)|value_range(-1, 1)",
+    ]
     before = {n: metrics.counter_value(n) for n in metrics.counter_names() if "aten::" in n}
     assert main.main([*flags, "--runtime.device=xla", "--run.run_id=a"]) == 0
     assert {n: metrics.counter_value(n) for n in metrics.counter_names() if "aten::" in n} == before
@@ -81,9 +90,12 @@ def test_a_vit_is_judged_at_a_larger_size_on_xla_as_on_the_cpu(digits_root, tmp_
 
 
 def test_a_size_that_a_vit_was_not_built_for_tells_how_it_may_be(digits_root, tmp_path, capsys):
-    flags = ["--config=configs/digits_student.yaml", f"--data.root={digits_root}",
-             f"--run.output_dir={tmp_path}",
-             "--data.eval_pp=decode(channels=1)|resize(12)|value_range(-1, 1)"]  # fmt: skip
+    flags = [
+        "--config=configs/digits_student.yaml",
+        f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}",
+        "--data.eval_pp=decode(channels=1)|resize(12)|value_range(-1, 1)",
+    ]
     assert main.main(flags) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "model.args.dynamic_img_size" in line

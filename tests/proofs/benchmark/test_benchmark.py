@@ -54,12 +54,24 @@ FEW = ("--steps=2", "--repeats=3", "--warmup-steps=1")
 LANGUAGE_FLOPS = 3 * 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 96 + 2 * 8 * 32) + 5 * 32)
 # Every figure that a report promises, and what it may be.
 FIGURES = {
-    "img_per_s": float, "img_per_s_repeats": list, "step_p50_s": float, "step_p95_s": float,
-    "input_stall_share": float, "warmup_steps": int, "graphs": int, "graphs_measured": int,
-    "host_reads_measured": int, "compile_s": float, "peak_host_gib": float,
-    "peak_device_gib": (float, type(None)), "flops_per_example": dict,
-    "mfu": (float, type(None)), "processes": int, "devices": int, "global_batch_size": int,
-}  # fmt: skip
+    "img_per_s": float,
+    "img_per_s_repeats": list,
+    "step_p50_s": float,
+    "step_p95_s": float,
+    "input_stall_share": float,
+    "warmup_steps": int,
+    "graphs": int,
+    "graphs_measured": int,
+    "host_reads_measured": int,
+    "compile_s": float,
+    "peak_host_gib": float,
+    "peak_device_gib": (float, type(None)),
+    "flops_per_example": dict,
+    "mfu": (float, type(None)),
+    "processes": int,
+    "devices": int,
+    "global_batch_size": int,
+}
 
 
 def measure(tmp_path: Path, *flags: str, device: str = "cpu") -> dict:
@@ -68,9 +80,6 @@ def measure(tmp_path: Path, *flags: str, device: str = "cpu") -> dict:
     place = (f"--runtime.device={device}", f"--json={path}")
     assert benchmark.main([*SYNTHETIC, *FEW, *place, *flags]) == 0
     return json.loads(path.read_text())
-
-
-# ---- real runs
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
@@ -100,10 +109,12 @@ def test_a_report_holds_figures_environment_and_configuration(tmp_path, device, 
 
 @pytest.mark.parametrize(
     ("create", "unit", "per_example", "flops"),
-    [(create_language_argv, "tokens", 8, 8 * LANGUAGE_FLOPS),
-     (create_regression_argv, "rows", 1, 3 * 2 * 16 + 2 * 2 * 10 * 16)],
+    [
+        (create_language_argv, "tokens", 8, 8 * LANGUAGE_FLOPS),
+        (create_regression_argv, "rows", 1, 3 * 2 * 16 + 2 * 2 * 10 * 16),
+    ],
     ids=["language", "regress"],
-)  # fmt: skip
+)
 def test_every_task_counts_in_its_own_unit(tmp_path, capsys, create, unit, per_example, flops):
     path = tmp_path / "report.json"
     argv = create(tmp_path / "runs")
@@ -204,9 +215,6 @@ def test_what_cannot_be_compared_is_refused_before_it_is_measured(tmp_path, caps
         assert words in capsys.readouterr().err
 
 
-# ---- the bare loop
-
-
 def test_the_bare_loop_is_measured_beside_the_engine(tmp_path):
     (result,) = measure(tmp_path, "--bare")["results"]
     assert len(result["engine_over_bare_repeats"]) == 3
@@ -230,9 +238,6 @@ def test_the_bare_loop_trains_the_same_model_with_the_same_optimizer(tmp_path):
         assert not torch.equal(value, start[name]), name
 
 
-# ---- the configuration that is measured
-
-
 @pytest.mark.parametrize("path", OF_IMAGES, ids=lambda path: path.stem)
 def test_synthetic_input_has_the_shape_of_the_run(path, tmp_path):
     values = yaml.safe_load(path.read_text())
@@ -246,8 +251,14 @@ def test_synthetic_input_has_the_shape_of_the_run(path, tmp_path):
         assert measured.data == config.data
         return
     shape = parse_synthetic_name(measured.data.name)
-    sides = {"digits": 8, "mnist": 28, "cifar100": 32, "imagenet2012": 224,
-             "cifar10": 384, "oxford_iiit_pet": 128}  # fmt: skip
+    sides = {
+        "digits": 8,
+        "mnist": 28,
+        "cifar100": 32,
+        "imagenet2012": 224,
+        "cifar10": 384,
+        "oxford_iiit_pet": 128,
+    }
     trained_at = {"deit3_b": 192, "resnet50_a3": 160}
     assert shape.image_size == trained_at.get(path.stem, sides[config.data.name])
     grey = 1 if config.data.name == "mnist" else 3
@@ -268,9 +279,6 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         blocks = create_vit(embed_dim=width).blocks
         weights = sum(p.numel() for p in blocks.parameters() if p.dim() > 1)
         assert flops[name] > passes * 2 * 4 * weights
-
-
-# ---- what is refused, in one line
 
 
 @pytest.mark.parametrize(
@@ -309,9 +317,11 @@ def test_bad_input_is_one_line(tmp_path, capsys, flags, words):
 
 @pytest.mark.parametrize(
     ("spec", "size"),
-    [("decode|inception_crop(area_min=8, size=96)", 96),
-     ("decode|resize(64)|inception_crop(area_min=20, size=48)", 48)],
-)  # fmt: skip
+    [
+        ("decode|inception_crop(area_min=8, size=96)", 96),
+        ("decode|resize(64)|inception_crop(area_min=20, size=48)", 48),
+    ],
+)
 def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
     flags = ["--data.source=folder", f"--data.root={tmp_path}", "--model.num_classes=3"]
     flags += [f"--data.train_pp={spec}|value_range(-1, 1)", "--model=resnet18"]
@@ -324,10 +334,12 @@ def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("decode", "has none"),
-     ("decode|resize(64)|inception_crop(area_min=20)", "has none"),
-     ("decode|resize((64, 32))", "gives images of 64 x 32")],
-)  # fmt: skip
+    [
+        ("decode", "has none"),
+        ("decode|resize(64)|inception_crop(area_min=20)", "has none"),
+        ("decode|resize((64, 32))", "gives images of 64 x 32"),
+    ],
+)
 def test_synthetic_input_needs_a_size(tmp_path, spec, reason):
     flags = ["--data.source=folder", f"--data.root={tmp_path}", f"--data.train_pp={spec}"]
     flags += ["--model.num_classes=3"]

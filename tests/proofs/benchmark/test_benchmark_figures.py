@@ -22,10 +22,14 @@ from utils.generations import LAUNCHED
 from utils.runtime.peaks import PEAK_TFLOPS, get_peak_tflops, name_hardware
 
 FACTS = {
-    "global_batch_size": 8, "steps": 2, "devices": 2, "unit": "img",
-    "units_per_example": 1, "peak_tflops": 1e-9,
+    "global_batch_size": 8,
+    "steps": 2,
+    "devices": 2,
+    "unit": "img",
+    "units_per_example": 1,
+    "peak_tflops": 1e-9,
     "flops_per_example": {"student": 3.0, "teachers": 1.0, "total": 4.0},
-}  # fmt: skip
+}
 
 
 def create_record(walls: list[float], waits: list[float], **facts: float) -> Record:
@@ -39,21 +43,30 @@ def create_record(walls: list[float], waits: list[float], **facts: float) -> Rec
 def create_report(**changes: float) -> dict:
     """A report with planted figures."""
     result = {
-        "processes": 1, "devices": 1, "hardware": "CPU", "global_batch_size": 8,
-        "img_per_s": 100.0, "img_per_s_repeats": [100.0], "graphs": 3,
-        "graphs_measured": 0, "peak_host_gib": 1.0, "peak_device_gib": None,
+        "processes": 1,
+        "devices": 1,
+        "hardware": "CPU",
+        "global_batch_size": 8,
+        "img_per_s": 100.0,
+        "img_per_s_repeats": [100.0],
+        "graphs": 3,
+        "graphs_measured": 0,
+        "peak_host_gib": 1.0,
+        "peak_device_gib": None,
         "flops_per_example": None,
-    }  # fmt: skip
+    }
     return {
-        "schema": 1, "created": "now", "environment": {"git_commit": "abc", "packages": {}},
+        "schema": 1,
+        "created": "now",
+        "environment": {"git_commit": "abc", "packages": {}},
         "settings": {"input": "synthetic"},
-        "config": {"model": {"name": "vit"}, "run": {"run_id": "a"},
-                   "runtime": {"num_processes": None}},
+        "config": {
+            "model": {"name": "vit"},
+            "run": {"run_id": "a"},
+            "runtime": {"num_processes": None},
+        },
         "results": [{**result, **changes}],
-    }  # fmt: skip
-
-
-# ---- figures
+    }
 
 
 def test_a_block_is_as_long_as_on_its_slowest_rank():
@@ -88,9 +101,6 @@ def test_engine_over_bare_is_a_median_of_pairs():
     assert (found["engine_over_bare"], found["engine_over_bare_cpu"]) == (2.0, 2.0)
     assert found["engine_over_bare_fastest"] == 1.0
     assert found["bare_step_s"] == 1.0
-
-
-# ---- FLOPs and peaks
 
 
 def count(config: RunConfig) -> dict[str, float]:
@@ -147,9 +157,6 @@ def test_a_tpu_is_named_by_its_chips(tmp_path):
     assert name_hardware("TPU", tmp_path) == "TPU"
     assert name_hardware("TPU", tmp_path / "none") == "TPU"
     assert name_hardware("NVIDIA H200", tmp_path) == "NVIDIA H200"
-
-
-# ---- comparison
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,11 @@ def make_store(root: Path) -> Path:
     store = root / "runs"
     for seed in (0, 1):
         make_run(
-            store, f"seed{seed}", config=make_config(**{"train.seed": seed}),
+            store,
+            f"seed{seed}",
+            config=make_config(**{"train.seed": seed}),
             final={"eval_top1": 60.0 + seed, "parameters": 10},
-        )  # fmt: skip
+        )
     make_run(store, "killed")
     return store
 
@@ -30,10 +32,12 @@ def make_mixed_store(root: Path) -> Path:
     """Runs of several tasks, and one that has not been evaluated yet."""
     store = root / "runs"
     numbers = {
-        "images": {"top1": 50.0, "loss": 1.5}, "text": {"loss": 1.5, "perplexity": 4.5},
-        "rows": {"mse": 3100.0, "mae": 40.0, "r2": 0.4}, "features": {"distil_loss": 0.25},
+        "images": {"top1": 50.0, "loss": 1.5},
+        "text": {"loss": 1.5, "perplexity": 4.5},
+        "rows": {"mse": 3100.0, "mae": 40.0, "r2": 0.4},
+        "features": {"distil_loss": 0.25},
         "probed": {"distil_loss": 0.25, "digits/knn": 40.0},
-    }  # fmt: skip
+    }
     tasks = {"images": "classify", "text": "language", "rows": "regress"}
     for name, told in numbers.items():
         config = make_config(**{"train.task": tasks.get(name, "distil")})

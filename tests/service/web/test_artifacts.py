@@ -60,10 +60,25 @@ def test_a_listed_file_is_downloaded_byte_for_byte_and_never_shown(store, client
 
 
 PLANTED = (
-    "../../../secret.txt", "../../secret.txt", "/etc/passwd", "linked.txt", "folder/secret.txt",
-    "hard/../../secret.txt", "", ".", "..", "pipe", "/dev/zero", "/proc/self/environ", "a\x00b",
-    "checkpoints", "folder", "..\\..\\secret.txt", "%2e%2e/%2e%2e/secret.txt", "device",
-)  # fmt: skip
+    "../../../secret.txt",
+    "../../secret.txt",
+    "/etc/passwd",
+    "linked.txt",
+    "folder/secret.txt",
+    "hard/../../secret.txt",
+    "",
+    ".",
+    "..",
+    "pipe",
+    "/dev/zero",
+    "/proc/self/environ",
+    "a\x00b",
+    "checkpoints",
+    "folder",
+    "..\\..\\secret.txt",
+    "%2e%2e/%2e%2e/secret.txt",
+    "device",
+)
 
 
 def test_a_path_that_a_run_plants_in_its_list_leads_nowhere(store):
@@ -99,8 +114,22 @@ def test_a_link_that_takes_the_place_of_a_folder_is_not_followed(tmp_path):
 
 def list_traversals() -> list[str]:
     """More than 300 ways to write a place that is somewhere else."""
-    dots = ("..", "%2e%2e", "%252e%252e", ".%2e", "..%00", "%c0%ae%c0%ae", "。。", "．．",
-            "..;", "....", "%uff0e%uff0e", "\u2025", ".. ", "..\t")  # fmt: skip
+    dots = (
+        "..",
+        "%2e%2e",
+        "%252e%252e",
+        ".%2e",
+        "..%00",
+        "%c0%ae%c0%ae",
+        "。。",
+        "．．",
+        "..;",
+        "....",
+        "%uff0e%uff0e",
+        "\u2025",
+        ".. ",
+        "..\t",
+    )
     slashes = ("/", "%2f", "\\", "%5c", "%252f", "／", "%c0%af", "//")
     targets = ("secret.txt", "etc/passwd", "proc/self/environ")
     climbed = [
@@ -108,10 +137,35 @@ def list_traversals() -> list[str]:
         for dot, slash, target in itertools.product(dots, slashes, targets)
         for depth in (2, 6)
     ]
-    others = ["/etc/passwd", "file:///etc/passwd", "gs://b/x", "~root", "$HOME", "\x00", "a\x00b",
-              "CON", "digits/../../secret.txt", "/dev/zero", "/proc/self/fd/0", "\\\\host\\share",
-              "C:\\x", "-", "*", "?", "'", '"', "<script>", "${jndi:ldap://h}", "{{7*7}}",
-              "\ud7ff", "\U0001f600", "a" * 4096, "%", "%zz", "\r\nX: y"]  # fmt: skip
+    others = [
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "gs://b/x",
+        "~root",
+        "$HOME",
+        "\x00",
+        "a\x00b",
+        "CON",
+        "digits/../../secret.txt",
+        "/dev/zero",
+        "/proc/self/fd/0",
+        "\\\\host\\share",
+        "C:\\x",
+        "-",
+        "*",
+        "?",
+        "'",
+        '"',
+        "<script>",
+        "${jndi:ldap://h}",
+        "{{7*7}}",
+        "\ud7ff",
+        "\U0001f600",
+        "a" * 4096,
+        "%",
+        "%zz",
+        "\r\nX: y",
+    ]
     return [*climbed, *others]
 
 

@@ -10,18 +10,24 @@ from tests.service.web.apps import make_app, make_client
 from tests.support.damaged_runs import choose, damage, list_places, make_whole
 
 PLACES = (
-    "/api/v1/runs/digits/{name}", "/api/v1/runs/digits/{name}/metrics", "/runs/digits/{name}",
+    "/api/v1/runs/digits/{name}",
+    "/api/v1/runs/digits/{name}/metrics",
+    "/runs/digits/{name}",
     "/api/v1/runs/digits/{name}/series?metric=train.loss/total",
-    "/api/v1/compare?run=digits/ok&run=digits/{name}", "/compare?run=digits/ok&run=digits/{name}",
-)  # fmt: skip
+    "/api/v1/compare?run=digits/ok&run=digits/{name}",
+    "/compare?run=digits/ok&run=digits/{name}",
+)
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_no_damaged_run_makes_the_service_fail(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ok = make_whole(tmp_path / "runs")
-    known = [(("attempts.jsonl", (0, "began")), '"x"'), (("run.json", (0, "id")), "7"),
-             (("metrics.jsonl", (0, "loss/total")), '"x"')]  # fmt: skip
+    known = [
+        (("attempts.jsonl", (0, "began")), '"x"'),
+        (("run.json", (0, "id")), "7"),
+        (("metrics.jsonl", (0, "loss/total")), '"x"'),
+    ]
     pairs = [*known, *choose(list_places(ok), 9, seed=3)]
     names = [f"bad{number}" for number in range(len(pairs))]
     for name, pair in zip(names, pairs, strict=True):
@@ -29,8 +35,9 @@ def test_no_damaged_run_makes_the_service_fail(tmp_path, monkeypatch):
     client = make_client(make_app(ok.parent.parent), raise_server_exceptions=False)
     found = {
         place.format(name=name): client.get(place.format(name=name)).status_code
-        for name in ("ok", *names) for place in PLACES
-    }  # fmt: skip
+        for name in ("ok", *names)
+        for place in PLACES
+    }
     assert {path: code for path, code in found.items() if code >= 500} == {}
     assert all(found[place.format(name="ok")] == 200 for place in PLACES), found
     answer = client.get("/api/v1/runs")

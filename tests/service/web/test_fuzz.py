@@ -29,16 +29,29 @@ from tests.support.stored_runs import make_run
 from utils.config.keys import iterate_keys
 
 CHECKS = [
-    not_a_server_error, status_code_conformance, content_type_conformance,
-    response_schema_conformance, response_headers_conformance, negative_data_rejection,
-]  # fmt: skip
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+    response_headers_conformance,
+    negative_data_rejection,
+]
 SEED = 17
 # It never ends: tests/service/web/test_events.py
 STREAMS = ("GET /api/v1/events",)
 RUNS = (
-    "digits/seed0", "digits/seed1", "digits/wild", "seed0,seed1", "a:name~seed", "b:tag", "", ",",
-    "a:eval.top1>0", "a:(", "../x",
-)  # fmt: skip
+    "digits/seed0",
+    "digits/seed1",
+    "digits/wild",
+    "seed0,seed1",
+    "a:name~seed",
+    "b:tag",
+    "",
+    ",",
+    "a:eval.top1>0",
+    "a:(",
+    "../x",
+)
 METRICS = ("train.loss/total", "eval.top1", "train.lr", "eval.loss", "train.none", ".", "")
 
 
@@ -47,20 +60,24 @@ def app(tmp_path, monkeypatch):
     store = make_store(tmp_path)
     nan, inf = float("nan"), float("inf")
     lines = [
-        {"step": 1, "kind": "train", "attempt": 1, "loss/total": None, "lr": 1e308,
-         "nonfinite": {"loss/total": "inf"}},
+        {
+            "step": 1,
+            "kind": "train",
+            "attempt": 1,
+            "loss/total": None,
+            "lr": 1e308,
+            "nonfinite": {"loss/total": "inf"},
+        },
         {"step": 2, "kind": "train", "attempt": 1, "loss/total": None, "lr": -1e308},
         {"step": 2, "kind": "eval", "attempt": 1, "top1": 1e308, "loss": None},
-    ]  # fmt: skip
+    ]
     make_run(store, "wild", lines=lines, final={"eval_top1": nan, "eval_loss": inf, "x": -inf})
     publish_artifacts(store / "digits" / "seed1")
     (store / "digits" / "damaged").mkdir()
     (store / "digits" / "damaged" / "run.json").write_text("{")
     app = create_app(
         ServiceSettings(
-            str(store),
-            hosts=(*LOOPBACK, "testserver"),
-            limits=Limits(changes_per_minute=1_000_000),
+            str(store), hosts=(*LOOPBACK, "testserver"), limits=Limits(changes_per_minute=1_000_000)
         )
     )
     service = app.state.service
@@ -80,16 +97,22 @@ def find_known(app) -> dict[str, tuple[object, ...]]:
     from service.web.artifacts import create_artifact_id
 
     return {
-        "experiment": ("digits",), "name": ("seed0", "seed1", "wild", "damaged", "killed"),
-        "job_id": (job.id,), "artifact_id": tuple(create_artifact_id(a["path"]) for a in detail),
-        "run": ([one, other] for one in RUNS for other in RUNS), "base": RUNS, "new": RUNS,
-        "metric": tuple([one] for one in METRICS), "metrics": METRICS,
+        "experiment": ("digits",),
+        "name": ("seed0", "seed1", "wild", "damaged", "killed"),
+        "job_id": (job.id,),
+        "artifact_id": tuple(create_artifact_id(a["path"]) for a in detail),
+        "run": ([one, other] for one in RUNS for other in RUNS),
+        "base": RUNS,
+        "new": RUNS,
+        "metric": tuple([one] for one in METRICS),
+        "metrics": METRICS,
         "sort": ("eval.top1", "path", "data.name", "started", "tag"),
         "show": ("eval.top1,train.seed", "tag,path", "model.args.heads"),
         "filter": ("eval.top1>0", "not tag", "name~seed or status=complete", "x=nan", "started>1"),
         "gate": (["eval.top1:-:1:major"], ["eval.top1@p95:3:-:minor?"], ["eval.loss:1:1:blocker"]),
-        "state": ("queued", "queued,running"), "tail_bytes": (1, 100),
-    }  # fmt: skip
+        "state": ("queued", "queued,running"),
+        "tail_bytes": (1, 100),
+    }
 
 
 @st.composite

@@ -119,12 +119,24 @@ def test_a_start_address_that_was_used_says_the_way_out_and_lets_its_own_browser
     assert page.status_code == 421 and "<form" not in page.text
 
 
-HOSTS = {"127.0.0.1": True, "127.0.0.1:8080": True, "localhost:9000": True, "[::1]:8080": True,
-         "attacker.example": False, "127.0.0.1.attacker.example:8080": False, "": False,
-         "127.0.0.1:port": False}  # fmt: skip
+HOSTS = {
+    "127.0.0.1": True,
+    "127.0.0.1:8080": True,
+    "localhost:9000": True,
+    "[::1]:8080": True,
+    "attacker.example": False,
+    "127.0.0.1.attacker.example:8080": False,
+    "": False,
+    "127.0.0.1:port": False,
+}
 # Of the host that is called, or of another.
-ORIGINS = {"http://{host}": True, None: True, "http://attacker.example": False, "null": False,
-           "http://{host}.attacker.example": False}  # fmt: skip
+ORIGINS = {
+    "http://{host}": True,
+    None: True,
+    "http://attacker.example": False,
+    "null": False,
+    "http://{host}.attacker.example": False,
+}
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
@@ -143,10 +155,14 @@ def test_hosts_and_origins_of_others_are_refused(app, host, origin):
 
 @pytest.mark.parametrize(
     ("headers", "status"),
-    [({"sec-fetch-site": "cross-site"}, 403), ({"sec-fetch-site": "same-site"}, 403),
-     ({"sec-fetch-site": "same-origin"}, 200), ({"sec-fetch-site": "none"}, 200),
-     ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200)],
-)  # fmt: skip
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
+    ],
+)
 def test_a_page_of_another_site_may_link_here_but_load_nothing(app, headers, status):
     assert make_client(app).get("/api/v1/runs", headers=headers).status_code == status
     if headers["sec-fetch-site"] in ("cross-site", "same-site"):
@@ -229,9 +245,11 @@ def test_a_page_that_starts_a_check_is_a_change(tmp_path):
     assert client.get("/submit").status_code == 200
     lines = make_client(app, "admin").get("/api/v1/audit").json()["lines"]
     assert [(line["who"], line["action"], line["status"]) for line in lines] == [
-        ("submit", "GET /submit", 429), ("submit", "GET /submit", 200),
-        ("submit", "GET /submit", 200), ("view", "GET /submit", 403),
-    ]  # fmt: skip
+        ("submit", "GET /submit", 429),
+        ("submit", "GET /submit", 200),
+        ("submit", "GET /submit", 200),
+        ("view", "GET /submit", 403),
+    ]
 
 
 def test_everybody_may_sign_out_by_the_pages(app):

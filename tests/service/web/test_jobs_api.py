@@ -74,16 +74,20 @@ REFUSED = [
     ({"config": CONFIG, "overrides": {"model.args.checkpoint_path": "x"}}, "checkpoint_path"),
     ({"config": CONFIG, "overrides": {"lr": 1}}, "lr"),
     ({"config": CONFIG, "overrides_yaml": "a: &x 1"}, "anchor"),
-    ({"config": CONFIG, "slots": 0}, "slots"), ({"config": CONFIG, "extra": 1}, "extra"),
-    ({}, "config"), ([], "body"), ({"config": CONFIG, "overrides": {"\ud800.a": 1}}, "unicode"),
-    ({"config": "\ud800"}, "config"), ({"config": CONFIG, "overrides_yaml": "\ud800"}, "unicode"),
+    ({"config": CONFIG, "slots": 0}, "slots"),
+    ({"config": CONFIG, "extra": 1}, "extra"),
+    ({}, "config"),
+    ([], "body"),
+    ({"config": CONFIG, "overrides": {"\ud800.a": 1}}, "unicode"),
+    ({"config": "\ud800"}, "config"),
+    ({"config": CONFIG, "overrides_yaml": "\ud800"}, "unicode"),
     ({"config": CONFIG, "overrides": {"run.resume": "/x"}}, "run.resume"),
     ({"config": CONFIG, "overrides": {"": 1}}, "key"),
     ({"config": CONFIG, "overrides": {"optim.args" + ".a" * 5000: 1}}, "at most 256 letters"),
     ({"config": CONFIG, "overrides": {"optim.args" + ".a" * 120: "/etc"}}, "optim.args"),
     ({"config": CONFIG, "overrides_yaml": "a." * 9000 + "b: 1"}, "a."),
     ({"config": CONFIG, "overrides": {"data.name": "\ud800"}}, "data.name"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "words"), REFUSED)

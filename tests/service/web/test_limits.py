@@ -46,9 +46,12 @@ def live(running, request) -> tuple[str, int, str, psutil.Process]:
 
 def make_head(token: str, length: int | None, *more: str) -> bytes:
     lines = [
-        "POST /api/v1/submit HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token}",
-        "Content-Type: application/json", *more,
-    ]  # fmt: skip
+        "POST /api/v1/submit HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {token}",
+        "Content-Type: application/json",
+        *more,
+    ]
     lines += [] if length is None else [f"Content-Length: {length}"]
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 

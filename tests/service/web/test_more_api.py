@@ -40,9 +40,12 @@ def test_curves_come_in_the_points_that_a_chart_can_show(store, client):
     query = {"metric": "train.lr", "start": 10, "end": 20}
     (curve,) = client.get(f"{place}/series", params=query).json()["curves"]
     assert curve["steps"] == list(range(9, 22))
-    for bad, words in (({"metric": "train.none"}, "none"), ({}, "metric"),
-                       ({"metric": "train.lr", "width": 5}, "width"),
-                       ({"metric": "train.lr", "start": 9, "end": 3}, "start")):  # fmt: skip
+    for bad, words in (
+        ({"metric": "train.none"}, "none"),
+        ({}, "metric"),
+        ({"metric": "train.lr", "width": 5}, "width"),
+        ({"metric": "train.lr", "start": 9, "end": 3}, "start"),
+    ):
         answer = client.get(f"{place}/series", params=bad)
         assert answer.status_code == 422 and words in answer.json()["detail"]
 
@@ -91,11 +94,15 @@ def test_gates_say_what_they_say_at_the_prompt(client):
 
 @pytest.mark.parametrize(
     ("sides", "words"),
-    [(["digits/seed0"], "run"), (["digits/seed0", "nothing"], "neither"),
-     (["digits/seed0", "a:name=none"], "no run fits"),
-     (["digits/seed0", "/etc/passwd"], "neither"), (["digits/seed0", "gs://b/x"], "neither"),
-     (["digits/seed0", "a:name=("], "filter")],
-)  # fmt: skip
+    [
+        (["digits/seed0"], "run"),
+        (["digits/seed0", "nothing"], "neither"),
+        (["digits/seed0", "a:name=none"], "no run fits"),
+        (["digits/seed0", "/etc/passwd"], "neither"),
+        (["digits/seed0", "gs://b/x"], "neither"),
+        (["digits/seed0", "a:name=("], "filter"),
+    ],
+)
 def test_sides_that_are_none_are_refused(client, sides, words):
     answer = client.get("/api/v1/compare", params={"run": sides})
     assert answer.status_code == 422

@@ -27,8 +27,9 @@ def test_runs_come_newest_first_with_what_filters_sort_and_show_ask_for(client):
     query = {"filter": "eval.top1>0", "sort": "eval.top1", "show": "train.seed,eval.top1"}
     found = client.get("/api/v1/runs", params=query).json()
     assert [run["values"] for run in found["runs"]][:2] == [
-        {"train.seed": 1, "eval.top1": 61.0}, {"train.seed": 0, "eval.top1": 60.0},
-    ]  # fmt: skip
+        {"train.seed": 1, "eval.top1": 61.0},
+        {"train.seed": 0, "eval.top1": 60.0},
+    ]
     page = client.get("/api/v1/runs", params={"offset": 1, "limit": 1}).json()
     assert [run["name"] for run in page["runs"]] == ["seed1"]
 
@@ -56,13 +57,15 @@ def test_a_run_tells_its_teachers_with_their_numbers_then_and_its_students(tmp_p
 
 @pytest.mark.parametrize(
     ("path", "status", "words"),
-    [("/api/v1/runs/digits/none", 404, "contains no run.json"),
-     ("/api/v1/runs/digits/.hidden", 422, "name"),
-     ("/api/v1/runs?filter=a%3D", 422, "filter"),
-     ("/api/v1/runs?sort=nothing", 422, "nothing"),
-     ("/api/v1/runs?limit=0", 422, "limit"),
-     ("/api/v1/nothing", 404, "Not Found")],
-)  # fmt: skip
+    [
+        ("/api/v1/runs/digits/none", 404, "contains no run.json"),
+        ("/api/v1/runs/digits/.hidden", 422, "name"),
+        ("/api/v1/runs?filter=a%3D", 422, "filter"),
+        ("/api/v1/runs?sort=nothing", 422, "nothing"),
+        ("/api/v1/runs?limit=0", 422, "limit"),
+        ("/api/v1/nothing", 404, "Not Found"),
+    ],
+)
 def test_a_wrong_question_is_a_typed_problem_in_one_sentence(client, path, status, words):
     answer = client.get(path)
     assert answer.status_code == status
@@ -81,9 +84,18 @@ def test_a_number_that_is_not_finite_is_text(tmp_path):
 
 
 WRONG = {
-    "id": 5, "status": ["x"], "started": "now", "ended": True, "attempts": "many", "final": [1],
-    "final_up_to_step": 1e300, "environment": 7, "experiment": {}, "name": None, "nonfinite": 3,
-}  # fmt: skip
+    "id": 5,
+    "status": ["x"],
+    "started": "now",
+    "ended": True,
+    "attempts": "many",
+    "final": [1],
+    "final_up_to_step": 1e300,
+    "environment": 7,
+    "experiment": {},
+    "name": None,
+    "nonfinite": 3,
+}
 
 
 @pytest.mark.parametrize("key", WRONG)

@@ -18,12 +18,29 @@ from utils.config.keys import get_resume_rules, iterate_keys
 from utils.config.load import RunConfig, load_config
 
 SEED = 20261122
-CONFIGS = ("configs/smoke.yaml", "configs/digits_student.yaml", "configs/transformer_text.yaml",
-           "configs/regression/diabetes_linear.yaml")  # fmt: skip
+CONFIGS = (
+    "configs/smoke.yaml",
+    "configs/digits_student.yaml",
+    "configs/transformer_text.yaml",
+    "configs/regression/diabetes_linear.yaml",
+)
 WORDS = (
-    "", "digits", "none", "auto", "vit_tiny", "a b", "naïve", "0", "true", "/etc/passwd", "../x",
-    "gs://bucket/x", "\ud800", "x" * 300, "a\nb",
-)  # fmt: skip
+    "",
+    "digits",
+    "none",
+    "auto",
+    "vit_tiny",
+    "a b",
+    "naïve",
+    "0",
+    "true",
+    "/etc/passwd",
+    "../x",
+    "gs://bucket/x",
+    "\ud800",
+    "x" * 300,
+    "a\nb",
+)
 KEYS = [*iterate_keys(), "model.args.depth", "optim.args.eps", "optim.lrr", "nothing.x", "lr", ""]
 
 

@@ -77,10 +77,13 @@ def test_tokens_that_are_made_at_once_are_all_kept(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "mode", "words"),
-    [("{}", 0o600, "no file of tokens"), ("[", 0o600, "no file of tokens"),
-     ('{"tokens": [{"who": 1}]}', 0o600, "no file of tokens"),
-     ('{"tokens": []}', 0o644, "chmod 600")],
-)  # fmt: skip
+    [
+        ("{}", 0o600, "no file of tokens"),
+        ("[", 0o600, "no file of tokens"),
+        ('{"tokens": [{"who": 1}]}', 0o600, "no file of tokens"),
+        ('{"tokens": []}', 0o644, "chmod 600"),
+    ],
+)
 def test_a_file_that_is_damaged_or_open_to_others_is_refused(tmp_path, text, mode, words):
     path = tmp_path / "tokens.json"
     path.write_text(text)

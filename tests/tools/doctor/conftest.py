@@ -26,9 +26,11 @@ def machine(tmp_path) -> Machine:
     (tmp_path / "proc/meminfo").write_text("MemTotal: 1 kB\nMemAvailable:   67108864 kB\n")
     (tmp_path / "proc/self/maps").write_text("7f00-7f01 r-xp /usr/lib/libc.so.6\n")
     return Machine(
-        root=tmp_path, environment={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        site=[str(tmp_path / "site")], metadata_url=NOWHERE,
-    )  # fmt: skip
+        root=tmp_path,
+        environment={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        site=[str(tmp_path / "site")],
+        metadata_url=NOWHERE,
+    )
 
 
 @pytest.fixture

@@ -34,9 +34,13 @@ def test_a_bus_that_cannot_be_read_is_not_taken_for_no_tpu(machine):
 
 @pytest.mark.parametrize(
     ("kind", "folder", "name", "shown"),
-    [("0x0063", "dev/vfio", "0", "v5e"), ("0x005e", "dev", "accel0", "v4"),
-     ("0x0062", "dev/vfio", "0", "v5p"), ("0x006f", "dev/vfio", "0", "v6e")],
-)  # fmt: skip
+    [
+        ("0x0063", "dev/vfio", "0", "v5e"),
+        ("0x005e", "dev", "accel0", "v4"),
+        ("0x0062", "dev/vfio", "0", "v5p"),
+        ("0x006f", "dev/vfio", "0", "v6e"),
+    ],
+)
 def test_chips_of_each_generation_are_counted(machine, kind, folder, name, shown):
     add_chip(machine.root, "0000:00:05.0", kind=kind)
     (machine.root / folder).mkdir(exist_ok=True)

@@ -32,8 +32,11 @@ def test_a_check_that_fails_says_so_and_is_not_green(machine, monkeypatch):
     assert "could not look: KeyError" in found.text
 
 
-FINDINGS = [Finding("a", GREEN, "fine"), Finding("b", YELLOW, "so so", "mend b"),
-            Finding("c", RED, "bad", "mend c")]  # fmt: skip
+FINDINGS = [
+    Finding("a", GREEN, "fine"),
+    Finding("b", YELLOW, "so so", "mend b"),
+    Finding("c", RED, "bad", "mend c"),
+]
 
 
 def test_lines_hints_and_json():
@@ -83,9 +86,11 @@ def test_the_program_runs_without_anything_installed(tmp_path):
     if not bare.exists():
         pytest.skip("no Python outside the virtual environment")
     done = subprocess.run(
-        [str(bare), "-S", "-E", "-m", "tools.doctor", "--json"], cwd=ROOT,
-        capture_output=True, text=True,
-    )  # fmt: skip
+        [str(bare), "-S", "-E", "-m", "tools.doctor", "--json"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1, done.stderr
     found = {row["name"]: row for row in json.loads(done.stdout)["findings"]}
     assert len(found) == len(doctor.CHECKS)

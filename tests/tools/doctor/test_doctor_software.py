@@ -20,10 +20,14 @@ from tools.doctor.machine import GREEN, RED, YELLOW
 
 @pytest.mark.parametrize(
     ("version", "level"),
-    [((3, 11, 7, "final", 0), GREEN), ((3, 11, 0, "candidate", 1), YELLOW),
-     ((3, 10, 12, "final", 0), RED), ((3, 13, 1, "final", 0), GREEN),
-     ((3, 14, 0, "final", 0), RED)],
-)  # fmt: skip
+    [
+        ((3, 11, 7, "final", 0), GREEN),
+        ((3, 11, 0, "candidate", 1), YELLOW),
+        ((3, 10, 12, "final", 0), RED),
+        ((3, 13, 1, "final", 0), GREEN),
+        ((3, 14, 0, "final", 0), RED),
+    ],
+)
 def test_python(machine, version, level):
     assert software.check_python(replace(machine, python_version=version)).level == level
 

@@ -59,10 +59,20 @@ def run_tool(capsys, *flags: str) -> str:
 def test_sets_are_judged_together_beside_a_teacher(teacher_run, sets_root, tmp_path, capsys):
     out = tmp_path / "report"
     text = run_tool(
-        capsys, str(teacher_run), "--sets", "eval", "shifted=shifted@test", "imagenet_real",
-        "imagenet_a", f"--data.root={sets_root}", "--data.eval_batch_size=32",
-        f"--teacher={teacher_run}", "--out", str(out), "--json",
-    )  # fmt: skip
+        capsys,
+        str(teacher_run),
+        "--sets",
+        "eval",
+        "shifted=shifted@test",
+        "imagenet_real",
+        "imagenet_a",
+        f"--data.root={sets_root}",
+        "--data.eval_batch_size=32",
+        f"--teacher={teacher_run}",
+        "--out",
+        str(out),
+        "--json",
+    )
     report = json.loads(text)
     assert report == json.loads((out / "report.json").read_text())
     found = {name: one["metrics"] for name, one in report["sets"].items()}
@@ -120,10 +130,21 @@ def test_the_worst_images_are_the_surest_wrong_answers(teacher_run, sets_root, t
 
 def test_a_mirrored_look_and_probes_at_a_terminal(teacher_run, sets_root, capsys):
     text = run_tool(
-        capsys, str(teacher_run), "--sets", "shifted=shifted@test", f"--data.root={sets_root}",
-        "--flip", "--per-class", "2", "--probes", "knn", "fewshot", "linear", "--probe-epochs=2",
+        capsys,
+        str(teacher_run),
+        "--sets",
+        "shifted=shifted@test",
+        f"--data.root={sets_root}",
+        "--flip",
+        "--per-class",
+        "2",
+        "--probes",
+        "knn",
+        "fewshot",
+        "linear",
+        "--probe-epochs=2",
         "--data.train_split=train[:200]",
-    )  # fmt: skip
+    )
     probs = answer(teacher_run, SHIFTED.images, flip=True)
     top1 = 100 * np.mean(probs.argmax(1) == SHIFTED.labels)
     row = next(line for line in text.splitlines() if line.startswith("shifted "))
@@ -137,8 +158,12 @@ def test_a_mirrored_look_and_probes_at_a_terminal(teacher_run, sets_root, capsys
 def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_path, capsys):
     run, root = str(teacher_run), f"--data.root={sets_root}"
     args = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
-    facts = {"model": "vit_tiny_patch16_224", "args": args, "num_classes": 10,
-             "eval_pp": "decode|resize(8)|value_range(-1, 1)"}  # fmt: skip
+    facts = {
+        "model": "vit_tiny_patch16_224",
+        "args": args,
+        "num_classes": 10,
+        "eval_pp": "decode|resize(8)|value_range(-1, 1)",
+    }
     (tmp_path / "teacher").mkdir()
     model = timm.create_model(facts["model"], num_classes=10, **args)
     export_model(model.state_dict(), facts, tmp_path / "teacher")
@@ -181,11 +206,23 @@ def test_two_ranks_say_what_one_says(teacher_run, sets_root, tmp_path, capsys):
     for count in (1, 2):
         out = tmp_path / str(count)
         run_tool(
-            capsys, str(teacher_run), "--sets", "eval", "imagenet_real", "imagenet_a",
-            f"--data.root={sets_root}", "--data.eval_batch_size=32", "--out", str(out),
-            f"--runtime.num_processes={count}", "--probes", "knn", "fewshot", "linear",
+            capsys,
+            str(teacher_run),
+            "--sets",
+            "eval",
+            "imagenet_real",
+            "imagenet_a",
+            f"--data.root={sets_root}",
+            "--data.eval_batch_size=32",
+            "--out",
+            str(out),
+            f"--runtime.num_processes={count}",
+            "--probes",
+            "knn",
+            "fewshot",
+            "linear",
             "--probe-epochs=3",
-        )  # fmt: skip
+        )
         reports.append(json.loads((out / "report.json").read_text()))
     one, two = reports
     for name in one["sets"]:
@@ -210,11 +247,17 @@ def test_weights_of_every_form_and_sets_of_other_sources(teacher_run, sets_root,
     section = f"{{name: mine, source: folder, root: {place}, split: test}}"
     weights = tmp_path / "weights.pth"
     torch.save({"state_dict": open_trained(str(teacher_run), "RUN").model.state_dict()}, weights)
-    size = json.dumps({"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16,
-                       "depth": 1, "num_heads": 2})  # fmt: skip
+    size = json.dumps(
+        {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    )
     config = Path(__file__).parents[3] / "configs" / "digits_student.yaml"
-    bare = ["--model=vit_tiny_patch16_224", "--model-args", size, "--classes=10",
-            f"--config={config}"]  # fmt: skip
+    bare = [
+        "--model=vit_tiny_patch16_224",
+        "--model-args",
+        size,
+        "--classes=10",
+        f"--config={config}",
+    ]
     found = []
     for flags in (
         [str(teacher_run), section],

@@ -43,8 +43,9 @@ class Trainer:
             self.session.take_new(overwrite=False)
         self.step = self.checkpoints[-1]
         self.session.begin("train: {seed: 0}\n", {"environment": {}}, from_step=self.step)
-        self.writer = MetricWriter(self.run.path, first_step=self.step,
-                                   attempt=self.session.attempt)  # fmt: skip
+        self.writer = MetricWriter(
+            self.run.path, first_step=self.step, attempt=self.session.attempt
+        )
 
     def train(self) -> None:
         self.step += 1
@@ -83,11 +84,17 @@ class Trainer:
 def read_truth(folder: Path) -> list[tuple[int, dict[str, float]]]:
     """What a target should hold."""
     record = RunRecord(folder)
-    rows = [(line["step"], {f"{line['kind']}/{name}": v
-                            for name, v in get_finite_numbers(line).items()})
-            for line in record.lines]  # fmt: skip
-    return [*rows, (record.facts["final_up_to_step"], {"final/eval.top1": 50.0,
-                                                       "final/test.top1": 49.5})]  # fmt: skip
+    rows = [
+        (
+            line["step"],
+            {f"{line['kind']}/{name}": v for name, v in get_finite_numbers(line).items()},
+        )
+        for line in record.lines
+    ]
+    return [
+        *rows,
+        (record.facts["final_up_to_step"], {"final/eval.top1": 50.0, "final/test.top1": 49.5}),
+    ]
 
 
 def play(folder: Path, seed: int, *, live: bool = False, hard: bool = False) -> Feed:
@@ -101,8 +108,9 @@ def play(folder: Path, seed: int, *, live: bool = False, hard: bool = False) -> 
 
     def create_feed(faults=meet) -> Feed:
         cursor = CursorFile(folder / "state", "sqlite", str(trainer.run.path))
-        return Feed(open_folder(trainer.run.path), SqliteTarget(folder / "a.db", faults), cursor,
-                    live=live)  # fmt: skip
+        return Feed(
+            open_folder(trainer.run.path), SqliteTarget(folder / "a.db", faults), cursor, live=live
+        )
 
     trainer.start()
     feed = create_feed()

@@ -25,14 +25,25 @@ from tests.support.tiny_parts import create_argv
 from tests.support.waiting import PATIENCE_S, wait_for
 from utils.errors import EXIT_TERMINATED
 
-PYTHON = Path(os.environ.get("VENV", ROOT / ".venv")).with_name(
-    Path(os.environ.get("VENV", ".venv")).name + "-mirrors") / "bin" / "python"  # fmt: skip
+PYTHON = (
+    Path(os.environ.get("VENV", ROOT / ".venv")).with_name(
+        Path(os.environ.get("VENV", ".venv")).name + "-mirrors"
+    )
+    / "bin"
+    / "python"
+)
 STEPS, BAD_STEP, KILLS = 60, 25, 5
 FLAGS = (
-    "--mixup=0.8", "--train.checkpoint_every_steps=4", f"--train.steps={STEPS}",
-    "--train.on_nonfinite=rollback", "--train.log_every_steps=1", "--runtime.num_threads=1",
-    "--train.eval_every_epochs=2", "--run.run_id=a", "--run.tensorboard=false",
-)  # fmt: skip
+    "--mixup=0.8",
+    "--train.checkpoint_every_steps=4",
+    f"--train.steps={STEPS}",
+    "--train.on_nonfinite=rollback",
+    "--train.log_every_steps=1",
+    "--runtime.num_threads=1",
+    "--train.eval_every_epochs=2",
+    "--run.run_id=a",
+    "--run.tensorboard=false",
+)
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -46,15 +57,31 @@ def start_trainer(folder: Path, *flags: str, pause_s: float = 0.15) -> subproces
     with (folder / "trainer.log").open("a") as log:
         return subprocess.Popen(
             [*command, *create_argv(folder / "runs", *FLAGS, *flags)],
-            cwd=ROOT, env=get_environment(), stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=get_environment(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
 
 
 def start_mirror(folder: Path, name: str, *, disk: str = "unlimited") -> subprocess.Popen:
     """A mirror that follows the run; `disk`: KiB that a file may have."""
-    command = [str(PYTHON), "-m", "tools.mirror", "--to", name, "--place", get_place(folder, name),
-               "--state", str(folder / "state"), "--follow", "--every", "0.3",
-               str(folder / "runs" / "tiny" / "a")]  # fmt: skip
+    command = [
+        str(PYTHON),
+        "-m",
+        "tools.mirror",
+        "--to",
+        name,
+        "--place",
+        get_place(folder, name),
+        "--state",
+        str(folder / "state"),
+        "--follow",
+        "--every",
+        "0.3",
+        str(folder / "runs" / "tiny" / "a"),
+    ]
     script = f'set -o pipefail; (ulimit -f {disk}; exec "$@") 2>&1 | cat >>"$0"'
     log = str(folder / f"{name}.log")
     return subprocess.Popen(["bash", "-c", script, log, *command], cwd=ROOT, start_new_session=True)
@@ -91,8 +118,11 @@ def read_tracker(folder: Path, name: str) -> list[list]:
     identity = RunRecord(folder / "runs" / "tiny" / "a").facts["id"]
     done = subprocess.run(
         [str(PYTHON), "-m", "tests.support.read_tracker", name, get_place(folder, name), identity],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -103,8 +133,10 @@ def play(folder: Path, names: Sequence[str]) -> Iterator[str]:
     trainer = start_trainer(folder)
     wait_for(lambda: count_lines(folder) > 2, "first lines")
     # W&B's disk is full at first, MLflow's mirror hangs for a while.
-    mirrors = {name: start_mirror(folder, name, disk="1" if name == "wandb" else "unlimited")
-               for name in names}  # fmt: skip
+    mirrors = {
+        name: start_mirror(folder, name, disk="1" if name == "wandb" else "unlimited")
+        for name in names
+    }
     for number in range(KILLS):
         wanted = count_lines(folder) + draws.randint(6, 12)
         wait_for(lambda wanted=wanted: count_lines(folder) >= wanted, "new lines")
@@ -143,8 +175,11 @@ def test_points_in_mlflow_wandb_and_trackio_are_those_of_the_files(tmp_path):
     # The run that was watched is the one that was not.
     one, other = ([keep_deterministic(line) for line in read_metrics(run)] for run in runs)
     assert one == other
-    loaded = [line for line in (killed / "trainer.log").read_text().splitlines()
-              if line.startswith("loaded: ")]  # fmt: skip
+    loaded = [
+        line
+        for line in (killed / "trainer.log").read_text().splitlines()
+        if line.startswith("loaded: ")
+    ]
     assert loaded == ["loaded: []"]
     truth = read_truth(killed)
     assert len(truth) > 10 * STEPS
@@ -160,8 +195,18 @@ def test_a_tracker_that_is_down_is_asked_again_and_a_request_to_end_is_heard(tmp
     run = make_run(tmp_path / "runs", "a", final={"eval_top1": 50.0}, experiment="tiny", ended=1.0)
     place, log = tmp_path / "later", tmp_path / f"{name}.log"
     place.write_text("")
-    command = [str(PYTHON), "-m", "tools.mirror", "--to", name, "--place", str(place), "--state",
-               str(tmp_path / "state"), str(run.path)]  # fmt: skip
+    command = [
+        str(PYTHON),
+        "-m",
+        "tools.mirror",
+        "--to",
+        name,
+        "--place",
+        str(place),
+        "--state",
+        str(tmp_path / "state"),
+        str(run.path),
+    ]
 
     def start() -> subprocess.Popen:
         with log.open("a") as file:

@@ -31,9 +31,7 @@ def test_a_list_is_filtered_sorted_and_cut(ask):
     assert list_names(ask) == ["live", "run2", "run1", "run0"]
     assert list_names(ask, "--filter", "model.name=vit_tiny and eval.top1>60") == ["run1"]
     # A loss is better when it is lower; what has no number comes last.
-    assert list_names(ask, "--sort", "eval.loss")[:3] == [
-        "run2", "run1", "live",
-    ]  # fmt: skip
+    assert list_names(ask, "--sort", "eval.loss")[:3] == ["run2", "run1", "live"]
     assert list_names(ask, "--sort", "eval.top1", "--limit", "1") == ["run2"]
     assert list_names(ask, "--reverse", "--limit", "2") == ["run0", "run1"]
 
@@ -52,8 +50,14 @@ def test_a_list_shows_what_is_asked_for_and_who_is_gone(ask):
     assert code == 0
     lines = out.splitlines()
     assert lines[0].split() == [
-        "run", "status", "begun", "tags", "model.name", "eval.top1", "train.seed",
-    ]  # fmt: skip
+        "run",
+        "status",
+        "begun",
+        "tags",
+        "model.name",
+        "eval.top1",
+        "train.seed",
+    ]
     assert "resnet" in lines[2] and lines[2].split()[-2:] == ["62", "2"]
     assert "killed" in lines[1]  # nobody holds the lock of the run that says running
     assert lines[-1] == "4 runs"
@@ -65,8 +69,12 @@ def test_a_list_shows_what_is_asked_for_and_who_is_gone(ask):
 def test_a_list_shows_the_score_with_its_name(ask):
     code, out, _ = ask("list", "--filter", "name=run1")
     assert code == 0 and out.splitlines()[0].split()[:5] == [
-        "run", "status", "begun", "tags", "score.value",
-    ]  # fmt: skip
+        "run",
+        "status",
+        "begun",
+        "tags",
+        "score.value",
+    ]
     assert "eval.top1 61" in out.splitlines()[1]
     (row,) = json.loads(ask("list", "--json", "--filter", "name=run1")[1])["runs"]
     assert (row["score_name"], row["score"], row["values"]["score.value"]) == (
@@ -77,8 +85,10 @@ def test_a_list_shows_the_score_with_its_name(ask):
 
 
 def test_a_run_is_shown_by_any_of_its_names(ask, root):
-    said = [json.loads(ask("show", name, "--json")[1]) for name in (
-        "run1", "digits/run1", str(root / "digits" / "run1"))]  # fmt: skip
+    said = [
+        json.loads(ask("show", name, "--json")[1])
+        for name in ("run1", "digits/run1", str(root / "digits" / "run1"))
+    ]
     assert said[0] == said[1] == said[2]
     assert said[0]["values"]["eval.top1"] == 61.0 and said[0]["config"]["train.seed"] == 1
     assert json.loads(ask("show", said[0]["id"], "--json")[1]) == said[0]
@@ -98,8 +108,9 @@ def test_a_run_is_shown_by_any_of_its_names(ask, root):
 
 def test_tags_are_put_on_taken_off_and_found(ask, root):
     assert json.loads(ask("tag", "run1", "run2", "--add", "paper", "--json")[1]) == {
-        "digits/run1": ["paper"], "digits/run2": ["paper"],
-    }  # fmt: skip
+        "digits/run1": ["paper"],
+        "digits/run2": ["paper"],
+    }
     assert ask("tag", "run1", "--remove", "paper")[1] == "digits/run1: no tags\n"
     assert list_names(ask, "--filter", "tag=paper") == ["run2"]
     # One that lacks the tag: nothing is changed on the others.
@@ -109,8 +120,12 @@ def test_tags_are_put_on_taken_off_and_found(ask, root):
 
 
 def test_every_answer_is_the_same_after_the_index_was_deleted(ask, root, tmp_path):
-    questions = [("list", "--json"), ("list", "--keys", "--json"), ("show", "run2", "--json"),
-                 ("list", "--json", "--filter", "eval.top1>60", "--sort", "eval.loss")]  # fmt: skip
+    questions = [
+        ("list", "--json"),
+        ("list", "--keys", "--json"),
+        ("show", "run2", "--json"),
+        ("list", "--json", "--filter", "eval.top1>60", "--sort", "eval.loss"),
+    ]
     before = [ask(*question) for question in questions]
     (index,) = (tmp_path / "cache" / "trainer" / "index").glob("*.sqlite")
     index.unlink()
@@ -121,14 +136,21 @@ def test_every_answer_is_the_same_after_the_index_was_deleted(ask, root, tmp_pat
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["list", "--filter", "eval.tp1>3"], "did you mean 'eval.top1'"),
-     (["list", "--filter", "eval.top1>"], "ends where a value"),
-     (["list", "--sort", "eval.tp1"], "did you mean"), (["list", "--show", "lr"], "optim.lr"),
-     (["list", "--limit", "-1"], "got -1"), (["list", "--limit", "x"], "invalid int"),
-     (["show", "rn1"], "did you mean"), (["show", "x/y"], "neither"),
-     (["tag", "run1"], "nothing to do"), (["tag", "run1", "--add", "a b"], "no directory name"),
-     (["list", "--index", "nodb"], "cannot be opened"), (["lst"], "invalid choice")],
-)  # fmt: skip
+    [
+        (["list", "--filter", "eval.tp1>3"], "did you mean 'eval.top1'"),
+        (["list", "--filter", "eval.top1>"], "ends where a value"),
+        (["list", "--sort", "eval.tp1"], "did you mean"),
+        (["list", "--show", "lr"], "optim.lr"),
+        (["list", "--limit", "-1"], "got -1"),
+        (["list", "--limit", "x"], "invalid int"),
+        (["show", "rn1"], "did you mean"),
+        (["show", "x/y"], "neither"),
+        (["tag", "run1"], "nothing to do"),
+        (["tag", "run1", "--add", "a b"], "no directory name"),
+        (["list", "--index", "nodb"], "cannot be opened"),
+        (["lst"], "invalid choice"),
+    ],
+)
 def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
     before = sorted(root.rglob("*"))
     code, out, error = ask(*flags)
@@ -186,8 +208,9 @@ def test_a_question_loads_neither_torch_nor_what_it_does_not_need(root):
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
         "import store, store.record.session\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
-                          env=dict(os.environ))  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
+    )
     assert done.stderr == "[]\n" and json.loads(done.stdout)["matched"] == 4
 
 
@@ -199,8 +222,14 @@ def test_a_trainer_never_loads_the_index():
 
 def test_numbers_and_curves_are_drawn_for_people():
     assert [format_value(v) for v in (None, 3, 2.0, 0.123456789, "x", [1], True)] == [
-        "-", "3", "2", "0.12346", "x", "[1]", "true",
-    ]  # fmt: skip
+        "-",
+        "3",
+        "2",
+        "0.12346",
+        "x",
+        "[1]",
+        "true",
+    ]
     assert format_duration(8.12) == "8.1 s" and format_duration(3 * 3600 + 300) == "3 h 05 min"
     assert draw_line([1.0, 2.0, 3.0, float("nan")]) == "▁▅█×"
     assert len(draw_line(list(range(1000)))) == 40 and draw_line([]) == ""

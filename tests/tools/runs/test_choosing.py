@@ -27,12 +27,15 @@ def test_a_filter_stands_for_runs_in_every_command(ask, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["rerun", "--filter=status=complete", "--dry-run"], "fits 3 runs"),
-     (["show"], "one of them"), (["show", "run0", "--filter=path"], "one of them"),
-     (["tag", "--filter=experiment=none", "--add=x"], "no run fits"),
-     (["compare", "run0", "run1", "--filter=model.name=resnet"], "no run of SIDE"),
-     (["list", "--filter=(eval.top1>3"], "a bracket is not closed")],
-)  # fmt: skip
+    [
+        (["rerun", "--filter=status=complete", "--dry-run"], "fits 3 runs"),
+        (["show"], "one of them"),
+        (["show", "run0", "--filter=path"], "one of them"),
+        (["tag", "--filter=experiment=none", "--add=x"], "no run fits"),
+        (["compare", "run0", "run1", "--filter=model.name=resnet"], "no run of SIDE"),
+        (["list", "--filter=(eval.top1>3"], "a bracket is not closed"),
+    ],
+)
 def test_a_filter_that_does_not_fit_is_refused(ask, flags, word):
     code, out, err = ask(*flags)
     assert (code, out) == (2, "") and word in err

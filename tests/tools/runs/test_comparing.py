@@ -32,8 +32,9 @@ def test_sides_are_compared_over_their_seeds(ask, seeds):
     assert (code, error) == (0, "")
     report = json.loads(out)
     assert [(side["name"], len(side["runs"])) for side in report["sides"]] == [
-        ("slow", 6), ("fast", 6),
-    ]  # fmt: skip
+        ("slow", 6),
+        ("fast", 6),
+    ]
     assert [row["key"] for row in report["config"] if row["matters"]] == ["optim.lr"]
     found = {row["metric"]: row for row in report["metrics"][0]}
     assert found["eval.top1"]["verdict"] == "better" and found["eval.loss"]["verdict"] == "equal"
@@ -57,11 +58,17 @@ def test_numbers_of_other_tasks_are_one_line(ask, root):
 
 @pytest.mark.parametrize(
     ("key", "value", "are_one"),
-    [("model.weights", "other.safetensors", False), ("run.init_from", "warm", False),
-     ("distill.teacher_weights", "runs/teacher", False), ("data.root", "elsewhere", False),
-     ("data.test_split", "validation", False), ("train.log_every_steps", 5, True),
-     ("run.checkpoint_root", "gs://bucket/runs", True), ("runtime.timeout_s", 60.0, True)],
-)  # fmt: skip
+    [
+        ("model.weights", "other.safetensors", False),
+        ("run.init_from", "warm", False),
+        ("distill.teacher_weights", "runs/teacher", False),
+        ("data.root", "elsewhere", False),
+        ("data.test_split", "validation", False),
+        ("train.log_every_steps", 5, True),
+        ("run.checkpoint_root", "gs://bucket/runs", True),
+        ("runtime.timeout_s", 60.0, True),
+    ],
+)
 def test_runs_that_learn_or_measure_something_else_are_no_seeds(ask, root, key, value, are_one):
     for seed, changes in enumerate(({}, {}, {key: value})):
         more = {"distill": {"alpha": 0.5}, "runtime": {"device": "cpu"}}
@@ -133,16 +140,22 @@ def test_equal_runs_are_equal_and_others_part_at_a_step(ask, root):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["run0"], "two or more SIDEs"), (["run0", "rn9"], "RUN 'rn9'"),
-     (["run0", "x:model.name=none_such"], "no run fits; here model.name is resnet, vit_"),
-     (["run0", "x:eval.top1>99 and tag=a"], "here eval.top1 is 50, 60, 61, 62; tag is nowhere set"),
-     (["run0", "mdl=3"], "no run has a key"),
-     (["run0", "run1", "--metrics", "eval.tpo1"], "did you mean 'eval.top1'"),
-     (["run0,run1", "run2", "--exact"], "two single runs"),
-     (["run0", "--filter", "status"], "two or more"),
-     (["--filter", "model.name=resnet"], "at least"),
-     (["run0", "run1", "--html", "/proc/x/y.html"], "--html")],
-)  # fmt: skip
+    [
+        (["run0"], "two or more SIDEs"),
+        (["run0", "rn9"], "RUN 'rn9'"),
+        (["run0", "x:model.name=none_such"], "no run fits; here model.name is resnet, vit_"),
+        (
+            ["run0", "x:eval.top1>99 and tag=a"],
+            "here eval.top1 is 50, 60, 61, 62; tag is nowhere set",
+        ),
+        (["run0", "mdl=3"], "no run has a key"),
+        (["run0", "run1", "--metrics", "eval.tpo1"], "did you mean 'eval.top1'"),
+        (["run0,run1", "run2", "--exact"], "two single runs"),
+        (["run0", "--filter", "status"], "two or more"),
+        (["--filter", "model.name=resnet"], "at least"),
+        (["run0", "run1", "--html", "/proc/x/y.html"], "--html"),
+    ],
+)
 def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
     code, out, error = ask("compare", *flags)
     assert (code, out) == (2, "")

@@ -12,13 +12,18 @@ from tests.support.damaged_runs import CONFIGS, VALUES, choose, damage, list_pla
 from tools.runs.__main__ import main
 
 ALONE = (
-    ("show", "{bad}", "--quantiles", "--config"), ("show", "{bad}", "--json", "--quantiles"),
-    ("compare", "{ok}", "{bad}", "--source"), ("compare", "{ok}", "{bad}", "--json"),
-    ("gate", "{ok}", "{bad}", "--gate=eval.top1@median:1:-:major"), ("cost", "{bad}", "--json"),
-    ("trace", "{bad}", "--out={out}/t"), ("trace", "{bad}", "--out={out}/c", "--format=chrome"),
-    ("validate", "{bad}", "--strict"), ("rerun", "{bad}", "--dry-run"),
+    ("show", "{bad}", "--quantiles", "--config"),
+    ("show", "{bad}", "--json", "--quantiles"),
+    ("compare", "{ok}", "{bad}", "--source"),
+    ("compare", "{ok}", "{bad}", "--json"),
+    ("gate", "{ok}", "{bad}", "--gate=eval.top1@median:1:-:major"),
+    ("cost", "{bad}", "--json"),
+    ("trace", "{bad}", "--out={out}/t"),
+    ("trace", "{bad}", "--out={out}/c", "--format=chrome"),
+    ("validate", "{bad}", "--strict"),
+    ("rerun", "{bad}", "--dry-run"),
     ("tag", "{bad}", "--add=zz"),
-)  # fmt: skip
+)
 
 
 class Asker:
@@ -69,9 +74,12 @@ def hold_each(asker: Asker, bad: Path) -> None:
 
 def test_no_value_of_a_wrong_kind_ends_a_command_in_a_traceback(asker):
     ok = asker.store / "digits" / "ok"
-    known = [(("run.json", (0, "schema_version")), '"two"'), (("run.json", (0, "id")), "7"),
-             (("attempts.jsonl", (0, "began")), '"x"'),
-             (("environment.json", (0, "source")), "[1]")]  # fmt: skip
+    known = [
+        (("run.json", (0, "schema_version")), '"two"'),
+        (("run.json", (0, "id")), "7"),
+        (("attempts.jsonl", (0, "began")), '"x"'),
+        (("environment.json", (0, "source")), "[1]"),
+    ]
     pairs = [*known, *choose(list_places(ok), 8)]
     bad = [damage(ok, ok.parent / f"bad{i}", *pair) for i, pair in enumerate(pairs)]
     for number, text in enumerate(CONFIGS):

@@ -14,12 +14,15 @@ from utils.storage.places import open_folder
 
 def test_runs_are_exported_and_validated(ask, root, tmp_path):
     out = tmp_path / "tables"
-    code, said, error = ask("export", "--filter", "status=complete", "--out", str(out),
-                            "--format", "csv")  # fmt: skip
+    code, said, error = ask(
+        "export", "--filter", "status=complete", "--out", str(out), "--format", "csv"
+    )
     assert (code, error) == (0, "") and "3 rows" in said
     assert sorted(path.name for path in out.iterdir()) == [
-        "manifest.json", "metrics.csv", "runs.csv",
-    ]  # fmt: skip
+        "manifest.json",
+        "metrics.csv",
+        "runs.csv",
+    ]
     assert "not complete" not in said and ask("validate", str(out))[0] == 0
     live = tmp_path / "live"
     said = ask("export", "digits/live", "run0", "--out", str(live), "--format", "csv")[1]
@@ -67,14 +70,18 @@ def test_bad_runs_are_moved_and_the_rest_stays(ask, root, tmp_path):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [(["export", "--out", "{tmp}/x"], "one of them"), (["export", "run0"], "--out"),
-     (["export", "run9", "--out", "{tmp}/x"], "RUN 'run9'"),
-     (["export", "run0", "--out", "{tmp}"], "exists; give"),
-     (["export", "run0", "--out", "/proc/x"], "cannot be created"),
-     (["export", "run0", "--filter", "path", "--out", "{tmp}/x"], "one of them"),
-     (["export", "run0", "--out", "{tmp}/x", "--format", "xml"], "invalid choice"),
-     (["validate", "--strict", "--lenient"], "not allowed with"), (["validate", "rn"], "RUN 'rn'")],
-)  # fmt: skip
+    [
+        (["export", "--out", "{tmp}/x"], "one of them"),
+        (["export", "run0"], "--out"),
+        (["export", "run9", "--out", "{tmp}/x"], "RUN 'run9'"),
+        (["export", "run0", "--out", "{tmp}"], "exists; give"),
+        (["export", "run0", "--out", "/proc/x"], "cannot be created"),
+        (["export", "run0", "--filter", "path", "--out", "{tmp}/x"], "one of them"),
+        (["export", "run0", "--out", "{tmp}/x", "--format", "xml"], "invalid choice"),
+        (["validate", "--strict", "--lenient"], "not allowed with"),
+        (["validate", "rn"], "RUN 'rn'"),
+    ],
+)
 def test_wrong_use_is_one_line_and_code_2(ask, tmp_path, flags, word):
     code, out, error = ask(*(flag.format(tmp=tmp_path) for flag in flags))
     assert (code, out) == (2, "")

@@ -12,10 +12,15 @@ from tests.support.stored_runs import make_config, make_run
 
 @pytest.mark.parametrize(
     ("gates", "code"),
-    [(["eval.top1:-:2:blocker"], 0), (["eval.top1:-:1.5:blocker"], 1),
-     (["eval.top1:-:1.5:minor"], 0), (["eval.top1:-:1.5:minor", "eval.loss:10:-:major"], 1),
-     (["eval.top5:-:1:major"], 1), (["eval.top5:-:1:major?"], 0)],
-)  # fmt: skip
+    [
+        (["eval.top1:-:2:blocker"], 0),
+        (["eval.top1:-:1.5:blocker"], 1),
+        (["eval.top1:-:1.5:minor"], 0),
+        (["eval.top1:-:1.5:minor", "eval.loss:10:-:major"], 1),
+        (["eval.top5:-:1:major"], 1),
+        (["eval.top5:-:1:major?"], 0),
+    ],
+)
 def test_the_exit_code_says_whether_runs_are_worse(ask, gates, code):
     """run0 has top-1 60 and loss 2, run2 has 62 and 0."""
     flags = [word for gate in gates for word in ("--gate", gate)]
@@ -77,12 +82,16 @@ def test_gates_stand_in_a_file(ask, tmp_path, seeds):
 
 @pytest.mark.parametrize(
     ("flags", "word"),
-    [([], "at least one gate"), (["--gate", "eval.top1"], "four parts"),
-     (["--gate", "eval.tpo1:1:-:major"], "did you mean 'eval.top1'"),
-     (["--gate", "train.lr:1:-:major"], "no better direction"),
-     (["--gate", "eval.top1:1:-:major", "--direction", "x"], "got 'x'"),
-     (["--gates", "/nowhere.yaml"], "cannot be read"), (["--undecided", "x"], "invalid choice")],
-)  # fmt: skip
+    [
+        ([], "at least one gate"),
+        (["--gate", "eval.top1"], "four parts"),
+        (["--gate", "eval.tpo1:1:-:major"], "did you mean 'eval.top1'"),
+        (["--gate", "train.lr:1:-:major"], "no better direction"),
+        (["--gate", "eval.top1:1:-:major", "--direction", "x"], "got 'x'"),
+        (["--gates", "/nowhere.yaml"], "cannot be read"),
+        (["--undecided", "x"], "invalid choice"),
+    ],
+)
 def test_wrong_use_is_one_line_and_code_2(ask, flags, word):
     code, out, error = ask("gate", "run0", "run1", *flags)
     assert (code, out) == (2, "")
@@ -91,11 +100,16 @@ def test_wrong_use_is_one_line_and_code_2(ask, flags, word):
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("gates: 3", "must contain a list"), ("- a", "must contain a list"),
-     ("gates: [3]", "must be a text"), ("gates: []\nmore: 1", "must contain a list"),
-     ("gates: [", "cannot be read"),
-     ("gates: []\nundecided: maybe", "must be fail or pass"), ("gates: []", "contains no gate")],
-)  # fmt: skip
+    [
+        ("gates: 3", "must contain a list"),
+        ("- a", "must contain a list"),
+        ("gates: [3]", "must be a text"),
+        ("gates: []\nmore: 1", "must contain a list"),
+        ("gates: [", "cannot be read"),
+        ("gates: []\nundecided: maybe", "must be fail or pass"),
+        ("gates: []", "contains no gate"),
+    ],
+)
 def test_a_file_with_a_fault_is_refused(ask, tmp_path, text, word):
     path = tmp_path / "gates.yaml"
     path.write_text(text)

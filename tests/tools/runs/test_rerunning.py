@@ -76,13 +76,19 @@ def make_unfit(root: Path, kind: str) -> str:
 
 @pytest.mark.parametrize(
     ("kind", "word"),
-    [("old", "has no environment.json"), ("secret", "seems to hold a private key"),
-     ("large", "more than 1"), ("nowhere", "no git repository"),
-     ("elsewhere", "commit 012345678901 is not in this repository"),
-     ("gone", "source.diff.zst is missing"), ("torn", "source.diff.zst is missing"),
-     ("several", "2 sources"), ("unfinished", "is not complete"),
-     ("unconfigured", "config_resolved.yaml")],
-)  # fmt: skip
+    [
+        ("old", "has no environment.json"),
+        ("secret", "seems to hold a private key"),
+        ("large", "more than 1"),
+        ("nowhere", "no git repository"),
+        ("elsewhere", "commit 012345678901 is not in this repository"),
+        ("gone", "source.diff.zst is missing"),
+        ("torn", "source.diff.zst is missing"),
+        ("several", "2 sources"),
+        ("unfinished", "is not complete"),
+        ("unconfigured", "config_resolved.yaml"),
+    ],
+)
 def test_what_cannot_be_made_again_is_one_line(ask, root, kind, word):
     name = make_unfit(root, kind)
     before = sorted(root.rglob("*"))
@@ -114,10 +120,15 @@ def test_a_run_made_again_is_equal_to_the_bit_and_a_changed_one_is_told(ask, tmp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = tmp_path / "store"
     flags = (
-        *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=6",
-        "--runtime.num_threads=1", "--train.checkpoint_every_steps=3", "--run.run_id=a",
+        *SYNTHETIC,
+        "--config=configs/smoke.yaml",
+        "--runtime.device=cpu",
+        "--train.steps=6",
+        "--runtime.num_threads=1",
+        "--train.checkpoint_every_steps=3",
+        "--run.run_id=a",
         f"--run.output_dir={store}",
-    )  # fmt: skip
+    )
     assert program.main([*flags]) == 0
     code, out, error = ask("rerun", "tiny/a", store=store)
     assert code == 0, error

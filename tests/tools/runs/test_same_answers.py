@@ -19,17 +19,24 @@ from tests.support.child_runs import ROOT
 from utils.storage.local import write_atomically
 
 QUESTIONS = (
-    ("list",), ("list", "--keys"), ("list", "--filter", "eval.top1>60", "--sort", "eval.loss"),
-    ("list", "--show", "optim.lr,train.seed", "--reverse"), ("show", "run1"),
-    ("show", "run2", "--config", "--quantiles"), ("compare", "run0", "run1"),
+    ("list",),
+    ("list", "--keys"),
+    ("list", "--filter", "eval.top1>60", "--sort", "eval.loss"),
+    ("list", "--show", "optim.lr,train.seed", "--reverse"),
+    ("show", "run1"),
+    ("show", "run2", "--config", "--quantiles"),
+    ("compare", "run0", "run1"),
     ("compare", "vit:model.name=vit_tiny", "res:model.name=resnet"),
-    ("compare", "--filter", "status=complete"), 
+    ("compare", "--filter", "status=complete"),
     ("gate", "run0", "run2", "--gate", "eval.top1:1:-:minor"),
     ("gate", "model.name=vit_tiny", "run2", "--gate", "eval.loss:-:0.1:blocker", "--unfinished"),
-    ("trend",), ("cost", "--filter", "status=complete", "--metric", "eval.top1"), ("cost", "live"),
-    ("validate",), ("validate", "--strict", "run1"),
+    ("trend",),
+    ("cost", "--filter", "status=complete", "--metric", "eval.top1"),
+    ("cost", "live"),
+    ("validate",),
+    ("validate", "--strict", "run1"),
     ("tag", "run1", "--add", "seen"),
-)  # fmt: skip
+)
 READING = tuple(words for words in QUESTIONS if words[0] != "tag")
 
 
@@ -123,11 +130,14 @@ def test_a_disk_that_is_read_only_gets_one_line(ask, root, tmp_path, monkeypatch
 
 def check_writing(ask, root: Path, report: Path) -> None:
     """Each command that would write into a store says in one line that it cannot."""
-    for words in (("tag", "run1", "--add", "x"), ("export", "run1", "--out", str(root / "tables")),
-                  ("compare", "run0", "run1", "--html", str(root / "a" / "page.html")),
-                  ("compare", "run0", "run1", "--html", str(root / "page.html")),
-                  ("trace", "run1", "--out", str(root / "run.pftrace")),
-                  ("trend", "--add", str(report))):  # fmt: skip
+    for words in (
+        ("tag", "run1", "--add", "x"),
+        ("export", "run1", "--out", str(root / "tables")),
+        ("compare", "run0", "run1", "--html", str(root / "a" / "page.html")),
+        ("compare", "run0", "run1", "--html", str(root / "page.html")),
+        ("trace", "run1", "--out", str(root / "run.pftrace")),
+        ("trend", "--add", str(report)),
+    ):
         code, out, error = ask(*words)
         assert (code, out) == (2, ""), words
         assert error.startswith("error: ") and error.count("\n") == 1, words
@@ -140,9 +150,12 @@ _MOUNTS = 'mount -o bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"
 def start_read_only(place: Path, *command: str, **options) -> subprocess.CompletedProcess[str]:
     """A program for which a directory lies on a read-only file system."""
     return subprocess.run(
-        ["unshare", "--mount", "bash", "-c", _MOUNTS, str(place), *command], cwd=ROOT,
-        capture_output=True, text=True, **options,
-    )  # fmt: skip
+        ["unshare", "--mount", "bash", "-c", _MOUNTS, str(place), *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        **options,
+    )
 
 
 @pytest.mark.slow

@@ -48,11 +48,20 @@ def long_run(root: Path) -> Path:
 def make_long(root: Path, steps: int, every: int) -> Path:
     """Two attempts with a pause between them, windows and lines as the trainer writes them."""
     lines = [
-        {"step": step, "kind": "train", "attempt": 1 + (step > steps // 2), "time_s": step * 0.1,
-         "loss/total": 3.0 / (1 + step), "img_per_s": 100.0 + step % 7, "graphs": 3,
-         "host_reads": 0, "host_rss_gib": 1.0, "input_wait_s": 0.01}
+        {
+            "step": step,
+            "kind": "train",
+            "attempt": 1 + (step > steps // 2),
+            "time_s": step * 0.1,
+            "loss/total": 3.0 / (1 + step),
+            "img_per_s": 100.0 + step % 7,
+            "graphs": 3,
+            "host_reads": 0,
+            "host_rss_gib": 1.0,
+            "input_wait_s": 0.01,
+        }
         for step in range(every, steps + 1, every)
-    ]  # fmt: skip
+    ]
     run = make_run(root, "long", lines=lines)
     (run.path / "attempts.jsonl").unlink()
     for attempt, first in ((1, 0), (2, steps // 2)):
@@ -138,9 +147,11 @@ def test_a_run_of_version_1_is_drawn_with_its_numbers(ask, root, tmp_path):
 def test_wrong_use_is_one_line_and_writes_nothing(ask, root, tmp_path):
     (root / "digits" / "run0" / "attempts.jsonl").unlink()
     for run, out, word in (
-        ("run0", tmp_path / "x", "has no times"), ("run1", tmp_path / "no" / "x", "--out"),
-        ("run1", tmp_path, "--out"), ("run7", tmp_path / "x", "run7"),
-    ):  # fmt: skip
+        ("run0", tmp_path / "x", "has no times"),
+        ("run1", tmp_path / "no" / "x", "--out"),
+        ("run1", tmp_path, "--out"),
+        ("run7", tmp_path / "x", "run7"),
+    ):
         code, text, error = ask("trace", run, "--out", str(out))
         assert (code, text, error.count("\n")) == (2, "", 1) and word in error
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("cache", "runs")] == []
