@@ -168,7 +168,7 @@ def bill_by_runs(
     values = config.model_dump(mode="json")
     wanted = (hash_step(values), values["data"]["global_batch_size"])
     for record in records:
-        done = record.facts.get("final_up_to_step") or 0
+        done = record.facts.final_up_to_step or 0
         mine = (hash_step(record.config), record.config.get("data.global_batch_size"))
         if not record.is_complete or not done or mine != wanted:
             continue

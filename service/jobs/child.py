@@ -63,12 +63,9 @@ def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> 
         )
         code = attempt.run(get_command(job, words[1:]), folder, lock)
         facts = files.read_run_facts(job)
-        saved = facts.get("final_up_to_step", 0)
-        files.append_event(
-            folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0
-        )
+        files.append_event(folder, "ended", code=code, saved_step=facts.final_up_to_step or 0)
         # No dispatcher may be left, and people read the files.
-        end = find_end(files.read_progress(folder), is_complete=facts.get("status") == "complete")
+        end = find_end(files.read_progress(folder), is_complete=facts.status == "complete")
         if end is not None:
             files.append_event(folder, "finished", state=end.state, reason=end.reason)
     return 0

@@ -23,6 +23,7 @@ from service.jobs.submission import Submission, create_job_id, resolve_submissio
 from store.query.changes import hash_config
 from store.query.record import RunRecord
 from store.record.history import append_line, parse_lines
+from store.record.run_file import RunFacts
 from store.record.runs import get_cache_folder
 from utils.config.keys import get_resume_rules
 from utils.config.load import dump_config
@@ -254,15 +255,15 @@ def is_held(folder: Path) -> bool:
 
 def read_run_status(job: JobFile) -> str:
     """Read the status of the job's run; empty if it has not begun or cannot be read."""
-    return str(read_run_facts(job).get("status", ""))
+    return read_run_facts(job).status or ""
 
 
-def read_run_facts(job: JobFile) -> JsonObject:
+def read_run_facts(job: JobFile) -> RunFacts:
     """Read `run.json` of the job's run; empty if it has not begun or cannot be read."""
     try:
         return RunRecord(join_path_or_url(job.store, job.experiment, job.name)).facts
     except (UserError, StorageError, OSError):
-        return {}
+        return RunFacts()
 
 
 def _view(job: JobFile, progress: JobProgress) -> JobView:

@@ -90,7 +90,7 @@ def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
     """Read a run's status and the metric at its end; empty and None if not available."""
     try:
         record = RunRecord(join_path_or_url(store, *run.split("/")))
-        status = str(record.facts.get("status", ""))
+        status = record.facts.status or ""
         if status != "complete":
             return status, None
         final = get_final_values(record.facts)

@@ -78,8 +78,7 @@ def find_environment(sides: Collection[Side]) -> list[Difference]:
 
 def read_environment_of(record: RunRecord) -> JsonObject:
     """Return the environment of a run's `run.json` by dotted keys."""
-    environment = record.facts.get("environment")
-    return flatten_config(environment) if isinstance(environment, dict) else {}
+    return flatten_config(record.facts.environment)
 
 
 def compare_sources(base: RunRecord, new: RunRecord) -> SourceDifference:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from store.lineage.ancestors import Ancestor, list_sums, read_lineage
+from store.lineage.ancestors import Ancestor, fit_ancestors, list_sums
 from store.quality.field_types import fit_artifacts
 from store.query.config_text import PUBLISHED, Pairs, read_sections
 from store.query.record import (
@@ -185,7 +185,7 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
         facts=describe(known, path),
         tags=tuple(parse_tags(texts.get(TAGS_FILE, ""))),
         note=parse_note(texts.get(TAGS_FILE, "")),
-        lineage=tuple(read_lineage(known)),
+        lineage=tuple(fit_ancestors(known.lineage)),
         sums=tuple(list_sums(artifacts)),
         values={**last, **get_final_values(known)},
         sections=sections,

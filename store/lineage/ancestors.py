@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from store.quality.field_types import is_number
 from store.query.record import RunRecord, get_final_values
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue, load_json
+from utils.json_types import JsonMapping, JsonObject, JsonValue, load_json
 from utils.storage.folder import Folder
 
 LINEAGE = "lineage"
@@ -66,15 +66,14 @@ def note_run(own: Ancestor, folder: Folder) -> list[Ancestor]:
         return [own]
     values = get_final_values(record.facts).items()
     scores = {k: v for k, v in values if k.startswith(_JUDGED) and math.isfinite(v)}
-    name = record.facts.get("id")
     known = replace(
         own,
-        id=name if isinstance(name, str) else "",
+        id=record.facts.id or "",
         path=record.path,
         scores=scores,
         weights=own.weights or _find_sum(record, own.place),
     )
-    return [known, *raise_elders(read_lineage(record.facts), known)]
+    return [known, *raise_elders(fit_ancestors(record.facts.lineage), known)]
 
 
 def raise_elders(elders: Iterable[Ancestor], own: Ancestor) -> list[Ancestor]:
@@ -83,11 +82,16 @@ def raise_elders(elders: Iterable[Ancestor], own: Ancestor) -> list[Ancestor]:
     return [replace(item, generation=item.generation + more, through=through) for item in elders]
 
 
-def read_lineage(facts: Mapping[str, JsonValue]) -> list[Ancestor]:
+def read_lineage(facts: JsonMapping) -> list[Ancestor]:
     """Read the ancestors of a `run.json`, or a cache's note; empty for earlier programs."""
     entries = facts.get(LINEAGE)
-    ancestors = map(_fit, entries) if isinstance(entries, list) else ()
-    return sorted((a for a in ancestors if a is not None), key=lambda a: a.generation)
+    return fit_ancestors(entries) if isinstance(entries, list) else []
+
+
+def fit_ancestors(entries: Iterable[JsonValue]) -> list[Ancestor]:
+    """Return the ancestors among the entries of a lineage, the nearest first."""
+    ancestors = filter(None, map(_fit, entries))
+    return sorted(ancestors, key=lambda ancestor: ancestor.generation)
 
 
 def tell_lineage(ancestors: Iterable[Ancestor]) -> list[JsonValue]:

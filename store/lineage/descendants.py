@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from store.index.database import RunIndex
 from store.index.kin import Kin
-from store.lineage.ancestors import Ancestor, list_sums, read_lineage
+from store.lineage.ancestors import Ancestor, fit_ancestors, list_sums
 from store.query.record import RunRecord
 from utils.errors import UserError
 from utils.storage.places import join_path_or_url
@@ -44,20 +44,19 @@ class Kinship:
 def find_kinship(index: RunIndex, record: RunRecord) -> Kinship:
     """Find the teachers and students of a run in its store."""
     family = index.read_family()
-    name, sums = record.facts.get("id"), tuple(list_sums(record.artifacts))
-    own = Kin(_NOT_INDEXED, record.path, name if isinstance(name, str) else "", sums=sums)
+    sums = tuple(list_sums(record.artifacts))
+    own = Kin(_NOT_INDEXED, record.path, record.facts.id or "", sums=sums)
     if known := family.find_run(own.id, own.path):
         own = replace(own, run=known.run)
 
     def read(kin: Kin) -> Sequence[Ancestor]:
         try:  # the run's file has numbers that the index lacks
-            return read_lineage(
-                RunRecord(join_path_or_url(index.store, *kin.path.split("/"))).facts
-            )
+            known = RunRecord(join_path_or_url(index.store, *kin.path.split("/")))
+            return fit_ancestors(known.facts.lineage)
         except UserError:
             return kin.ancestors
 
-    pairs = family.follow(read_lineage(record.facts), own.run, read)
+    pairs = family.follow(fit_ancestors(record.facts.lineage), own.run, read)
     teachers = (
         KnownAncestor(**vars(ancestor), now=kin.path if kin else "", tags=kin.tags if kin else ())
         for ancestor, kin in pairs

@@ -1,12 +1,11 @@
 """Checks of value types in a run's files, which may be edited, copied badly or of other programs.
 
-`run.json` decides what a run is, so a wrong type is damage there; elsewhere such a value counts as
-unknown, and readers need no further checks.
+Such a value counts as unknown, so readers need no further checks; in `run.json`, which decides what
+a run is, it is damage (`store.record.run_file`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TypeGuard
 
@@ -21,27 +20,6 @@ _HEAD: dict[str, Callable[[object], bool]] = {
 }
 # A larger whole number does not fit a float.
 _MOST = 1 << 1000
-_TEXT, _TIME, _COUNT, _TABLE = "a text", "a time", "a count", "an object"
-_FACTS = {
-    "id": _TEXT, "experiment": _TEXT, "name": _TEXT, "status": _TEXT, "summary": _TEXT,
-    "started": _TIME, "ended": _TIME, "attempts": _COUNT, "final_up_to_step": _COUNT,
-    "environment": _TABLE, "final": _TABLE, "nonfinite": _TABLE,
-}  # fmt: skip
-_KINDS: dict[str, Callable[[object], bool]] = {
-    _TEXT: lambda value: isinstance(value, str),
-    _TIME: is_time,
-    _COUNT: is_count,
-    _TABLE: lambda value: isinstance(value, dict),
-}
-
-
-def find_wrong_fact(facts: JsonObject) -> str:
-    """Return the first field of a `run.json` with a wrong type, in words; else "". Nulls fit."""
-    for name, kind in _FACTS.items():
-        value = facts.get(name)
-        if value is not None and not _KINDS[kind](value):
-            return f"{name} ({json.dumps(value)[:40]}) is not {kind}"
-    return ""
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -232,7 +232,7 @@ def check_finished(sides: Sequence[Side]) -> None:
         more = f" (and {len(unfinished) - 1} more)" if len(unfinished) > 1 else ""
         raise UserError(
             f"gate: {first.path}{more} is not complete: its status is "
-            f"{first.facts.get('status')}, {tell_writer(first)}; wait until it is complete, or "
+            f"{first.facts.status}, {tell_writer(first)}; wait until it is complete, or "
             "accept its current numbers by --unfinished"
         )
 

@@ -25,6 +25,7 @@ from store.record.environment import ENVIRONMENT_FILE
 from store.record.history import METRICS_FILE
 from store.record.hits import HITS_FILE, parse_hits, read_header
 from store.record.ids import CONFIG_FILE, RUN_FILE
+from store.record.run_file import RunFacts, fit_facts
 from store.record.source import DIFF_FILE, unpack_diff
 from store.record.spans import SPANS_FILE
 from store.record.summary import SUMMARY_FILE, read_summary
@@ -67,8 +68,8 @@ def check_run(
     """Find all faults of a run; `is_thorough` compares sha256, a live run's files may be torn."""
     texts = folder.read_texts(_NAMES)
     faults = list(_check_file(texts, RUN_FILE, "run"))
-    facts = _parse(texts.get(RUN_FILE, "")) or {}
-    is_complete = facts.get("status") == "complete"
+    facts = fit_facts(_parse(texts.get(RUN_FILE, "")) or {})
+    is_complete = facts.status == "complete"
     # Where a commit record covers the bytes, a torn line was already torn when the run ended.
     is_last_word = is_complete and SUMMARY_FILE not in texts
     faults += _check_lines(texts, METRICS_FILE, "metric_line", is_complete=is_last_word)
@@ -104,7 +105,7 @@ def find_damaged_files(
         return
     text = record.folder.read_texts([SUMMARY_FILE]).get(SUMMARY_FILE)
     if text is None:
-        if record.facts.get("summary") == SUMMARY_FILE:
+        if record.facts.summary == SUMMARY_FILE:
             yield SUMMARY_FILE, f"is not there, but {RUN_FILE} names it"
         return
     summary = read_summary(text)
@@ -154,10 +155,10 @@ def _check_lines(
         yield from faults
 
 
-def _check_steps(text: str, facts: JsonObject) -> Iterator[RunFault]:
+def _check_steps(text: str, facts: RunFacts) -> Iterator[RunFault]:
     """Check that steps rise within a kind, and that no line is of a later attempt than the last."""
     last: dict[str, int] = {}
-    attempts = facts.get("attempts")
+    attempts = facts.attempts
     for number, line in enumerate(text.split("\n"), start=1):
         value = _parse(line)
         if value is None or not is_count(value.get("step")):
@@ -170,24 +171,23 @@ def _check_steps(text: str, facts: JsonObject) -> Iterator[RunFault]:
             return
         last[kind] = value["step"]
         attempt = value.get("attempt", 0)
-        if isinstance(attempts, int) and isinstance(attempt, int) and attempt > attempts:
+        if attempts is not None and isinstance(attempt, int) and attempt > attempts:
             words = f"attempt {attempt}, but {RUN_FILE} has {attempts}"
             yield RunFault("odd", METRICS_FILE, f"line {number}: {words}")
             return
 
 
-def _check_end(texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
+def _check_end(texts: dict[str, str], facts: RunFacts) -> Iterator[RunFault]:
     """Check that a complete run has a history, and attempts of which the last is complete."""
     if METRICS_FILE not in texts:
         yield RunFault("damage", METRICS_FILE, "is not there, but the run is complete")
-    version = facts.get("schema_version", 1)
-    if not isinstance(version, int) or version < NEWEST_SCHEMA:
+    if facts.schema_version < NEWEST_SCHEMA:
         return
     attempts = merge_attempts(texts.get(ATTEMPTS_FILE, ""))
     if not attempts or attempts[-1].get("status") != "complete":
         yield RunFault("damage", ATTEMPTS_FILE, "records no end, but the run is complete")
-    if isinstance(facts.get("attempts"), int) and len(attempts) != facts["attempts"]:
-        text = f"records {len(attempts)} attempts, {RUN_FILE} {facts['attempts']}"
+    if facts.attempts is not None and len(attempts) != facts.attempts:
+        text = f"records {len(attempts)} attempts, {RUN_FILE} {facts.attempts}"
         yield RunFault("damage", ATTEMPTS_FILE, text)
 
 
@@ -204,10 +204,10 @@ def _check_hits(folder: Folder) -> Iterator[RunFault]:
         yield RunFault("odd", HITS_FILE, text)
 
 
-def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
+def _check_commit(folder: Folder, texts: dict[str, str], facts: RunFacts) -> Iterator[RunFault]:
     """Check every file against the summary, and that a summary named by `run.json` exists."""
     if SUMMARY_FILE not in texts:
-        if facts.get("status") == "complete" and facts.get("summary") == SUMMARY_FILE:
+        if facts.status == "complete" and facts.summary == SUMMARY_FILE:
             words = f"is not there, but {RUN_FILE} says complete: resume the run to write it"
             yield RunFault("damage", SUMMARY_FILE, words)
         return

@@ -11,13 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from store.quality.field_types import (
-    find_wrong_fact,
-    fit_artifacts,
-    fit_environment,
-    fit_line,
-    is_number,
-)
+from pydantic import ValidationError
+
+from store.quality.field_types import fit_artifacts, fit_environment, fit_line, is_number
 from store.query.config_text import flatten_run_config, parse_config
 from store.query.tags import TAGS_FILE, parse_note, parse_tags
 from store.record.artifacts import ARTIFACTS_FILE
@@ -28,6 +24,7 @@ from store.record.history import METRICS_FILE, Line, get_learnt, get_numbers, mo
 from store.record.hits import HITS_FILE, Hits, parse_hits
 from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.mirror import read_segments
+from store.record.run_file import RunFacts, describe_fault
 from store.record.source import DIFF_FILE, unpack_diff
 from store.record.spans import SPANS_FILE, Span, parse_spans
 from store.record.windows import SKETCHES_FILE, RunSketches, parse_sketches
@@ -47,7 +44,6 @@ FACTS = (
     "path", "experiment", "name", "id", "status", "started", "ended", "attempts",
     "final_up_to_step", "schema_version", "host", "device", "git_commit",
 )  # fmt: skip
-_NUMBERS = ("started", "ended", "attempts", "final_up_to_step")
 Values = dict[str, float]
 
 
@@ -69,7 +65,7 @@ class RunRecord:
     @property
     def is_complete(self) -> bool:
         """Whether the run has ended successfully."""
-        return self.facts.get("status") == "complete"
+        return self.facts.status == "complete"
 
     @cached_property
     def config(self) -> JsonObject:
@@ -164,7 +160,7 @@ class RunRecord:
         return self.folder.read_texts([name]).get(name, "")
 
 
-def parse_facts(text: str, file: str) -> JsonObject:
+def parse_facts(text: str, file: str) -> RunFacts:
     """Parse a `run.json`; UserError if it is torn, of a newer program, or has wrong types."""
     try:
         facts = load_json(text)
@@ -178,9 +174,11 @@ def parse_facts(text: str, file: str) -> JsonObject:
             f"{file} has schema_version {version!r}, this program reads up to {NEWEST_SCHEMA}; "
             "use a newer one"
         )
-    if wrong := find_wrong_fact(facts):
-        raise UserError(f"{file} is damaged: {wrong}; repair it, or move the run away")
-    return facts
+    try:
+        return RunFacts.model_validate(facts)
+    except ValidationError as error:
+        wrong = describe_fault(error)
+        raise UserError(f"{file} is damaged: {wrong}; repair it, or move the run away") from error
 
 
 def read_history(text: str) -> list[Line]:
@@ -189,27 +187,23 @@ def read_history(text: str) -> list[Line]:
     return [line for line in map(fit_line, lines) if line is not None]
 
 
-def describe(facts: JsonObject, path: str) -> JsonObject:
+def describe(facts: RunFacts, path: str) -> JsonObject:
     """Return the fields of a run by the names of `FACTS`, with the names of its present path."""
-    environment = facts.get("environment")
-    environment = environment if isinstance(environment, dict) else {}
-    fitted = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}
-    fitted["experiment"], _, fitted["name"] = path.rpartition("/")
-    fitted["schema_version"] = facts.get("schema_version", 1)
+    fields: JsonObject = {name: getattr(facts, name, None) for name in FACTS[1:]}
+    fields["experiment"], _, fields["name"] = path.rpartition("/")
     for name in ("host", "device", "git_commit"):
-        fitted[name] = _fit(name, environment.get(name))
-    return fitted
+        value = facts.environment.get(name)
+        fields[name] = value if isinstance(value, str) else None
+    return fields
 
 
-def get_final_values(facts: JsonObject) -> Values:
+def get_final_values(facts: RunFacts) -> Values:
     """Return the numbers of a run's end: `eval.top1`, `test.top1`, `parameters`."""
-    final, words = facts.get("final"), facts.get("nonfinite")
-    words = words if isinstance(words, dict) else {}
     values: Values = {}
-    for name, value in (final if isinstance(final, dict) else {}).items():
+    for name, value in facts.final.items():
         split, _, rest = name.partition("_")
         key = f"{split}.{rest}" if split in (EVAL, TEST) and rest else name  # eval_top1: eval.top1
-        number = _to_number(value, words.get(f"final.{name}"))
+        number = _to_number(value, facts.nonfinite.get(f"final.{name}"))
         if number is not None:
             values[key] = number
     return values
@@ -223,8 +217,8 @@ def get_last_values(lines: list[Line]) -> Values:
         if line is not None:
             # An evaluation's line repeats numbers of the loop.
             numbers = get_finite_numbers(line)
-            wanted = numbers if kind == TRAIN else numbers.keys() & get_learnt(line).keys()
-            values |= {f"{kind}.{name}": numbers[name] for name in wanted}
+            wanted = numbers if kind == TRAIN else get_learnt(line)
+            values |= {f"{kind}.{name}": v for name, v in numbers.items() if name in wanted}
     if lines:
         values["step"] = float(lines[-1]["step"])
     return values
@@ -254,13 +248,6 @@ def read_tail(path: Path) -> list[Line]:
                 count *= 8
     except OSError:
         return []
-
-
-def _fit(name: str, value: JsonValue) -> JsonValue:
-    """Return a field of the right type; None otherwise."""
-    if name in _NUMBERS:
-        return value if is_number(value) and math.isfinite(value) else None
-    return value if isinstance(value, str) else None
 
 
 def _to_number(value: object, word: object) -> float | None:

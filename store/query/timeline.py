@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from store.formatting import format_least, format_value
-from store.query.record import RunRecord, describe
+from store.query.record import RunRecord
 from store.record.catalogue import TRAIN, WAIT_S, find_entry
 from store.record.spans import COMPILE, EVALUATION, HELD, ROLLBACK, WINDOW, Span
 from utils.json_types import JsonMapping, JsonObject
@@ -68,8 +68,7 @@ def sum_paid(record: RunRecord, attempts: Sequence[AttemptTime]) -> tuple[float 
     """Return the paid seconds, None if unknown, and whether it may be more; for every display."""
     if not attempts:
         return None, True
-    begun = record.facts.get("attempts")
-    count = max(len(record.attempts), begun if isinstance(begun, int) else 0)
+    count = max(len(record.attempts), record.facts.attempts or 0)
     is_least = len(attempts) < count or not all(attempt.is_whole for attempt in attempts)
     return math.fsum(attempt.ended - attempt.began for attempt in attempts), is_least
 
@@ -100,9 +99,8 @@ def list_attempts(record: RunRecord) -> list[AttemptTime]:
     if there was one; the pauses between several are unknown.
     """
     if not record.attempts:
-        facts: JsonObject = describe(record.facts, record.path)
-        began, ended, count = (facts[name] for name in ("started", "ended", "attempts"))
-        if began is None or ended is None or (count or 1) != 1:
+        began, ended = record.facts.started, record.facts.ended
+        if began is None or ended is None or (record.facts.attempts or 1) != 1:
             return []
         return [AttemptTime(1, 0, began, max(began, ended), is_whole=True)]
     attempts = []

@@ -91,7 +91,7 @@ def _cut_overlaps(slices: Sequence[Slice]) -> list[Slice]:
 
 def _make_attempt(attempt: AttemptTime, record: RunRecord) -> Slice:
     line = next((line for line in record.attempts if line.get("attempt") == attempt.number), {})
-    status = name_end(record, line) if line else str(record.facts.get("status", ""))
+    status = name_end(record, line) if line else record.facts.status or ""
     facts = {"from_step": attempt.from_step, "status": status}
     facts |= {name: line[name] for name in ("to_step", "host") if name in line}
     return Slice(("run",), f"attempt {attempt.number}", attempt.began, attempt.ended, facts)

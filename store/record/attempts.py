@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from store.record.history import append_line, parse_lines
+from store.record.run_file import RunFacts
 from utils.json_types import JsonObject, is_count, is_time
 
 ATTEMPTS_FILE = "attempts.jsonl"
@@ -52,12 +53,9 @@ def merge_attempts(text: str) -> list[JsonObject]:
     return [attempts[number] for number in sorted(attempts)]
 
 
-def read_hardware(facts: JsonObject, attempt: JsonObject) -> JsonObject:
+def read_hardware(facts: RunFacts, attempt: JsonObject) -> JsonObject:
     """Return the hardware of an attempt; earlier programs recorded it only for the run."""
-    hardware: JsonObject = {}
-    for source in (facts.get("environment"), attempt.get("hardware")):
-        hardware |= source if isinstance(source, dict) else {}
-    return hardware
+    return {**facts.environment, **attempt.get("hardware", {})}
 
 
 def count_devices(hardware: JsonObject) -> int:

@@ -18,6 +18,7 @@ from store.record.attempts import format_utc
 from store.record.ids import CONFIG_FILE, RUN_FILE, check_name, create_id, create_run_name, is_id
 from store.record.lock import LOCK_FILE
 from store.record.mirror import send_small
+from store.record.run_file import RunFacts, fit_facts
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
@@ -136,7 +137,7 @@ class RunStore:
 
     def find_newest_id(self) -> str:
         """Return the id of the most recently started run, or ""."""
-        ids = [facts.get("id") for facts in _read_runs(self.folder).values()]
+        ids = [facts.id for facts in _read_runs(self.folder).values()]
         return max(filter(is_id, ids), default="")
 
 
@@ -217,14 +218,14 @@ def _read_facts(folder: Folder) -> JsonObject:
     return _parse(text, f"{folder}/{RUN_FILE}") if text else {}
 
 
-def _read_runs(folder: Folder) -> dict[str, JsonObject]:
+def _read_runs(folder: Folder) -> dict[str, RunFacts]:
     files = {
         f"{name}/{RUN_FILE}": name
         for name in folder.list_names()
         if not name.startswith((".", ASIDE))
     }
     texts = folder.read_texts(files)
-    return {files[file]: _parse(text, f"{folder}/{file}") for file, text in texts.items()}
+    return {files[f]: fit_facts(_parse(text, f"{folder}/{f}")) for f, text in texts.items()}
 
 
 def _parse(text: str, file: str | Path) -> JsonObject:
@@ -236,14 +237,9 @@ def _parse(text: str, file: str | Path) -> JsonObject:
     return facts if isinstance(facts, dict) else {}
 
 
-def _get_age(facts: JsonObject) -> tuple[str, int, float]:
+def _get_age(facts: RunFacts) -> tuple[str, int, float]:
     """Return the order of runs by their start; those of version 1 have a number or only a time."""
-    number, started = facts.get("number", 0), facts.get("started", 0.0)
-    return (
-        facts["id"] if is_id(facts.get("id")) else "",
-        number if isinstance(number, int) else 0,
-        started if isinstance(started, int | float) else 0.0,
-    )
+    return facts.id if is_id(facts.id) else "", facts.number, facts.started or 0.0
 
 
 def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[Any, dict[str, str]]:

@@ -39,7 +39,8 @@ def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "
     """Write a run's summary and commit record, on its bucket too, once all else is final."""
     record = RunRecord(folder)
     summary: JsonObject = {"schema_version": SCHEMA_VERSION}
-    summary |= {key: record.facts.get(key) for key in ("id", "status", "reason")}
+    facts = record.facts
+    summary |= {"id": facts.id, "status": facts.status, "reason": facts.reason}
     summary |= {"path": record.path, "counts": _count(record)}
     values = record.values.items()
     summary["final"] = {name: v if math.isfinite(v) else None for name, v in values}
@@ -111,9 +112,7 @@ def _make_entry(folder: Path, name: str, known: JsonObject | None) -> JsonObject
 def _count(record: RunRecord) -> JsonObject:
     """Return the counts of a run and its duration."""
     attempts, lines = record.attempts, record.lines
-    skipped = record.facts.get("skipped_steps")
-    # Each rollback skips one more step.
-    skipped = len(skipped) if isinstance(skipped, list) else 0
+    skipped = len(record.facts.skipped_steps)  # each rollback skips one more step
     ended = [attempt for attempt in attempts if "ended" in attempt]
     graphs = (line["graphs"] for line in reversed(lines) if line.get("graphs"))
     return {

@@ -11,7 +11,7 @@ import pytest
 import main
 from job.check import check
 from job.lineage import find_lineage
-from store.lineage.ancestors import LINEAGE_FILE, format_note, read_lineage
+from store.lineage.ancestors import LINEAGE_FILE, fit_ancestors, format_note
 from store.query.record import RunRecord
 from tools.checkpoint import __main__ as checkpoint
 from utils.config.load import load_config
@@ -38,9 +38,9 @@ def test_a_run_notes_its_teacher_before_its_first_step(flags, teacher_run, tmp_p
     """The run ends at once: what it has noted was noted at its start."""
     own = [f"--teacher_path={teacher_run}", f"--run.output_dir={tmp_path}", "--run.run_id=taught"]
     assert main.main([*flags, *own, "--run.tensorboard=false"]) == 0
-    (known,) = read_lineage(RunRecord(tmp_path / "digits_kd" / "taught").facts)
+    (known,) = fit_ancestors(RunRecord(tmp_path / "digits_kd" / "taught").facts.lineage)
     teacher = RunRecord(teacher_run)
-    assert (known.id, known.path) == (teacher.facts["id"], "digits_student/taught")
+    assert (known.id, known.path) == (teacher.facts.id, "digits_student/taught")
     assert known.scores["test.top1"] == teacher.values["test.top1"]
     # The very split that the teacher's run was evaluated on.
     assert known.judged["top1"] == pytest.approx(teacher.values["eval.top1"])
@@ -52,7 +52,7 @@ def test_checkpoints_files_and_copies_lead_to_the_run_or_say_their_checksum(
     flags, teacher_run, tmp_path
 ):
     (step,) = (teacher_run / "checkpoints").glob("step_*")
-    name = RunRecord(teacher_run).facts["id"]
+    name = RunRecord(teacher_run).facts.id
     for place in (teacher_run / "student.safetensors", step):
         (known,) = find(flags, f"--teacher_path={place}")
         assert known.id == name and known.judged == {"top1": 50.0}
@@ -65,7 +65,7 @@ def test_checkpoints_files_and_copies_lead_to_the_run_or_say_their_checksum(
         exported = tmp_path / f"elsewhere{suffix}"
         assert checkpoint.main(["export", str(teacher_run), "--out", str(exported)]) == 0
         (told,) = find(flags, f"--teacher_path={exported}")
-        assert (told.id, told.path) == (RunRecord(teacher_run).facts["id"], "")
+        assert (told.id, told.path) == (RunRecord(teacher_run).facts.id, "")
     config = (teacher_run / "config_resolved.yaml").read_text()
     (tmp_path / "config_resolved.yaml").write_text(config)
     (tmp_path / "run.json").write_text("{")  # a damaged teacher ends no run
@@ -103,4 +103,4 @@ def test_answers_in_a_cache_tell_whose_they_are(flags, teacher_run, tmp_path):
     )
     config = job.config.model_copy(update={"distill": section})
     (known,) = find_lineage(type(job)(**{**vars(job), "config": config}))
-    assert (known.via, known.id) == ("cache", RunRecord(teacher_run).facts["id"])
+    assert (known.via, known.id) == ("cache", RunRecord(teacher_run).facts.id)

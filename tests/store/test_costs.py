@@ -81,7 +81,7 @@ def test_a_run_tells_the_device_that_its_attempts_do_not(tmp_path):
     old = attempt(1, DAY, 100.0, device="xla:0")
     del old[0]["hardware"]["hardware"]
     record = make(tmp_path, "a", old)
-    record.facts["environment"]["hardware"] = "TPU v5 lite"
+    record.facts.environment["hardware"] = "TPU v5 lite"
     assert compute_cost(record, PRICES).usd == pytest.approx(8 * 100 / 3600 * 2)
 
 
@@ -191,7 +191,12 @@ def test_a_cost_that_nobody_knows_is_no_cost_of_nothing(tmp_path, capsys):
     for record, facts in ((once, {"attempts": 1}), (twice, {"attempts": 2})):
         path = record.folder.path
         (path / "attempts.jsonl").unlink()
-        told = {**record.facts, **facts, "started": DAY, "ended": DAY + 3600.0}
+        told = {
+            **json.loads((path / "run.json").read_text()),
+            **facts,
+            "started": DAY,
+            "ended": DAY + 3600.0,
+        }
         (path / "run.json").write_text(json.dumps(told))
     prices = tmp_path / "prices.yaml"
     prices.write_text("- {device: '*', since: 2026-01-01, usd_per_device_hour: 2.0}")

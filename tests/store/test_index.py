@@ -66,7 +66,7 @@ def test_an_index_says_what_the_runs_say(root):
     assert [row["path"] for row in rows][:2] == ["other/live", "digits/run4"]
     for row in rows:
         record = RunRecord(root / row["path"])
-        assert (row["id"], row["status"]) == (record.facts["id"], record.facts["status"])
+        assert (row["id"], row["status"]) == (record.facts.id, record.facts.status)
         for key, value in {**record.values, **record.config}.items():
             if key != "run.run_id":
                 assert index.read_column(key).get(row["run"]) == value, key

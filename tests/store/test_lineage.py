@@ -16,6 +16,7 @@ from store.lineage.ancestors import (
     LINEAGE,
     LINEAGE_FILE,
     Ancestor,
+    fit_ancestors,
     format_note,
     join_lineages,
     note_run,
@@ -82,18 +83,21 @@ def list_runs(store: Path, text: str, capsys) -> list[str]:
 
 
 def test_a_student_notes_its_teachers_run_and_what_it_had_reached_then(store):
-    (known,) = read_lineage(RunRecord(store / "digits" / "second").facts)
+    (known,) = fit_ancestors(RunRecord(store / "digits" / "second").facts.lineage)
     teacher = RunRecord(store / "digits" / "first")
-    assert (known.id, known.path) == (teacher.facts["id"], "digits/first")
+    assert (known.id, known.path) == (teacher.facts.id, "digits/first")
     assert known.scores == {"eval.top1": 97.0, "test.top1": 96.0, "eval.ece": 0.1}
     Run(teacher.folder.path).update(final={"eval_top1": 11.0})  # evaluated again later
-    assert read_lineage(RunRecord(store / "digits" / "second").facts)[0].scores["eval.top1"] == 97.0
+    assert (
+        fit_ancestors(RunRecord(store / "digits" / "second").facts.lineage)[0].scores["eval.top1"]
+        == 97.0
+    )
 
 
 def test_a_chain_stands_in_its_youngest_run_alone(store):
     third = RunRecord(store / "digits" / "third")
     shutil.rmtree(store / "digits" / "second")
-    nearest, eldest = read_lineage(third.facts)
+    nearest, eldest = fit_ancestors(third.facts.lineage)
     assert (nearest.generation, nearest.via, nearest.path) == (1, CACHE, "digits/second")
     assert (eldest.generation, eldest.via, eldest.path) == (2, "teacher", "digits/first")
     assert eldest.through == nearest.hash == "2" * 16
@@ -116,7 +120,7 @@ def test_a_moved_teacher_is_found_by_its_id(store, capsys):
     ]
     (known,) = find_kinship(index, RunRecord(store / "digits" / "second")).teachers
     assert (known.now, known.path) == ("digits/elsewhere", "digits/first")
-    for name in ("elsewhere", "digits/elsewhere", "first", moved.facts["id"], "1" * 16):
+    for name in ("elsewhere", "digits/elsewhere", "first", moved.facts.id, "1" * 16):
         assert list_runs(store, f"teacher={name}", capsys) == ["third", "second"], name
     # Another run under the teacher's old name has taught nobody.
     other = make_run(store, "first", final={"eval_top1": 1.0})

@@ -53,7 +53,7 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
     found: list[tuple[str, object]] = []
     for place in places:
         record = RunRecord(place)
-        found.append(("run", record.facts))
+        found.append(("run", json.loads((place / "run.json").read_text())))
         found += [("metric_line", line) for line in record.lines]
         attempts = (place / "attempts.jsonl").read_text().splitlines()
         found += [("attempt_line", json.loads(line)) for line in attempts]

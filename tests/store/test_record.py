@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from store.index.database import RunIndex
 from store.query.config_text import flatten_config, parse_config, read_sections
-from store.query.record import RunRecord, get_final_values, read_tail
+from store.query.record import RunRecord, get_final_values, get_last_values, read_tail
 from store.query.tags import change_tags
+from store.record.run_file import RunFacts, fit_facts
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
 from utils.storage.places import open_folder
@@ -81,7 +82,7 @@ def test_numbers_that_are_not_finite_stay_what_they_were(tmp_path):
     values = RunRecord(run.path).values
     assert values["train.loss/total"] == -math.inf and math.isnan(values["train.lr"])
     assert values["eval.loss"] == math.inf and math.isnan(values["eval.top1"])
-    assert get_final_values({"final": {"ok": True, "word": "x", "n": 3}}) == {"n": 3.0}
+    assert get_final_values(RunFacts(final={"ok": True, "word": "x", "n": 3})) == {"n": 3.0}
 
 
 @pytest.mark.parametrize("steps", [3, 5000])
@@ -149,3 +150,15 @@ def test_where_a_recipe_is_published_is_no_setting_of_a_run(tmp_path):
     index = RunIndex(str(tmp_path))
     index.refresh()
     assert not [key for key in index.list_varied() if key.startswith("source")]
+
+
+def test_the_newest_numbers_keep_the_order_of_their_line():
+    names = ["top1", "top5", "loss", "ece", "a", "b"]
+    line = {"step": 3, "kind": "eval", **dict.fromkeys(names, 1.0)}
+    assert list(get_last_values([line])) == [*(f"eval.{name}" for name in names), "step"]
+
+
+def test_wrong_types_count_as_missing_where_a_file_may_be_damaged():
+    raw = {"id": 3, "status": "complete", "attempts": -1, "final": None, "number": "x", "more": 1}
+    assert fit_facts(raw) == RunFacts(status="complete")
+    assert fit_facts({"reason": 5, "teachers": "none", "schema_version": None}).reason == "5"

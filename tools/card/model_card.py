@@ -68,11 +68,11 @@ def make_card(record: RunRecord, facts: JsonObject, location: str) -> str:
       facts: those that were written with the weights.
       location: of the weights.
     """
-    config, final = record.config, record.facts.get("final") or {}
+    config, final = record.config, record.facts.final
     data = config.get("data.name") or config.get("data.source")
     text = f"`{facts.get('model')}` trained on `{data}`, split `{config.get('data.train_split')}`."
     if not record.is_complete:
-        text += f" The run is not complete: {record.facts['status']}."
+        text += f" The run is not complete: {record.facts.status}."
     run = str(record.folder)
     doubt: list[str] = []
     if location != str(join_path_or_url(run, EXPORT_FILE)):
@@ -134,12 +134,11 @@ def _describe_model(facts: JsonObject) -> dict[str, str]:
 
 
 def _list_teachers(record: RunRecord) -> list[str]:
-    teachers = record.facts.get("teachers") or []
-    if not teachers:
+    if not record.facts.teachers:
         return []
     rows = [
         (str(number), ", ".join(f"{name} {_format(value)}" for name, value in metrics.items()))
-        for number, metrics in enumerate(teachers, start=1)
+        for number, metrics in enumerate(record.facts.teachers, start=1)
         if isinstance(metrics, dict)
     ]
     source = record.config.get("distill.teacher") or record.config.get("distill.teacher_weights")
@@ -149,7 +148,7 @@ def _list_teachers(record: RunRecord) -> list[str]:
 
 
 def _list_origin(record: RunRecord) -> Rows:
-    environment, final = record.facts.get("environment") or {}, record.facts.get("final") or {}
+    environment, final = record.facts.environment, record.facts.final
     packages = environment.get("packages") or {}
     rows = {
         "device": f"{environment.get('device', '')} x {environment.get('devices', 1)}",

@@ -101,10 +101,10 @@ def _find_run_id(place: str) -> dict[str, str]:
     """Find the run of weights, so that the lineage of a student survives a move of the run."""
     folder = find_run_folder(place)
     try:
-        name = None if folder is None else RunRecord(folder).facts.get("id")
+        run_id = None if folder is None else RunRecord(folder).facts.id
     except UserError:
-        name = None
-    return {"run": name} if isinstance(name, str) and name else {}
+        return {}
+    return {"run": run_id} if run_id else {}
 
 
 def export_checkpoints(options: argparse.Namespace) -> None:

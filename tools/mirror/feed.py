@@ -69,7 +69,7 @@ class Feed:
                 break
             except _TakenBackError as error:
                 self._go_back(record, keeps_final=error.keeps_final)
-        ended = _get_number(record, "ended")
+        ended = record.facts.ended or 0.0
         if record.is_complete and self._cursor.ended != ended:
             self._target.finish(_make_end(record, self._cursor.sent, ended))
             self._write(replace(self._cursor, ended=ended))
@@ -92,8 +92,8 @@ class Feed:
         return self._tail
 
     def _send_lines(self, record: RunRecord, tail: HistoryTail) -> None:
-        horizon = None if record.is_complete else int(_get_number(record, "final_up_to_step"))
-        started, batch = _get_number(record, "started"), []
+        horizon = None if record.is_complete else (record.facts.final_up_to_step or 0)
+        started, batch = record.facts.started or 0.0, []
         final = self._cursor.final
         for passed in tail.read(horizon, live=self._live):
             final = passed.end if passed.is_final else final
@@ -142,27 +142,22 @@ class Feed:
 
 
 def _make_head(record: RunRecord, generation: int) -> RunHead:
-    identity = str(record.facts.get("id") or record.folder)
+    identity = record.facts.id or str(record.folder)
     return RunHead(
         identity if generation == 1 else f"{identity}-{generation}",
         record.folder.parent.name,
         _name(record, generation),
-        _get_number(record, "started"),
+        record.facts.started or 0.0,
         record.config,
     )
 
 
 def _make_end(record: RunRecord, sent: HistoryEnd, ended: float) -> Point:
     values = {f"final/{name}": value for name, value in get_final_values(record.facts).items()}
-    step = int(_get_number(record, "final_up_to_step"))
+    step = record.facts.final_up_to_step or 0
     return Point(f"end-{sent.digest}", sent.lines, step, ended, values)
 
 
 def _name(record: RunRecord, generation: int) -> str:
     name = record.folder.name
     return name if generation == 1 else f"{name}~{generation}"
-
-
-def _get_number(record: RunRecord, name: str) -> float:
-    value = record.facts.get(name)
-    return float(value) if isinstance(value, int | float) else 0.0

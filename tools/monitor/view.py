@@ -71,10 +71,10 @@ def create_view(record: RunRecord, devices: Sequence[DeviceUse] | None, now: flo
 
 def describe_end(record: RunRecord) -> str:
     """Describe a complete run in one line."""
-    reason = record.facts.get("reason") or "it has done all its steps"
+    reason = record.facts.reason or "it has done all its steps"
     lines, end = _find_lines(record, EVAL), ""
     if name := next(iter(_find_scores(lines)), ""):
-        final = (record.facts.get("final") or {}).get(f"eval_{name}", lines[-1].get(name))
+        final = record.facts.final.get(f"eval_{name}", lines[-1].get(name))
         end = f"; {name} at its end {_format(name, final)}"
     return f"{record.path} is complete: {reason}{end}"
 
@@ -85,12 +85,12 @@ def is_here(record: RunRecord) -> bool:
 
 
 def _describe_status(record: RunRecord) -> list[str | Text | tuple[str, str]]:
-    status = str(record.facts.get("status", "not begun"))
+    status = record.facts.status or "not begun"
     words: list[str | Text | tuple[str, str]] = [colour_word(status)]
     if status == "running" and _is_dead(record):
         words = [("process died; continue with --resume auto", "red")]
-    if status != "running" and record.facts.get("reason"):
-        words.append(f": {_ERROR.sub('', str(record.facts['reason']))}")
+    if status != "running" and record.facts.reason:
+        words.append(f": {_ERROR.sub('', record.facts.reason)}")
     if record.attempts:
         attempt = record.attempts[-1]
         hardware = attempt.get("hardware") or {}
@@ -120,7 +120,7 @@ def _describe_progress(record: RunRecord, lines: Sequence[Line], now: float) -> 
     parts = [f"step {step:,}" if total is None else f"step {step:,} of {total:,}"]
     if last.get("epoch") is not None:
         parts.append(f"epoch {last['epoch']:.2f}")
-    if total is not None and len(lines) > 1 and record.facts.get("status") == "running":
+    if total is not None and len(lines) > 1 and record.facts.status == "running":
         steps, seconds = step - lines[-2]["step"], _measure(*lines[-2:])
         if steps > 0 and seconds > 0:
             parts.append(f"about {format_duration((total - step) * seconds / steps)} of steps left")

@@ -24,7 +24,7 @@ def find_kin(options: argparse.Namespace, record: RunRecord, *, is_fresh: bool =
     """Find a run's teachers and students; `is_fresh`: the index has just been updated."""
     # The store two levels above, if the run itself records that it lies in an experiment.
     store = str(record.folder.parent.parent)
-    if not is_remote(store) and record.facts.get("experiment") != record.folder.parent.name:
+    if not is_remote(store) and record.facts.experiment != record.folder.parent.name:
         store = options.store
         store = store if is_remote(store) else str(to_path(store).resolve())
     index = RunIndex(store, options.index)

@@ -67,7 +67,7 @@ def show_run(
 ) -> Response:
     """Show one run."""
     record = parts.runs.open_run(experiment, name)
-    alive = is_alive(parts.runs.store, record.path, record.facts.get("status"))
+    alive = is_alive(parts.runs.store, record.path, record.facts.status)
     shown = StepRange() if whole else shown
     jobs = [job for job in parts.queue.list() if job.run == record.path]
     job = jobs[-1] if jobs else None

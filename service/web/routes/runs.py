@@ -166,21 +166,20 @@ def download_artifact(
 
 def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
     """Create the fields of a `RunDetail`."""
-    facts = describe(record.facts, record.path)
-    alive = is_alive(runs.store, record.path, facts["status"])
-    environment = record.facts.get("environment")
+    facts = record.facts
+    alive = is_alive(runs.store, record.path, facts.status)
     return {
-        **facts,  # fields that a `RunDetail` does not have are ignored
+        **describe(facts, record.path),  # fields that a `RunDetail` does not have are ignored
         "path": record.path,
         "alive": alive,
-        "shown_status": "killed" if alive is False else facts["status"] or "-",
+        "shown_status": "killed" if alive is False else facts.status or "-",
         "tags": record.tags,
         "note": record.note,
         "attempts": record.attempts,
         "worked_s": sum_paid(record, list_attempts(record))[0],
         "values": record.values,
         "config": record.config,
-        "environment": environment if isinstance(environment, dict) else {},
+        "environment": facts.environment,
         "artifacts": [ArtifactRow(**entry) for entry in list_artifacts(record)],
         "lineage": find_kinship(runs.get_index(), record),
     }

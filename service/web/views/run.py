@@ -56,15 +56,15 @@ def make_run_view(
       alive: whether a program works on it; None if unknown.
       shown: the range of the curves' pictures on a page without a script.
     """
-    facts, values = describe(record.facts, record.path), read_values(record)
+    values = read_values(record)
     config: dict[str, list[tuple[str, JsonValue]]] = {}
     for key, value in record.config.items():
         config.setdefault(key.partition(".")[0], []).append((key, value))
     return {
         "record": record,
         "name": name or record.path,
-        "status": "killed" if alive is False else facts["status"],
-        "facts": facts,
+        "status": "killed" if alive is False else record.facts.status,
+        "facts": describe(record.facts, record.path),
         "tiles": make_tiles(record, values),
         "families": make_families(record, series, values, shown),
         "numbers": [row for row in list_numbers(values) if _has_no_chart(row.name)],

@@ -93,7 +93,7 @@ def read_truth(folder: Path) -> list[tuple[int, dict[str, float]]]:
     ]
     return [
         *rows,
-        (record.facts["final_up_to_step"], {"final/eval.top1": 50.0, "final/test.top1": 49.5}),
+        (record.facts.final_up_to_step, {"final/eval.top1": 50.0, "final/test.top1": 49.5}),
     ]
 
 
@@ -146,7 +146,7 @@ def play(folder: Path, seed: int, *, live: bool = False, hard: bool = False) -> 
 def test_points_are_those_of_the_files_under_kills_and_rollbacks(tmp_path, seed):
     play(tmp_path, seed)
     folder = tmp_path / "runs" / "tiny" / "a"
-    found = read_rows(tmp_path / "a.db", RunRecord(folder).facts["id"])
+    found = read_rows(tmp_path / "a.db", RunRecord(folder).facts.id)
     # nan is not equal to itself
     assert list(map(str, found)) == list(map(str, read_truth(folder)))
     assert len(found) > 10
@@ -159,7 +159,7 @@ def test_a_run_that_goes_back_behind_what_was_final_begins_anew(tmp_path, seed):
     folder = tmp_path / "runs" / "tiny" / "a"
     (state,) = (tmp_path / "state").glob("*.json")
     generation = json.loads(state.read_text())["generation"]
-    identity = RunRecord(folder).facts["id"]
+    identity = RunRecord(folder).facts.id
     name = identity if generation == 1 else f"{identity}-{generation}"
     assert list(map(str, read_rows(tmp_path / "a.db", name))) == list(map(str, read_truth(folder)))
 
@@ -174,7 +174,7 @@ def test_some_of_those_runs_did_begin_anew(tmp_path):
 def test_a_live_mirror_lacks_nothing_and_may_double(tmp_path, seed):
     play(tmp_path, seed, live=True)
     folder = tmp_path / "runs" / "tiny" / "a"
-    found = list(map(str, read_rows(tmp_path / "a.db", RunRecord(folder).facts["id"])))
+    found = list(map(str, read_rows(tmp_path / "a.db", RunRecord(folder).facts.id)))
     assert set(found) >= set(map(str, read_truth(folder)))
 
 

@@ -115,7 +115,7 @@ def read_truth(folder: Path) -> list[list]:
 
 
 def read_tracker(folder: Path, name: str) -> list[list]:
-    identity = RunRecord(folder / "runs" / "tiny" / "a").facts["id"]
+    identity = RunRecord(folder / "runs" / "tiny" / "a").facts.id
     done = subprocess.run(
         [str(PYTHON), "-m", "tests.support.read_tracker", name, get_place(folder, name), identity],
         cwd=ROOT,
@@ -170,8 +170,8 @@ def test_points_in_mlflow_wandb_and_trackio_are_those_of_the_files(tmp_path):
     assert start_trainer(whole, pause_s=0.0).wait() == 0
     runs = [folder / "runs" / "tiny" / "a" for folder in (whole, killed)]
     facts = RunRecord(runs[1]).facts
-    assert facts["attempts"] == KILLS + 1
-    assert facts["skipped_steps"] == [BAD_STEP]
+    assert facts.attempts == KILLS + 1
+    assert facts.skipped_steps == [BAD_STEP]
     # The run that was watched is the one that was not.
     one, other = ([keep_deterministic(line) for line in read_metrics(run)] for run in runs)
     assert one == other
