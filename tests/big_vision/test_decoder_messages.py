@@ -32,7 +32,7 @@ def test_a_broken_jpeg_is_explained_without_libjpegs_lines(tmp_path, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_what_others_write_to_stderr_meanwhile_is_kept(capfd):
+def test_other_output_on_stderr_is_kept(capfd):
     with drop_decoder_messages(), drop_decoder_messages():
         os.write(2, b"one\nImproper call to JPEG library in state 201\nPremature end\n")
     assert capfd.readouterr().err == "one\nPremature end\n"

@@ -69,13 +69,13 @@ def test_a_batch_splits_over_its_fields_within_each_block(batch, blocks, wanted)
 
 
 @pytest.mark.parametrize("batch", KINDS, ids=lambda batch: type(batch).__name__)
-def test_values_of_the_step_are_never_split(batch):
+def test_per_step_values_are_never_split(batch):
     for part in batch.split(2):
         assert part.values["scales"] is batch.values["scales"]
 
 
 @pytest.mark.parametrize("batch", KINDS, ids=lambda batch: type(batch).__name__)
-def test_a_batch_maps_over_its_fields_and_over_values_apart(batch):
+def test_map_visits_fields_and_per_step_values_separately(batch):
     doubled = batch.map(lambda tensor: tensor.repeat_interleave(2, 0))
     assert len(doubled) == 2 * SIZE and doubled.ids == batch.ids
     wanted = [row for row in range(SIZE) for _ in range(2)]
@@ -85,19 +85,19 @@ def test_a_batch_maps_over_its_fields_and_over_values_apart(batch):
     assert torch.equal(moved.values["scales"], -batch.values["scales"])
 
 
-def test_a_micro_batch_of_a_micro_batch_is_last_where_both_are():
+def test_a_nested_micro_batch_is_last_if_both_levels_are():
     parts = [part for half in KINDS[0].split(2) for part in half.split(2)]
     assert [part.is_last for part in parts] == [False, False, False, True]
 
 
-def test_a_batch_that_does_not_divide_is_never_cut():
+def test_an_indivisible_batch_is_refused():
     with pytest.raises(AssertionError, match="8 examples for 3 parts of 1 blocks"):
         KINDS[0].split(3)
     with pytest.raises(AssertionError, match="4 parts of 4 blocks"):
         KINDS[0].split(4, blocks=4)
 
 
-def test_what_travels_is_put_in_by_replacing_alone():
+def test_batches_are_immutable_and_replace_adds_fields():
     batch = KINDS[0]
     with pytest.raises(FrozenInstanceError):
         batch.draws = {}
@@ -106,7 +106,7 @@ def test_what_travels_is_put_in_by_replacing_alone():
 
 
 @pytest.mark.parametrize("batch", KINDS, ids=lambda batch: type(batch).__name__)
-def test_the_examples_of_two_batches_stand_one_after_the_other(batch):
+def test_two_batches_are_concatenated_in_order(batch):
     first, second = batch.split(2)
     joined = first.append(replace(second, values={}))
     assert list_examples(joined) == list_examples(batch)

@@ -45,7 +45,7 @@ def get_flags(root: Path, *more: str) -> list[str]:
     ]
 
 
-def test_a_class_folder_without_an_image_is_told(tmp_path, caplog):
+def test_a_class_folder_without_images_is_reported(tmp_path, caplog):
     for split in ("train", "val"):
         write_classes(tmp_path / split, "cat", "dog")
     (tmp_path / "train" / "emu").mkdir()
@@ -56,7 +56,7 @@ def test_a_class_folder_without_an_image_is_told(tmp_path, caplog):
     ]
 
 
-def test_classes_that_one_split_has_alone_are_named(tmp_path):
+def test_classes_of_only_one_split_are_named(tmp_path):
     write_classes(tmp_path / "train", "cat", "dog")
     write_classes(tmp_path / "val", "dog", "emu")
     with pytest.raises(UserError) as caught:
@@ -67,7 +67,7 @@ def test_classes_that_one_split_has_alone_are_named(tmp_path):
     )
 
 
-def test_a_root_that_is_a_split_itself_names_the_folder_above_and_the_split_all(tmp_path):
+def test_a_root_that_is_a_split_suggests_its_parent_or_split_all(tmp_path):
     write_classes(tmp_path / "crops" / "train", "retina", "tain")
     folder = tmp_path / "crops" / "train"
     with pytest.raises(UserError, match="the dataset has no split 'train'") as caught:
@@ -80,7 +80,7 @@ def test_a_root_that_is_a_split_itself_names_the_folder_above_and_the_split_all(
         describe_dataset(create_folder(tmp_path / "crops", train_split="trian"))
 
 
-def test_one_class_alone_is_refused(tmp_path, capsys):
+def test_a_single_class_is_refused(tmp_path, capsys):
     for split in ("train", "val"):
         write_classes(tmp_path / split, "photos")
     assert main.main(get_flags(tmp_path)) == 2
@@ -91,7 +91,7 @@ def test_one_class_alone_is_refused(tmp_path, capsys):
     )
 
 
-def test_more_outputs_than_classes_are_told(tmp_path, capsys):
+def test_more_outputs_than_classes_are_reported(tmp_path, capsys):
     for split in ("train", "val"):
         write_classes(tmp_path / split, "cat", "dog")
     assert main.main(get_flags(tmp_path, "--model.num_classes=10")) == 0

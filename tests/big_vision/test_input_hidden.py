@@ -31,7 +31,7 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_hidden_folders_are_no_classes_and_hidden_files_no_images(photos, caplog):
+def test_hidden_folders_and_files_are_ignored(photos, caplog):
     facts = describe_dataset(create_section(photos, **FOLDER))
     assert facts.examples["train"].class_names == ("cat", "dog")
     assert facts.num_examples == {"train": 2, "eval": 2}
@@ -48,7 +48,7 @@ def test_hidden_folders_are_no_classes_and_hidden_files_no_images(photos, caplog
     ]
 
 
-def test_a_program_that_reads_loose_images_passes_over_hidden_ones(photos):
+def test_programs_on_loose_images_skip_hidden_files(photos):
     root, paths, left_out = list_images(str(photos), "FOLDER")
     names = [path.relative_to(root).as_posix() for path in paths]
     assert names == [f"{s}/{c}/000.jpg" for s in ("train", "val") for c in ("cat", "dog")]
@@ -56,7 +56,7 @@ def test_a_program_that_reads_loose_images_passes_over_hidden_ones(photos):
     assert list_images(str(photos / "val" / "cat" / "._000.jpg"), "FOLDER")[1]  # it was named
 
 
-def test_a_set_that_is_evaluated_says_what_it_leaves_out(photos, caplog):
+def test_an_extra_evaluation_reports_ignored_files(photos, caplog):
     data = create_section(photos, **FOLDER)
     (spec,) = plan_sets(data, [EvalSection(name="mine", split="val")], "--sets")
     shown = look_at(spec, ModelClasses(2, ("dog", "cat")), data.eval_pp)
@@ -67,7 +67,7 @@ def test_a_set_that_is_evaluated_says_what_it_leaves_out(photos, caplog):
     )
 
 
-def test_hidden_files_of_a_tar_belong_to_no_example(tmp_path):
+def test_hidden_files_of_a_tar_are_ignored(tmp_path):
     """macOS's tar writes one before each file, so between an image and its label, too."""
     use_private_cache(tmp_path / "cache")
     files = []

@@ -24,7 +24,7 @@ def test_a_permutation_holds_every_example_once(count, seed, epoch):
     assert np.array_equal(np.sort(get_permutation(count, seed, epoch)), np.arange(count))
 
 
-def test_the_permutation_is_pinned_because_runs_are_resumed_with_it():
+def test_the_permutation_is_pinned_for_resumed_runs():
     assert get_permutation(8, seed=0, epoch=0).tolist() == PINNED
     assert get_permutation(8, seed=2**32, epoch=0).tolist() != PINNED
 
@@ -35,7 +35,7 @@ PINNED = [1, 2, 0, 6, 4, 5, 7, 3]
 @given(
     shards=SHARD_COUNTS, rank_batch=st.integers(1, 6), total=st.integers(60, 200), data=st.data()
 )
-def test_exact_shards_join_to_the_unsharded_batches(shards, rank_batch, total, data):
+def test_exact_shards_concatenate_to_the_unsharded_batches(shards, rank_batch, total, data):
     size = shards * rank_batch
     start = data.draw(st.integers(0, total - 1))
     whole = get_exact_epoch(total, ShardSpec(0, 1, size), 5, 2, start)
@@ -83,7 +83,7 @@ def test_sharded_shards_read_equal_and_disjoint_parts(shards, counts):
     assert {stream.limit for stream in streams} == {total // (2 * shards) * 2}
 
 
-def test_a_resumed_stream_begins_at_the_group_that_holds_its_window():
+def test_a_resumed_stream_starts_at_the_group_of_its_window():
     order = create_order(1, 0, [10] * 40)
     whole = list_examples(order.get_epoch(0, 0))
     stream = order.get_epoch(0, 200)

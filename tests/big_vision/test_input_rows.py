@@ -36,7 +36,7 @@ def test_noise_may_be_written_with_an_exponent():
     assert parse_row_name("blobs,noise=2.5e+1").noise == 25
 
 
-def test_formulas_are_what_their_names_say():
+def test_formulas_compute_what_they_are_named_after():
     inputs, targets = make_rows(parse_row_name("friedman1,noise=0,num_examples=50"))
     a, b, c, d, e = inputs.T[:5]
     wanted = 10 * np.sin(np.pi * a * b) + 20 * (c - 0.5) ** 2 + 10 * d + 5 * e
@@ -63,9 +63,7 @@ def test_tables_of_scikit_learn_keep_their_raw_numbers_and_names():
     assert rows.input_names == ("Chins", "Situps", "Jumps")
 
 
-def test_california_is_read_where_it_lies_and_fetched_only_by_permission(
-    tmp_path, capsys, monkeypatch
-):
+def test_california_is_downloaded_only_with_permission(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("ALLOW_DOWNLOAD", raising=False)
     root = tmp_path / "data"
     assert prepare(["california_housing", "--root", str(root)]) == 2

@@ -42,7 +42,7 @@ def count_entropy(rows: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(("name", "length"), NAMES.items())
-def test_the_known_bounds_are_the_counted_ones(name, length):
+def test_declared_loss_bounds_match_counted_entropies(name, length):
     windows = make(name, length, np.arange(COUNT))
     shape = parse_sequence_name(name)
     floor, ceiling = SEQUENCES[shape.kind].get_bounds(length, shape)
@@ -54,7 +54,7 @@ def test_the_known_bounds_are_the_counted_ones(name, length):
     assert windows.max() == SEQUENCES[shape.kind].count_tokens(length, shape) - 1
 
 
-def test_what_follows_follows():
+def test_predictable_tokens_follow_from_the_window():
     """The part of each window that a model can know."""
     copied, reversed_ = (
         make(f"{kind},symbols=9", 8, np.arange(50)) for kind in ("copy", "reverse")
@@ -102,7 +102,7 @@ def test_what_follows_follows():
         ("rewrite,symbols=9,keys=2", 12, (7, 9, 11)),
     ],
 )
-def test_answers_follow_from_their_window_and_reach_a_loss_of_zero(name, length, judged):
+def test_answer_tokens_follow_from_their_window_with_loss_zero(name, length, judged):
     """Each is a symbol that its round showed before the first of them is asked for."""
     data = DataSection(source="sequences", name=f"{name},answers=1", sequence_length=length)
     loader = create_loader(data, "eval", seed=0)
@@ -156,7 +156,7 @@ def test_a_window_is_a_function_of_split_and_index_alone():
         ("copy,kind=3", 8, "'kind=3' does not describe a sequence"),
     ],
 )
-def test_sequences_that_cannot_be_are_refused(name, length, words):
+def test_impossible_sequences_are_refused(name, length, words):
     data = DataSection(source="sequences", name=name, sequence_length=length)
     with pytest.raises(UserError, match=words):
         create_loader(data, "eval", seed=0)
@@ -171,7 +171,7 @@ def test_sequences_that_cannot_be_are_refused(name, length, words):
         ("recall,symbols=256", 8, 0.05, 0.1),
     ],
 )
-def test_splits_share_windows_where_few_are_different(name, length, least, most):
+def test_splits_share_windows_if_few_distinct_ones_exist(name, length, least, most):
     """What docs/language.md says of held-out windows that training has, too."""
     data = DataSection(
         source="sequences",

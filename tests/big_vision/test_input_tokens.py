@@ -50,7 +50,7 @@ def create_data(root: Path, **values) -> DataSection:
 
 
 @pytest.mark.parametrize("kind", ["byte", "bpe"])
-def test_every_file_is_in_one_split_and_comes_back_whole(root, kind):
+def test_every_file_is_in_one_split_and_decodes_to_its_text(root, kind):
     tokenizer = load_tokenizer(kind, root / f"text_{kind}")
     index, found = read_token_index(root / f"text_{kind}"), []
     for split, facts in index.splits.items():
@@ -68,7 +68,7 @@ def test_every_file_is_in_one_split_and_comes_back_whole(root, kind):
     assert min(facts["files"] for facts in index.splits.values()) >= 1
 
 
-def test_an_end_that_a_text_spells_out_is_text(tmp_path, capsys):
+def test_an_end_token_spelled_out_in_a_text_stays_text(tmp_path, capsys):
     """It would end a file in its middle, and be counted as no bytes."""
     write_texts(tmp_path / "files", 5)
     for path in (tmp_path / "files").iterdir():
@@ -85,14 +85,14 @@ def test_an_end_that_a_text_spells_out_is_text(tmp_path, capsys):
     assert tokenizer.decode(tokenizer.encode(text.encode()).tolist()) == text
 
 
-def test_tokens_that_do_not_stand_for_the_whole_text_are_refused(tmp_path):
+def test_tokens_that_do_not_cover_the_whole_text_are_refused(tmp_path):
     tokenizer = ByteTokenizer()
     tokenizer.token_bytes = (*[1] * 97, 0, *[1] * 158, 0)  # none for an "a"
     with pytest.raises(UserError, match=r"tokens of one.txt stand for 2 bytes of its 3; leave"):
         write_split(tmp_path, "train", [TextFile("one.txt", b"abc")], tokenizer)
 
 
-def test_bpe_learns_from_the_training_files_alone(root):
+def test_bpe_learns_from_training_files_only(root):
     """Each file repeats a word of its own: no other file's word has become one token."""
     tokenizer = load_tokenizer("bpe", root / "text_bpe")
     longest = {}
@@ -104,7 +104,7 @@ def test_bpe_learns_from_the_training_files_alone(root):
     assert longest["train"] < longest["validation"]
 
 
-def test_files_that_are_the_same_empty_or_no_text_are_left_out(tmp_path, capsys):
+def test_duplicate_empty_and_binary_files_are_left_out(tmp_path, capsys):
     write_texts(tmp_path / "files", 5)
     for name, text in (
         ("same", b"".join([(tmp_path / "files" / "0.txt").read_bytes()])),
@@ -132,14 +132,14 @@ def test_files_that_are_the_same_empty_or_no_text_are_left_out(tmp_path, capsys)
         (["--from", "FILES", "--held-out=0.7"], "--held-out (0.7) must lie between 0 and 0.5"),
     ],
 )
-def test_what_cannot_be_prepared_is_said_in_one_line(root, tmp_path, capsys, flags, words):
+def test_unpreparable_input_gives_a_one_line_error(root, tmp_path, capsys, flags, words):
     flags = [flag.replace("FILES", str(root / "files")) for flag in flags]
     assert prepare(["text", *flags, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and words in error[0]
 
 
-def test_a_vocabulary_that_stays_smaller_than_asked_for_is_told(root, tmp_path, capsys):
+def test_a_vocabulary_smaller_than_requested_is_reported(root, tmp_path, capsys):
     argv = ["text", "--from", str(root / "files"), "--out", str(tmp_path), "--tokenizer=bpe"]
     assert prepare([*argv, "--vocab-size=1000000"]) == 0
     size = read_token_index(tmp_path / "text_bpe").vocab_size
@@ -148,7 +148,7 @@ def test_a_vocabulary_that_stays_smaller_than_asked_for_is_told(root, tmp_path, 
     assert told.endswith(f"gave {size:,} tokens of the 1,000,000 of --vocab-size")
 
 
-def test_windows_follow_each_other_and_share_one_token(root):
+def test_consecutive_windows_share_one_token(root):
     loader = create_loader(create_data(root, global_batch_size=4), "eval", seed=0)
     tokens = read(root, "byte", "validation")
     assert loader.num_examples == (len(tokens) - 1) // 16
@@ -159,7 +159,7 @@ def test_windows_follow_each_other_and_share_one_token(root):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_any_number_of_shards_reads_the_same_global_batches_from_any_place(root, count):
+def test_any_shard_count_reads_the_same_global_batches_from_any_position(root, count):
     def read_batches(index: int, of: int, position: Position) -> list[torch.Tensor]:
         loader = create_loader(create_data(root), "train", seed=3, shard=(index, of))
         batches = loader.batches(position)
@@ -228,7 +228,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("damage", "flags", "words"), BROKEN)
-def test_a_broken_dataset_is_said_in_one_line(root, tmp_path, capsys, damage, flags, words):
+def test_a_broken_dataset_gives_a_one_line_error(root, tmp_path, capsys, damage, flags, words):
     shutil.copytree(root / "text_byte", tmp_path / "copy")
     damage(tmp_path / "copy")
     own = ("--data.source=tokens", f"--data.root={tmp_path}", "--data.name=copy", "--check")
@@ -237,7 +237,7 @@ def test_a_broken_dataset_is_said_in_one_line(root, tmp_path, capsys, damage, fl
     assert len(error) == 1 and words in error[0]
 
 
-def test_tokens_behind_those_that_are_looked_at_first_are_looked_at_when_read(root, monkeypatch):
+def test_tokens_not_checked_at_the_start_are_checked_when_read(root, monkeypatch):
     monkeypatch.setattr("big_vision.input.text.tokens._CHECKED", 3)
     tokens = np.fromfile(root / "text_byte" / "validation.bin", "<u2")
     data = create_data(root)

@@ -19,7 +19,7 @@ from big_vision.pp import autoaugment
         ("translate_y", 3.0),
     ],
 )
-def test_what_comes_from_outside_is_grey_in_all_channels(name, level):
+def test_areas_from_outside_the_image_are_filled_with_grey(name, level):
     image = np.zeros((9, 12, 3), np.uint8)
     moved = getattr(autoaugment, name)(image, level).numpy()
     colours = {tuple(colour) for colour in moved.reshape(-1, 3).tolist()}
@@ -36,7 +36,7 @@ def test_translations_move_left_and_up_by_whole_pixels():
     assert (up[3:] == 128).all()
 
 
-def test_the_policy_is_timms_which_is_the_published_one():
+def test_the_policy_equals_timms_and_the_published_one():
     names = {"TranslateYRel": "TranslateY"}
     found = [
         [(names.get(one.name, one.name), one.prob, one.magnitude) for one in pair]
@@ -73,7 +73,7 @@ def test_a_magnitude_is_the_published_strength(operation, at_0, at_5, at_10):
         assert found == (None if strength is None else pytest.approx(strength))
 
 
-def test_a_policy_cuts_and_moves_further_than_a_random_choice():
+def test_autoaugment_has_larger_cutouts_and_translations_than_randaugment():
     far = (autoaugment.POLICY_CUTOUT, autoaugment.POLICY_TRANSLATE)
     assert autoaugment.get_level_argument("Cutout", 10, *far) == 100
     assert autoaugment.get_level_argument("TranslateY", 10, *far) == 250
@@ -81,7 +81,7 @@ def test_a_policy_cuts_and_moves_further_than_a_random_choice():
     assert autoaugment.get_level_argument("TranslateX", 5, *near) == 50
 
 
-def test_what_turns_shears_or_moves_has_two_ways_and_nothing_else():
+def test_only_geometric_operations_are_signed():
     geometry = ("Rotate", "Shear", "Translate")
     wanted = {name for name in autoaugment.OPERATIONS if name.startswith(geometry)}
     assert {*autoaugment.SIGNED} == wanted and len(wanted) == 5
@@ -126,7 +126,7 @@ class Middle:
     ("middle", "rows", "columns"),
     [((4, 5), slice(2, 6), slice(3, 7)), ((0, 9), slice(0, 2), slice(7, 10))],
 )
-def test_a_cutout_is_a_square_around_its_middle_that_the_border_cuts(middle, rows, columns):
+def test_a_cutout_is_a_centred_square_clipped_at_the_border(middle, rows, columns):
     image = np.full((8, 10, 3), 200, np.uint8)
     wanted = image.copy()
     wanted[rows, columns] = 128

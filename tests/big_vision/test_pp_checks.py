@@ -54,7 +54,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("spec", "error", "character", "words"), FAULTS)
-def test_a_fault_is_told_in_one_line_with_key_and_position(spec, error, character, words):
+def test_a_fault_gives_one_line_with_key_and_position(spec, error, character, words):
     with pytest.raises(error) as caught:
         check_spec(spec)
     line = describe_error(spec, caught.value)
@@ -65,7 +65,7 @@ def test_a_fault_is_told_in_one_line_with_key_and_position(spec, error, characte
         require_valid_spec(spec, "data.train_pp")
 
 
-def test_an_error_of_a_call_is_told_in_one_line_too():
+def test_an_error_of_a_call_gives_one_line_too():
     assert describe_error("decode", RuntimeError("two\nlines")) == "RuntimeError: two lines"
 
 
@@ -83,7 +83,7 @@ def test_an_error_of_a_call_is_told_in_one_line_too():
         "decode|randaug(2, 10)|autoaugment|three_augment|color_jitter(0.4, 0.4, 0.4, 0.1)",
     ],
 )
-def test_a_right_string_passes(spec):
+def test_a_valid_string_passes(spec):
     check_spec(spec)
     require_valid_spec(spec, "data.train_pp")
     # Up to its last character: a fault behind it is found, and found where it is.
@@ -111,7 +111,7 @@ def test_the_documentation_has_every_op(op):
     assert f"`{op}" in (ROOT / "docs" / "preprocessing.md").read_text()
 
 
-def test_every_example_string_of_the_documentation_is_right():
+def test_every_example_string_of_the_documentation_is_valid():
     text = (ROOT / "docs" / "preprocessing.md").read_text()
     blocks = [block.split("```")[0] for block in text.split("```pp\n")[1:]]
     specs = [line for block in blocks for line in block.splitlines() if line]
@@ -144,7 +144,7 @@ def test_building_raises_the_published_classes():
         ("choice('twice', key='a')", False),
     ],
 )
-def test_the_borders_of_what_an_argument_may_be(spec, is_right):
+def test_bounds_of_arguments_are_checked(spec, is_right):
     if is_right:
         check_spec(spec)
     else:

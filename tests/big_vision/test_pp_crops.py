@@ -101,7 +101,7 @@ def test_boxes_have_torchvisions_distribution():
 
 
 @pytest.mark.parametrize("method", list(RESAMPLE))
-def test_crops_of_bytes_and_of_images_are_pils(method, photograph):
+def test_crops_of_bytes_and_of_images_match_pil(method, photograph):
     jpeg, png = encode(photograph, "JPEG", quality=90), encode(photograph, "PNG")
     decoded = np.asarray(Image.open(io.BytesIO(jpeg)))
     size = (48, 64)
@@ -117,7 +117,7 @@ def test_crops_of_bytes_and_of_images_are_pils(method, photograph):
 
 
 @pytest.mark.parametrize("form", ["GIF", "BMP", "WEBP"])
-def test_bytes_that_are_no_jpeg_are_cropped_too(form, photograph):
+def test_bytes_of_other_formats_than_jpeg_are_cropped_too(form, photograph):
     small = photograph[:60, :80]
     crop = get_preprocess_fn("random_resized_crop(16)")
     options = {"lossless": True} if form == "WEBP" else {}
@@ -128,7 +128,7 @@ def test_bytes_that_are_no_jpeg_are_cropped_too(form, photograph):
         np.testing.assert_array_equal(from_bytes, crop({"image": pixels}, index=index)["image"])
 
 
-def test_a_method_at_random_is_bilinear_or_bicubic_for_each_example(photograph):
+def test_a_random_method_is_bilinear_or_bicubic_for_each_example(photograph):
     small, count = photograph[:60, :80], 64
     crops = {
         method: draw(f"random_resized_crop(24, method={method!r})", small, count)

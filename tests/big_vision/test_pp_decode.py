@@ -31,7 +31,7 @@ def decode_by_pil(encoded: bytes, mode: str = "RGB") -> np.ndarray:
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
-def test_precise_decoding_reads_every_format_to_pils_pixels(form, photograph):
+def test_precise_decoding_matches_pils_pixels_in_every_format(form, photograph):
     options: dict[str, object] = {"GIF": {}, "WEBP": {"lossless": True}}.get(form, {})
     if form == "GIF":
         options = {"save_all": True, "append_images": [photograph.rotate(180)]}
@@ -51,7 +51,7 @@ def test_files_of_every_format_are_read_by_one_graph(photograph):
     assert [example["image"].shape for example in dataset] == [(8, 8, 3)] * len(sources)
 
 
-def test_an_animated_webp_is_refused_without_harm(photograph):
+def test_an_animated_webp_is_refused(photograph):
     import tensorflow as tf
 
     frames = {"save_all": True, "append_images": [photograph.rotate(180)]}
@@ -71,7 +71,7 @@ def write_exif(orientation: int, order: str = "<") -> Image.Exif:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_an_image_is_turned_as_pil_turns_it(orientation, order, photograph):
+def test_exif_rotation_matches_pil(orientation, order, photograph):
     encoded = encode(photograph, "JPEG", exif=write_exif(orientation, order))
     assert ImageOps.exif_transpose(Image.open(io.BytesIO(encoded))).size == (
         (50, 40) if orientation < 5 else (40, 50)
@@ -91,7 +91,7 @@ def read(encoded: bytes) -> int:
     return int(read_orientation(tf.constant(encoded)))
 
 
-def test_the_orientation_is_found_behind_other_segments(photograph):
+def test_the_orientation_is_found_after_other_segments(photograph):
     encoded = encode(photograph, "JPEG", exif=write_exif(6), comment="x" * 300)
     assert read(encoded) == 6
     xmp = b"\xff\xe1\x00\x20" + b"http://ns.adobe.com/xap/1.0/\0".ljust(30, b" ")
@@ -101,7 +101,7 @@ def test_the_orientation_is_found_behind_other_segments(photograph):
     assert [read(encode(photograph, "JPEG", exif=write_exif(n))) for n in (0, 9, 300)] == [1, 1, 1]
 
 
-def test_a_broken_header_has_an_orientation_of_one_to_eight(photograph):
+def test_a_broken_header_gives_an_orientation_of_1_to_8(photograph):
     import tensorflow as tf
 
     from big_vision.pp.orientation import read_orientation

@@ -45,7 +45,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("op", REMOVABLE)
-def test_the_constants_equal_the_op(op):
+def test_device_constants_give_the_values_of_the_op(op):
     from big_vision.pp.builder import get_preprocess_fn
 
     image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
@@ -71,7 +71,7 @@ def test_the_constants_map_one_interval_to_the_other(vmin, vmax, low, high, pixe
 
 
 @pytest.mark.parametrize("spec", KEPT)
-def test_a_string_without_such_an_end_stays(spec):
+def test_a_string_without_a_trailing_value_range_is_unchanged(spec):
     assert split_device_ops(spec) == (spec, Normalisation((0.0,), (1.0,)))
 
 
@@ -86,7 +86,7 @@ def test_a_string_without_such_an_end_stays(spec):
         "setdefault('label', 0)",
     ],
 )
-def test_ops_that_leave_the_image_alone_may_follow(tail, tmp_path):
+def test_ops_that_do_not_touch_the_image_may_follow(tail, tmp_path):
     words = tmp_path / "words.txt"
     words.write_text("cat\n")
     tail = tail.replace("unused", str(words))
@@ -107,7 +107,7 @@ def test_a_faulty_string_is_refused():
 
 
 @pytest.mark.parametrize("spec", ["decode|resize(8)", "decode|value_range(-1, 1)|flip_lr"])
-def test_a_run_says_its_value_range_even_if_it_is_that_of_the_pixels(spec):
+def test_a_missing_value_range_is_refused_even_for_raw_pixels(spec):
     with pytest.raises(UserError, match=r"^data\.train_pp .*add value_range\(-1, 1\).*\(0, 255\)"):
         require_equal_ranges(spec, "decode|value_range(-1, 1)")
     with pytest.raises(UserError, match=r"^data\.eval_pp .*does not end with a value range"):
@@ -137,7 +137,7 @@ def test_training_and_evaluation_show_a_model_the_same_numbers(train, evaluation
         require_equal_ranges(f"decode|flip_lr|{same}", f"decode|{same}|keep('image')")
 
 
-def test_ranges_that_are_written_differently_may_be_the_same():
+def test_differently_written_ranges_may_be_equal():
     std = "(127.5, 127.5, 127.5)"
     require_equal_ranges("value_range(-1, 1)", f"vgg_value_range({std}, {std})")
     require_equal_ranges("value_range", "value_range(-1, 1, clip_values=True)")

@@ -40,7 +40,7 @@ def get_uniform_ks(values, low, high):
     return np.abs((np.sort(values) - low) / (high - low) - ranks).max()
 
 
-def test_the_example_is_not_changed_and_no_key_is_added(noise):
+def test_ops_neither_change_the_example_nor_add_keys(noise):
     data = {"image": noise, "label": 3, "nested": {"a": 1}}
     result = get_fn("flip_lr|copy('nested', 'n')|drop('nested')|value_range")(data)
     assert sorted(result) == ["image", "label", "n"]
@@ -83,7 +83,7 @@ def jitter(image, steps, factors):
     return pixels
 
 
-def test_jitter_is_the_closed_form_in_an_order_that_is_drawn_anew(noise):
+def test_jitter_is_the_closed_form_in_a_random_order(noise):
     import tensorflow as tf
 
     from big_vision.pp.randomness import Randomness
@@ -102,7 +102,7 @@ def test_jitter_is_the_closed_form_in_an_order_that_is_drawn_anew(noise):
     assert all(15 < orders.count(order) < 60 for order in itertools.permutations(range(3)))
 
 
-def test_hue_turns_colours_and_leaves_grey():
+def test_hue_rotates_colours_and_keeps_grey():
     image = np.zeros((1, 2, 3), np.uint8)
     image[0, 0], image[0, 1] = (200, 0, 0), (80, 80, 80)
     changed = draw("color_jitter(hue=0.5)", image, 200)
@@ -121,7 +121,7 @@ def test_jitter_of_strength_zero_changes_nothing(noise):
     np.testing.assert_array_equal(draw("color_jitter", noise, 1)[0], noise)
 
 
-def test_one_of_gray_blur_and_solarize_is_applied_each_as_likely(noise):
+def test_grey_blur_and_solarize_are_applied_equally_often(noise):
     from big_vision.pp.ops_augment import blur_image
 
     results = draw("gray_blur_solarize", noise, 1200)
@@ -154,7 +154,7 @@ def test_blur_is_a_gaussian_and_keeps_constants():
     np.testing.assert_allclose(found, np.outer(kernel, kernel), atol=1e-5)
 
 
-def test_three_augment_jitters_each_of_the_three(noise):
+def test_three_augment_jitters_after_each_of_its_three_ops(noise):
     results = draw("three_augment", noise, 900)
     flat = np.ptp(results.astype(int), axis=3).max((1, 2)) <= 1
     assert abs(flat.mean() - 1 / 3) < 0.052
@@ -175,7 +175,7 @@ def test_three_augment_draws_brightness_and_contrast_uniformly():
     assert get_uniform_ks(4 * (high - low) / (high + low), 0.7, 1.3) < 0.075
 
 
-def test_autoaugment_leaves_as_many_images_as_its_probabilities_say(noise):
+def test_autoaugment_leaves_the_expected_share_of_images_unchanged(noise):
     from big_vision.pp.autoaugment import POLICY_V0
 
     no_effect = {("ShearX", 0), ("ShearY", 0), ("Rotate", 0)}
@@ -188,7 +188,7 @@ def test_autoaugment_leaves_as_many_images_as_its_probabilities_say(noise):
     assert abs(share - np.mean(untouched)) < 0.025
 
 
-def test_randaug_layers_draw_apart(noise):
+def test_randaug_layers_draw_independently(noise):
     # Inverting twice is the identity; a layer that repeats the one before would show it.
     one, two = draw("randaug(1, 0)", noise, 600), draw("randaug(2, 0)", noise, 600)
     inverted = 255 - noise
@@ -198,7 +198,7 @@ def test_randaug_layers_draw_apart(noise):
     assert (two == inverted).all((1, 2, 3)).mean() > (one == inverted).all((1, 2, 3)).mean() / 4
 
 
-def test_randaug_turns_shears_and_moves_both_ways(noise):
+def test_randaug_rotates_shears_and_translates_in_both_directions(noise):
     from big_vision.pp import autoaugment
 
     found = {result.tobytes() for result in draw("randaug(1, 1)", noise, 400)}
@@ -259,7 +259,7 @@ def test_lookup_works_inside_tf_data(tmp_path):
     assert [int(row["s"]) for row in dataset] == [9, 4]
 
 
-def test_choice_gives_all_entries_where_fewer_are_fine():
+def test_choice_returns_all_entries_with_fewer_ok():
     preprocess = get_fn("choice(n=[5, 6], key='t', fewer_ok=True)")
     assert preprocess({"t": [3, 1, 2]})["t"].numpy().tolist() == [3, 1, 2]
     import tensorflow as tf
@@ -300,7 +300,7 @@ def test_static_shapes_survive_the_ops_that_fix_them():
 
 
 @pytest.mark.parametrize("value", [0, 7, 128, 255])
-def test_a_grey_image_stays_itself_where_colour_is_taken_out(value):
+def test_removing_colour_keeps_a_grey_image_unchanged(value):
     image = np.full((3, 4, 3), value, np.uint8)
     flat = draw("gray_blur_solarize(0.1, 0.1, threshold=256)", image, 30)
     kept = {int(one.reshape(-1)[0]) for one in flat}
@@ -308,7 +308,7 @@ def test_a_grey_image_stays_itself_where_colour_is_taken_out(value):
     assert value in kept
 
 
-def test_a_padded_shape_is_known_before_an_image_is_there():
+def test_a_padded_shape_is_known_statically():
     import tensorflow as tf
 
     fn = get_fn("pad_to_shape((4, None, 5), key='image')")
@@ -318,7 +318,7 @@ def test_a_padded_shape_is_known_before_an_image_is_there():
     assert padded.element_spec.shape.as_list() == [4, 3, 5]
 
 
-def test_a_table_that_would_run_code_is_not_opened(tmp_path):
+def test_a_pickled_table_is_not_opened(tmp_path):
     np.savez(tmp_path / "names.npz", fnames=np.array(["a", "b"], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):
         get_fn(f"lookup('{tmp_path / 'names.npz'}', key='label')")({"label": "a"})
@@ -328,7 +328,7 @@ def test_a_table_that_would_run_code_is_not_opened(tmp_path):
     "method",
     ["bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic"],
 )
-def test_every_method_of_resizing_is_tensorflows(method, noise):
+def test_every_resize_method_matches_tensorflow(method, noise):
     import tensorflow as tf
 
     found = get_fn(f"resize((9, 7), method='{method}')")({"image": noise})["image"].numpy()
@@ -338,13 +338,13 @@ def test_every_method_of_resizing_is_tensorflows(method, noise):
     assert len(RESIZE_METHODS) == 8
 
 
-def test_an_error_of_an_op_tells_its_place():
+def test_an_error_of_an_op_names_the_op():
     with pytest.raises(Exception) as raised:
         get_fn("value_range|randaug(2, 10)")({"image": np.zeros((2, 2, 3), np.uint8)})
     assert any("randaug" in note for note in raised.value.__notes__)
 
 
-def test_one_channel_is_decoded_where_one_is_asked_for():
+def test_one_channel_is_decoded_on_request():
     coloured = io.BytesIO()
     Image.new("RGB", (8, 8), (200, 50, 50)).save(coloured, "JPEG")
     for args, channels in (("channels=1", 1), ("", 3), ("channels=1, precise=True", 1)):
@@ -352,7 +352,7 @@ def test_one_channel_is_decoded_where_one_is_asked_for():
         assert decode({"image": coloured.getvalue()})["image"].shape == (8, 8, channels)
 
 
-def test_numbers_for_another_example_are_those_of_that_example():
+def test_random_numbers_for_another_example_are_the_ones_it_draws_itself():
     import tensorflow as tf
 
     from big_vision.pp.randomness import Randomness
@@ -365,7 +365,7 @@ def test_numbers_for_another_example_are_those_of_that_example():
 
 
 @pytest.mark.parametrize(("side", "scale"), [(33, 1), (64, 2), (128, 4), (300, 8)])
-def test_a_box_is_decoded_at_the_smallest_scale_that_is_no_smaller_than_asked(side, scale):
+def test_a_box_is_decoded_at_the_smallest_sufficient_scale(side, scale):
     import tensorflow as tf
 
     ramp = np.linspace(20, 235, side)

@@ -55,7 +55,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", policies.RANDAUG)
-def test_an_operation_gives_the_pixels_of_timms(name, photograph):
+def test_an_operation_gives_timms_pixels(name, photograph):
     kinds = {1: Image.Resampling.BILINEAR, 2: Image.Resampling.BICUBIC}
     is_colour = name in policies._COLOURS
     for argument in ARGUMENTS[name]:
@@ -122,7 +122,7 @@ def test_trivial_augment_has_the_operations_and_strengths_of_torchvision(photogr
                 assert differs <= (0.02 if name in policies._MOVES else 0), (name, magnitude)
 
 
-def test_a_layer_does_nothing_as_often_as_is_asked(photograph):
+def test_a_layer_is_skipped_with_the_requested_probability(photograph):
     small = photograph[:24, :24]
     still = {}
     for probability in (0.3, 0.9):
@@ -132,7 +132,7 @@ def test_a_layer_does_nothing_as_often_as_is_asked(photograph):
     assert 0.02 < still[0.9] < 0.25
 
 
-def test_magnitudes_are_drawn_as_timm_draws_them():
+def test_magnitudes_have_timms_distribution():
     import tensorflow as tf
 
     from big_vision.pp.randomness import Randomness
@@ -147,7 +147,7 @@ def test_magnitudes_are_drawn_as_timm_draws_them():
     assert set(policies.draw_magnitudes(3, 7, 0, 10, part).numpy()) == {7.0}
 
 
-def test_augmix_stays_between_the_image_and_what_operations_make(photograph):
+def test_augmix_mixes_the_image_with_augmented_ones(photograph):
     """A mean of images of one colour is that colour, whatever the weights."""
     flat = np.full((16, 16, 3), 90, np.uint8)
     results = draw("augmix(3, width=1, chain_length=1)", flat, 40)

@@ -82,7 +82,7 @@ def test_seed_epoch_index_and_position_each_change_the_pixels(spec, image):
     assert count_equal(shifted, base) < most
 
 
-def test_numbers_beyond_32_bits_are_told_apart(image):
+def test_seeds_beyond_32_bits_differ(image):
     from big_vision.pp.builder import get_preprocess_fn
 
     preprocess = get_preprocess_fn("random_crop(8)")
@@ -130,7 +130,7 @@ def test_the_draws_are_the_same_on_every_machine():
     assert not np.array_equal(draws, Randomness(1, 2, example).child(0).uniform([2]).numpy())
 
 
-def test_choice_without_replacement_takes_text_as_id():
+def test_choice_without_replacement_takes_string_ids():
     from big_vision.pp.builder import get_preprocess_fn
 
     preprocess = get_preprocess_fn("choice_no_replacement(key='t')")

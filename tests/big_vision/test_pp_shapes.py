@@ -44,7 +44,7 @@ def encode() -> bytes:
 
 
 @pytest.mark.parametrize("spec", KNOWN)
-def test_the_shape_is_that_of_the_image_that_comes_out(spec):
+def test_the_derived_shape_is_that_of_the_preprocessed_image(spec):
     made = get_preprocess_fn(spec)({"image": encode(), "label": 1})["image"]
     assert find_image_shape(spec, "data.train_pp", "image") == tuple(made.shape)
 
@@ -64,7 +64,7 @@ def test_the_shape_is_that_of_the_image_that_comes_out(spec):
         'decode|resize(8)|setdefault("image", 0)',
     ],
 )
-def test_what_only_a_run_can_tell_is_not_guessed(spec):
+def test_shapes_known_only_at_run_time_are_none(spec):
     assert find_image_shape(spec, "data.train_pp", "image") is None
 
 
@@ -77,7 +77,7 @@ def test_the_datasets_own_sides_are_used():
     assert find_image_shape(spec, "data.eval_pp", "image", source) == (9, 9, 3)
 
 
-def test_another_key_of_the_image_is_followed():
+def test_an_image_under_another_key_is_followed():
     spec = 'decode(key="picture")|resize(8, key="picture")'
     assert find_image_shape(spec, "data.train_pp", "picture") == (8, 8, 3)
 
@@ -92,7 +92,7 @@ def test_another_key_of_the_image_is_followed():
         ("decode|resize(8)|convert_to_video(4)", "images of 4 dimensions"),
     ],
 )
-def test_what_is_no_image_is_refused_with_the_key(spec, words):
+def test_a_result_that_is_no_image_is_refused_with_the_key(spec, words):
     with pytest.raises(UserError, match=r"^data\.eval_pp") as caught:
         find_image_shape(spec, "data.eval_pp", "image")
     assert words in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 from big_vision.tensorflow_setup import _hide_packages
 
 
-def test_a_package_is_hidden_from_one_thread_while_something_is_imported(tmp_path, monkeypatch):
+def test_a_package_is_hidden_only_from_the_importing_thread(tmp_path, monkeypatch):
     for name in ("hidden_one", "hidden_two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("VALUE = 1\n")

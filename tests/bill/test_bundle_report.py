@@ -77,7 +77,7 @@ def describe(costs: dict | None) -> Report:
     )
 
 
-def test_the_interval_has_bundles_between_bound_and_estimate(monkeypatch, capsys):
+def test_bundles_lie_between_lower_bound_and_estimate(monkeypatch, capsys):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     plain, counted = describe(None), describe(COSTS)
     assert (plain.bundles, plain.step_ms.bundles) == (None, None)
@@ -95,12 +95,12 @@ def test_the_interval_has_bundles_between_bound_and_estimate(monkeypatch, capsys
     assert Report.model_validate_json(counted.model_dump_json()) == counted
 
 
-def test_an_order_that_does_not_hold_is_shown_as_it_is():
+def test_a_violated_order_of_figures_is_shown():
     text = printing.order(Interval(lower=2.0, bundles=1.0, estimate=3.0), ".0f", "ms")
     assert text == "2 ms (bound) >= 1 ms (bundles with DMA) <= 3 ms (estimate)"
 
 
-def test_costs_are_kept_until_the_reader_changes(tmp_path: Path, monkeypatch):
+def test_costs_are_cached_until_the_reader_changes(tmp_path: Path, monkeypatch):
     write_stored(tmp_path, Compiled("HloModule x", {}, costs={**COSTS, "endless": None}))
     found = read_stored(tmp_path, with_bundles=True)
     assert found.costs == {**COSTS, "endless": None} and found.cached
@@ -125,7 +125,7 @@ if "bundles" in request:
 """
 
 
-def test_listings_are_asked_for_only_with_the_flag(tmp_path, monkeypatch):
+def test_listings_are_requested_only_with_the_flag(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text(CHILD)
     monkeypatch.setattr(compiler, "CHILD", child)

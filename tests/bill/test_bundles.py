@@ -46,7 +46,7 @@ hlo: copy
 """  # noqa: E501
 
 
-def test_a_loop_is_issued_as_often_as_its_counter_says():
+def test_a_loop_is_issued_as_often_as_its_counter_runs():
     cost = count_bundles(read_listing(LISTING), V5E)
     assert cost.issued == 1 + 10 * 13 + 1
     assert cost.empty == 10 * 5
@@ -79,7 +79,7 @@ def test_transfers_share_the_bandwidth_and_later_ones_slow_earlier_ones():
     assert third.done == pytest.approx(2 * V5E.latency_cycles + 3 * alone)
 
 
-def test_transfers_end_however_late_they_are():
+def test_transfers_end_after_very_many_cycles():
     """Behind 1e8 cycles a time's last digit stands for more bytes than are left."""
     for cycle in (1e8 + 0.3, 1e9 + 0.7):
         memory = HbmTraffic(V5E)
@@ -88,7 +88,7 @@ def test_transfers_end_however_late_they_are():
         assert last == pytest.approx(V5E.latency_cycles + 32 * 4989 / V5E.bytes_per_cycle, abs=1e-5)
 
 
-def test_what_depends_on_data_is_counted_and_taken_as_not_happening():
+def test_data_dependent_instructions_are_counted_but_not_simulated():
     text = """
    0x0   :  { %s1_s0 = vpop.scalar %v0 }
    0x1   :  { %p2_p0 = scmp.eq.s32.totalorder %s1_s0, 0 }
@@ -132,7 +132,7 @@ base_bounds: (256, 16) */ }
 """  # noqa: E501
 
 
-def test_a_transfer_that_memory_describes_is_read_from_there():
+def test_a_transfer_described_in_memory_is_read_from_memory():
     """As v2 and v3 do what has strides: spaces, size and flag are words of a table."""
     v3 = get_chip_model(GENERATIONS["v3"])
     cost = count_bundles(read_listing(DESCRIBED), v3)
@@ -199,7 +199,7 @@ def _draw_loop(draw: random.Random) -> str:
     return "\n".join(f"0x{place:x}   :  {{ {row} }}" for place, row in enumerate(rows))
 
 
-def test_steps_made_functions_do_what_their_text_says():
+def test_compiled_instructions_match_interpreted_ones():
     """Against a core that reads the text anew each time."""
     told = 0
     for seed in range(60):
@@ -235,7 +235,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 """  # noqa: E501
 
 
-def test_a_program_tells_what_each_cost_is_from(tmp_path: Path):
+def test_a_program_names_the_source_of_each_cost(tmp_path: Path):
     (tmp_path / "17-work-01-packed-bundles-post-ra.txt").write_text(LISTING)
     (tmp_path / "18-TLP-01-packed-bundles-post-ra.txt").write_text(LISTING)
     (tmp_path / "17-work-00-schedule-analysis_packed-bundles-post-ra.txt").write_text("x")
@@ -262,7 +262,7 @@ PROGRAMS = [
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 @pytest.mark.parametrize("name", ["v3", "v4", "v5e", "v5p", "v6e"])
-def test_programs_of_known_size_cost_what_they_must(name):
+def test_programs_of_known_size_have_the_expected_cost(name):
     target = parse_target(name)
     model, generation = get_chip_model(target.generation), target.generation
     cores = 2 if name == "v5p" else 1

@@ -68,7 +68,7 @@ request.answer.write_bytes(pickle.dumps(answer))
 """
 
 
-def test_every_step_is_traced_in_a_process_of_its_own(tmp_path, monkeypatch):
+def test_every_step_is_traced_in_its_own_process(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text(TRACE_CHILD.format(root=str(ROOT)))
     monkeypatch.setattr(tracing, "CHILD", child)
@@ -87,7 +87,7 @@ def test_every_step_is_traced_in_a_process_of_its_own(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_a_search_finds_what_was_compiled_alone(tmp_path, monkeypatch, capsys):
+def test_a_search_reuses_what_was_compiled_before(tmp_path, monkeypatch, capsys):
     """The step of one half is the second that the search traces."""
     child, store = tmp_path / "child.py", tmp_path / "store"
     child.write_text("raise SystemExit('Ran out of memory: Used 20.50G of 15.75G hbm')")

@@ -56,7 +56,7 @@ def test_targets_name_topologies(text, topology, devices):
 
 
 @pytest.mark.parametrize("text", ["v5litepod-4", "v7", "v5e:", "v5e:2", "v5e:2xa", "v5e:2x2x2", ""])
-def test_an_unknown_target_gets_the_list(text):
+def test_an_unknown_target_is_refused_with_the_known_ones(text):
     with pytest.raises(UserError, match="v5e:AxB"):
         parse_target(text)
 
@@ -71,7 +71,7 @@ def test_an_unknown_target_gets_the_list(text):
         ("v4:16x16x20", "v4 has at most 4096 chips"),
     ],
 )
-def test_a_slice_that_does_not_exist_is_refused_by_the_name_of_the_flag(text, rule):
+def test_a_nonexistent_slice_is_refused_with_the_flag(text, rule):
     with pytest.raises(UserError, match=f"^--on .*{rule}"):
         parse_target(text, flag="--on")
 
@@ -88,7 +88,7 @@ def test_more_chips_than_the_slice_has_are_refused_with_the_slice_that_fits():
     assert parse_target("v5e", chips=64).devices == 64
 
 
-def test_the_derived_clock_makes_the_matrix_unit_as_wide_as_the_peak():
+def test_derived_clocks_give_the_known_matrix_unit_widths():
     widths = {
         "v2": 32_768,
         "v3": 65_536,
@@ -124,7 +124,7 @@ def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, caps
         (["--store", "/proc/nowhere"], r"--store \('/proc/nowhere/benchmarks'\) cannot be created"),
     ],
 )
-def test_what_cannot_be_written_or_read_is_found_before_anything_compiles(flags, message, capsys):
+def test_unreadable_and_unwritable_paths_are_refused_before_compiling(flags, message, capsys):
     try:
         assert main(["--config", CONFIG, *flags]) == 2
     except SystemExit as stop:
@@ -156,7 +156,7 @@ OUT_OF_MEMORY = (
 )
 
 
-def test_an_abort_becomes_a_message(tmp_path, monkeypatch):
+def test_a_compiler_abort_gives_a_message(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"aborted by signal 6 .*strided DMA"):
         run_child(tmp_path, monkeypatch, ABORT)
 
@@ -197,7 +197,7 @@ def test_bad_input_gives_one_line(flags, word, capsys, monkeypatch):
     assert text[-1].startswith("error: ")
 
 
-def test_help_says_what_this_is():
+def test_help_describes_the_program():
     done = subprocess.run(
         [sys.executable, "bill/compile_for_tpu.py", "--help"],
         cwd=ROOT,
@@ -260,7 +260,7 @@ def test_a_regression_above_five_percent_fails(cost, code, tmp_path, capsys, mon
     assert "no report has a figure 'mcycle'; did you mean 'bundles_mcycles' or" in error
 
 
-def test_an_older_verdict_without_a_figure_is_a_finding(tmp_path, capsys, monkeypatch):
+def test_a_figure_missing_in_an_older_verdict_is_a_finding(tmp_path, capsys, monkeypatch):
     base = tmp_path / "base.json"
     values = json.loads(create_report(10.0).model_dump_json())
     base.write_text(json.dumps({**values, "schema_version": 2, "estimated_mcycles": None}))
@@ -322,7 +322,7 @@ def test_a_limit_that_the_compiler_shifts_is_bracketed():
     assert len(search.points) <= 9
 
 
-def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
+def test_a_run_of_which_no_batch_size_fits_is_refused(monkeypatch, tmp_path):
     memory = analysis.Memory(usable_bytes=10, peak_bytes=11)
     report = create_report(None).model_copy(update={"memory": memory, "fits": False})
     monkeypatch.setattr(step_report, "create_report", lambda *_: report)
@@ -332,7 +332,7 @@ def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
         step_report.find_max_batch(compilation, options, report)
 
 
-def test_the_json_has_a_schema_that_its_reports_keep():
+def test_reports_match_their_json_schema():
     report = create_report(10.0)
     schema = Report.model_json_schema()
     assert {"estimated_mcycles", "flops", "hbm_bytes", "memory"} <= set(schema["properties"])
@@ -346,7 +346,7 @@ def test_the_json_has_a_schema_that_its_reports_keep():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
-def test_the_gate_of_a_vit_of_two_blocks(tmp_path):
+def test_a_vit_of_two_blocks_passes_its_gate(tmp_path):
     """The real compiler on the real step, by the command line."""
     target = tmp_path / "report.json"
     command = [
@@ -372,7 +372,7 @@ def test_the_gate_of_a_vit_of_two_blocks(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
-def test_the_gate_of_a_decoder_of_two_blocks(tmp_path):
+def test_a_decoder_of_two_blocks_passes_its_gate(tmp_path):
     """33.5 Mcyc; plain JAX costs 41.6 with scores in bfloat16."""
     target = tmp_path / "report.json"
     command = [

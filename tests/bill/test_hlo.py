@@ -25,7 +25,7 @@ ENTRY %main (a: f32[3,4,8], b: f32[3,8,5]) -> f32[3,4,5] {
 """  # noqa: E501
 
 
-def test_flops_of_matrix_products_are_two_for_each_output_and_contracted_number():
+def test_matrix_products_have_two_flops_per_output_and_contraction():
     assert count_dot_flops(TEXT) == 2 * (4 * 2) * 8 + 2 * (3 * 4 * 5) * 8
     assert count_dot_flops("") == 0
 

@@ -79,7 +79,7 @@ def test_only_a_split_that_was_compiled_as_a_whole_is_chosen():
     assert search_micro_batches(64, lambda examples: report(*costs[examples]), measure)[1] == 0
 
 
-def test_between_kernels_and_none_bundles_decide_alone():
+def test_bundles_alone_decide_between_splits_with_and_without_kernels():
     """A kernel counts by its bundles, which are few beside the estimate of what it stands for."""
     for bundles, place in ((42.6, 1), (46.0, 0), (50.0, 0)):
         whole = report(61.5, 47.5)
@@ -93,7 +93,7 @@ def test_between_kernels_and_none_bundles_decide_alone():
     assert found[1].cost == (60.0 + 9.2, 42.6) and choose_cheapest(found) == 1
 
 
-def test_what_only_one_figure_believes_in_is_no_gain():
+def test_a_gain_in_only_one_figure_is_no_gain():
     assert choose_cheapest(splits((100.0, 50.0), (60.0, 51.0))) == 0
     assert choose_cheapest(splits((100.0, 50.0), (98.0, 49.0))) == 0
     assert choose_cheapest(splits((100.0, 50.0), (99.0, 40.0))) == 1
@@ -101,7 +101,7 @@ def test_what_only_one_figure_believes_in_is_no_gain():
     assert choose_cheapest(splits((None, 0.0))) is None
 
 
-def test_a_split_that_is_refused_ends_the_search_and_the_first_one_is_an_error(capsys):
+def test_a_refused_split_ends_the_search_and_a_refused_whole_fails(capsys):
     def probe(examples: int) -> Report:
         if examples == 16:
             raise UserError("pairs")
@@ -146,7 +146,7 @@ def test_a_verdict_goes_into_the_file_and_replaces_an_older_one(tmp_path: Path):
 
 
 @pytest.mark.parametrize("text", ["model: {name: x}\n", "train: {epochs: 3}\n"])
-def test_a_file_without_room_for_it_is_refused(text, tmp_path):
+def test_a_file_without_a_place_for_a_verdict_is_refused(text, tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=r"add train\.verdicts yourself"):
@@ -171,7 +171,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeyp
     assert text.startswith("error: ") and words in text and text.count("\n") == 1
 
 
-def test_a_file_without_room_for_a_verdict_is_refused_before_the_search(
+def test_a_file_without_a_place_for_a_verdict_is_refused_before_the_search(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
@@ -192,7 +192,9 @@ def test_a_file_without_room_for_a_verdict_is_refused_before_the_search(
         (["--micro-batches"], False),
     ],
 )
-def test_a_step_is_traced_as_one_that_a_verdict_may_split(flags, is_automatic, capsys, monkeypatch):
+def test_a_step_is_traced_as_splittable_only_where_a_verdict_may_split_it(
+    flags, is_automatic, capsys, monkeypatch
+):
     def trace(*_: object, **given: object) -> None:
         assert given["is_automatic"] is is_automatic
         raise UserError("what the run would say")
@@ -204,7 +206,7 @@ def test_a_step_is_traced_as_one_that_a_verdict_may_split(flags, is_automatic, c
     assert capsys.readouterr().err.endswith("error: what the run would say\n")
 
 
-def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monkeypatch):
+def test_the_tool_writes_a_verdict_that_a_compilation_uses(tmp_path, capsys, monkeypatch):
     path = tmp_path / "x.yaml"
     path.write_text(Path(CONFIG).read_text())
     asked: list[tuple[int, int]] = []

@@ -51,7 +51,7 @@ def test_the_bodies_of_loops_count_as_often_as_they_run(instructions):
     assert analysis.sum_mcycles(instructions) * 1e6 == 1000 + 250 + 500 + 12 * 10
 
 
-def test_a_loop_without_a_count_runs_up_to_what_its_condition_compares_with():
+def test_a_loop_without_a_count_runs_up_to_its_conditions_constant():
     unknown = PROGRAM.replace('backend_config={"known_trip_count":{"n":"12"}}', "metadata={}")
     total = analysis.sum_mcycles(list_instructions(read_module(unknown))) * 1e6
     assert total == 1750 + 5 * 10
@@ -80,7 +80,7 @@ def test_hbm_bytes_are_those_of_arrays_outside_the_chip(instructions):
     assert get_hbm_bytes(instructions) == parts
 
 
-def test_an_operation_knows_the_module_that_it_comes_from():
+def test_an_operation_names_its_module():
     name = "step.2/student|backward|blocks.11.attn.proj.27/aten__einsum"
     assert read_origin(name) == Origin("student", "backward", "blocks.11.attn.proj")
     assert read_origin("optimizer|forward|.113/aten__sqrt") == Origin("optimizer", "forward", "")
@@ -119,14 +119,14 @@ def test_costs_are_grouped_by_role_and_sorted(instructions):
     assert [cost.mcycles for cost in top] == sorted((c.mcycles for c in top), reverse=True)
 
 
-def test_what_carries_no_estimate_is_counted_and_named(instructions):
+def test_instructions_without_an_estimate_are_counted_and_named(instructions):
     uncosted, scalars = analysis.list_uncosted(instructions)
     kinds = {one.opcode: one.count for one in uncosted}
     assert kinds == {"copy-start": 1, "all-reduce": 1, "select-and-scatter": 1}
     assert scalars == 1
 
 
-def test_collectives_tell_what_they_carry(instructions):
+def test_collectives_list_type_and_bytes(instructions):
     (found,) = analysis.list_collectives(instructions)
     assert (found.kind, found.dtype, found.bytes) == ("all-reduce", "f32", 4 * 8 * 128)
 
@@ -148,7 +148,7 @@ def test_known_faults_are_found(instructions):
     }
 
 
-def test_float32_runs_have_no_fault_of_float32(instructions):
+def test_float32_runs_have_no_float32_fault(instructions):
     faults = analysis.find_faults(
         instructions, create_export(), Compiled(PROGRAM), 64, is_bf16=False
     )

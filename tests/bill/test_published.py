@@ -36,7 +36,7 @@ def test_the_document_shows_the_table_that_the_tool_reads():
     assert len(rows) == len(PUBLISHED)
 
 
-def test_the_document_shows_the_products_that_others_have_timed():
+def test_the_document_shows_the_products_with_published_times():
     for one in PRODUCTS:
         cells = [
             f"{value:.2f}" if value is not None else "none" for value in (one.estimate, one.bundles)
@@ -50,7 +50,7 @@ def test_the_document_shows_the_products_that_others_have_timed():
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 @pytest.mark.parametrize("one", PRODUCTS, ids=lambda one: one.name)
-def test_the_products_cost_what_the_table_says(one):
+def test_the_products_have_the_costs_of_the_table(one):
     target = parse_target(one.generation)
     artifacts = export_in_jax([one.describe()], target, time_limit_s=900)
     found = compile_program(artifacts[0], target, time_limit_s=900).program
@@ -62,7 +62,7 @@ def test_the_products_cost_what_the_table_says(one):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 @pytest.mark.parametrize("one", [x for x in PUBLISHED if x.request], ids=lambda one: one.name)
-def test_the_steps_cost_what_the_table_says(one):
+def test_the_steps_have_the_costs_of_the_table(one):
     target = parse_target(one.generation)
     artifacts = export_in_jax([one.request], target, time_limit_s=900)
     found = compile_program(artifacts[0], target, time_limit_s=1800).program

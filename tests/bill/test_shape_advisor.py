@@ -88,7 +88,7 @@ def test_a_larger_size_at_the_same_cost_is_marked():
         ("head", "K", "width"),
     ],
 )
-def test_an_axis_has_the_models_word(path, axis, meaning):
+def test_an_axis_is_named_in_the_models_words(path, axis, meaning):
     assert tool.name_axis(Product(1, 64, 384, 10, [path]), axis, num_classes=10) == meaning
 
 
@@ -101,7 +101,7 @@ cycles = [1000 * batch * rows for batch, rows, inner, columns in products]
 """
 
 
-def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
+def test_the_table_holds_the_compilers_figures(tmp_path, monkeypatch, capsys):
     (tmp_path / "children").mkdir()
     (tmp_path / "children" / "matmul_child.py").write_text(CHILD)
     monkeypatch.setattr(tool, "__file__", str(tmp_path / "shape_advisor.py"))
@@ -167,7 +167,7 @@ def test_bad_input_gives_one_line(flags, word, capsys):
 
 
 @pytest.mark.parametrize("step", ["0", "-8", "0.5", "1e999", "NaN", "null", '"x"'])
-def test_a_law_that_pads_to_nothing_is_refused_in_one_line(step, tmp_path, capsys):
+def test_a_padding_law_without_positive_steps_is_refused_in_one_line(step, tmp_path, capsys):
     path = tmp_path / "law.json"
     path.write_text(f'{{"law": {{"M": 8, "K": {step}, "N": 128}}}}')
     assert tool.main(["--law", str(path)]) == 2

@@ -13,7 +13,7 @@ from utils.errors import UserError
 from utils.registry import Registry, load_object
 
 
-def test_sizes_of_a_dataset_that_is_not_here_are_given_by_name(tmp_path):
+def test_sizes_of_a_missing_dataset_are_given_by_name(tmp_path):
     pp = "--data.train_pp=decode|resize(8)|value_range(-1, 1)"
     config = create_config(tmp_path, "--data.source=folder", f"--data.root={tmp_path}", pp)
     made = create_synthetic_run(config, {"num_classes": 7}).replace_data(9, tmp_path)
@@ -22,7 +22,7 @@ def test_sizes_of_a_dataset_that_is_not_here_are_given_by_name(tmp_path):
         create_synthetic_run(config, {"vocab_size": 7})
 
 
-def test_a_task_without_a_twin_is_measured_with_its_own_data(tmp_path, monkeypatch):
+def test_a_task_without_synthetic_data_is_refused_with_input_real(tmp_path, monkeypatch):
     config = create_config(tmp_path)
     tasks = Registry("train.task")
     tasks.register("classify")(type("Plain", (RunTask,), {}))
@@ -33,12 +33,12 @@ def test_a_task_without_a_twin_is_measured_with_its_own_data(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", list(TASKS))
-def test_every_task_of_the_house_has_a_twin(name):
+def test_every_built_in_task_has_a_synthetic_run(name):
     assert isinstance(load_object(TASKS.get(name).twin), type)
 
 
 @pytest.mark.parametrize("text", ["num_classes", "num_classes=0", "num_classes=x"])
-def test_what_is_assumed_is_a_name_and_a_number(text):
+def test_an_assumption_must_be_a_name_and_a_number(text):
     argv = ["--config", "configs/tpu_step.yaml", "--assume", text]
     options = compile_for_tpu.main.parse(argv)
     with pytest.raises(UserError, match="must be NAME=NUMBER"):

@@ -29,7 +29,7 @@ def trace(tmp_path: Path, *flags: str) -> StepExport:
 
 
 @pytest.mark.xla
-def test_a_step_that_no_verdict_may_split_is_refused_in_the_runs_words(tmp_path):
+def test_an_unsplittable_step_is_refused_with_the_runs_message(tmp_path):
     config = create_config(tmp_path, device="xla")
     model = {"name": "cifar_resnet8x4", "args": {"in_chans": 1}, "image_size": None}
     config = change(config, model=model)
@@ -39,7 +39,7 @@ def test_a_step_that_no_verdict_may_split_is_refused_in_the_runs_words(tmp_path)
 
 
 @pytest.mark.xla
-def test_the_traced_step_is_whole_and_gives_its_memory_back(tmp_path):
+def test_the_traced_step_is_complete_and_donates_its_state(tmp_path):
     export = trace(tmp_path, "--train.ema=true", "--optim.max_grad_norm=1")
     weights = [name for name in export.arguments if name.startswith("model.")]
     averages = [name for name in export.arguments if name.startswith("ema.")]
@@ -74,7 +74,7 @@ def test_the_step_of_every_task_is_traced_without_its_data(tmp_path, create, uni
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_a_steps_kernels_are_those_of_the_chip_that_it_is_for(tmp_path):
+def test_a_step_uses_the_kernels_of_its_target_chip(tmp_path):
     """`model.kernels: auto` takes on a v5e what pallas takes of its rule, and nothing on a v3."""
     pytest.importorskip("jax", reason="needs jax: setup --tpu-compiler")
     sizes = {
@@ -113,7 +113,7 @@ def test_an_accumulated_step_is_longer_and_tracing_is_repeatable(tmp_path):
     assert again.digest == plain.digest != split.digest
 
 
-def test_a_program_is_known_by_its_operations_and_not_by_the_place_of_its_source():
+def test_a_programs_digest_ignores_source_locations():
     line = (
         '%a = f32[8] add(%b, %c), metadata={op_name="blocks.0" source_file="/x/a.py" source_line=7}'
     )
@@ -146,7 +146,7 @@ print(json.dumps({"donations": len(export.donations), "arguments": export.argume
 
 
 @pytest.mark.xla
-def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
+def test_a_partitioned_step_lists_its_state_and_its_shards(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", SPMD, str(tmp_path)], cwd=ROOT, capture_output=True, text=True
     )
@@ -183,7 +183,7 @@ def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
     assert find_image_shape(config) == shape
 
 
-def test_datasets_that_tfds_knows_have_images_of_their_own_size():
+def test_images_of_known_tfds_datasets_have_their_size():
     config = load_config(["--config", "configs/kd/cifar100_dkd.yaml"])
     assert find_image_shape(config) == (32, 3)
     spec = 'decode|random_crop(600)|concat(["image", "image"])|resize(32)'
@@ -192,13 +192,13 @@ def test_datasets_that_tfds_knows_have_images_of_their_own_size():
         find_image_shape(config)
 
 
-def test_a_teacher_that_cannot_see_the_images_is_refused_by_name(tmp_path):
+def test_a_teacher_of_another_image_size_is_refused_by_name(tmp_path):
     config = load_config(["--config", "configs/kd/digits_dkd.yaml"])
     with pytest.raises(UserError, match=r"distill.teacher \('vit_tiny_patch16_224'\).* 8 x 8 x 1"):
         derive_config(config, tmp_path, batch=4, devices=1, given={"num_classes": 10})
 
 
-def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
+def test_a_cached_teacher_needs_no_matching_image_size(tmp_path):
     flags = ["--config", "configs/kd/digits_cached.yaml", "--distill.teacher_cache=nowhere"]
     derived = derive_config(
         load_config(flags), tmp_path, batch=4, devices=1, given={"num_classes": 10}
@@ -206,7 +206,7 @@ def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
     assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
 
 
-def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):
+def test_a_derived_run_keeps_only_what_the_step_needs(tmp_path):
     flags = [
         "--config",
         CONFIG,

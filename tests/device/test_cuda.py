@@ -56,7 +56,7 @@ def test_twenty_steps_agree_with_the_cpu(tmp_path):
         ("--train.remat", "--profile.steps=3-4"),
     ],
 )
-def test_every_mode_learns_alike_within_its_precision(flags, tmp_path):
+def test_every_mode_trains_alike_within_its_precision(flags, tmp_path):
     # Remat needs blocks that repeat.
     model = f"--model.args={json.dumps({**VIT_ARGS, 'depth': 2})}"
     expected = train(tmp_path / "cpu", "cpu", model)
@@ -64,7 +64,7 @@ def test_every_mode_learns_alike_within_its_precision(flags, tmp_path):
     assert metrics[-1]["loss"] == pytest.approx(expected[-1]["loss"], rel=2e-2)
 
 
-def test_batches_arrive_whole_from_the_copying_thread():
+def test_batches_arrive_complete_from_the_copying_thread():
     runtime = create_runtime(RuntimeSection(device="cuda", num_processes=1))
     batches = [create_batch(64, seed) for seed in range(20)]
     with runtime.prefetch(batches) as feeder:

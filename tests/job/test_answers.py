@@ -45,7 +45,7 @@ def create_split() -> list:
 
 
 @pytest.mark.parametrize("create", [create_cpu_runtime, create_xla_runtime])
-def test_the_bits_are_what_the_sums_count_in_the_order_of_the_split(create):
+def test_hit_bits_follow_the_split_and_add_up_to_the_counts(create):
     runtime, task, split = create(), TinyTask(), create_split()
     model = runtime.prepare(create_vit())
     before = runtime.counters()
@@ -93,7 +93,7 @@ def test_other_examples_have_another_hash():
     assert hash_of(labels, "digits") != same
 
 
-def test_a_task_without_right_and_wrong_keeps_nothing():
+def test_a_task_without_correctness_keeps_no_hits():
     class Unmarked(TinyTask):
         def count_with_correctness(self, model, batch):
             return self.count(model, batch), None
@@ -104,7 +104,7 @@ def test_a_task_without_right_and_wrong_keeps_nothing():
     assert answers.gather(0) is None
 
 
-def test_a_run_keeps_them_and_one_that_goes_back_makes_the_same_again(tmp_path):
+def test_a_run_keeps_hits_and_a_rolled_back_one_reproduces_them(tmp_path):
     flags = (
         *SYNTHETIC,
         "--config=configs/smoke.yaml",

@@ -34,7 +34,7 @@ def find(flags, *more):
     return find_lineage(check(load_config([*flags, *more])), [{"top1": 50.0}])
 
 
-def test_a_run_notes_its_teacher_before_its_first_step(flags, teacher_run, tmp_path):
+def test_a_run_records_its_teacher_before_its_first_step(flags, teacher_run, tmp_path):
     """The run ends at once: what it has noted was noted at its start."""
     own = [f"--teacher_path={teacher_run}", f"--run.output_dir={tmp_path}", "--run.run_id=taught"]
     assert main.main([*flags, *own, "--run.tensorboard=false"]) == 0
@@ -48,9 +48,7 @@ def test_a_run_notes_its_teacher_before_its_first_step(flags, teacher_run, tmp_p
     assert known.weights == sums["student.safetensors"]
 
 
-def test_checkpoints_files_and_copies_lead_to_the_run_or_say_their_checksum(
-    flags, teacher_run, tmp_path
-):
+def test_checkpoints_files_and_copies_identify_their_run_or_checksum(flags, teacher_run, tmp_path):
     (step,) = (teacher_run / "checkpoints").glob("step_*")
     name = RunRecord(teacher_run).facts.id
     for place in (teacher_run / "student.safetensors", step):
@@ -73,7 +71,7 @@ def test_checkpoints_files_and_copies_lead_to_the_run_or_say_their_checksum(
     assert (damaged.id, damaged.hash) == ("", whole.hash)
 
 
-def test_two_teachers_are_two_and_the_runs_own_past_and_average_are_none(flags, teacher_run):
+def test_two_teachers_are_recorded_but_not_the_runs_past_or_average(flags, teacher_run):
     two = json.dumps(
         [
             {"model": "past"},
@@ -95,7 +93,7 @@ def test_two_teachers_are_two_and_the_runs_own_past_and_average_are_none(flags, 
     assert find(["--config", flags[1].replace("_kd", "_student"), *flags[2:]]) == []
 
 
-def test_answers_in_a_cache_tell_whose_they_are(flags, teacher_run, tmp_path):
+def test_a_teacher_cache_names_its_teacher_run(flags, teacher_run, tmp_path):
     job = check(load_config([*flags, f"--teacher_path={teacher_run}"]))
     (tmp_path / LINEAGE_FILE).write_text(format_note(find_lineage(job)))
     section = job.config.distill.model_copy(

@@ -30,7 +30,7 @@ def create_meter(budget: int = 8) -> tuple[LoopMeter, CountingRuntime]:
     return LoopMeter(runtime, budget, 10, "img"), runtime
 
 
-def test_graphs_and_host_reads_are_booked_to_steps_and_evaluations():
+def test_graphs_and_host_reads_are_counted_by_steps_and_evaluations():
     meter, runtime = create_meter()
     runtime.now["graphs"] += 1
     meter.end_step(1, 16, 0.25)
@@ -65,7 +65,7 @@ def test_exceeding_the_graph_budget_names_phase_and_step(phase, step):
                 pass
 
 
-def test_a_budget_that_is_used_up_is_no_error_while_nothing_compiles():
+def test_an_exhausted_budget_is_no_error_while_nothing_compiles():
     meter, _ = create_meter(budget=3)
     for step in range(4):
         meter.end_step(step, 16, 0.0)
@@ -89,7 +89,7 @@ def test_a_line_is_written_at_once_and_reads_back(tmp_path):
     writer.close()
 
 
-def test_a_number_that_nobody_knows_is_refused_before_it_is_written(tmp_path):
+def test_an_unknown_metric_is_refused_before_it_is_written(tmp_path):
     writer = MetricWriter(tmp_path)
     writer.write(1, "eval", {"top1": 50.0})
     with pytest.raises(UserError, match=r"'bleu' is not in the catalogue .* store\.METRICS\.add"):
@@ -131,7 +131,7 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
     assert read_metrics(tmp_path) == [*lines[:2], {"step": 3, "kind": "train", "loss/total": 5.0}]
 
 
-def test_lines_of_no_known_form_are_left_out(tmp_path):
+def test_lines_of_unknown_form_are_left_out(tmp_path):
     text = b'{"step": 1, "lr": 2.0}\n5\n[1]\n{"lr": 1}\n{"step": "x"}\n\xff\xfe{\n{"step": 2}\n'
     (tmp_path / "metrics.jsonl").write_bytes(text)
     assert read_metrics(tmp_path) == [
@@ -140,7 +140,7 @@ def test_lines_of_no_known_form_are_left_out(tmp_path):
     ]
 
 
-def test_a_writer_that_goes_back_drops_what_is_done_again(tmp_path):
+def test_a_rolled_back_writer_drops_repeated_steps(tmp_path):
     writer = MetricWriter(tmp_path)
     for step in (1, 2, 3):
         writer.write(step, "train", {"loss/total": float(step)})
@@ -166,7 +166,7 @@ def test_a_directory_without_metrics_is_refused(tmp_path):
         read_metrics(tmp_path)
 
 
-def test_curves_are_drawn_of_one_run_and_of_several(tmp_path):
+def test_curves_are_drawn_for_one_run_and_for_several(tmp_path):
     folders = {}
     for name in ("alone", "distilled"):
         folder = tmp_path / name
@@ -207,7 +207,7 @@ def test_a_picture_names_the_run_and_its_experiment(tmp_path, monkeypatch):
     assert labels == ["digits/first"]
 
 
-def test_a_full_disk_is_told_in_one_line(tmp_path):
+def test_a_full_disk_gives_a_one_line_error(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     writer = MetricWriter(tmp_path)
     with pytest.raises(LostRunError, match=r"metrics.jsonl cannot be written: No space left"):

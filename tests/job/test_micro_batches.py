@@ -39,7 +39,7 @@ def create(folder: Path, *flags: str, parts: int = 4) -> RunConfig:
     return create_config(folder, *flags, AUTO, f"--train.verdicts={{'v5e:64': {entry}}}")
 
 
-def test_the_verdict_on_the_chip_decides_and_says_so(tmp_path):
+def test_the_verdict_for_the_chip_decides_and_gives_its_reason(tmp_path):
     config = create(tmp_path)
     step = compute_step_hash(config)
     parts, reason = choose_parts(config, step, "v5e", 64)
@@ -50,7 +50,7 @@ def test_the_verdict_on_the_chip_decides_and_says_so(tmp_path):
     assert choose_parts(config, step, "", 8) == (1, "there is no TPU here")
 
 
-def test_the_hash_is_of_the_step_and_not_of_how_it_is_split(tmp_path):
+def test_the_hash_covers_the_step_and_not_its_split(tmp_path):
     plain = create_config(tmp_path)
     same = create_config(tmp_path, "--train.accumulate_steps=8", "--optim.lr=0.5", "--train.seed=3")
     assert (
@@ -86,7 +86,7 @@ def test_a_verdict_on_another_step_is_refused(tmp_path):
         choose_parts(config, "another", "v5e", 64)
 
 
-def test_what_a_verdict_cannot_decide_is_refused_before_a_device_is_touched(tmp_path):
+def test_steps_that_no_verdict_can_split_are_refused_before_a_device_is_touched(tmp_path):
     config = create(tmp_path)
     student = nn.Linear(3, 3)
     with pytest.raises(UserError, match=r"has no verdict for v6e:IMAGES"):
@@ -98,14 +98,14 @@ def test_what_a_verdict_cannot_decide_is_refused_before_a_device_is_touched(tmp_
 
 
 @pytest.mark.parametrize("name", ["v7:64", "v5e", "v5e:0", "cpu:8", "v3:64"])
-def test_a_step_that_has_no_such_name_is_refused(name):
+def test_an_invalid_verdict_name_is_refused(name):
     flag = f"--train.verdicts={{'{name}': {ENTRY.format(1, 'a')}}}"
     with pytest.raises(UserError, match=r"train\.verdicts"):
         load_config([flag])
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "aut", "true"])
-def test_a_number_of_parts_is_one_or_more_or_auto(value):
+def test_accumulate_steps_is_at_least_one_or_auto(value):
     words = r"train.accumulate_steps \(.*\): it must be a whole number of at least 1, or auto"
     with pytest.raises(UserError, match=words):
         load_config([f"--train.accumulate_steps={value}"])
@@ -115,7 +115,7 @@ def test_a_chip_of_two_cores_holds_the_examples_of_both():
     assert [get_examples_per_chip(name, 32) for name in ("v4", "v5e")] == [64, 32]
 
 
-def test_the_run_uses_what_its_chip_is_told(tmp_path, caplog, monkeypatch):
+def test_a_run_resolves_auto_by_the_verdict_for_its_chip(tmp_path, caplog, monkeypatch):
     """The number reaches the job's configuration; the chip is told by the host's PCI devices."""
     job = check(create(tmp_path), "cpu")
     assert job.config.train.accumulate_steps == "auto"
@@ -137,7 +137,7 @@ def test_the_run_uses_what_its_chip_is_told(tmp_path, caplog, monkeypatch):
     assert peaks.name_planned_chip("xla") == "v5e"
 
 
-def test_the_parts_of_a_run_are_built_for_what_its_chip_is_told(tmp_path, monkeypatch):
+def test_a_runs_parts_are_built_with_the_verdict_for_its_chip(tmp_path, monkeypatch):
     name = "v5e:16"
     step = compute_step_hash(create_config(tmp_path))
     flag = f"--train.verdicts={{'{name}': {ENTRY.format(2, step)}}}"
@@ -149,7 +149,7 @@ def test_the_parts_of_a_run_are_built_for_what_its_chip_is_told(tmp_path, monkey
         assert built.plan.accumulate_steps == parts
 
 
-def test_main_takes_what_the_verdict_says_and_says_so(tmp_path, monkeypatch, capfd):
+def test_main_follows_the_verdict_and_logs_it(tmp_path, monkeypatch, capfd):
     """Dropout is drawn for each micro-batch, so that losses tell how many there were."""
     args = json.dumps({**VIT_ARGS, "proj_drop_rate": 0.5})
     flags = (f"--model.args={args}", "--train.steps=2")
@@ -171,7 +171,7 @@ def test_main_takes_what_the_verdict_says_and_says_so(tmp_path, monkeypatch, cap
     assert "(auto) is 1: there is no TPU here" in said["alone"]
 
 
-def test_the_verdicts_of_configurations_are_on_their_own_steps():
+def test_verdicts_in_configurations_match_their_steps():
     """Whoever changes a recipe's step finds a verdict anew; so many examples a chip divide it."""
     files = sorted(one for one in CONFIGS.rglob("*.yaml") if "  verdicts:" in one.read_text())
     assert [one.name for one in files] == ["vit_s16_90ep.yaml"]

@@ -64,14 +64,14 @@ def test_every_step_is_in_one_window_and_has_its_line(stopped_and_done):
             )
 
 
-def test_evaluations_and_checkpoints_are_told_with_their_steps(stopped_and_done):
+def test_evaluations_and_checkpoints_are_recorded_with_their_steps(stopped_and_done):
     found = Counter((span.name, span.step) for span in read(stopped_and_done))
     assert {step for name, step in found if name == "evaluation"} == {6, 8, 12, 14}
     assert {5, 8, 10, 14} <= {step for name, step in found if name == "checkpoint_write"}
     assert {5, 8, 10, 14} <= {step for name, step in found if name == "checkpoint_held"}
 
 
-def test_steps_do_not_overlap_with_what_stands_between_them(stopped_and_done):
+def test_spans_of_steps_and_of_pauses_do_not_overlap(stopped_and_done):
     names = ("input", "step", "evaluation", "checkpoint_held", "rollback")
     spans = [span for span in read(stopped_and_done) if span.name in names]
     spans.sort(key=lambda span: (span.attempt, span.began))
@@ -80,7 +80,7 @@ def test_steps_do_not_overlap_with_what_stands_between_them(stopped_and_done):
             assert other.began >= one.ended - 1e-4, (one, other)
 
 
-def test_the_file_fits_its_schema_and_the_run_is_whole(stopped_and_done):
+def test_the_sketch_file_matches_its_schema_and_the_run_validates(stopped_and_done):
     for line in (stopped_and_done / SPANS_FILE).read_text().splitlines():
         SpanLine.model_validate(json.loads(line))
     assert check_run(open_folder(stopped_and_done), is_thorough=True) == []
@@ -140,7 +140,7 @@ def gone_back(tmp_path_factory) -> Path:
     return output / "tiny" / "a"
 
 
-def test_a_run_that_went_back_counts_what_stands(gone_back):
+def test_a_rolled_back_run_counts_only_kept_steps(gone_back):
     whole = read_whole(gone_back)
     assert whole["grad_norm"] == sketch_lines(gone_back)
     assert whole["grad_norm"]["special"] == {"nan": 0, "inf": 0, "-inf": 0}
@@ -150,7 +150,7 @@ def test_a_run_that_went_back_counts_what_stands(gone_back):
 
 
 @pytest.mark.parametrize("lost", [(8,), (6, 8), (4, 6, 8)])
-def test_a_run_that_goes_on_counts_as_an_unbroken_one(gone_back, tmp_path, lost):
+def test_a_resumed_run_counts_like_an_uninterrupted_one(gone_back, tmp_path, lost):
     """From checkpoints before and after the one that it went back to."""
     half = tmp_path / "tiny" / "a"
     shutil.copytree(gone_back, half)
@@ -179,7 +179,7 @@ def test_two_ranks_count_their_steps_together(tmp_path):
     assert {span.rank for span in read(folder)} == {0}
 
 
-def test_another_epsilon_begins_anew(stopped_and_done, tmp_path):
+def test_another_epsilon_starts_new_sketches(stopped_and_done, tmp_path):
     shutil.copytree(stopped_and_done, tmp_path / "tiny" / "a")
     flags = (*FLAGS, "--train.steps=16", "--resume=auto", "--quantile.epsilon=0.001")
     assert main.main(create_argv(tmp_path, *flags)) == 0

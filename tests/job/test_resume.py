@@ -67,27 +67,27 @@ def restore_here(job: Job, runtime=None) -> tuple:
     return restore(runtime, job, state), state
 
 
-def test_a_run_goes_on_from_its_step_in_its_old_place_without_a_word(job, caplog):
+def test_a_run_resumes_in_its_old_environment_without_warning(job, caplog):
     check_resume(job, TinyConvNet())
     facts, state = restore_here(job)
     assert facts["step"] == state.step == 3
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_checkpoint_without_its_facts_is_refused_before_a_device_is_touched(job):
+def test_a_checkpoint_without_metadata_is_refused_before_a_device_is_touched(job):
     (Path(job.checkpoint) / "state.json").unlink()
     with pytest.raises(UserError, match=r"^run.resume: .*state.json.*choose another checkpoint$"):
         check_resume(job, TinyConvNet())
 
 
-def test_another_course_is_refused_before_a_device_is_touched_and_after(job):
+def test_another_seed_is_refused_before_and_after_the_device_starts(job):
     other = change(job, "--train.seed=7")
     for go_on in (lambda: check_resume(other, TinyConvNet()), lambda: restore_here(other)):
         with pytest.raises(UserError, match=r"train.seed"):
             go_on()
 
 
-def test_another_place_is_told_and_refused_where_bits_must_not_differ(job, caplog, monkeypatch):
+def test_another_environment_warns_and_is_refused_if_deterministic(job, caplog, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
     restore_here(job)
     assert "is 99" in caplog.text and "bits may differ" in caplog.text
@@ -95,7 +95,7 @@ def test_another_place_is_told_and_refused_where_bits_must_not_differ(job, caplo
         restore_here(change(job, "--train.deterministic=true"))
 
 
-def test_ranks_that_read_other_checkpoints_are_named(job, monkeypatch):
+def test_ranks_that_read_different_checkpoints_are_named(job, monkeypatch):
     runtime = create_cpu_runtime()
     monkeypatch.setattr(
         runtime.ranks, "gather", lambda value: [value, 2] if value == 3 else [value]

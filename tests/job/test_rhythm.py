@@ -11,7 +11,7 @@ def list_evaluated(folder) -> list[int]:
     return [line["step"] for line in read_metrics(folder) if line["kind"] == "eval"]
 
 
-def test_evaluations_in_steps_win_over_epochs_and_go_on_after_a_resume(tmp_path, capsys):
+def test_step_based_evaluation_overrides_epochs_and_continues_on_resume(tmp_path, capsys):
     """Of 6 steps an epoch; another distance is no other run."""
     flags = ("--train.eval_every_epochs=0.5", "--train.eval_every_steps=4", "--run.run_id=a")
     folder = tmp_path / "tiny" / "a"

@@ -25,7 +25,7 @@ def check(capsys, tmp_path, *flags, device="cpu") -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-def test_check_says_what_would_run_and_writes_nothing(capsys, tmp_path):
+def test_check_prints_what_would_run_and_writes_nothing(capsys, tmp_path):
     told = check(capsys, tmp_path, "--epochs=2", "--run.run_id=a", "--runtime.precision=bf16")
     assert told == [
         "device: cpu; 1 rank, bf16",
@@ -44,7 +44,7 @@ def test_check_says_what_would_run_and_writes_nothing(capsys, tmp_path):
         ("TPU", "device: xla on TPU; as many ranks as there are devices, fp32"),
     ],
 )
-def test_xla_says_what_it_stands_for(capsys, tmp_path, monkeypatch, pjrt, words):
+def test_the_summary_names_the_hardware_behind_xla(capsys, tmp_path, monkeypatch, pjrt, words):
     monkeypatch.delenv("PJRT_DEVICE")
     if pjrt:
         monkeypatch.setenv("PJRT_DEVICE", pjrt)
@@ -65,7 +65,7 @@ def test_check_refuses_what_a_run_would_refuse(capsys, tmp_path):
     assert "model.image_size (now 7)" in capsys.readouterr().err
 
 
-def test_a_run_begins_and_ends_with_what_matters(tmp_path, capsys):
+def test_a_run_logs_a_summary_at_its_start_and_end(tmp_path, capsys):
     place = tmp_path / "tiny" / "a"
     assert main.main(create_argv(tmp_path, "--train.epochs=2", "--run.run_id=a")) == 0
     lines = read_log(capsys)
@@ -84,7 +84,7 @@ def test_a_run_begins_and_ends_with_what_matters(tmp_path, capsys):
     assert lines[-1] == f"complete: {place}"
 
 
-def test_an_evaluation_and_a_continuation_say_where_they_begin(tmp_path, capsys):
+def test_evaluations_and_resumed_runs_log_where_they_start(tmp_path, capsys):
     first = create_argv(tmp_path, "--train.steps=6", "--run.run_id=a")
     assert main.main(first) == 0
     place = tmp_path / "tiny" / "a"

@@ -30,7 +30,7 @@ def describe(variant: str, mode: str, tokens: int, **facts: float | str) -> dict
     return describe_case(LabCase(variant, mode, 16, 32, 1, tokens), "pallas") | rest | facts
 
 
-def test_a_cell_says_time_share_and_memory_and_the_last_count_wins():
+def test_a_cell_shows_time_share_and_memory_of_the_last_measurement():
     rows = [
         describe("attention", "both", 2048, ms=3.0, roofline_share=0.26, peak_bytes=2**30),
         describe("gdn", "both", 8192, ms=120.04),
@@ -47,7 +47,7 @@ def test_a_cell_says_time_share_and_memory_and_the_last_count_wins():
     }
 
 
-def test_modes_and_devices_have_tables_of_their_own():
+def test_each_mode_and_device_has_its_own_table():
     rows = [
         describe("gdn", "decode", 8192, ms=0.0113, roofline_share=0.5),
         describe("gdn", "forward", 2048, device="v6e"),
@@ -65,7 +65,7 @@ def test_modes_and_devices_have_tables_of_their_own():
     assert tables["delta_grid v5e decode"].splitlines()[2] == "| 16/32 | 1 | 0.011 (50%) |"
 
 
-def test_a_document_that_lacks_the_place_of_one_table_is_left_as_it_is(tmp_path, capsys):
+def test_a_document_without_a_tables_markers_is_unchanged(tmp_path, capsys):
     report, page = tmp_path / "report.json", tmp_path / "page.md"
     rows = [describe("gdn", mode, 2048) for mode in ("forward", "both")]
     report.write_text(json.dumps({"lab": "delta", "rows": rows}))
@@ -78,7 +78,7 @@ def test_a_document_that_lacks_the_place_of_one_table_is_left_as_it_is(tmp_path,
     assert "cannot be written into: No such file" in capsys.readouterr().err
 
 
-def test_tables_go_into_a_document_and_bad_reports_are_refused(tmp_path, capsys):
+def test_tables_are_written_into_a_document_and_bad_reports_are_refused(tmp_path, capsys):
     report, page = tmp_path / "report.json", tmp_path / "page.md"
     report.write_text(json.dumps({"lab": "delta", "rows": [describe("gdn", "forward", 2048)]}))
     begin, end = get_marks("delta_grid v5e forward")

@@ -48,7 +48,7 @@ SMALL = [
 ]
 
 
-def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
+def test_flops_and_bytes_of_the_usual_case_are_known():
     assert CASE.count_flops() / 1e9 == pytest.approx(47.6, abs=0.1)
     assert CASE.count_reported_flops() == 8 * 128 * 128 * 32 * 8192
     assert CASE.count_bytes() / 1e6 == pytest.approx(203, abs=3)
@@ -62,13 +62,13 @@ def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
     assert replace(CASE, variant="delta_product").count_flops() == 2 * CASE.count_flops()
 
 
-def test_a_step_of_attention_works_for_one_query_a_head():
+def test_a_decoding_step_of_attention_has_one_query_a_head():
     case = LabCase("attention", "decode", 1, 2, batch=3, tokens=100, width=8)
     assert case.count_flops() == 4 * 3 * 2 * 100 * 8
     assert case.count_bytes() == 2 * 2 * 3 * 100 * 8  # keys and values, two bytes a number
 
 
-def test_inputs_that_fill_the_memory_are_no_case(capsys, tmp_path):
+def test_inputs_beyond_the_hosts_memory_fail_with_a_reason(capsys, tmp_path):
     path = tmp_path / "r.json"
     flags = ["--variants", "attention", "--modes", "decode", "--heads", "1/2", "--width", "8"]
     assert tool.main([*flags, "--decode-batches", "1000000000", "--json", str(path)]) == 1
@@ -77,7 +77,7 @@ def test_inputs_that_fill_the_memory_are_no_case(capsys, tmp_path):
 
 
 @pytest.mark.xla
-def test_a_program_that_no_host_holds_is_exported_of_its_shapes():
+def test_a_program_larger_than_the_host_is_exported_from_shapes():
     case = LabCase("attention", "decode", 16, 32, batch=1024, tokens=8192)
     assert sum(x.numel() * x.element_size() for x in describe_inputs(case)) > 2**36
     artifact, fallbacks = export_in_torch(case, CoreOptions(), "default")
@@ -106,7 +106,7 @@ def create_row(variant: str, tokens: int, ms: float, **facts: object) -> dict:
     }
 
 
-def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
+def test_a_picture_of_many_curves_marks_where_they_cross(tmp_path):
     rows = [create_row("gdn", 1024, 2.0), create_row("gdn", 4096, 8.0)]
     rows += [create_row("attention", 1024, 1.0), create_row("attention", 4096, 16.0)]
     assert find_crossings(rows) == {"gdn xla forward 1/2": pytest.approx(2048)}
@@ -145,7 +145,7 @@ def test_curves_of_a_picture_differ_by_rule_mode_form_and_heads(monkeypatch):
     assert [len(set(part)) for part in zip(*looks, strict=True)] == [len(VARIANTS), 2, 4]
 
 
-def test_a_picture_says_where_nothing_crosses(monkeypatch):
+def test_a_picture_notes_that_nothing_crosses(monkeypatch):
     slow = [create_row("gdn", 1024, 2.0), create_row("gdn", 4096, 8.0)]
     full = [create_row("attention", 1024, 1.0), create_row("attention", 4096, 4.0)]
     fast = [{**row, "variant": "kda", "ms": row["ms"] / 4} for row in slow]
@@ -155,23 +155,21 @@ def test_a_picture_says_where_nothing_crosses(monkeypatch):
         assert draw_axes(rows, monkeypatch).get_title(loc="left") == ""
 
 
-def test_rules_that_cross_at_one_place_are_named_one_below_the_other(monkeypatch):
+def test_rules_that_cross_at_one_point_are_listed_below_each_other(monkeypatch):
     fast = [create_row(name, tokens, 0.5) for name in ("gdn", "kda") for tokens in (1024, 4096)]
     full = [create_row("attention", tokens, 1.0) for tokens in (1024, 4096)]
     (text,) = draw_axes(fast + full, monkeypatch).texts
     assert [line.split()[0] for line in text.get_text().splitlines()] == ["gdn", "kda"]
 
 
-def test_a_decoding_step_has_the_length_of_attentions_cache_alone(capsys):
+def test_only_attentions_decoding_step_depends_on_the_length(capsys):
     row = create_row("gdn", 8192, 1.0, mode="decode", batch=2)
     print_rows([row, {**row, "variant": "attention"}, {**row, "mode": "forward"}])
     found = [line.split()[4] for line in capsys.readouterr().out.splitlines()[1:]]
     assert found == ["2x1", "2x8192", "2x8192"]
 
 
-def test_a_picture_that_would_be_empty_is_refused_before_anything_is_measured(
-    tmp_path, capsys, monkeypatch
-):
+def test_an_empty_picture_is_refused_before_measuring(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(tool, "_measure", lambda *_: pytest.fail("measured"))
     picture = ["--picture", str(tmp_path / "p.png")]
     for flags in (["--modes", "decode"], ["--modes", "forward", "--sizes", "2x32"]):
@@ -180,7 +178,7 @@ def test_a_picture_that_would_be_empty_is_refused_before_anything_is_measured(
         assert "--picture" in text and "--sizes 1xTOKENS" in text and text.count("\n") == 1
 
 
-def test_a_picture_of_earlier_rows_may_have_steps_beside_them(tmp_path):
+def test_a_picture_of_earlier_rows_may_include_steps(tmp_path):
     earlier, picture = tmp_path / "e.json", tmp_path / "p.png"
     rows = [create_row("gdn", 1024, 1.0), {**create_row("gdn", 4096, 4.0), "failure": "full"}]
     earlier.write_text(json.dumps({"lab": "delta", "rows": rows}))
@@ -197,7 +195,7 @@ def test_help_names_every_tpu_that_is_compiled_for(capsys):
         assert f"compile for: {', '.join(GENERATIONS)}" in text
 
 
-def test_a_rule_that_is_wrong_is_not_timed(monkeypatch):
+def test_a_rule_with_wrong_values_is_not_timed(monkeypatch):
     monkeypatch.setattr(
         lab_errors, "recur", lambda case, tensors: torch.zeros(1, case.tokens, 2, case.width) + 1
     )
@@ -207,14 +205,14 @@ def test_a_rule_that_is_wrong_is_not_timed(monkeypatch):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_rule_has_inputs_that_leave_it_finite(name):
+def test_every_rule_stays_finite_on_its_inputs(name):
     case = lab_errors.shrink(LabCase(name, "both", 2, 4, 1, 64, width=4))
     errors = lab_errors.check_program(case, CoreOptions(chunk=16), torch.device("cpu"))
     assert errors.output < 1e-5 and errors.gradients < 1e-4 and errors.rounded < 0.02
     assert all(torch.isfinite(x).all() for x in create_inputs(case, torch.float32))
 
 
-def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
+def test_the_old_script_name_runs_the_lab_and_stores_its_results(tmp_path):
     script = ROOT / "delta_attention_comparison" / "benchmark_script.py"
     places = [
         "--json",
@@ -249,7 +247,7 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     assert (tmp_path / "r.png").stat().st_size > 1000
 
 
-def test_inputs_have_the_types_that_layers_hand_on():
+def test_inputs_have_the_types_that_layers_pass():
     """Of attention all are those of values."""
     wide, narrow = torch.float32, torch.bfloat16
     for variant, types in (("gdn", [wide, wide, narrow]), ("attention", [narrow] * 3)):
@@ -266,7 +264,7 @@ def test_inputs_have_the_types_that_layers_hand_on():
         ("flashinfer", [("kda", "forward"), ("gdn", "both")], [("deltanet", "forward")]),
     ],
 )
-def test_what_a_form_lacks_is_left_out_or_refused_before_anything_is_measured(form, lacks, has):
+def test_unsupported_cases_of_a_form_are_left_out_or_refused(form, lacks, has):
     """What it has no kernel for is not timed under its name."""
     cases = [(replace(CASE, variant=name, mode=mode), form) for name, mode in (*lacks, *has)]
     kept, line = leave_out(cases)
@@ -277,7 +275,7 @@ def test_what_a_form_lacks_is_left_out_or_refused_before_anything_is_measured(fo
         leave_out([*cases[: len(lacks)], (CASE, "xla")])
 
 
-def test_every_package_of_the_models_is_a_form():
+def test_every_backend_package_is_a_form():
     assert tuple(BACKENDS) == PACKAGES
 
 
@@ -291,7 +289,7 @@ def test_every_package_of_the_models_is_a_form():
         {"rows": [{"variant": "gdn", "form": None, "mode": "both", "failure": "x"}]},
     ],
 )
-def test_a_report_without_rows_or_what_they_say_is_refused(report, tmp_path):
+def test_a_report_without_rows_or_their_fields_is_refused(report, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"lab": "delta", **report}))
     with pytest.raises(UserError, match="lacks rows, or what each of them says"):
@@ -351,7 +349,7 @@ def test_bad_input_gives_one_line(flags, word, capsys):
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_every_rule_runs_on_xla_without_the_host(tmp_path):
+def test_every_rule_runs_on_xla_without_host_fallback(tmp_path):
     path = tmp_path / "r.json"
     assert tool.main(["--on", "xla", *SMALL, "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["rows"]
@@ -362,7 +360,7 @@ def test_every_rule_runs_on_xla_without_the_host(tmp_path):
 @pytest.mark.slow
 @pytest.mark.xla
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
-def test_cycles_stand_where_no_tpu_is(tmp_path):
+def test_cycles_are_reported_where_there_is_no_tpu(tmp_path):
     path = tmp_path / "r.json"
     forms = ["xla", "pallas", "jax_reference"]
     flags = [

@@ -12,7 +12,7 @@ from utils.errors import UserError
 BEGIN, END = get_marks("one")
 
 
-def test_a_document_with_all_marks_is_left_as_it_is(tmp_path):
+def test_a_document_with_all_markers_passes_the_check(tmp_path):
     path = tmp_path / "page.md"
     path.write_text(f"{BEGIN}\n{END}\n")
     check_document(path, "one")
@@ -25,7 +25,7 @@ def test_a_document_with_all_marks_is_left_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     "content", [None, b"", b"\xff", f"{END}\n{BEGIN}".encode(), BEGIN.encode()]
 )
-def test_a_document_that_has_no_place_for_a_table_is_refused(tmp_path, content):
+def test_a_document_without_a_tables_markers_is_refused(tmp_path, content):
     path = tmp_path / "page.md"
     if content is not None:
         path.write_bytes(content)
@@ -40,7 +40,7 @@ def test_a_document_that_has_no_place_for_a_table_is_refused(tmp_path, content):
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_document_that_may_not_be_written_is_refused(tmp_path):
+def test_an_unwritable_document_is_refused(tmp_path):
     path = tmp_path / "page.md"
     path.write_text(f"{BEGIN}\n{END}\n")
     path.chmod(0o400)

@@ -14,12 +14,12 @@ from utils.errors import UserError
 HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
 
 
-def test_a_line_tells_a_product_from_its_launch():
+def test_a_fitted_line_separates_product_and_launch_time():
     slope, launch = tool.fit_line([1, 2, 4, 8], [35.0, 40.0, 50.0, 70.0])
     assert (slope, launch) == (pytest.approx(5.0), pytest.approx(30.0))
 
 
-def test_the_law_is_what_the_first_numbers_past_a_full_size_cost():
+def test_the_padding_law_follows_from_the_cost_just_past_a_full_size():
     costs = {"M": (512.0, 516.0), "K": (512.0, 576.0), "N": (512.0, 640.0)}
     rows = [
         {"axis": axis, "size": 1024 + added, "cost": cost}
@@ -29,7 +29,7 @@ def test_the_law_is_what_the_first_numbers_past_a_full_size_cost():
     assert tool.find_law(rows, 1024) == {"M": 8, "K": 128, "N": 256}
 
 
-def test_a_device_that_is_here_is_timed_and_the_advisor_reads_the_law(tmp_path, capsys):
+def test_the_present_device_is_timed_and_the_advisor_reads_the_law(tmp_path, capsys):
     path, picture = tmp_path / "law.json", tmp_path / "law.png"
     flags = [
         "--on",

@@ -44,7 +44,7 @@ def test_phi_s_gives_every_channel_mean_0_and_variance_1_and_keeps_proportions(w
 
 
 @pytest.mark.parametrize("width", [12, 30])
-def test_the_inverse_gives_the_teachers_own_space_back(width):
+def test_the_inverse_restores_the_teachers_space(width):
     features = torch.from_numpy(draw_features(width)).float()
     for scaling in (
         create_map(features.double().numpy()).float(),
@@ -62,14 +62,14 @@ def test_the_widths_of_released_teachers_have_a_hadamard_matrix(width):
     assert torch.equal(matrix @ matrix.T, width * torch.eye(width, dtype=torch.float64))
 
 
-def test_a_width_of_a_power_of_two_takes_the_doubled_matrix():
+def test_a_power_of_two_width_uses_sylvesters_matrix():
     one = np.array([[1.0, 1.0], [1.0, -1.0]])
     assert np.array_equal(create_hadamard(4).numpy(), np.kron(one, one))
     assert all(create_hadamard(width) is None for width in (0, 3, 6, 30, 52, 92))
 
 
 @pytest.mark.parametrize("values", [[1.0, 1.0, 1.0], [0.0, 0.0, 9.0], [5.0], [1e-9, 1e9, 3.0, 3.0]])
-def test_a_rotation_evens_out_any_spectrum(values):
+def test_a_rotation_equalises_any_spectrum(values):
     spectrum = torch.tensor(values, dtype=torch.float64)
     rotation = even_out(spectrum)
     eye = torch.eye(len(values), dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_a_rotation_evens_out_any_spectrum(values):
     torch.testing.assert_close(turned.diagonal(), spectrum.mean().expand(len(values)))
 
 
-def test_a_dead_channel_is_not_blown_up():
+def test_a_constant_channel_is_not_amplified():
     mean = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     variances = torch.tensor([4.0, 0.0, 8.0], dtype=torch.float64)
     scaled = create_channel_map(mean, variances)(torch.tensor([[3.0, 2.5, 3.0]]))
@@ -86,7 +86,7 @@ def test_a_dead_channel_is_not_blown_up():
 
 
 @pytest.mark.xla
-def test_the_maps_on_xla_are_those_of_numpy():
+def test_the_maps_on_xla_equal_numpys():
     torch_xla = pytest.importorskip("torch_xla")
     features = draw_features(24)
     values, vectors = np.linalg.eigh(np.cov(features.T, bias=True))

@@ -52,7 +52,7 @@ def test_chunks_give_the_loss_and_the_gradients_of_all_logits(chunk):
     assert max(shape[1] for _, shape in seen) == chunk
 
 
-def test_devices_add_the_heads_gradient_up_apart():
+def test_the_heads_gradient_does_not_depend_on_the_device_count():
     """Three examples on three devices, or on two, which do not divide them."""
     found = []
     for devices in (1, 2, 3):
@@ -69,7 +69,7 @@ def test_devices_add_the_heads_gradient_up_apart():
         torch.testing.assert_close(values, found[0])
 
 
-def test_a_teacher_answers_chunk_by_chunk():
+def test_a_teacher_computes_logits_chunk_by_chunk():
     """The seam of distillation: a score makes another model's logits of the same places."""
     hidden, weight, _ = create_tensors(torch.float32)
     teacher, head = hidden.detach() + 0.5, weight.detach() * 2
@@ -101,7 +101,7 @@ def test_without_gradients_nothing_is_kept():
     assert total.grad_fn is None and not any(asked)
 
 
-def test_half_precision_scores_float32_logits():
+def test_half_precision_losses_use_float32_logits():
     hidden, weight, targets = create_tensors(torch.float32)
     kinds = []
 
@@ -118,13 +118,13 @@ def test_half_precision_scores_float32_logits():
 @pytest.mark.parametrize(
     ("limit_mib", "chunk"), [(1000, 1024), (126, 512), (124, 342), (0.25, 1), (0.244, 0)]
 )
-def test_a_chunk_is_the_largest_of_equal_ones_that_fit(limit_mib, chunk):
+def test_chunks_are_equal_and_as_large_as_the_limit_allows(limit_mib, chunk):
     """64 windows of a vocabulary of 1,000: 0.2441 MiB a place."""
     assert choose_chunk(64, 1024, 1000, limit_mib) == chunk
     assert chunk * 64 * 1000 * 4 <= limit_mib * 2**20
 
 
-def test_a_token_is_picked_by_comparison():
+def test_picking_by_comparison_equals_gather():
     values = torch.arange(24.0).view(2, 3, 4)
     indices = torch.tensor([[0, 3, 1], [2, 2, 0]], dtype=torch.int32)
     wanted = values.gather(-1, indices.long()[..., None])[..., 0]

@@ -116,7 +116,7 @@ def test_smoothed_labels_are_timms(smoothing):
     torch.testing.assert_close(compute(logits, targets), wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_weights_of_classes_weigh_the_softmax_as_pytorch_does():
+def test_class_weights_weigh_the_softmax_as_in_pytorch():
     logits, targets = draw()
     found = compute(logits, targets, task_loss="softmax", class_weights=WEIGHTS)
     wanted = F.cross_entropy(logits, targets, weight=torch.tensor(WEIGHTS))
@@ -136,7 +136,7 @@ def test_half_precision_is_computed_in_float32_and_padding_left_out():
 
 
 @pytest.mark.xla
-def test_on_xla_the_loss_is_one_graph_and_leaves_no_operator_out():
+def test_on_xla_the_loss_is_one_graph_without_host_fallback():
     torch_xla = pytest.importorskip("torch_xla")
     metrics = pytest.importorskip("torch_xla.debug.metrics")
     device, (logits, targets) = torch_xla.device(), draw()

@@ -42,7 +42,7 @@ def compute_features(name: str, student: Tensor, teacher: Tensor, **args) -> Ten
 
 @QUICK
 @given(seed=st.integers(0, 1000), group=st.sampled_from([2, 3, 6]))
-def test_cckd_is_the_norm_of_the_grams_gap_and_the_papers_form_its_square(seed, group):
+def test_cckd_is_the_norm_of_the_gram_difference_and_the_papers_its_square(seed, group):
     student, teacher = draw(seed, 6, 4), draw(seed + 1, 6, 4)
     gaps = [
         (s @ s.T - t @ t.T).square().sum()
@@ -57,7 +57,7 @@ def test_cckd_is_the_norm_of_the_grams_gap_and_the_papers_form_its_square(seed, 
 
 @QUICK
 @given(seed=st.integers(0, 1000), gamma=st.floats(0.1, 1.0))
-def test_the_series_of_the_kernel_becomes_the_gaussian(seed, gamma):
+def test_the_kernels_series_converges_to_the_gaussian(seed, gamma):
     rows = torch.nn.functional.normalize(draw(seed, 1, 5, 3), dim=-1)
     distances = (rows.unsqueeze(1) - rows.unsqueeze(2)).square().sum(dim=-1)
     found = compute_kernel(rows, kernel="gaussian", gamma=gamma, max_power=30)
@@ -65,7 +65,7 @@ def test_the_series_of_the_kernel_becomes_the_gaussian(seed, gamma):
 
 
 @pytest.mark.parametrize("max_power", [1, 2, 3, 4])
-def test_the_series_is_cut_where_it_is_asked_to(max_power):
+def test_the_kernels_series_stops_at_max_power(max_power):
     rows = torch.nn.functional.normalize(draw(0, 1, 4, 3), dim=-1)
     products = 0.8 * rows @ rows.transpose(1, 2)
     terms = [products**power / math.factorial(power) for power in range(max_power + 1)]
@@ -81,7 +81,7 @@ def test_the_series_is_cut_where_it_is_asked_to(max_power):
         max_size=5,
     )
 )
-def test_groups_count_by_their_valid_examples(rows):
+def test_groups_are_weighted_by_their_valid_examples(rows):
     values = torch.tensor([value for value, _ in rows], dtype=torch.float64)
     weights = torch.tensor([valid for _, valid in rows], dtype=torch.float64)
     valid = [value for value, marks in rows for mark in marks if mark]
@@ -91,7 +91,7 @@ def test_groups_count_by_their_valid_examples(rows):
 
 @QUICK
 @given(seed=st.integers(0, 1000), tokens=st.integers(2, 6))
-def test_attention_maps_of_tokens_lie_over_the_tokens(seed, tokens):
+def test_attention_maps_of_tokens_are_normalised_over_tokens(seed, tokens):
     """Widths differ, and so do the two axes: only the channels may be averaged away."""
     student, teacher = draw(seed, 3, tokens, 4), draw(seed + 1, 3, tokens, 7)
     maps = [
@@ -109,7 +109,7 @@ def test_embeddings_of_crd_have_unit_length():
 
 
 @pytest.mark.parametrize("momentum", [0.1, 0.9])
-def test_a_memory_keeps_the_share_that_momentum_says(momentum):
+def test_a_memory_keeps_the_share_given_by_momentum(momentum):
     student, teacher = (
         torch.nn.functional.normalize(draw(seed, 4, 6).float(), dim=1) for seed in (0, 1)
     )
@@ -131,7 +131,7 @@ def test_a_memory_keeps_the_share_that_momentum_says(momentum):
 
 
 @pytest.mark.parametrize("ratio", [0.25, 0.9])
-def test_a_mask_hides_whole_positions_as_often_as_it_is_told(ratio):
+def test_a_mask_hides_the_requested_share_of_whole_positions(ratio):
     loss = create_loss("mgd", LAYERS | {"mask_ratio": ratio})
     shape = (2, 3, 64, 64)
     loss.build({"stage.1": shape}, {"layer.2": shape})
@@ -148,7 +148,7 @@ def test_a_mask_hides_whole_positions_as_often_as_it_is_told(ratio):
     assert first / (3 * 64 * 64) == pytest.approx(1 - ratio, abs=0.02)
 
 
-def test_among_strangers_transport_costs_the_mass_that_must_move():
+def test_transport_with_unit_costs_is_the_total_variation():
     """All costs but the diagonal are 1: the Wasserstein distance is the total variation."""
     first, second = (torch.softmax(draw(seed, 5, 6), dim=-1) for seed in (0, 1))
     costs = 1 - torch.eye(6, dtype=torch.float64)
@@ -159,7 +159,7 @@ def test_among_strangers_transport_costs_the_mass_that_must_move():
 
 
 @pytest.mark.parametrize(("calls", "pressure"), [(0, 0.0), (5, 0.5), (10, 1.0), (99, 1.0)])
-def test_the_learnt_temperature_climbs_the_loss_by_a_cosine(calls, pressure):
+def test_the_learnt_temperature_ascends_the_loss_by_a_cosine_schedule(calls, pressure):
     logits = draw(0, 4, 7).requires_grad_()
     inputs = replace(
         create_inputs("ctkd"), student_logits=logits, teacher_logits=(3 * draw(1, 4, 7),)
@@ -183,7 +183,7 @@ def test_the_learnt_temperature_climbs_the_loss_by_a_cosine(calls, pressure):
 
 @QUICK
 @given(seed=st.integers(0, 1000), weights=st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)))
-def test_teachers_count_by_their_weights(seed, weights):
+def test_teachers_are_averaged_by_their_weights(seed, weights):
     student = draw(seed, 4, 7)
     teachers = draw(seed + 1, 4, 7), draw(seed + 2, 4, 7)
     shares = [weight / sum(weights) for weight in weights]
@@ -206,7 +206,7 @@ def test_teachers_count_by_their_weights(seed, weights):
 
 @QUICK
 @given(seed=st.integers(0, 1000), scale=st.floats(0.5, 20), shift=st.floats(-9, 9))
-def test_lskd_standardises_the_tokens_logits_too(seed, scale, shift):
+def test_lskd_standardises_the_distillation_tokens_logits_too(seed, scale, shift):
     token, teacher = draw(seed, 4, 7), draw(seed + 1, 4, 7)
     inputs = replace(
         create_inputs("deit_soft"), student_distill_logits=token, teacher_logits=(teacher,)
@@ -252,11 +252,11 @@ def test_the_short_names_of_lskd_take_the_published_numbers(name, inner, args):
         ("multi_sum", {}, False),
     ],
 )
-def test_a_loss_says_whether_it_looks_at_a_distillation_token(name, args, wanted):
+def test_a_loss_declares_whether_it_uses_a_distillation_token(name, args, wanted):
     assert create_loss(name, args).needs_distill_token() is wanted
 
 
-def test_scaled_attention_scores_are_those_of_longer_queries():
+def test_scaled_attention_scores_equal_those_of_scaled_queries():
     inputs = create_inputs("scalekd")
     scaled, longer = create_example_loss("scalekd", score_scale=5.0), create_example_loss("scalekd")
     with torch.no_grad():

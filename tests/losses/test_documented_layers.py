@@ -146,7 +146,7 @@ def teachers(tmp_path_factory) -> dict[str, list[Path]]:
     return {"vit": [vit], "token": [vit], "convnet": [convnet]}
 
 
-def test_every_loss_is_documented_and_tried():
+def test_every_loss_is_documented_and_tested():
     documented = set(list_documented())
     tried = {term["name"] for kind in (*LAYERS, "token") for term in list_terms(kind)}
     assert documented == tried | set(ELSEWHERE)

@@ -130,13 +130,13 @@ def test_numbers_that_must_be_above_zero_are_refused_by_name(name, key, value):
         ("cckd", "kernel", "bilinear, gaussian, unit_gaussian"),
     ],
 )
-def test_words_that_are_no_choice_are_refused_with_the_choices(name, key, choices):
+def test_unknown_choices_are_refused_with_the_known_ones(name, key, choices):
     with pytest.raises(UserError) as raised:
         create_loss(name, {**ARGS[name], key: "odd"})
     assert str(raised.value).endswith(f".{key} is 'odd'; choose one of {choices}")
 
 
-def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument():
+def test_section_defaults_are_dropped_for_losses_without_that_argument():
     loss = create_loss("bv_l2", temperature=4.0, group_size=2)
     assert not hasattr(loss, "temperature")
     assert not hasattr(loss, "group_size")
@@ -183,7 +183,7 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
         ("fitnet", {"student_features": {"stage.2": torch.zeros(1)}}, "did you mean 'stage.2'"),
     ],
 )
-def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
+def test_unusable_inputs_are_named(name, change, words):
     inputs = replace(create_inputs(name), **change)
     with pytest.raises(UserError) as raised:
         create_example_loss(name)(inputs)
@@ -205,7 +205,7 @@ def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
         ("wkd_f", (4, 5, 2, 2), (4, 5, 2, 2), "has one position in a cell"),
     ],
 )
-def test_activations_that_a_loss_cannot_compare_are_named(name, student, teacher, words):
+def test_incomparable_activations_are_named(name, student, teacher, words):
     inputs = create_inputs(name)
     inputs.student_features["stage.1"] = torch.zeros(student)
     inputs.teacher_features["layer.2"] = torch.zeros(teacher)
@@ -228,14 +228,14 @@ def test_a_group_that_does_not_divide_the_batch_is_refused():
         ("convreg", (1, 4, 5, 5), (1, 4, 7, 7), "choose a student layer"),
     ],
 )
-def test_a_projection_that_cannot_be_made_says_what_can(regressor, student, teacher, words):
+def test_an_impossible_projection_lists_the_possible_ones(regressor, student, teacher, words):
     loss = create_loss("fitnet", {"layers": {"a": "b"}, "regressor": regressor})
     with pytest.raises(UserError) as raised:
         loss.build({"a": student}, {"b": teacher})
     assert words in str(raised.value)
 
 
-def test_what_is_no_map_cannot_be_rebuilt():
+def test_only_feature_maps_can_be_rebuilt():
     loss = create_loss("mgd", {"layers": {"a": "b"}})
     with pytest.raises(
         UserError, match=r"mgd rebuilds maps and teacher layer 'b' gives \(1, 9, 4\)"
@@ -246,7 +246,7 @@ def test_what_is_no_map_cannot_be_rebuilt():
 @pytest.mark.parametrize(
     ("name", "words"), [("ft", "ft paraphrases maps"), ("semckd", "semckd compares maps")]
 )
-def test_what_is_no_map_has_no_factors_and_no_projector(name, words):
+def test_only_feature_maps_have_factors_and_projectors(name, words):
     more = {"paraphrase_steps": 0} if name == "ft" else {"group_size": 2}
     loss = create_loss(name, {"layers": {"a": "b"}} | more)
     with pytest.raises(UserError, match=words):
@@ -260,21 +260,21 @@ def test_what_is_no_map_has_no_factors_and_no_projector(name, words):
         ("scalekd", (1, 5, 6), "scalekd with 8 heads cannot attend from"),
     ],
 )
-def test_vectors_without_a_grid_are_neither_rebuilt_nor_attended_to(name, student, words):
+def test_vectors_without_a_grid_are_refused(name, student, words):
     loss = create_loss(name, {"layers": {"a": "a", "b": "b"}})
     with pytest.raises(UserError) as raised:
         loss.build(dict.fromkeys("ab", student), dict.fromkeys("ab", (1, 5, 6)))
     assert words in str(raised.value)
 
 
-def test_stages_of_different_sizes_are_not_reviewed():
+def test_reviewkd_refuses_stages_of_different_sizes():
     loss = create_loss("reviewkd", {"layers": {"a": "a", "b": "b"}})
     shapes = {"a": (1, 3, 8, 8), "b": (1, 5, 4, 4)}
     with pytest.raises(UserError, match="name maps of equal height and width"):
         loss.build(shapes, shapes | {"b": (1, 5, 2, 2)})
 
 
-def test_a_wrong_layer_lists_the_near_ones():
+def test_an_unknown_layer_lists_similar_ones():
     loss = create_loss("fitnet", {"layers": {"blocks.3": "blocks.55"}})
     shapes = {f"blocks.{i}": (1, 9, 4) for i in range(12)}
     with pytest.raises(UserError, match=r"teacher has no layer 'blocks.55'; did you mean 'blocks"):

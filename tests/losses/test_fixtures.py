@@ -32,7 +32,7 @@ def test_all_cases_of_a_loss_pass_on_the_cpu(name, loss):
     assert own and run_cases(own, arrays, device="cpu") == (len(own), [])
 
 
-def test_a_file_is_run_with_all_its_cases(tmp_path):
+def test_all_cases_of_a_file_are_run(tmp_path):
     records, arrays = read_file("kd_public")
     few = [record for record in records if record["loss"] in ("kd", "dkd")]
     path = tmp_path / "few.npz"
@@ -108,7 +108,7 @@ def test_an_unknown_loss_or_hyper_parameter_is_a_failure():
         ),
     ],
 )
-def test_the_forms_that_are_not_followed_are_options(case, implementation, loss, args):
+def test_forms_that_deviate_from_the_default_are_options(case, implementation, loss, args):
     records, arrays = read_file("kd_public")
     record = next(r for r in records if r["name"] == case)
     want = next(a["value"] for a in record["alternatives"] if a["impl"] == implementation)

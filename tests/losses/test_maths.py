@@ -51,7 +51,7 @@ def test_cross_entropy_form_has_the_gradient_of_the_kl_form():
     )
 
 
-def test_kd_is_tckd_plus_the_others_mass_times_nckd():
+def test_kd_is_tckd_plus_the_non_target_mass_times_nckd():
     inputs = create_inputs("dkd", batch=1)
     student, teacher = inputs.student_logits, inputs.teacher_logits[0]
     tckd, nckd = compute_dkd_parts(student, teacher, inputs.labels, 2.0)
@@ -152,7 +152,7 @@ def test_tokens_are_projected_by_a_linear_layer():
 @pytest.mark.parametrize(
     ("scores", "share"), [([3.0, 1.0, 2.0], 2 / 3), ([1.0, 2.0, 3.0, 4.0], 0.5), ([1.0] * 4, 1.0)]
 )
-def test_low_share_is_numpys_median_rule(scores, share):
+def test_low_share_follows_numpys_median(scores, share):
     scores = torch.tensor([scores])
     assert compute_low_share(scores, torch.ones_like(scores).bool()).item() == pytest.approx(share)
 
@@ -195,7 +195,7 @@ def test_the_sparse_loss_of_full_width_is_the_cross_entropy_form():
 
 
 @pytest.mark.parametrize("count", [1, 3, 6])
-def test_a_narrow_cache_is_off_by_at_most_what_the_residual_allows(count):
+def test_a_narrow_caches_error_is_bounded_by_its_residual(count):
     inputs = create_inputs("kd")
     stored = store(inputs.teacher_logits[0], count)
     exact = compute("kd", inputs, form="cross_entropy", temperature=1.0)
@@ -214,7 +214,7 @@ def test_sparse_and_dense_forms_of_a_stored_teacher_agree():
     torch.testing.assert_close(rows, torch.ones(4))
 
 
-def test_crd_draws_as_many_negatives_as_it_is_told_from_the_whole_split(monkeypatch):
+def test_crd_draws_the_requested_negatives_from_the_whole_split(monkeypatch):
     seen = []
 
     def note(embeddings, rows, temperature):
@@ -244,7 +244,7 @@ def test_the_series_of_unit_rows_is_the_gaussian_kernel(gamma, numbers):
     torch.testing.assert_close(second, want)
 
 
-def test_the_numbers_of_masks_are_of_the_step_and_the_example_and_even():
+def test_mask_numbers_depend_on_step_and_example_and_are_uniform():
     indices, key = torch.arange(200), torch.tensor([77])
     drawn = draw_uniform(indices, key, 64)
     assert torch.equal(draw_uniform(indices[50:60], key, 64), drawn[50:60])

@@ -67,7 +67,7 @@ def cut(inputs: LossInputs, part: slice) -> LossInputs:
 
 
 @pytest.mark.parametrize("name", ["crd", "nd"])
-def test_two_ranks_learn_and_remember_what_one_does(name):
+def test_two_ranks_train_and_remember_like_one(name):
     whole, halves, ranks = create(name), [create(name), create(name)], TwoRanks()
     for number, loss in enumerate(halves):
         join_memories(loss, partial(ranks.gather, number))
@@ -87,7 +87,7 @@ def test_two_ranks_learn_and_remember_what_one_does(name):
         torch.testing.assert_close(one, value)
 
 
-def test_words_are_of_an_example_and_a_key_whatever_the_batch():
+def test_random_words_depend_on_example_and_key_not_on_the_batch():
     indices, key = torch.tensor([3, 1_281_166, 7]), torch.tensor([11])
     words = draw_words(indices, key, 500)
     assert torch.equal(draw_words(indices[1:2], key, 500), words[1:2])

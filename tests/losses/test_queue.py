@@ -38,7 +38,7 @@ def cut(inputs: LossInputs, part: slice) -> LossInputs:
     )
 
 
-def test_the_newest_examples_stand_in_the_queue_in_order():
+def test_the_queue_holds_the_newest_examples_in_order():
     loss, pushed = create_queue(), []
     for seed in range(3):
         inputs = create_step(seed)
@@ -49,12 +49,12 @@ def test_the_newest_examples_stand_in_the_queue_in_order():
         torch.testing.assert_close(loss.memory.rows[:places], torch.stack(pushed[:places]))
 
 
-def test_a_batch_that_is_larger_than_the_queue_leaves_its_first_examples():
+def test_a_batch_larger_than_the_queue_fills_it_with_its_first_examples():
     queue = push_rows(torch.zeros(2, 1), torch.tensor([[1.0], [2.0], [3.0]]))
     assert queue.tolist() == [[1.0], [2.0]]
 
 
-def test_two_ranks_learn_and_keep_what_one_does():
+def test_two_ranks_train_and_keep_the_queue_of_one():
     whole, halves = create_queue(), [create_queue(), create_queue()]
     for seed in range(3):
         inputs = create_step(seed)
@@ -70,7 +70,7 @@ def test_two_ranks_learn_and_keep_what_one_does():
             assert torch.equal(loss.memory.rows, whole.memory.rows)
 
 
-def test_in_eval_mode_nothing_enters():
+def test_eval_mode_leaves_the_queue_unchanged():
     loss = create_queue()
     loss(create_step(0))
     before = loss.memory.rows.clone()
@@ -97,6 +97,6 @@ def test_a_checkpoint_holds_the_queue():
         ({"queue_temperature": -1}, "queue_kl.queue_temperature is -1"),
     ],
 )
-def test_arguments_that_make_no_queue_are_refused(args, rule):
+def test_invalid_queue_arguments_are_refused(args, rule):
     with pytest.raises(UserError, match=rule.replace(".", r"\.")):
         create_queue(**args)

@@ -17,19 +17,19 @@ from tests.losses.formulas import (
 
 
 @pytest.mark.parametrize(("name", "args"), CASES)
-def test_a_value_is_that_of_the_formula(name, args):
+def test_a_value_equals_its_formula(name, args):
     value, wanted = compare_values(name, args)
     assert value == pytest.approx(wanted, rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize(("name", "args"), CASES)
-def test_a_gradient_is_that_of_finite_differences(name, args):
+def test_a_gradient_equals_finite_differences(name, args):
     slope, wanted = compare_slopes(name, args)
     assert slope == pytest.approx(wanted, rel=1e-5, abs=1e-8)
 
 
 @pytest.mark.xla
-def test_values_are_those_of_the_formulas_on_xla():
+def test_values_equal_their_formulas_on_xla():
     """All in one graph, in float32."""
     torch_xla = pytest.importorskip("torch_xla")
     device = torch_xla.device()

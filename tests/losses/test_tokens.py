@@ -53,7 +53,7 @@ def test_a_loss_of_groups_of_one_size_refuses_tokens():
 
 
 @pytest.mark.parametrize("name", sorted(ARGS.keys() - OF_ONE_SIZE))
-def test_a_loss_is_a_mean_over_rows_or_says_why_tokens_are_not_its_rows(name):
+def test_a_loss_is_a_mean_over_rows_or_declares_why_it_refuses_tokens(name):
     whole = compute_in_chunks(name, ROWS)
     values = [compute_in_chunks(name, size) for size in (1, 7)]
     if not create_example_loss(name).why_not_tokens:
@@ -69,7 +69,7 @@ def test_losses_of_rows_take_tokens():
     assert {"kd", "reverse_kl", "jsd", "dkd", "tinyvit_sparse", "fitnet"}.isdisjoint(refused)
 
 
-def test_a_wrapper_is_as_its_inner_loss():
+def test_a_wrapper_takes_tokens_like_its_inner_loss():
     for wrapper in ("lskd", "multi_avg_loss", "multi_avg_prob", "multi_sum"):
         assert not create_loss(wrapper, {"loss": "dkd"}).why_not_tokens
         inner = create_loss("dist").why_not_tokens

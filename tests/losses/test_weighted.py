@@ -52,7 +52,7 @@ def test_an_infinite_task_does_not_spread_at_alpha_one():
     assert not output.terms["task"].isfinite() and output.total.isfinite()
 
 
-def test_a_metric_of_weight_zero_is_logged_and_leaves_the_total_alone():
+def test_a_term_of_weight_zero_is_logged_without_changing_the_total():
     plain = WeightedLoss([("kd", create_loss("kd"), 1.0)])
     both = WeightedLoss(
         [("kd", create_loss("kd"), 1.0), ("bv_agree", create_loss("bv_agree"), 0.0)]
@@ -97,14 +97,14 @@ def test_the_short_form_of_the_section_makes_one_term():
     torch.testing.assert_close(total, create_loss("kd", {"temperature": 2.0})(inputs))
 
 
-def test_a_teacher_without_a_loss_teaches_nothing():
+def test_a_teacher_without_a_loss_adds_no_terms():
     """The configuration refuses it before."""
     assert create_weighted_loss(DistillSection(teacher="resnet18")).names == ()
     assert create_weighted_loss(DistillSection()).names == ()
     assert create_weighted_loss(DistillSection(teacher="resnet18")).group_sizes() == ()
 
 
-def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
+def test_args_override_the_sections_temperature_and_group_size():
     terms = (
         LossTerm(name="dist", weight=2.0),
         LossTerm(name="dist", args={"temperature": 1.0, "group_size": 8}),
@@ -120,7 +120,7 @@ def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
     assert weighted.group_sizes() == (4, 8)
 
 
-def test_inputs_say_the_heaviest_class_of_mixed_targets():
+def test_target_classes_are_the_heaviest_of_mixed_targets():
     targets = torch.tensor([[0.7, 0.3], [0.4, 0.6]])
     inputs = LossInputs(torch.zeros(2, 2), targets, torch.tensor([0, 0]))
     assert inputs.target_classes().tolist() == [0, 1]

@@ -99,7 +99,7 @@ ELSEWHERE = {
         "runtime.num_threads": "test_cores_are_shared_out_unless_it_is_said_how",
     },
     "tests/job/test_summary.py": {
-        "run.check_only": "test_check_says_what_would_run_and_writes_nothing"
+        "run.check_only": "test_check_prints_what_would_run_and_writes_nothing"
     },
     "tests/tasks/test_probing.py": dict.fromkeys(
         ("data.evals[].bank", "distill.score"),
