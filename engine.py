@@ -305,7 +305,7 @@ def evaluate(
 def sum_batches(
     count: Callable[[BatchT], Tensor], batches: Iterable[BatchT], runtime: Runtime
 ) -> Tensor:
-    """Sum `count` over all batches of all ranks, on the host. # host read: one in all"""
+    """Sum `count` over all batches of all ranks, on the host."""  # host read: one in all
     sums: Tensor | None = None
 
     def add(batch: BatchT) -> Tensor:
@@ -471,7 +471,7 @@ class _Loop:
             self.callbacks.save(self.state, False)
 
     def _require_finite(self) -> None:
-        """Refuse to save the result of a bad step. # host read: checkpoints only"""
+        """Refuse to save the result of a bad step."""  # host read: checkpoints only
         if self.last is None or self.last.values is None:
             return
         bad_step = int(self.runtime.fetch(self.last.values)[-1])

@@ -77,7 +77,7 @@ def count_traffic(model: str, batch: int) -> dict[str, Counter[str]]:
             # Nobody asks for the gradient of the images, and one byte holds each of their values.
             of_images = given[0] is images
             inputs = 0 if of_images else _BYTES * given[0].numel()
-            rows.setdefault(name.split(".")[0], Counter()).update(
+            rows.setdefault(name.split(".", maxsplit=1)[0], Counter()).update(
                 list_bytes(inputs, _BYTES * found.numel(), images.numel() * of_images)
             )
 

@@ -12,7 +12,8 @@ What holds for every `compute_*` and is not repeated there:
 - `group_size`: consecutive examples that are compared with each other; 0: all of the batch.
   Groups are [G, g, ...], their `weights` [G, g] are 1 for valid examples and 0 for the others.
 - The result is a scalar, float32 at least: summed over K, averaged over valid examples;
-  divergences in nats."""
+  divergences in nats.
+"""
 
 from __future__ import annotations
 

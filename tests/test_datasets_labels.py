@@ -75,8 +75,8 @@ def test_a_label_that_is_no_class_stops_the_loader(root, split, role, order):
     with pytest.raises(UserError) as caught:
         read_pass(open_kinds(root, split, role, order=order))
     text = str(caught.value)
-    count = int(text.split(" of the 8 labels")[0].split()[-1])
-    label, record = text.split("the first is ")[1].split("; ")[0].split(", of ")
+    count = int(text.split(" of the 8 labels", maxsplit=1)[0].rsplit(maxsplit=1)[-1])
+    label, record = text.split("the first is ")[1].split("; ", maxsplit=1)[0].split(", of ")
     number = int(record.split("record ")[1])
     assert f"kinds-{split}.tfrecord-00000-of-00001, record " in record
     assert int(label) == LABELS[split][number % 3] not in range(CLASSES)

@@ -206,6 +206,14 @@ def test_the_type_checker_finds_nothing(tmp_path):
     assert done.returncode == 1 and "[bad-return]" in done.stdout, done.stdout + done.stderr
 
 
+def test_the_type_checker_finds_nothing_in_the_tests(tmp_path):
+    done = check_types("--preset", "basic", "tests")
+    assert done.returncode == 0, done.stdout + done.stderr
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f(size): ...\n\n\nf(sise=1)\n", encoding="utf-8")
+    assert check_types("--preset", "basic", planted).returncode == 1
+
+
 def test_version_control_hides_no_source():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: nothing can be hidden from one")

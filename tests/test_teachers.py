@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,7 +42,11 @@ def export(folder: Path, seed: int, num_classes: int = 10, **facts: object) -> P
 
     folder.mkdir()
     torch.manual_seed(seed)
-    known = {"model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}, **facts}
+    known: dict[str, Any] = {
+        "model": "vit_tiny_patch16_224",
+        "args": {**VIT_ARGS, "img_size": 8},
+        **facts,
+    }
     known["num_classes"] = num_classes
     model = timm.create_model(known["model"], num_classes=num_classes, **known["args"])
     # The initial head is too small to tell classes apart.

@@ -1,7 +1,7 @@
-"""Shows the output of the input pipeline: samples, throughput, and a contact sheet.
+r"""Shows the output of the input pipeline: samples, throughput, and a contact sheet.
 
     python tools/test_tfds_loader.py --data-dir data --split train --num-samples 8 --time-it
-    python tools/test_tfds_loader.py --data-dir data --save-grid sheet.png --views 6 \\
+    python tools/test_tfds_loader.py --data-dir data --save-grid sheet.png --views 6 \
         --train-pp "decode|resize(64)|randaug(2, 10)|value_range(-1, 1)"
 
 The contact sheet has a row for each sample and a column for each epoch: the same example as

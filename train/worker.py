@@ -351,7 +351,7 @@ def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[
 
 
 def _copy_output(output: IO[bytes], speaker: Speaker, folder: Path) -> None:
-    """Pass on and store the program's lines; progress bars end their lines with \\r."""
+    """Pass on and store the program's lines; progress bars end lines with a carriage return."""
     rest = b""
     with (folder / "output.log").open("ab", buffering=0) as log:
         while True:

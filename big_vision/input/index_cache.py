@@ -1,7 +1,8 @@
 """Indexes of files, built once and cached outside the data.
 
 An entry depends on names, sizes and times of change, so a changed file is scanned again. One
-process does so, others of the same machine wait for it."""
+process does so, others of the same machine wait for it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Views from another program: which part of each image, in which epoch.
 
 A folder holds `views.bin`, a row for each epoch and example, and `views.json`, which describes the
-rows and verifies the file. `tools.cache import` writes both; the op `stored_view` replays them."""
+rows and verifies the file. `tools.cache import` writes both; the op `stored_view` replays them.
+"""
 
 from __future__ import annotations
 

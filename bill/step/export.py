@@ -75,7 +75,6 @@ def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False)
 
 def _create_tracing_runtime(config: RunConfig) -> Any:
     """Create a runtime of the configuration's device whose step is recorded, never dispatched."""
-
     base: Any = find_runtime_class(config.runtime)
 
     class TracingRuntime(base):
@@ -250,7 +249,7 @@ def _name_batch(batch: Batch) -> dict[str, Tensor]:
 
 def _name_host_ops() -> list[str]:
     """Operators that torch_xla has run on the host in this process."""
-    import torch_xla.debug.metrics as metrics
+    from torch_xla.debug import metrics
 
     return sorted(n for n in metrics.counter_names() if n.startswith("aten::"))
 

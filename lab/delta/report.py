@@ -109,7 +109,7 @@ def describe_cost(
 def describe_errors(errors: Errors, place: str) -> JsonObject:
     """Describe how far from float64, and on which device."""
     row = {f"error_{name}": value for name, value in asdict(errors).items()}
-    return {**{k: v for k, v in row.items() if v == v}, "error_of": place}
+    return {**{k: v for k, v in row.items() if v is None or not math.isnan(v)}, "error_of": place}
 
 
 def _rate(case: LabCase, seconds: float, limits: tuple[float, float] | None) -> JsonObject:

@@ -32,6 +32,7 @@ def score_in_chunks(
     The gradient of each chunk is computed while its logits exist, so that nothing of them is kept
     and nothing is computed twice. Other inputs of a score (a teacher's hidden states, from which it
     computes logits of the same positions) get no gradient.
+
     Args:
       hidden: [B, T, C].
       weight: [V, C] of the head.

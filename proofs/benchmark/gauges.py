@@ -95,7 +95,7 @@ class _XlaGauge(Gauge):
     """XLA counts its graphs and times their compilation."""
 
     def count_compiles(self) -> tuple[int, float]:
-        import torch_xla.debug.metrics as metrics
+        from torch_xla.debug import metrics
 
         metric = metrics.metric_data("CompileTime")  # count, nanoseconds, samples
         return self._runtime.counters()["graphs"], metric[1] / 1e9 if metric else 0.0

@@ -74,7 +74,7 @@ def _run_apart(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
-    """pytest in this process."""
+    """Pytest in this process."""
     sys.path.insert(0, str(Path.cwd()))
     _keep_lines_of_graphs()
     observer = _Observer(request.get("chosen"))

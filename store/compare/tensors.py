@@ -28,9 +28,11 @@ def find_tensors(base: str | Path | Folder, new: str | Path | Folder) -> list[st
     for name in (name for name in sorted(names) if not _are_equal(folders, name)):
         tables = [_read_table(folder, name) for folder in folders]
         pairs = list(zip(folders, tables, strict=True))
-        for tensor in sorted(tables[0].keys() | tables[1].keys()):
-            if len({_read(*pair, name, tensor) for pair in pairs}) > 1:
-                differing.append(f"{name}:{tensor}")
+        differing += [
+            f"{name}:{tensor}"
+            for tensor in sorted(tables[0].keys() | tables[1].keys())
+            if len({_read(*pair, name, tensor) for pair in pairs}) > 1
+        ]
     return differing
 
 

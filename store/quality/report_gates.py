@@ -57,8 +57,8 @@ def check_reports(gates: Sequence[Gate], base: JsonObject, new: JsonObject) -> l
     findings = []
     for gate in resolve_gates(gates, names):
         wanted = [name for name in names if gate.metric in (name, name.rpartition(" x ")[2])]
-        for name in wanted or [gate.metric]:
-            findings.append(_check(replace(gate, metric=name), (base, new), figures))
+        gates_of_names = [replace(gate, metric=name) for name in wanted or [gate.metric]]
+        findings += [_check(named, (base, new), figures) for named in gates_of_names]
     return findings
 
 

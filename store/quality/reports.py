@@ -1,6 +1,6 @@
-"""Reports of `tools.benchmark` and `lab.delta` and estimates of `tools.compile_for_tpu`: their
-figures, and what must be equal to compare two of them.
+"""Figures of reports, and what must be equal to compare two of them.
 
+Reports are those of `tools.benchmark` and `lab.delta` and the estimates of `tools.compile_for_tpu`.
 Versions of the software may differ: whether a newer compiler makes a step slower is the question.
 """
 

@@ -42,9 +42,9 @@ def create_model(**shape) -> Transformer:
 def test_cached_logits_are_those_without_a_cache(shape):
     model, tokens = create_model(**shape), torch.randint(0, 11, (2, 20))
     whole = model.compute_logits(model(tokens))
-    cache, parts = model.create_cache(), []
-    for part in tokens.split([7, 1, 1, 4, 1, 6], dim=1):
-        parts.append(model.compute_logits(model(part, cache)))
+    cache = model.create_cache()
+    sizes = [7, 1, 1, 4, 1, 6]
+    parts = [model.compute_logits(model(part, cache)) for part in tokens.split(sizes, dim=1)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
     assert cache[0].length == 20
 

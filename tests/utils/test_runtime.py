@@ -230,14 +230,14 @@ def test_a_launched_runtime_leaves_the_others_whatever_its_worker_did(monkeypatc
 
 
 def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
-    for device in RUNTIMES:
+    for device, create in RUNTIMES.items():
         runtime = create_runtime(RuntimeSection(device=device, precision="bf16"))
         layer = runtime.prepare(torch.nn.Linear(4, 4))
         with runtime.autocast():
             output = layer(torch.ones(2, 4, device=runtime.device))
         assert output.dtype == torch.bfloat16
         assert layer.weight.dtype == torch.float32
-        with RUNTIMES[device]().autocast():
+        with create().autocast():
             assert layer(torch.ones(2, 4, device=runtime.device)).dtype == torch.float32
 
 

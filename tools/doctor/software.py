@@ -197,4 +197,4 @@ def _get_series(version: str) -> list[str]:
 
 
 def _strip(version: str) -> str:
-    return version.split("+")[0]
+    return version.split("+", maxsplit=1)[0]

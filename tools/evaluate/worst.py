@@ -98,7 +98,7 @@ def draw_worst(worst: WorstImages, names: Sequence[str], title: str, path: Path)
 
 
 def _choose(runtime: Runtime, batch: ImageBatch, probs: Tensor) -> WorstImages:
-    """Return the wrong outputs of a batch. # host read: a tool's, once a batch"""
+    """Return the wrong outputs of a batch."""  # host read: a tool's, once a batch
     confidences, answers = probs.max(dim=1)
     is_correct = batch.draws[RIGHT] > 0
     is_wrong = batch.mask & ~is_correct.gather(1, answers.unsqueeze(1)).squeeze(1)

@@ -223,7 +223,7 @@ class Runtime(ABC):
         self._pending.append((function, args, scalars))
 
     def flush_deferred(self) -> None:
-        """Call the deferred functions. # host read: log steps only"""
+        """Call the deferred functions."""  # host read: log steps only
         pending, self._pending = self._pending, []
         for function, args, scalars in pending:
             function(*args, self.fetch(scalars))

@@ -29,10 +29,8 @@ def sum_experts(mlp: SparseMlp, x: torch.Tensor) -> torch.Tensor:
     shape = mlp.shape
     room, found = shape.find_capacity(x.shape[1]), []
     for window in x:
-        used, rows = [0] * shape.experts, []
-        for token in window:
-            rows.append(sum_token(mlp, token, used, room))
-        found.append(torch.stack(rows))
+        used = [0] * shape.experts
+        found.append(torch.stack([sum_token(mlp, token, used, room) for token in window]))
     return torch.stack(found)
 
 

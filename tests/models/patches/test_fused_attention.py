@@ -60,7 +60,7 @@ def find_all(
         layer, x, weights = layer.double(), x.double(), weights.double()
     else:
         layer = apply_patches(layer).to(device)
-        layer[0].kernel = form.split()[0]
+        layer[0].kernel = form.split(maxsplit=1)[0]
     leaf = x.to(device).requires_grad_()
     is_low = dtype == torch.bfloat16 and form != "plain"
     with torch.autocast("xla", dtype=torch.bfloat16, enabled=is_low):

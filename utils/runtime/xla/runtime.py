@@ -64,9 +64,8 @@ class XlaRuntime(Runtime):
         with pause_collection():
             import torch_xla
             import torch_xla.core.xla_model as xm
-            import torch_xla.debug.metrics as metrics
-            import torch_xla.debug.profiler as profiler
             import torch_xla.runtime as xr
+            from torch_xla.debug import metrics, profiler
 
         self._xla, self._xm, self._xr = torch_xla, xm, xr
         self._metrics, self._profiler = metrics, profiler
@@ -228,7 +227,7 @@ def shrink(folder: Path, limit_gib: float) -> list[Path]:
 
 def _sum_compiling() -> float:
     """Return torch_xla's seconds of compilation in this process, earlier runtimes included."""
-    import torch_xla.debug.metrics as metrics
+    from torch_xla.debug import metrics
 
     compiled = metrics.metric_data("CompileTime")
     return compiled[1] / 1e9 if compiled else 0.0
