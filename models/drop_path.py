@@ -16,19 +16,11 @@ if TYPE_CHECKING:
 _NAMES = ("drop_path", "drop_path1", "drop_path2")
 
 
-def get_drop_path_rates(model: nn.Module) -> list[float]:
-    """Return the rate of each block, first to last; empty if no block has stochastic depth."""
-    return [
-        max(getattr(getattr(block, name), "drop_prob", 0.0) for name in _list_names(block))
-        for block in _list_blocks(model)
-    ]
-
-
 def set_drop_path(model: nn.Module, section: ModelSection) -> None:
     """Set the blocks' stochastic depth by the section; UserError if there are no such blocks."""
     if not section.drop_path_rate:
         return
-    law, blocks = section.drop_path_law, _list_blocks(model)
+    law, blocks = section.drop_path_law, list_drop_path_blocks(model)
     if not blocks and (law != "model" or not section.drop_path_rescale):
         key = "drop_path_law" if law != "model" else "drop_path_rescale"
         raise UserError(
@@ -38,7 +30,7 @@ def set_drop_path(model: nn.Module, section: ModelSection) -> None:
     last = max(len(blocks) - 1, 1)
     for number, block in enumerate(blocks):
         rate = section.drop_path_rate * (number / last if law == "linear" else 1.0)
-        for name in _list_names(block):
+        for name in list_drop_path_names(block):
             if law == "model":
                 rate = getattr(getattr(block, name), "drop_prob", 0.0)
             if rate:
@@ -47,9 +39,9 @@ def set_drop_path(model: nn.Module, section: ModelSection) -> None:
                 setattr(block, name, nn.Identity())
 
 
-def _list_blocks(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if _list_names(module)]
+def list_drop_path_blocks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if list_drop_path_names(module)]
 
 
-def _list_names(module: nn.Module) -> list[str]:
+def list_drop_path_names(module: nn.Module) -> list[str]:
     return [name for name in _NAMES if hasattr(module, name)]

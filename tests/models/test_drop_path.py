@@ -6,8 +6,9 @@ import pytest
 import torch
 from timm.layers import DropPath
 
-from models.drop_path import get_drop_path_rates, set_drop_path
+from models.drop_path import set_drop_path
 from models.factory import create_model
+from tests.support.drop_path_rates import get_drop_path_rates
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 

@@ -18,9 +18,9 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from models.drop_path import get_drop_path_rates
 from models.factory import create_model
 from optim_factory import Schedule, create_optimizer, create_schedule, get_warmup_steps, scale_lr
+from tests.support.drop_path_rates import get_drop_path_rates
 from tests.support.recipe_ops import Op, describe_pixels, read_augmentation, read_crop, read_view
 from utils.config.load import RunConfig
 from utils.ema import Averaging

@@ -34,7 +34,6 @@ from tasks.teachers.cache.rows import (
     compute_marks,
     condense_answers,
     measure_errors,
-    pack_answers,
     pack_rows,
 )
 from tasks.teachers.cache.writer import CacheWriter
@@ -58,6 +57,14 @@ def get_examples(epoch: int, step: int, shape: CacheShape = SHAPE) -> torch.Tens
     generator = torch.Generator().manual_seed(epoch)
     order = torch.randperm(shape.steps_per_epoch * shape.global_batch_size, generator=generator)
     return order[step * shape.global_batch_size : (step + 1) * shape.global_batch_size]
+
+
+def pack_answers(
+    logits: torch.Tensor, shape: CacheShape, examples: torch.Tensor | None = None
+) -> np.ndarray:
+    """Rows [B] of a cache of one column, from its teacher's logits [B, K] on the host."""
+    (column,) = shape.columns
+    return pack_rows([condense_answers(logits.double(), column.top_k)], shape, examples)
 
 
 def create_stream(shape: CacheShape = SHAPE) -> dict:

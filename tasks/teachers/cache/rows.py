@@ -142,12 +142,6 @@ def pack_rows(
     return rows
 
 
-def pack_answers(logits: Tensor, shape: CacheShape, examples: Tensor | None = None) -> np.ndarray:
-    """Return rows [B] of a cache of one column, from its teacher's logits [B, K] on the host."""
-    (column,) = shape.columns
-    return pack_rows([condense_answers(logits.double(), column.top_k)], shape, examples)
-
-
 def take_values(column: Column, answer: Tensor) -> np.ndarray:
     """Return the numbers of an output that a column stores in its own type."""
     kept = answer[..., : column.top_k] if column.kind == CLASSES else answer
