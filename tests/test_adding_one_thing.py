@@ -107,7 +107,7 @@ CHECKS = (
     "tests/losses/test_tokens.py",
     "tests/losses/test_references.py",
     "tests/losses/test_documented_layers.py::test_every_loss_is_documented_and_tested",
-    "tests/proofs/test_kd_table.py::test_a_row_and_a_reason_are_of_registered_losses",
+    "tests/proofs/test_kd_table.py::test_rows_and_reasons_name_registered_losses",
 )
 
 

@@ -38,7 +38,7 @@ def move(inputs, device, factor):
 
 
 @pytest.mark.parametrize("names", FAMILIES, ids=lambda names: names[0])
-def test_steps_after_the_first_compile_nothing_and_read_nothing(names):
+def test_later_steps_compile_nothing_and_read_nothing(names):
     torch_xla = pytest.importorskip("torch_xla")
     metrics = pytest.importorskip("torch_xla.debug.metrics")
     device = torch_xla.device()

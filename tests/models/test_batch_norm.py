@@ -74,7 +74,7 @@ def test_recomputed_blocks_update_their_statistics_once_a_step(device, form):
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_blocks_right_behind_the_images_are_trained_as_well(device):
+def test_recomputed_blocks_right_after_the_images_are_trained(device):
     """The images have no gradient: a recomputation that starts from them must not lose its own."""
     runtime, results = RUNTIMES[device](), []
     for is_recomputed in (False, True):
@@ -124,7 +124,7 @@ def test_one_value_per_channel_on_each_of_two_ranks_is_enough():
     assert torch.isfinite(mine.running_var).all()
 
 
-def test_evaluation_is_by_the_running_statistics_as_they_are():
+def test_evaluation_uses_the_running_statistics_unchanged():
     """Means far from 0 and variances far from 1: what every trained network has."""
     torch.manual_seed(3)
     plain = nn.BatchNorm2d(4)
@@ -141,7 +141,7 @@ def test_evaluation_is_by_the_running_statistics_as_they_are():
 
 @pytest.mark.parametrize("shape", [(3, 8), (6, 8), (3, 8, 5)])
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_batch_norm_of_rows_is_torchs_on_each_device(device, shape):
+def test_batch_norm_of_rows_equals_torchs_on_each_device(device, shape):
     """Of few examples: there the biased variance, which torch_xla's own keeps, is far off."""
     torch.manual_seed(0)
     runtime, norm = RUNTIMES[device](), nn.Sequential(nn.BatchNorm1d(8))
@@ -163,7 +163,7 @@ def test_batch_norm_of_rows_is_torchs_on_each_device(device, shape):
         torch.testing.assert_close(values["own"][key], value, rtol=1e-5, atol=2e-6, msg=key)
 
 
-def test_an_mlp_with_batch_norm_trains_and_answers_alike_on_cpu_and_xla():
+def test_an_mlp_with_batch_norm_trains_and_evaluates_alike_on_cpu_and_xla():
     arguments = {"widths": [16], "norm": "batch", "dropout": 0.0}
     section, results = ModelSection(name="mlp", args=arguments), {}
     rows = torch.randn(10, 8, 4, generator=torch.Generator().manual_seed(0))
@@ -225,7 +225,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_running_statistics_of_patched_models_are_timms(name):
+def test_running_statistics_of_patched_models_equal_timms(name):
     torch.manual_seed(0)
     model = timm.create_model(name, num_classes=7, **SMALL[name])
     for parameter in model.parameters():

@@ -22,7 +22,7 @@ def create(model: dict, **keys) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("model", "blocks"), [(VIT, 5), (MIXER, 12)], ids=["vit", "mixer"])
-def test_a_law_gives_each_block_its_rate(model, blocks):
+def test_a_drop_path_law_sets_each_blocks_rate(model, blocks):
     linear = [0.4 * number / (blocks - 1) for number in range(blocks)]
     assert get_drop_path_rates(create(model, drop_path_law="linear")) == pytest.approx(linear)
     assert get_drop_path_rates(create(model, drop_path_law="constant")) == [0.4] * blocks
@@ -36,7 +36,7 @@ def test_without_a_law_a_model_keeps_timms_rates():
 
 
 @pytest.mark.parametrize(("rescale", "kept"), [(True, 1 / 0.6), (False, 1.0)])
-def test_a_kept_branch_is_scaled_only_where_it_is_asked_for(rescale, kept):
+def test_kept_branches_are_scaled_only_on_request(rescale, kept):
     torch.manual_seed(0)
     model = create(MIXER, drop_path_rescale=rescale)
     (layer,) = {m for m in model.blocks[2].modules() if isinstance(m, DropPath)}
@@ -51,7 +51,7 @@ def test_a_model_without_stochastic_depth_is_refused_by_the_key():
         set_drop_path(torch.nn.Linear(2, 2), section)
 
 
-def test_an_activation_is_given_by_its_name():
+def test_an_activation_is_chosen_by_its_name():
     section = ModelSection(name="mixer_b16_224", args={"act_layer": "gelu_tanh"})
     model = create_model(section, num_classes=3, device="meta")
     assert type(model.blocks[0].mlp_tokens.act).__name__ == "GELUTanh"

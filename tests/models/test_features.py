@@ -13,7 +13,7 @@ from tests.support.tiny_parts import create_vit
 from utils.errors import UserError
 
 
-def test_a_tap_gives_the_outputs_of_the_last_forward_and_forgets_them():
+def test_a_tap_returns_the_last_forwards_outputs_once():
     model = create_vit()
     tap = FeatureTap(model, ("blocks.0", "fc_norm"), "student")
     images = torch.rand(3, 1, 8, 8)
@@ -25,7 +25,7 @@ def test_a_tap_gives_the_outputs_of_the_last_forward_and_forgets_them():
     assert tap.take() == {}
 
 
-def test_a_tap_gives_parameters_as_they_are():
+def test_a_tap_returns_parameters_unchanged():
     model = create_vit()
     tap = FeatureTap(model, ("head.weight", "fc_norm"), "teacher")
     model = model.double()
@@ -44,7 +44,7 @@ def test_a_tap_does_not_change_what_the_model_computes():
     assert torch.equal(plain(images), tapped(images))
 
 
-def test_a_module_that_gives_several_tensors_is_tapped_by_the_first():
+def test_a_module_with_several_outputs_is_tapped_at_the_first():
     class Pair(nn.Module):
         def forward(self, x):
             return x + 1, x + 2
@@ -59,17 +59,17 @@ def test_a_module_that_gives_several_tensors_is_tapped_by_the_first():
 @pytest.mark.parametrize(
     ("path", "hint"), [("block.0", "blocks.0"), ("fc_nrom", "fc_norm"), ("qqqqqqqq", "patch_embed")]
 )
-def test_a_wrong_path_lists_the_near_ones(path, hint):
+def test_an_unknown_path_lists_similar_ones(path, hint):
     with pytest.raises(UserError, match=f"the teacher has no layer '{path}'.*{hint}"):
         FeatureTap(create_vit(), (path,), "teacher")
 
 
-def test_the_model_itself_is_no_layer():
+def test_the_whole_model_is_refused_as_a_layer():
     with pytest.raises(UserError, match="no layer ''"):
         FeatureTap(create_vit(), ("",), "student")
 
 
-def test_shapes_come_from_a_forward_without_memory():
+def test_shapes_come_from_a_forward_on_the_meta_device():
     with torch.device("meta"):
         model = create_resnet32x4()
     paths = ("layer1", "layer2", "layer3", "pool")

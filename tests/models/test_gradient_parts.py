@@ -67,7 +67,7 @@ def test_parts_add_up_to_the_gradients(name):
     assert not any("gradient_parts" in p.__dict__ for p in model.parameters())
 
 
-def test_most_of_a_vit_is_kept_apart_until_the_end():
+def test_most_gradients_of_a_vit_are_summed_over_parts_at_the_end():
     model = create("vit_tiny_patch16_224")
     split_gradients(model.parameters(), devices=4)
     model(torch.randn(8, 1, 8, 8)).sum().backward()
@@ -78,7 +78,7 @@ def test_most_of_a_vit_is_kept_apart_until_the_end():
 
 
 @pytest.mark.parametrize("name", CONVNETS)
-def test_convolutions_keep_weight_and_bias_apart(name):
+def test_convolutions_keep_weight_and_bias_gradients_in_parts(name):
     model = create(name)
     split_gradients(model.parameters(), devices=4)
     model(torch.randn(8, 1, 32, 32)).sum().backward()
@@ -89,7 +89,7 @@ def test_convolutions_keep_weight_and_bias_apart(name):
                 assert parameter.gradient_parts.grad.shape == (4, *parameter.shape)
 
 
-def test_nothing_is_kept_apart_without_gradients_or_with_uneven_examples():
+def test_no_parts_are_kept_without_gradients_or_for_uneven_examples():
     weight = torch.nn.Parameter(torch.ones(3))
     assert get_parts(weight, 8) is None
     split_gradients([weight], devices=4)

@@ -62,7 +62,7 @@ def run(folder, name: str, args: dict, *flags: str) -> int:
     return main.main([one for one in argv if one not in LANGUAGE or "--model.args" not in one])
 
 
-def test_every_language_model_says_what_its_arguments_mean():
+def test_every_language_model_declares_what_its_arguments_mean():
     assert set(list_taking("vocab_size")) <= set(ARGUMENTS)
     assert set(SHAPES) | {"vit_s16_sincos2d"} == set(ARGUMENTS)
 
@@ -85,7 +85,7 @@ def list_others(value: object) -> list[object]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_shapes_tell_every_argument_that_has_no_meaning_of_its_own(name):
+def test_every_argument_is_declared_or_visible_in_shapes(name):
     """An argument that is added, and that neither tells, is found here."""
     kind, shape = ARGUMENTS.get(name), SHAPES[name]
     own = kind(**shape)
@@ -127,7 +127,7 @@ ALL_VARIANTS = [*((a, b, c, f"model.layers.{d}") for a, b, c, d in VARIANTS), *O
 
 
 @pytest.mark.parametrize(("name", "there", "here", "pattern"), ALL_VARIANTS)
-def test_another_variant_is_one_line_with_both_values(name, there, here, pattern, tmp_path):
+def test_another_variant_is_refused_with_both_values(name, there, here, pattern, tmp_path):
     path, whole = write(tmp_path / "there", name, **there), ARGUMENTS.get(name)(**there)
     for key, way in ((START, f"by run.init_skip: {pattern}"), (STUDENT, "or use run.init_")):
         with pytest.raises(UserError) as caught:
@@ -144,7 +144,7 @@ def test_another_variant_is_one_line_with_both_values(name, there, here, pattern
     load(path, name, **there)
 
 
-def test_a_run_does_not_start_from_features_of_another_kind(tmp_path, capsys):
+def test_weights_of_another_rule_are_refused(tmp_path, capsys):
     path = write(tmp_path / "there", "delta_rules", **{**SMALL, "rule": "linear"})
     for key in (START, STUDENT):
         for flags in (("--check",), ("--train.steps=6",)):
@@ -155,7 +155,7 @@ def test_a_run_does_not_start_from_features_of_another_kind(tmp_path, capsys):
             assert error.count("\n") == 1
 
 
-def test_a_folder_of_other_heads_and_wavelengths_is_refused(tmp_path, capsys):
+def test_a_folder_with_other_heads_and_wavelengths_is_refused(tmp_path, capsys):
     """Of transformers' words: 2 heads of keys of 16 and 1 of 32 have the same tensors."""
     shape = {**HYBRID, "linear_key_heads": 2, "linear_key_width": 16, "rope_base": 1e7}
     folder = tmp_path / "m"
@@ -179,7 +179,7 @@ def test_a_folder_of_other_heads_and_wavelengths_is_refused(tmp_path, capsys):
         create_model(section, **OF_TASK["qwen3_5"], device="meta")
 
 
-def test_a_teacher_that_is_told_otherwise_is_refused(tmp_path, capsys):
+def test_arguments_that_contradict_a_teachers_weights_are_refused(tmp_path, capsys):
     path = write(tmp_path / "t", "qwen3", **DENSE)
     found = {"weights": path, "args": {"rope_base": 1000.0}}
     flags = (f"--distill.teachers={json.dumps([found])}", "--distill.loss=kd", "--check")
@@ -205,7 +205,7 @@ def test_an_evaluation_of_another_variant_is_refused(tmp_path, capsys):
     "changes",
     [{"chunk": 16}, {"loop": "unrolled", "solver": "rows"}, {"products": "bfloat16x3"}, {}],
 )
-def test_how_a_rule_is_computed_may_differ(changes, tmp_path):
+def test_computation_options_of_a_rule_may_differ(changes, tmp_path):
     path = write(tmp_path / "there", "qwen3_5", **HYBRID)
     found = load(path, "qwen3_5", **{**HYBRID, **changes}).state_dict()
     wanted = build("qwen3_5", **HYBRID).state_dict()
@@ -217,7 +217,7 @@ def test_capacity_and_balance_of_experts_may_differ(tmp_path):
     load(path, "qwen3_next", **{**SHAPES["qwen3_next"], "capacity_factor": 1.1, "balance": 0.0})
 
 
-def test_weights_that_do_not_tell_their_arguments_are_taken(tmp_path):
+def test_weights_without_recorded_arguments_are_accepted(tmp_path):
     path = write(tmp_path / "there", "delta_rules", **{**SMALL, "rule": "linear"})
     weights, other = open_weights(path, START), {**SMALL, "rule": "linear_elu"}
     weights.facts.pop("args")
@@ -226,7 +226,7 @@ def test_weights_that_do_not_tell_their_arguments_are_taken(tmp_path):
     load_weights(build("delta_rules", **other), weights)
 
 
-def test_a_backend_that_is_not_installed_is_no_reason_to_refuse_weights(tmp_path):
+def test_weights_of_a_missing_backend_are_accepted(tmp_path):
     path = write(tmp_path / "there", "qwen3_5", **HYBRID)
     weights = open_weights(path, START)
     weights.facts["args"] |= {"backend": "flashinfer", "of_a_later_version": 3}
@@ -236,7 +236,7 @@ def test_a_backend_that_is_not_installed_is_no_reason_to_refuse_weights(tmp_path
         load_weights(build("qwen3_5", **HYBRID), weights)
 
 
-def test_another_architecture_is_a_conversion_that_is_told(tmp_path, caplog):
+def test_converting_another_architecture_is_logged(tmp_path, caplog):
     caplog.set_level("INFO", logger="train")
     there = {**DENSE, "rope_base": 5000.0}
     path = write(tmp_path / "there", "qwen3", **there)
@@ -259,7 +259,7 @@ def test_another_architecture_is_a_conversion_that_is_told(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("source", "name"), [("qwen3", "qwen3_5"), ("qwen3_5", "qwen3"), ("qwen3_5", "qwen3_5")]
 )
-def test_norms_multiply_as_they_did_where_they_came_from(source, name, dtype, tmp_path, caplog):
+def test_converted_norms_keep_their_scale(source, name, dtype, tmp_path, caplog):
     caplog.set_level("INFO", logger="train")
     first = create(source, depth=2).to(dtype)
     facts = {"model": source, "args": {**SHAPES[source], "depth": 2}, **OF_TASK[source]}
@@ -278,7 +278,7 @@ def test_norms_multiply_as_they_did_where_they_came_from(source, name, dtype, tm
     assert ("5 norms are converted from" in caplog.text) == (source != name)
 
 
-def test_norms_behind_a_rule_stay_as_they_are(tmp_path):
+def test_norms_after_a_rule_are_converted_unchanged(tmp_path):
     """They multiply by weight in both; all others of a hybrid by 1 + weight."""
     path = write(tmp_path / "there", "qwen3_5", **HYBRID)
     wanted = build("qwen3_5", **HYBRID).state_dict()

@@ -52,7 +52,7 @@ def test_a_timm_name_is_found_with_and_without_a_tag(name):
         ("resnet18.a1_in2k", "a1_in1k"),
     ],
 )
-def test_an_unknown_name_lists_near_ones(name, near):
+def test_an_unknown_name_lists_similar_ones(name, near):
     with pytest.raises(UserError, match=near) as caught:
         find_model_name(name, "distill.teacher")
     assert str(caught.value).startswith("distill.teacher ")
@@ -152,7 +152,7 @@ def test_a_file_without_usable_weights_is_refused(tmp_path, name, write, reason)
     assert str(caught.value).startswith("model.weights ")
 
 
-def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(tmp_path):
+def test_mismatched_weights_are_named_and_nothing_is_loaded(tmp_path):
     model = create_vit()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     tensors = {k: v + 1 for k, v in before.items() if k != "cls_token"}
@@ -168,7 +168,7 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(tmp_path):
         assert torch.equal(value, before[name])
 
 
-def test_an_export_goes_back_into_plain_timm(tmp_path):
+def test_an_export_loads_into_plain_timm(tmp_path):
     model = export(tmp_path / "run").eval()
     facts = open_weights(str(tmp_path / "run"), "weights").facts
     assert facts == json.loads((tmp_path / "run" / "student.json").read_text())
@@ -202,7 +202,7 @@ def test_pixels_come_as_channels_first_floats_of_the_same_values():
     assert torch.equal(pixels[1, 0], images[1, :, :, 0].float())
 
 
-def test_a_view_has_nothing_that_is_saved():
+def test_a_view_has_an_empty_state_dict():
     assert create_input_transform([0.0], [1.0], channels=3).state_dict() == {}
 
 
@@ -214,7 +214,7 @@ def create_one(section: DistillSection, **arguments):
     return teacher
 
 
-def test_a_run_directory_tells_what_its_teacher_is(tmp_path):
+def test_a_run_directory_describes_its_teacher(tmp_path):
     model = export(tmp_path / "run", embed_dim=24).eval()
     teacher = create_one(DistillSection(teacher_weights=str(tmp_path / "run"), loss="kd"))
     pixels = create_pixels()
@@ -247,7 +247,7 @@ def test_a_teacher_is_checked_on_the_meta_device(tmp_path):
         create_teachers(section, num_classes=7, student_transform=transform, device="meta")
 
 
-def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
+def test_weights_without_a_recorded_model_need_its_name(tmp_path):
     save_file(create_vit().state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(UserError, match=r"does not say its model; name it by distill.teacher"):
         create_one(DistillSection(teacher_weights=str(tmp_path / "a.safetensors"), loss="kd"))
@@ -255,7 +255,7 @@ def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
 
 @pytest.mark.parametrize("task", ["language", "regress"])
 @pytest.mark.parametrize("key", [{"mean": ()}, {"size": 32}, {"label_map": "map.json"}])
-def test_what_only_a_teacher_of_images_has_is_refused(key, task):
+def test_keys_of_image_teachers_are_refused_for_other_tasks(key, task):
     with pytest.raises(
         UserError, match=f"{next(iter(key))} .* is not supported with .*={task}; remove"
     ):

@@ -54,7 +54,7 @@ def test_the_published_model_has_its_size_and_no_positions_to_learn():
     assert model.pos_embed.shape == (1, 196, 384)
 
 
-def test_answers_are_the_tanh_of_the_mean_token_before_a_head_of_zeros():
+def test_the_head_is_zero_and_takes_the_tanh_of_the_mean_token():
     model, images = create(), torch.randn(4, 1, 8, 8)
     assert not model(images).any()
     tokens = model.forward_features(images)
@@ -71,14 +71,14 @@ def test_answers_are_the_tanh_of_the_mean_token_before_a_head_of_zeros():
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
 
-def test_a_width_that_holds_no_waves_is_refused():
+def test_a_width_not_divisible_by_four_is_refused():
     with pytest.raises(UserError, match=r"embed_dim \(18\) must be a multiple of 4"):
         create(embed_dim=18)
 
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_it_trains_on_real_digits_by_patched_layers_and_is_read_back(digits_root, tmp_path, capsys):
+def test_a_patched_sincos_vit_trains_on_digits_and_is_read_back(digits_root, tmp_path, capsys):
     flags = [
         "--config=configs/digits_student.yaml",
         f"--data.root={digits_root}",

@@ -11,7 +11,7 @@ from PIL import Image
 from proofs import benchmark_input
 
 
-def test_the_made_jpegs_look_like_imagenet_to_a_decoder():
+def test_synthetic_jpegs_cost_a_decoder_as_much_as_imagenet():
     sizes = []
     for number in range(4):
         data = benchmark_input.create_jpeg(number)
@@ -36,7 +36,7 @@ def test_a_small_run_writes_ratios_of_all_modes(tmp_path, capsys):
     assert "timm's CPU time / pipeline's" in capsys.readouterr().out
 
 
-def test_a_missed_ratio_is_said(capsys):
+def test_a_missed_ratio_is_reported(capsys):
     modes = {mode: benchmark_input.summarise([1.0, 2.0, 4.0]) for mode in benchmark_input.MODES}
     assert modes["timm"] == {"min": 1, "median": 2, "max": 4, "images_per_core_s": 500}
     result = {
@@ -76,14 +76,14 @@ def test_a_folder_without_jpegs_is_refused(tmp_path, capsys):
         (["--json", "."], "--json ('.') is a directory"),
     ],
 )
-def test_what_means_nothing_is_refused_before_anything_is_made(flags, words, monkeypatch, capsys):
+def test_invalid_flags_are_refused_before_any_file_is_written(flags, words, monkeypatch, capsys):
     monkeypatch.setattr(benchmark_input, "run_benchmark", lambda *_: pytest.fail("measured"))
     assert benchmark_input.main(flags) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {words}")
 
 
-def test_as_many_images_as_a_batch_are_enough(monkeypatch):
+def test_one_batch_of_images_is_enough(monkeypatch):
     asked = []
     monkeypatch.setattr(benchmark_input, "run_benchmark", lambda one, _: asked.append(one) or {})
     monkeypatch.setattr(benchmark_input, "print_result", lambda _: None)

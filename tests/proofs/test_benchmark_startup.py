@@ -25,7 +25,7 @@ RUN = ["--", "--config", "configs/smoke.yaml"]
         (["--json", "."], "--json ('.') is a directory"),
     ],
 )
-def test_what_means_nothing_is_refused_before_a_run(flags, words, tmp_path, monkeypatch, capsys):
+def test_invalid_flags_are_refused_before_a_run(flags, words, tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("measured"))
@@ -53,7 +53,7 @@ def test_what_means_nothing_is_refused_before_a_run(flags, words, tmp_path, monk
         (-9, "", "", "ended with code -9 before its first step; run main.py there"),
     ],
 )
-def test_a_run_without_a_step_is_told_in_one_line(code, output, log, words, monkeypatch, capsys):
+def test_a_run_without_a_step_gives_a_one_line_error(code, output, log, words, monkeypatch, capsys):
     ended = subprocess.CompletedProcess([], code, output, log)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
     assert tool.main(RUN) == 2
@@ -62,7 +62,7 @@ def test_a_run_without_a_step_is_told_in_one_line(code, output, log, words, monk
     assert line.startswith(f"error: the run in {root} {words}") and line.count("error:") == 1
 
 
-def test_medians_and_the_ratio_of_two_trees_are_told(tmp_path, monkeypatch, capsys):
+def test_medians_and_the_ratio_of_two_trees_are_printed(tmp_path, monkeypatch, capsys):
     (tmp_path / "main.py").write_text("")
 
     def start(*_, cwd, **__):

@@ -7,7 +7,7 @@ import json
 from proofs.benchmark_trends import main
 
 
-def test_quiet_series_stay_quiet_and_slow_downs_are_found(tmp_path, capsys):
+def test_steady_series_raise_no_alarm_and_slow_downs_are_found(tmp_path, capsys):
     path = tmp_path / "figures.json"
     assert main(["--tries", "100", "--json", str(path)]) == 0
     said = json.loads(path.read_text())

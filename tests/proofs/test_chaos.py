@@ -41,7 +41,7 @@ def write_run(folder: Path, *, loss: float = 1.0, weight: float = 2.0) -> Path:
     return folder
 
 
-def test_equal_runs_are_equal_whatever_the_clock_says(tmp_path):
+def test_runs_that_differ_only_in_clocks_are_equal(tmp_path):
     assert compare_runs(write_run(tmp_path / "a"), write_run(tmp_path / "b")) == []
 
 
@@ -59,7 +59,7 @@ def test_a_difference_is_named(tmp_path):
     assert compare_runs(first, longer) == ["step 2: a line that one of them lacks"]
 
 
-def test_a_rank_cannot_be_killed_where_there_is_one(capsys, tmp_path):
+def test_killing_a_rank_is_refused_with_a_single_rank(capsys, tmp_path):
     flags = ["--config", CONFIG, "--kinds=rank", f"--out={tmp_path}"]
     assert main(flags) == 2
     assert "rank needs a runtime of several processes" in capsys.readouterr().err
@@ -81,7 +81,7 @@ def test_a_gate_with_a_fault_is_refused_before_anything_runs(flags, word, capsys
     assert list(tmp_path.iterdir()) == []
 
 
-def test_flags_that_the_tool_does_not_know_are_the_runs():
+def test_unknown_flags_are_passed_to_the_run():
     options, flags = parse_arguments(["--config=x", "--runtime=spmd4", "--train.steps=9"])
     assert (options.runtime, flags) == ("spmd4", ["--train.steps=9"])
     assert {"cpu", "cpu2", "xla", "spmd4"} <= RUNTIMES.keys()
@@ -98,7 +98,7 @@ def run_chaos(folder: Path, *flags: str, config: str = CONFIG) -> subprocess.Com
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_twice_ends_as_an_unbroken_one(tmp_path):
+def test_a_run_killed_twice_equals_an_uninterrupted_one(tmp_path):
     flags = (
         "--train.steps=36",
         "--kills=2",
@@ -124,14 +124,14 @@ def test_a_run_that_is_killed_twice_ends_as_an_unbroken_one(tmp_path):
 # checkpoints every 5 steps of epochs of 12.
 @pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["cpu", "cpu2", "xla", "xla2", "spmd4", "fsdp4"])
-def test_five_kills_on_every_runtime(tmp_path, runtime):
+def test_every_runtime_survives_five_kills(tmp_path, runtime):
     done = run_chaos(tmp_path, f"--runtime={runtime}", "--kills=5", "--seed=11")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["live", "cached"])
-def test_kills_of_a_student_with_a_teacher_of_its_own(tmp_path, teacher_run, digits_root, kind):
+def test_a_student_with_a_teacher_survives_kills(tmp_path, teacher_run, digits_root, kind):
     """The digits student; checkpoints at each epoch's edge."""
     from tools import cache_teacher
 
@@ -169,7 +169,7 @@ def test_kills_of_a_student_with_a_teacher_of_its_own(tmp_path, teacher_run, dig
 
 
 @pytest.mark.slow
-def test_five_kills_of_a_regression(tmp_path):
+def test_a_regression_survives_five_kills(tmp_path):
     """Its average teaches it, and dropout draws in each step."""
     flags = (
         "--train.steps=300",
@@ -205,7 +205,7 @@ WAY = ("xla", "cpu2", "fsdp4", "cpu", "spmd4", "xla2", "cpu")
 
 
 @pytest.mark.slow
-def test_one_run_goes_on_over_all_runtimes(tmp_path):
+def test_one_run_resumes_on_all_runtimes_in_turn(tmp_path):
     """Processes, a mesh, sharded parameters, one device: every few steps another one.
 
     The losses stay those of a run on one CPU; each checkpoint is restored to the bit.
@@ -248,7 +248,7 @@ def test_one_run_goes_on_over_all_runtimes(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_language_model_that_is_killed_five_times_ends_as_an_unbroken_one(tmp_path):
+def test_a_language_model_survives_five_kills(tmp_path):
     flags = [
         "--config=configs/transformer_sequences.yaml",
         f"--out={tmp_path}",

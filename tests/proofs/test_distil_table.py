@@ -22,7 +22,7 @@ FLAGS = (
 )
 
 
-def test_students_alone_and_taught_stand_side_by_side_in_the_document(tmp_path, text_root, capsys):
+def test_the_document_shows_students_with_and_without_a_teacher(tmp_path, text_root, capsys):
     docs = tmp_path / "docs.md"
     begin, end = get_marks("distil_table")
     docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
@@ -71,7 +71,7 @@ def test_a_gain_is_counted_seed_by_seed():
     assert taught == "| `kd` | 2.5000 | 3.3000 | 2.9000 | 0.5657 | +0.2000 | 1 of 2 | 2.0000 | 9 |"
 
 
-def test_what_tells_no_bits_a_byte_is_refused_before_a_run(tmp_path, text_root, capsys):
+def test_runs_without_bits_per_byte_are_refused_before_they_start(tmp_path, text_root, capsys):
     copied = (
         "--train.task=language",
         "--data.source=sequences",

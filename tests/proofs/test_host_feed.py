@@ -45,7 +45,7 @@ def test_a_table_of_each_form_marks_hosts_whose_chips_would_wait(tmp_path, capsy
         (["--input", "no.json"], "tools.benchmark_input: No such file or directory; write"),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(flags, words, capsys):
+def test_invalid_flags_are_refused_in_one_line(flags, words, capsys):
     assert main(flags) == 2
     shown = capsys.readouterr().err
     assert words in shown and shown.count("\n") == 1
@@ -68,7 +68,7 @@ def test_what_means_nothing_is_refused_in_one_line(flags, words, capsys):
     ],
     ids=lambda one: one[:40],
 )
-def test_a_file_that_is_no_result_is_refused_in_words_of_our_own(text, reason, tmp_path, capsys):
+def test_a_file_other_than_a_result_is_refused_with_a_message(text, reason, tmp_path, capsys):
     path = tmp_path / "input.json"
     path.write_text(text)
     assert main(["--input", str(path)]) == 2

@@ -35,14 +35,14 @@ def house():
     return read_house(ROOT)
 
 
-def test_the_house_keeps_its_bounds(house):
+def test_the_project_keeps_its_bounds(house):
     figures = house.measure()
     assert set(figures) == set(BOUNDS)
     assert find_exceeded(figures) == []
 
 
 @pytest.mark.parametrize("entry", ["losses.logits.kd", "tasks.regress.task", "store.query.record"])
-def test_reach_is_what_python_loads(house, entry):
+def test_reach_equals_what_python_loads(house, entry):
     code = f"import sys, {entry}\nprint(*sys.modules, sep='\\n')"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
@@ -53,7 +53,7 @@ def test_reach_is_what_python_loads(house, entry):
     )
 
 
-def test_a_small_house_is_measured(tmp_path):
+def test_a_small_project_is_measured(tmp_path):
     write(
         tmp_path,
         {

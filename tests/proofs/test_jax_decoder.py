@@ -26,7 +26,7 @@ def describe(*flags: str) -> dict:
     return jax_decoder.describe_decoder(load_config([*FLAGS, *flags]), options, {})
 
 
-def test_the_program_in_jax_has_the_runs_sizes():
+def test_the_jax_program_has_the_runs_sizes():
     found = describe("--train.logits_mib=0.002", "--data.sequence_length=8")
     # 4 bytes x 16 windows x 5 tokens x 6 places are 1,920 bytes: two chunks of four.
     assert found == {
@@ -52,7 +52,7 @@ def test_the_program_in_jax_has_the_runs_sizes():
         ('--model.args={"positions": "learned"}', r"model.args.positions \('learned'\)"),
     ],
 )
-def test_a_step_that_jax_does_not_have_is_refused(flag, words):
+def test_a_step_without_a_jax_counterpart_is_refused(flag, words):
     with pytest.raises(UserError, match=f"{words} is not in the JAX program"):
         describe(flag)
 

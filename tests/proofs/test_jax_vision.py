@@ -26,7 +26,7 @@ def describe(*flags: str) -> dict:
     )
 
 
-def test_the_program_in_jax_has_the_models_sizes():
+def test_the_jax_program_has_the_models_sizes():
     found = describe()
     assert found["student"] == {
         "kind": "vit",
@@ -69,17 +69,17 @@ def test_the_program_in_jax_has_the_models_sizes():
         ("--train.ema=true", r"train.ema \(True\) is not in"),
     ],
 )
-def test_a_step_that_jax_does_not_have_is_refused(flag, words):
+def test_a_step_without_a_jax_counterpart_is_refused(flag, words):
     with pytest.raises(UserError, match=words):
         describe(flag)
 
 
-def test_one_teacher_is_all_that_jax_has():
+def test_several_teachers_are_refused_in_jax():
     with pytest.raises(UserError, match=r"distill.teachers \(2\) is not in .*; give 1"):
         describe("--distill.teachers=[{model: resnet18}, {model: resnet18}]", "--distill.loss=kd")
 
 
-def test_the_estimate_alone_is_for_jax_alone(capsys):
+def test_estimate_only_requires_jax_only(capsys):
     command = [f"--config={ROOT / CONFIG}", "--batch=16", "--estimate-only"]
     assert jax_vision.main(command) == 2
     assert "--estimate-only would leave kernels" in capsys.readouterr().err
@@ -87,7 +87,7 @@ def test_the_estimate_alone_is_for_jax_alone(capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu")
-def test_the_yardstick_costs_what_another_one_in_jax_did(tmp_path):
+def test_the_jax_yardstick_matches_an_independent_one(tmp_path):
     """ViT-S/16 with 64 images on v5e: 34.5 Mcyc of estimate, 19.9 by bundles (flax, big_vision)."""
     path = tmp_path / "figures.json"
     command = [

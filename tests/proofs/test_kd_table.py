@@ -63,7 +63,7 @@ def make_scored(name: str, *scores: float) -> TableRow:
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_every_method_has_a_whole_configuration_on_every_set(name, entry, tmp_path):
+def test_every_method_has_a_complete_configuration_on_every_set(name, entry, tmp_path):
     budget, table_set = make_budget(tmp_path), SETS[name]
     search = make_search_spec(entry, table_set, budget)
     row = make_row_spec(entry, table_set, budget, 0.1)
@@ -79,7 +79,7 @@ def test_every_method_has_a_whole_configuration_on_every_set(name, entry, tmp_pa
     resolve_base(search)  # a sweep is whole without its axes, too
 
 
-def test_a_row_and_a_reason_are_of_registered_losses():
+def test_rows_and_reasons_name_registered_losses():
     aliases = {"soft", "hard_kd", "mlkd_total", "lskd_kd"}  # other names of rows that are there
     rows = {entry.term["name"] for entry in ENTRIES}
     assert not rows & UNSERVED.keys()
@@ -91,14 +91,14 @@ def test_a_row_and_a_reason_are_of_registered_losses():
     ("method", "key", "counts"),
     [("crd", "num_examples", (1197, 2976)), ("nd", "num_classes", (10, 62))],
 )
-def test_a_loss_is_told_how_many_its_set_has(method, key, counts, tmp_path):
+def test_a_loss_gets_the_counts_of_its_set(method, key, counts, tmp_path):
     entry = next(entry for entry in ENTRIES if entry.name == method)
     for name, count in zip(("digits", "fonts"), counts, strict=True):
         spec = make_row_spec(entry, SETS[name], make_budget(tmp_path), 1.0)
         assert spec.axes["distill.losses"][0][0]["args"][key] == count
 
 
-def test_a_set_says_which_methods_cannot_teach_its_student(tmp_path):
+def test_a_set_lists_the_methods_that_cannot_teach_its_student(tmp_path):
     names = {entry.name for entry in ENTRIES}
     assert all(names >= one.unserved.keys() for one in SETS.values())
     options = program.main.parse(["--output-dir", str(tmp_path)])
@@ -110,7 +110,7 @@ def test_a_set_says_which_methods_cannot_teach_its_student(tmp_path):
     assert missing["fsp"] == UNSERVED["fsp"]
 
 
-def test_a_method_of_two_views_has_the_second_one_of_its_set(tmp_path):
+def test_a_method_with_two_views_uses_the_sets_second_view(tmp_path):
     crld = next(entry for entry in ENTRIES if entry.name == "crld")
     for name, size in (("digits", 8), ("fonts", 16)):
         axes = make_row_spec(crld, SETS[name], make_budget(tmp_path), 1.0).axes
@@ -121,7 +121,7 @@ def test_a_method_of_two_views_has_the_second_one_of_its_set(tmp_path):
     )
 
 
-def test_students_are_taught_by_the_teachers_of_the_tables_own_sweep(tmp_path):
+def test_students_learn_from_teachers_of_the_tables_own_sweep(tmp_path):
     budget, digits = make_budget(tmp_path), SETS["digits"]
     trials = plan_trials(make_teacher_spec(digits, budget))
     places = [budget.output_dir / "digits_teacher" / one.run_id for one in trials]
@@ -131,7 +131,7 @@ def test_students_are_taught_by_the_teachers_of_the_tables_own_sweep(tmp_path):
     assert [one["weights"] for one in axes["distill.teachers"][0]] == list(map(str, places))
 
 
-def test_the_best_weight_on_the_validation_split_is_taken_and_of_equals_the_smallest():
+def test_the_smallest_weight_of_the_best_on_validation_is_chosen():
     scores = {0.01: (70, 72), 0.1: (90, 88), 1.0: (89, 89), 10.0: (10, 99)}
     states = [make_tried(m, s, v) for m, pair in scores.items() for s, v in enumerate(pair)]
     choice = choose_weight(KD, states)
@@ -140,7 +140,7 @@ def test_the_best_weight_on_the_validation_split_is_taken_and_of_equals_the_smal
     assert choose_weight(KD, states[:2] + states[4:6]).is_edge
 
 
-def test_a_weight_without_all_of_its_seeds_is_not_taken():
+def test_a_weight_with_missing_seeds_is_not_chosen():
     states = [
         make_tried(0.1, 0, 80.0),
         make_tried(0.1, 1, 80.0),
@@ -167,7 +167,7 @@ def test_the_search_goes_beyond_a_best_weight_at_its_edge():
     assert find(x8=90.0) is None
 
 
-def test_a_further_weight_is_a_sweep_of_its_own(tmp_path):
+def test_a_further_weight_is_its_own_sweep(tmp_path):
     budget = make_budget(tmp_path)
     spec = make_search_spec(KD, SETS["digits"], budget, 100.0)
     (trial,) = plan_trials(spec)
@@ -176,7 +176,7 @@ def test_a_further_weight_is_a_sweep_of_its_own(tmp_path):
     assert spec.settings["data.test_split"] == ""
 
 
-def test_two_sets_together_tell_more_than_each():
+def test_joined_sets_sum_gains_and_variances():
     alone = [make_scored("alone", 80.0, 81.0, 79.0), make_scored("alone", 20.0, 22.0, 24.0)]
     kd = [make_scored("kd", 82.0, 82.5, 81.5), make_scored("kd", 25.0, 26.0, 28.5)]
     hard = [make_scored("hard", 80.5, 80.0, 80.0), make_scored("hard", 19.0, 22.5, 25.0)]
@@ -196,13 +196,13 @@ def test_two_sets_together_tell_more_than_each():
     assert join_sets(alone[:1], [kd[:1]]) == [] == join_sets(alone, [kd[:1], hard[:1]])
 
 
-def test_a_failed_run_is_told_and_not_counted():
+def test_a_failed_run_is_reported_and_not_counted():
     row = make_row("kd", None, [make_state({}, 0, 90.0), make_state({}, 1, None, "failed")])
     assert row.scores == {0: 90.0} and row.failures == ("out of luck",)
     assert make_row("kd", None, [make_state({}, 0, None, "failed")]).interval is None
 
 
-def test_p_values_are_of_pairs_and_corrected_by_holm():
+def test_p_values_are_pairwise_and_corrected_by_holm():
     alone = make_scored("alone", 90.0, 91.0, 89.0, 90.5, 90.0)
     kd = make_scored("kd", 92.0, 92.5, 91.5, 92.0, 92.4)
     dkd = make_scored("dkd", 90.5, 90.0, 90.0, 90.4, 90.9)
@@ -224,7 +224,7 @@ def test_p_values_are_of_pairs_and_corrected_by_holm():
     assert rows["kd"].gain.value == pytest.approx(1.98)
 
 
-def test_equal_orders_have_tau_one_and_turned_ones_minus_one():
+def test_equal_orders_have_tau_one_and_reversed_ones_minus_one():
     same = [make_scored("a", 1, 2), make_scored("b", 3, 4), make_scored("c", 5, 6)]
     turned = [make_scored("a", 1, 6), make_scored("b", 3, 4), make_scored("c", 5, 2)]
     assert compare_seeds(same).mean == 1.0
@@ -238,7 +238,7 @@ def test_equal_orders_have_tau_one_and_turned_ones_minus_one():
     assert compare_seeds([make_scored("a", 1, 2)]) is None
 
 
-def test_a_report_says_all_of_it_three_times(tmp_path):
+def test_a_report_is_written_as_markdown_json_and_picture(tmp_path):
     alone = make_scored("alone", 80.0, 82.0)
     choice = choose_weight(KD, [make_tried(0.1, 100, 85.0), make_tried(1.0, 100, 84.0)])
     kd = TableRow("kd", choice, {0: 84.0, 1: 85.0}, compute_interval([84.0, 85.0]))
@@ -312,7 +312,7 @@ def test_a_plan_counts_the_runs_and_starts_none(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_killed_table_goes_on_and_another_budget_is_refused(digits_root, tmp_path, capsys):
+def test_a_killed_table_continues_and_another_budget_is_refused(digits_root, tmp_path, capsys):
     flags = [
         "--data-dir",
         str(digits_root),

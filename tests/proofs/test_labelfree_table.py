@@ -85,7 +85,7 @@ def true_teachers(tmp_path_factory) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
-def test_a_dinov2_like_teacher_and_another_width_teach_in_one_graph(
+def test_a_dinov2_like_teacher_of_another_width_teaches_in_one_graph(
     digits_root, true_teachers, tmp_path, device
 ):
     terms = [

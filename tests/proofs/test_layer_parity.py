@@ -39,7 +39,7 @@ def test_a_model_on_xla_agrees_layer_by_layer(weights, capsys):
     assert shown["blocks.1.attn"] == "KernelAttention" and "patch_embed" in shown
 
 
-def test_the_layer_that_deviates_is_named_and_what_follows_it_is_not(weights):
+def test_only_the_first_deviating_layer_is_named(weights):
     """A fault that somebody makes in one layer shows in all later ones: as drift, not as own."""
     trained = open_trained(weights, "WEIGHTS")
     images = read_images(trained, "", 2, normalize=False)
@@ -59,7 +59,7 @@ def test_the_layer_that_deviates_is_named_and_what_follows_it_is_not(weights):
     assert not any(line.startswith("blocks.2") for line in text)
 
 
-def test_what_a_model_does_outside_of_its_layers_is_seen(weights):
+def test_deviations_outside_of_layers_are_found(weights):
     trained = open_trained(weights, "WEIGHTS")
     images = read_images(trained, "", 2, normalize=False)
     runtime = create_side_runtime("cpu", "a")
@@ -70,7 +70,7 @@ def test_what_a_model_does_outside_of_its_layers_is_seen(weights):
     assert (first.name, first.kind) == ("(whole model)", "VisionTransformer")
 
 
-def test_calls_are_held_a_part_at_a_time(weights, monkeypatch):
+def test_calls_are_compared_in_parts_to_limit_memory(weights, monkeypatch):
     """As few tensors as are asked for lie in memory at once, and nothing else changes."""
     trained = open_trained(weights, "WEIGHTS")
     images = read_images(trained, "", 2, normalize=False)
@@ -96,14 +96,14 @@ def test_calls_are_held_a_part_at_a_time(weights, monkeypatch):
     assert max(held) == sum(sizes.values())
 
 
-def test_half_precision_deviates_from_its_first_product_on(weights, capsys):
+def test_half_precision_deviates_from_the_first_product(weights, capsys):
     assert main([weights, "--a", "cpu", "--b", "cpu:bf16", "--count", "2"]) == 1
     assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
     assert main([weights, "--a", "cpu:bf16", "--b", "cpu", "--count", "2"]) == 1
     assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
 
 
-def test_a_module_that_is_called_twice_is_two_calls(weights):
+def test_a_module_called_twice_counts_as_two_calls(weights):
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -126,7 +126,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD)
-def test_bad_input_is_one_line(weights, capsys, words, said):
+def test_bad_input_gives_one_line(weights, capsys, words, said):
     assert main([weights, *words]) == 2
     err = capsys.readouterr().err
     assert said in err and len(err.splitlines()) == 1

@@ -58,7 +58,7 @@ def test_ranks_as_processes_see_every_id_once(root, tmp_path):
     assert reports[0]["batches"] == reports[1]["batches"] == 6
 
 
-def test_parts_without_whole_batches_are_not_timed(monkeypatch):
+def test_parts_without_full_batches_are_not_timed(monkeypatch):
     monkeypatch.setattr(ranks, "_SHORTEST_PART_S", 0)
     timer = ranks.PartTimer(2, 8)
     for examples in (8, 8, 8, 8, 8, 3, 0, 0):
@@ -72,7 +72,7 @@ def test_parts_without_whole_batches_are_not_timed(monkeypatch):
     assert ranks.PartTimer(1, 8).finish() == []
 
 
-def test_parts_grow_until_they_last(monkeypatch):
+def test_parts_grow_until_they_run_long_enough(monkeypatch):
     moments = iter([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
     monkeypatch.setattr(ranks.time, "perf_counter", lambda: next(moments))
     timer = ranks.PartTimer(1, 8)
@@ -109,7 +109,7 @@ def write_reports(reports: list[ranks.RankReport], directory: Path) -> list[str]
     return ["--data-dir", "x", "--world-size", "2", "--reports", str(directory), "--check"]
 
 
-def test_sound_reports_pass(tmp_path, capsys):
+def test_correct_reports_pass(tmp_path, capsys):
     arguments = write_reports(create_reports(), tmp_path)
     gates = ["--min-throughput-ratio", "0.9", "--min-samples-per-sec", "190"]
     assert multihost.main([*arguments, *gates]) == 0

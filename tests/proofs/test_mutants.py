@@ -42,11 +42,11 @@ def list_changes(source: str, kind: str) -> set[str]:
         ("dropped keyword", "f(a, b=1, c=(2))", {"f(a, c=(2))", "f(a, b=1, )"}),
     ],
 )
-def test_a_kind_of_fault_changes_just_that(kind, source, wanted):
+def test_each_kind_of_fault_changes_only_its_target(kind, source, wanted):
     assert list_changes(source, kind) == wanted
 
 
-def test_lines_are_deleted_where_the_rest_can_still_run():
+def test_only_lines_whose_removal_leaves_valid_code_are_deleted():
     body = ["x = f(a)", "x = g(x)", "a.b = x", "x += 1", "f(x)", "return x"]
     source = "def h(a):\n " + "\n ".join(body)
     kept = {
@@ -83,7 +83,7 @@ def test_no_fault_is_planted_where_it_changes_nothing(source):
     assert list_mutants(source, "a.py") == []
 
 
-def test_every_fault_of_the_loop_is_another_program_and_has_a_name_of_its_own():
+def test_faults_of_the_loop_are_distinct_and_uniquely_named():
     source = (ROOT / "engine.py").read_text(encoding="utf-8")
     found = list_mutants(source, "engine.py")
     assert {one.kind for one in found} == set(KINDS)
@@ -112,7 +112,7 @@ def test_a_sample_follows_its_seed_and_is_stable():
     assert set(first) - {first[3]} < set(tool.choose(fewer, 40, seed=0))
 
 
-def test_tests_of_a_line_are_found_by_what_they_and_their_fixtures_run():
+def test_tests_of_a_line_are_found_by_coverage_of_tests_and_fixtures():
     source = "def f(a):\n    b = 1\n    return a + b\n"
     inside = next(one for one in list_mutants(source, "a.py") if one.kind == "operator")
     assert inside.lines == (3, 3)
@@ -203,7 +203,7 @@ def verdicts(toy) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_survivors_are_told_from_what_tests_find(verdicts):
+def test_caught_late_uncovered_and_surviving_faults_are_distinguished(verdicts):
     found = {(row["line"], row["before"]): row["verdict"] for row in verdicts}
     assert found == {
         (3, "<"): "caught",
@@ -217,7 +217,7 @@ def test_survivors_are_told_from_what_tests_find(verdicts):
 
 
 @pytest.mark.slow
-def test_nothing_is_left_in_the_users_tree_and_verdicts_are_kept(toy, verdicts, monkeypatch):
+def test_the_users_tree_stays_clean_and_verdicts_are_cached(toy, verdicts, monkeypatch):
     root, cache = toy
     assert (root / "room.py").read_text() == CODE
     assert not list(root.rglob("__pycache__"))
@@ -231,7 +231,7 @@ def test_nothing_is_left_in_the_users_tree_and_verdicts_are_kept(toy, verdicts, 
 
 
 @pytest.mark.slow
-def test_a_further_test_asks_for_survivors_alone(toy, verdicts, tmp_path):
+def test_a_new_test_reruns_only_survivors(toy, verdicts, tmp_path):
     root, cache = toy
     shutil.copytree(root, tmp_path / "toy")
     further = "import room\n\n\ndef test_18():\n    assert room.name_age(18) == 'adult'\n"

@@ -47,7 +47,7 @@ def test_a_row_for_each_patch_that_changes_the_model():
     assert table.create_config("gelu", 3).train.seed == 3
 
 
-def test_groups_side_by_side_are_a_row_though_they_change_no_class():
+def test_joined_groups_have_a_row_although_no_class_changes():
     args = '{"layers":[1,1,1,1],"channels":[16,16,16,16],"cardinality":4}'
     flags = ["--model.name=resnet26", f"--model.args={args}", *SMALL[-2:]]
     rows = create_table(*SMALL[:3], *flags).list_rows()

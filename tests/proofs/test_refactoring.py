@@ -22,7 +22,7 @@ from utils.errors import UserError
 LINE = {"step": 4, "task": 1.5, "total": 2.0, "img_per_s": 9.0, "graphs": 3, "attempt": 1}
 
 
-def test_lines_of_old_and_new_runs_are_compared_by_what_they_say():
+def test_lines_of_old_and_new_runs_are_normalised_before_comparison():
     new = {"step": 4, "kind": "train", "loss/task": 1.5, "loss/total": 2.0, "img_per_s": 7.0}
     assert normalise(LINE) == normalise({**new, "graphs": 3, "attempt": 2})
     assert normalise(LINE) == {
@@ -61,7 +61,7 @@ def test_one_bit_of_difference_is_found(tmp_path, planted):
     assert len(compare(found["before"], found["now"])) == 1
 
 
-def test_an_unknown_revision_is_said_in_one_line(capsys):
+def test_an_unknown_revision_gives_a_one_line_error(capsys):
     assert main(["--before", "no-such-revision"]) == 2
     assert "--before ('no-such-revision')" in capsys.readouterr().err
 
@@ -75,7 +75,7 @@ def test_a_record_is_compared_by_its_cases(tmp_path):
         read_record(tmp_path, ["teacher", "kd"])
 
 
-def test_a_record_is_not_written_over(tmp_path, capsys):
+def test_a_record_is_not_overwritten(tmp_path, capsys):
     (tmp_path / RECORD_FILE).write_text("{}")
     assert main(["--record", str(tmp_path)]) == 2
     assert "holds a record; name a new folder" in capsys.readouterr().err

@@ -23,7 +23,7 @@ def test_all_models_see_the_rows_of_the_seed():
     assert not np.array_equal(seen[0][0], seen[1][0])
 
 
-def test_least_squares_of_scikit_learn_is_judged_on_the_test_rows():
+def test_least_squares_of_scikit_learn_is_evaluated_on_the_test_rows():
     found = regression_table.fit_sklearn("LinearRegression", "diabetes_linear", 0)
     config = load_config(regression_table.get_flags("diabetes_linear", 0))
     (xs, ys), (seen, wanted) = (

@@ -36,7 +36,7 @@ def test_all_rows_have_as_many_parameters():
         assert own == {**config.model_dump(), "model": {}, "train": {}, "run": {}}
 
 
-def test_rows_are_trained_once_and_stand_in_the_document(tmp_path, capsys):
+def test_rows_are_trained_once_and_written_into_the_document(tmp_path, capsys):
     docs = tmp_path / "docs.md"
     begin, end = get_marks("delta_recall")
     docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
@@ -68,7 +68,7 @@ def test_rows_are_trained_once_and_stand_in_the_document(tmp_path, capsys):
     assert "must be a run of model.name=delta_rules" in capsys.readouterr().err
 
 
-def test_text_is_compared_in_bits_a_byte():
+def test_text_is_compared_in_bits_per_byte():
     outcomes = [
         StudyOutcome(
             row, seed, {"parameters": size, "test_bits_per_byte": bits, "test_loss": loss}, s

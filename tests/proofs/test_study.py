@@ -38,7 +38,7 @@ STUDIES = sorted((ROOT / "proofs/studies").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_a_study_says_what_it_is_for_and_has_flags_of_its_table(path, monkeypatch):
+def test_a_study_describes_itself_and_uses_its_tables_flags(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     header = get_header(path)
     assert header["command"] == f"python -m proofs.study proofs/studies/{path.name}"
@@ -62,7 +62,7 @@ def test_flags_of_the_command_line_replace_those_of_a_study(capsys):
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "table: nowhere", "config: x", "a: [", None])
-def test_a_file_that_is_no_study_is_refused_in_one_line(text, tmp_path, capsys):
+def test_a_file_other_than_a_study_is_refused_in_one_line(text, tmp_path, capsys):
     path = tmp_path / "study.yaml"
     if text is not None:
         path.write_text(text)

@@ -11,13 +11,13 @@ from proofs.text_baselines import main, measure_bigram, measure_unigram
 from tools.prepare_dataset.__main__ import main as prepare
 
 
-def test_a_cycle_costs_the_unigram_its_letters_and_the_bigram_nothing():
+def test_a_cyclic_text_costs_unigrams_its_entropy_and_bigrams_nothing():
     text = np.tile([0, 1, 2], 100_000)
     assert measure_unigram(text, text, 3) / len(text) == pytest.approx(np.log2(3), rel=1e-6)
     assert measure_bigram(text, text, 3) / len(text) == pytest.approx(0.0, abs=1e-3)
 
 
-def test_noise_costs_all_of_them_its_entropy(tmp_path, capsys):
+def test_noise_costs_every_baseline_its_entropy(tmp_path, capsys):
     generator = np.random.default_rng(0)
     letters = np.frombuffer(b"abcdefgh", np.uint8)
     (tmp_path / "files").mkdir()

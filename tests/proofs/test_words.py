@@ -49,12 +49,12 @@ def test_a_document_is_searched_line_by_line():
     assert "nobody knows" in found.excerpt
 
 
-def test_the_house_does_not_fall_back():
+def test_the_project_has_no_more_idioms_than_its_bounds():
     counts = Counter(one.kind for one in find_in_checkout(ROOT))
     assert {kind: counts[kind] for kind in BOUNDS if counts[kind] > BOUNDS[kind]} == {}
 
 
-def test_the_program_prints_what_a_room_has_and_the_counts(capsys):
+def test_the_program_prints_findings_and_counts_of_a_package(capsys):
     assert main(["--room", "losses/", "engine.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert all(line.startswith(("losses/", "engine.py")) for line in lines[: -len(BOUNDS)])

@@ -119,7 +119,7 @@ def test_a_package_is_called_as_its_signature_says(name, rule, put, with_gpu):
 
 
 @pytest.mark.parametrize(("name", "rule"), KERNELS)
-def test_on_the_meta_device_nothing_is_called(name, rule, put):
+def test_on_the_meta_device_no_kernel_is_called(name, rule, put):
     put(name, rule, refuse_call)
     inputs = create_on_meta(rule)
     for start in (None, create_start().to("meta")):
@@ -130,7 +130,7 @@ def test_on_the_meta_device_nothing_is_called(name, rule, put):
 
 
 @pytest.mark.parametrize(("name", "rule"), KERNELS)
-def test_another_device_than_a_gpu_is_one_line(name, rule, put):
+def test_another_device_than_a_gpu_is_refused_in_one_line(name, rule, put):
     put(name, rule, refuse_call)
     check_one_line(
         lambda: run_backend(name, create_inputs(rule), None),
@@ -140,7 +140,7 @@ def test_another_device_than_a_gpu_is_one_line(name, rule, put):
 
 
 @pytest.mark.parametrize(("name", "rule"), NARROW)
-def test_float32_where_a_package_takes_none_is_one_line(name, rule, put, with_gpu):
+def test_float32_is_refused_in_one_line_by_packages_without_it(name, rule, put, with_gpu):
     put(name, rule, refuse_call)
     check_one_line(
         lambda: run_backend(name, create_inputs(rule, dtype=torch.float32), None),
@@ -149,7 +149,7 @@ def test_float32_where_a_package_takes_none_is_one_line(name, rule, put, with_gp
     )
 
 
-def test_rwkv_gives_what_kernels_multiply_in_one_type(put, with_gpu):
+def test_rwkv_passes_all_factors_to_kernels_in_one_type(put, with_gpu):
     """Under autocast its layer makes keys and rates in float32, beside values of bfloat16."""
     seen = []
 
@@ -166,7 +166,7 @@ def test_rwkv_gives_what_kernels_multiply_in_one_type(put, with_gpu):
     assert seen == [of_all] * len(model.model.layers)
 
 
-def test_a_package_that_lacks_another_is_one_line(monkeypatch, tmp_path):
+def test_a_package_without_its_dependency_is_refused_in_one_line(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "flash_qla").mkdir()
     package = tmp_path / "flash_qla" / "__init__.py"
@@ -198,7 +198,7 @@ def check_run(capsys, tmp_path, name, backend):
 
 
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next", "kimi_linear", "rwkv7", "kda"])
-def test_a_check_without_a_gpu_is_one_line(name, put, monkeypatch, capsys, tmp_path):
+def test_a_check_without_a_gpu_is_refused_in_one_line(name, put, monkeypatch, capsys, tmp_path):
     for rule in BACKENDS["fla"].rules:
         put("fla", rule, refuse_call)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -210,7 +210,7 @@ def test_a_check_without_a_gpu_is_one_line(name, put, monkeypatch, capsys, tmp_p
     )
 
 
-def test_a_check_calls_no_kernel_and_finds_what_a_package_lacks(put, with_gpu, capsys, tmp_path):
+def test_a_check_calls_no_kernel_and_finds_missing_modules(put, with_gpu, capsys, tmp_path):
     put("fla", "gdn", refuse_call)
     assert check_run(capsys, tmp_path, "qwen3_5", "fla") == (0, [])
     code, lines = check_run(capsys, tmp_path, "kimi_linear", "fla")
@@ -219,7 +219,7 @@ def test_a_check_calls_no_kernel_and_finds_what_a_package_lacks(put, with_gpu, c
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_package_that_is_not_there_is_one_line(name):
+def test_a_missing_package_is_refused_in_one_line(name):
     check_one_line(
         lambda: create("qwen3_5", backend=name),
         f"model.args.backend ({name!r}) needs the package {BACKENDS[name].install}, which is not "
@@ -227,7 +227,7 @@ def test_a_package_that_is_not_there_is_one_line(name):
     )
 
 
-def test_a_rule_that_a_package_does_not_have_is_one_line():
+def test_a_rule_missing_in_a_package_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"\('flash_qla'\) has kernels of gdn, not of kda; choose"):
         run_backend("flash_qla", create_inputs("kda"), None)
     with pytest.raises(UserError, match=r"kernels of gdn, kda, rwkv7, not of gdn2 or delta_produ"):
@@ -236,7 +236,7 @@ def test_a_rule_that_a_package_does_not_have_is_one_line():
         CoreOptions(backend="triton")
 
 
-def test_a_step_of_decoding_is_the_recurrence_whatever_the_backend(monkeypatch):
+def test_a_decoding_step_equals_the_recurrence_with_every_backend(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     options = CoreOptions(backend="fla")
     inputs = create_inputs("gdn", tokens=1)

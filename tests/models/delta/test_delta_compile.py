@@ -59,7 +59,7 @@ def test_a_model_is_one_graph(name):
 
 
 @pytest.mark.slow
-def test_a_compiled_run_is_an_eager_one(tmp_path):
+def test_a_compiled_run_equals_an_eager_one(tmp_path):
     """`runtime.compile`, by inductor's own kernels."""
     steps = ("--train.steps=6", "--optim.name=sgd", "--optim.lr=0.1")
     assert main.main(create_argv(tmp_path / "eager", "qwen3_5", *steps)) == 0

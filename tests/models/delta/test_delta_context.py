@@ -38,7 +38,7 @@ def marked():
     set_sequence_axis(1)
 
 
-def test_each_part_sees_the_tokens_before_it_and_no_more(marked):
+def test_each_part_depends_only_on_earlier_tokens(marked):
     x, tail = torch.randn(2, 12, 5), torch.randn(2, 3, 5)
     seen = look_back(x, tail)
     whole = torch.cat([tail, x], dim=1)
@@ -54,7 +54,7 @@ def test_each_part_sees_the_tokens_before_it_and_no_more(marked):
     assert torch.equal(look_back(x, tail)[:, 0], whole)
 
 
-def test_convolutions_and_shifts_are_those_of_the_whole_sequence(marked):
+def test_convolutions_and_shifts_equal_those_of_the_whole_sequence(marked):
     x, layer = torch.randn(2, 12, 5), ShortConvolution(5, 4)
     wanted = conv1d(x.mT, layer.weight, padding=3, groups=5)[..., :12].mT
     mixed, tail = layer(x)
@@ -66,7 +66,7 @@ def test_convolutions_and_shifts_are_those_of_the_whole_sequence(marked):
     assert torch.equal(last, x[:, -1:])
 
 
-def test_chunks_of_logits_have_as_many_places_of_each_part():
+def test_chunks_of_logits_take_equally_many_tokens_of_each_part():
     hidden, weight = torch.randn(2, 12, 5), torch.randn(7, 5)
     targets, found = torch.randn(2, 12, 7), []
 
@@ -93,7 +93,7 @@ def test_chunks_of_logits_have_as_many_places_of_each_part():
         (("--train.task=classify",), "train.task=classify has none"),
     ],
 )
-def test_what_cannot_be_dealt_out_is_refused_in_one_line(flags, words, tmp_path, capsys):
+def test_sequences_that_cannot_be_sharded_are_refused_in_one_line(flags, words, tmp_path, capsys):
     argv = create_language_argv(tmp_path, *CONTEXT, *flags, device="xla")
     assert main.main(argv) == 2
     assert words in capsys.readouterr().err
@@ -133,7 +133,7 @@ print(json.dumps(found))
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_all_rules_give_on_a_mesh_what_the_recurrence_gives(tmp_path):
+def test_all_rules_equal_the_recurrence_on_a_mesh(tmp_path):
     """Values to 1e-5 and gradients to 1e-4 of float32 inputs, on two by two devices."""
     pytest.importorskip("torch_xla")
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
@@ -153,7 +153,7 @@ def test_all_rules_give_on_a_mesh_what_the_recurrence_gives(tmp_path):
 @pytest.mark.slow
 @pytest.mark.xla
 @pytest.mark.parametrize("name", ["qwen3_5", "kimi_linear", "rwkv7", "qwen3_next"])
-def test_a_model_trains_alike_on_a_mesh_that_deals_out_sequences(name, tmp_path):
+def test_a_model_trains_alike_on_a_mesh_that_shards_sequences(name, tmp_path):
     """In one graph, with twenty tokens in two parts, and evaluated alike."""
     pytest.importorskip("torch_xla")
     wanted = run_form(tmp_path / "cpu", Form("cpu"), name=name)
@@ -164,7 +164,7 @@ def test_a_model_trains_alike_on_a_mesh_that_deals_out_sequences(name, tmp_path)
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_a_run_goes_on_on_a_mesh_with_the_axis(tmp_path):
+def test_a_run_resumes_on_a_mesh_with_the_axis(tmp_path):
     """A checkpoint knows nothing of it."""
     pytest.importorskip("torch_xla")
     flags = ("--train.checkpoint_every_steps=4", "--train.keep_checkpoints=9")

@@ -48,7 +48,7 @@ def get_chunked(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_recurrence_is_the_papers_product_of_matrices(name):
+def test_a_recurrence_equals_the_papers_product_of_matrices(name):
     inputs, start = create_inputs(name), create_start()
     output, state = get_recurrence(name)(inputs, start)
     for b in range(B):
@@ -69,7 +69,7 @@ def take(inputs, b, places):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_segments_are_sequences_of_their_own_and_masked_tokens_are_not_there(name):
+def test_segments_are_independent_and_masked_tokens_are_skipped(name):
     """The first segment goes on from the state; each other one begins with none."""
     recur, inputs, start = get_recurrence(name), create_inputs(name), create_start()
     output, state = recur(inputs, start, segments=SEGMENTS, mask=MASK)
@@ -84,7 +84,7 @@ def test_segments_are_sequences_of_their_own_and_masked_tokens_are_not_there(nam
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_a_sequence_goes_on_from_the_state_of_its_beginning(name):
+def test_a_sequence_continues_from_the_state_of_its_first_part(name):
     """A step of decoding is a recurrence of one token; a prompt may come in chunks."""
     inputs, start = create_inputs(name), create_start()
     whole, last = get_recurrence(name)(inputs, start)
@@ -115,7 +115,7 @@ FORMS = [
 
 @pytest.mark.parametrize("products", BOUNDS)
 @pytest.mark.parametrize("name", RULES)
-def test_products_err_by_the_bits_of_their_parts(name, products):
+def test_errors_of_products_follow_the_bits_of_their_parts(name, products):
     inputs, start = create_inputs(name, dtype=torch.float32), create_start(torch.float32)
     wide = rebuild(inputs, torch.Tensor.double)
     wanted = find_gradients(get_recurrence(name), wide, start.double())
@@ -133,7 +133,7 @@ def test_products_err_by_the_bits_of_their_parts(name, products):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_chunks_give_the_recurrence_and_its_gradients(name, packed):
+def test_the_chunked_form_equals_the_recurrence_and_its_gradients(name, packed):
     inputs, start = create_inputs(name), create_start()
     kwargs = {"segments": SEGMENTS, "mask": MASK} if packed else {}
     wanted = find_gradients(get_recurrence(name), inputs, start, **kwargs)
@@ -143,7 +143,7 @@ def test_chunks_give_the_recurrence_and_its_gradients(name, packed):
 
 
 @pytest.mark.parametrize("name", ["gdn", "kda", "gdn2", "rwkv7"])
-def test_sub_blocks_of_a_chunk_give_the_recurrence(name):
+def test_sub_blocks_of_a_chunk_equal_the_recurrence(name):
     """Chunks of 64 are four sub-blocks, which halves join twice."""
     inputs, start = create_inputs(name, tokens=66), create_start()
     wanted = find_gradients(get_recurrence(name), inputs, start)
@@ -154,7 +154,7 @@ def test_sub_blocks_of_a_chunk_give_the_recurrence(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_float32_errs_a_few_roundings_as_the_recurrence_does(name):
+def test_float32_errors_are_a_few_roundings_like_the_recurrences(name):
     """Ten times at most, of errors that are a few roundings."""
     exact = create_inputs(name, tokens=90)
     inputs, start = rebuild(exact, torch.Tensor.float), create_start(torch.float32)
@@ -166,7 +166,7 @@ def test_float32_errs_a_few_roundings_as_the_recurrence_does(name):
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
-def test_an_inverse_of_large_entries_forms_no_powers(solver):
+def test_an_inverse_of_large_entries_avoids_overflowing_powers(solver):
     """Entries of 3 and 64 rows: powers of them reach 1e30, the inverse of this one does not."""
     lower = torch.zeros(64, 64, dtype=torch.float64)
     place = torch.arange(63)
@@ -186,7 +186,7 @@ def test_bfloat16_is_computed_in_float32_under_autocast_too():
     assert torch.equal(state, last)
 
 
-def test_the_backward_pass_keeps_inputs_inverse_and_states_alone():
+def test_the_backward_pass_keeps_only_inputs_inverse_and_states():
     """As the module says: C numbers of a token and head, and K V / C; no pair has channels."""
     inputs = rebuild(create_inputs("kda", tokens=64), lambda x: x.float().requires_grad_())
     kept = []
@@ -215,7 +215,7 @@ def create_published(name, tokens):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_gradients_are_finite_at_the_published_beginning(name):
+def test_gradients_are_finite_at_the_published_initialisation(name):
     inputs = create_published(name, 192)
     found = find_gradients(get_chunked(name), inputs, create_start(torch.float32))
     assert all(value.isfinite().all() for value in found.values())
@@ -223,7 +223,7 @@ def test_gradients_are_finite_at_the_published_beginning(name):
 
 @pytest.mark.parametrize("gate", [0.0, -90.0, -math.inf])
 @pytest.mark.parametrize("name", RULES)
-def test_gates_that_keep_all_and_gates_that_keep_nothing_are_finite(name, gate):
+def test_gates_of_zero_and_of_one_give_finite_values(name, gate):
     inputs = rebuild(create_inputs(name, tokens=20), torch.Tensor.float)
     every = replace(inputs, g=torch.full_like(inputs.g, gate))
     mixed = inputs.g.clone()
@@ -241,7 +241,7 @@ def test_gates_that_keep_all_and_gates_that_keep_nothing_are_finite(name, gate):
 
 
 @pytest.mark.parametrize("name", ["gdn", "kda", "rwkv7"])
-def test_a_strong_gates_gradient_is_more_than_roundings(name):
+def test_a_strong_gates_gradient_exceeds_rounding_errors(name):
     """Of e^-14 and less: x dx - y dy, summed over the chunk, would be noise of 1e-6."""
     inputs = rebuild(create_inputs(name, tokens=40), torch.Tensor.float)
     inputs = replace(inputs, g=inputs.g - 14.0)
@@ -252,7 +252,7 @@ def test_a_strong_gates_gradient_is_more_than_roundings(name):
     assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-5
 
 
-def test_the_naive_form_of_a_channels_decay_is_no_number_where_ours_is():
+def test_the_naive_form_of_channel_decay_overflows_where_ours_is_finite():
     """(K e^c)(K e^-c)^T overflows within a chunk of gates as layers begin with."""
     inputs = create_published("kda", 64)
     g = inputs.g.detach().requires_grad_()
@@ -266,7 +266,7 @@ def test_the_naive_form_of_a_channels_decay_is_no_number_where_ours_is():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES)
-def test_32768_tokens_are_finite_and_those_of_the_recurrence(name):
+def test_32768_tokens_are_finite_and_equal_the_recurrence(name):
     inputs = create_published(name, 32768)
     found = find_gradients(get_chunked(name), inputs, create_start(torch.float32))
     assert all(value.isfinite().all() for value in found.values())
@@ -280,7 +280,7 @@ def test_32768_tokens_are_finite_and_those_of_the_recurrence(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("gate", [0.0, -90.0])
 @pytest.mark.parametrize("name", RULES)
-def test_32768_tokens_of_gates_that_keep_all_or_nothing_are_finite(name, gate):
+def test_32768_tokens_with_gates_of_zero_or_one_are_finite(name, gate):
     inputs = rebuild(create_published(name, 32768), lambda x: x[:1])
     inputs = replace(inputs, g=torch.full_like(inputs.g, gate))
     found = find_gradients(get_chunked(name), inputs, create_start(torch.float32)[:1])
@@ -306,7 +306,7 @@ def test_32768_tokens_of_gates_that_keep_all_or_nothing_are_finite(name, gate):
         (lambda x: replace(x, steps=2), "v has 21 tokens, but q has 21 with 2 steps each"),
     ],
 )
-def test_what_does_not_fit_is_one_line(call, message):
+def test_inputs_that_do_not_fit_are_refused_in_one_line(call, message):
     with pytest.raises(UserError) as caught:
         call(create_inputs("kda"))
     assert str(caught.value).startswith(message)
@@ -315,7 +315,7 @@ def test_what_does_not_fit_is_one_line(call, message):
 
 @pytest.mark.parametrize("kind", [get_recurrence, get_chunked])
 @pytest.mark.parametrize("name", ["kda", "delta_product", "rwkv7"])
-def test_places_that_no_token_has_are_one_line(name, kind):
+def test_segments_and_masks_of_other_shapes_are_refused_in_one_line(name, kind):
     """Segments and masks of other shapes than the tokens', as steps may make of them."""
     rule, inputs = kind(name), create_inputs(name)
     for shape in ((B, 5), (T,), (B, 2 * T), (B, T, 1), ()):

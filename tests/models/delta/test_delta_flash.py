@@ -28,7 +28,7 @@ def find_all(function, device: str, dtype: torch.dtype, tokens: int) -> list[tor
 @pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.parametrize("tokens", [21, 600])
-def test_flash_attention_is_attention(tokens):
+def test_flash_attention_equals_attention(tokens):
     """Values within 1e-5 and gradients within 1e-4 of float64; no block is full."""
     import torch_xla
 
@@ -42,7 +42,7 @@ def test_flash_attention_is_attention(tokens):
         assert (one - other).abs().max() < limit * other.abs().max()
 
 
-def test_heads_that_flash_attention_has_no_kernel_for_are_refused(monkeypatch):
+def test_heads_without_a_flash_attention_kernel_are_refused(monkeypatch):
     model = MODELS.get("qwen3")(16, 8, depth=1, width=32, mlp_width=32, head_width=192)
     monkeypatch.setattr("models.delta.kernels.operators.require_kernels", lambda device: None)
     with pytest.raises(UserError, match=r"model\.args\.head_width is 192; change it, or choose"):

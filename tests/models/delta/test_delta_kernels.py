@@ -62,7 +62,7 @@ def hold_to_recurrence(name: str, **kwargs) -> None:
 
 @needs_jax
 @pytest.mark.xla
-def test_a_kernel_gives_the_recurrence_and_its_gradients():
+def test_a_kernel_equals_the_recurrence_and_its_gradients():
     hold_to_recurrence("gdn")
 
 
@@ -71,7 +71,7 @@ def test_a_kernel_gives_the_recurrence_and_its_gradients():
 @pytest.mark.slow
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", ["deltanet", "kda", "gdn2", "delta_product", "rwkv7"])
-def test_kernels_give_each_recurrence(name, packed):
+def test_kernels_equal_each_recurrence(name, packed):
     hold_to_recurrence(name, **({"segments": SEGMENTS, "mask": MASK} if packed else {}))
 
 
@@ -99,7 +99,7 @@ def create_wide(dtype: torch.dtype, tokens: int = 40) -> tuple[DeltaInputs, torc
 @pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["gdn", "kda", "gdn2"])
-def test_the_fused_kernels_give_the_recurrence_and_its_gradients(rule):
+def test_fused_kernels_equal_the_recurrence_and_its_gradients(rule):
     """One program for the rule, in float32; strong gates stand before weak ones."""
     import torch_xla
 
@@ -133,7 +133,7 @@ def test_the_fused_kernels_give_the_recurrence_and_its_gradients(rule):
         (True, "keep nothing", 256),
     ],
 )
-def test_fused_gradients_are_those_of_the_float64_form_however_long(channels, gates, tokens):
+def test_fused_gradients_equal_the_float64_form_at_every_length(channels, gates, tokens):
     """Published: A between 1 and 16, steps between 0.001 and 0.1 (A_log, dt_bias)."""
     import torch_xla
 
@@ -160,7 +160,7 @@ def test_fused_gradients_are_those_of_the_float64_form_however_long(channels, ga
 
 @needs_jax
 @pytest.mark.xla
-def test_the_fused_kernel_of_bfloat16_errs_by_the_rounding_of_its_outputs():
+def test_the_bfloat16_fused_kernels_error_is_output_rounding():
     """Its products are of bfloat16 parts: what they lose is 1 % of what the result's type does."""
     import torch_xla
 
@@ -187,7 +187,7 @@ def test_the_tpu_compiler_takes_the_kernels(generation):
     assert len(found) == 33 and set(found.values()) == {1}, found
 
 
-def test_kernels_are_refused_where_there_are_none():
+def test_kernels_are_refused_on_devices_without_them():
     model = MODELS.get("qwen3_5")(16, 8, depth=1, width=32, mlp_width=32)
     with pytest.raises(UserError, match=r"needs runtime\.device=xla, and this is cpu"):
         choose_kernels("pallas", torch.device("cpu"), model)

@@ -34,7 +34,7 @@ def find_step(inputs, start: torch.Tensor, device: str) -> dict[str, torch.Tenso
 @pytest.mark.parametrize(
     "name", [*USUAL, *(pytest.param(x, marks=pytest.mark.slow) for x in RULES if x not in USUAL)]
 )
-def test_a_step_of_decoding_gives_the_recurrence(name):
+def test_a_decoding_step_equals_the_recurrence(name):
     import torch_xla
 
     inputs = rebuild(create_inputs(name, tokens=1), torch.Tensor.float)
@@ -50,7 +50,7 @@ def test_a_step_of_decoding_gives_the_recurrence(name):
 @needs_jax
 @pytest.mark.xla
 @pytest.mark.slow
-def test_a_model_generates_by_kernels_what_it_generates_without():
+def test_a_model_generates_the_same_with_and_without_kernels():
     import torch_xla
 
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def test_a_model_generates_by_kernels_what_it_generates_without():
         assert (one - other).abs().max() < 1e-5
 
 
-def test_a_step_by_kernels_is_refused_where_there_are_none():
+def test_a_kernel_step_is_refused_on_devices_without_kernels():
     inputs = create_inputs("gdn", tokens=1)
     with pytest.raises(UserError, match=r"model\.kernels \(pallas\) needs runtime\.device=xla"):
         find_step(inputs, create_start(), "cpu")

@@ -41,7 +41,7 @@ def create_argv(folder, name, *flags, device="cpu"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "kda", "gdn2", "delta_product"])
-def test_a_run_goes_on_bit_for_bit_with_remat_and_generates(name, tmp_path):
+def test_a_run_with_remat_resumes_bit_for_bit_and_generates(name, tmp_path):
     check_going_on(create_argv, name, tmp_path)
 
 
@@ -55,7 +55,7 @@ def teacher(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDENTS)
-def test_full_attention_teaches_each_by_logits_and_hidden_states(name, teacher, tmp_path):
+def test_full_attention_teaches_each_rule_by_logits_and_hidden_states(name, teacher, tmp_path):
     """The conversion: what a linear layer of each gives, and its logits."""
     layers = {"model.layers.2": "model.layers.1"}
     terms = [{"name": "kd"}, {"name": "fitnet", "layers": layers}]

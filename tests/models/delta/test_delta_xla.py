@@ -36,7 +36,7 @@ xla = pytest.importorskip("torch_xla")
         ("rwkv7", CoreOptions(chunk=8, solver="rows", loop="blocks"), False),
     ],
 )
-def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
+def test_a_rule_equals_the_recurrence_on_xla(name, options, packed):
     from torch_xla.debug import metrics
 
     recur, chunked = (
@@ -53,7 +53,7 @@ def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
 
 
 @pytest.mark.parametrize(("name", "products"), [("gdn", "bfloat16x3"), ("rwkv7", "bfloat16")])
-def test_xla_cuts_factors_into_parts_as_pytorch_does(name, products):
+def test_xla_splits_factors_into_parts_like_pytorch(name, products):
     """It takes a cast to bfloat16 and back for nothing, and the parts behind the first with it."""
     recur, chunked = (
         (recur_dplr, chunk_dplr) if name == "rwkv7" else (recur_delta_rule, chunk_delta_rule)
@@ -66,7 +66,7 @@ def test_xla_cuts_factors_into_parts_as_pytorch_does(name, products):
     assert least < find_largest_error(there, wanted) < most
 
 
-def test_gradients_fetched_one_by_one_are_not_taken_for_each_other():
+def test_gradients_fetched_one_by_one_are_not_confused():
     """Each is a program then, and PyTorch/XLA finds programs by operations and shapes alone."""
     inputs, start = create_inputs("gdn2", tokens=9), create_start()
     wanted = find_gradients(recur_delta_rule, inputs, start)
@@ -78,7 +78,7 @@ def test_gradients_fetched_one_by_one_are_not_taken_for_each_other():
     assert find_largest_error(found, wanted) < 1e-13
 
 
-def test_xla_takes_a_program_for_its_mirror_image():
+def test_xla_confuses_a_program_with_its_mirror_image():
     """Why the order of a product is not free: to be dropped when pytorch/xla 8353 is mended."""
     a, b = torch.tensor([2.0, 3.0], device=xla.device()), torch.tensor([5.0, 7.0]).to(xla.device())
     xla.sync()
@@ -104,7 +104,7 @@ def test_a_scans_program_does_not_grow_with_the_tokens():
     assert count_lines("unrolled", 256) > 1.3 * count_lines("unrolled", 64)
 
 
-def test_auto_prepares_blocks_on_a_tpu_of_gates_of_heads(monkeypatch):
+def test_auto_prepares_blocks_on_a_tpu_for_per_head_gates(monkeypatch):
     """Whether this is a TPU is all that is made up here."""
     scan, in_blocks = (count_lines(loop, 128) for loop in ("scan", "blocks"))
     assert count_lines("auto", 128) == scan != in_blocks
@@ -118,7 +118,7 @@ def test_auto_prepares_blocks_on_a_tpu_of_gates_of_heads(monkeypatch):
     assert not blocks.takes_blocks(CoreOptions(), torch.zeros(1, 2, 1, 1))
 
 
-def test_blocks_are_a_scan_where_a_mesh_deals_out_sequences():
+def test_blocks_become_a_scan_where_a_mesh_shards_sequences():
     """There each device walks over all chunks of its part, not over those of a block."""
     found: dict[str, list[tuple[torch.Size, int | None]]] = {}
     for loop in ("scan", "blocks"):

@@ -46,7 +46,7 @@ def sum_token(mlp: SparseMlp, token: torch.Tensor, used: list[int], room: int) -
 
 
 @pytest.mark.parametrize("factor", [1.01, 4.0])
-def test_tokens_go_through_the_likeliest_experts_that_have_room(factor):
+def test_tokens_go_to_the_likeliest_experts_with_capacity(factor):
     mlp = create_mlp(capacity_factor=factor)
     x = torch.randn(2, 11, 32, requires_grad=True)
     wanted, (found, _) = sum_experts(mlp, x), mlp(x)
@@ -59,7 +59,7 @@ def test_tokens_go_through_the_likeliest_experts_that_have_room(factor):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6 + 1e-5 * float(other.abs().max()))
 
 
-def test_a_full_expert_drops_and_a_window_is_dealt_out_alone():
+def test_full_experts_drop_tokens_and_windows_are_routed_separately():
     mlp = create_mlp(capacity_factor=1.01)
     # What all tokens share makes most of them choose the same experts.
     x = torch.randn(3, 16, 32) + 3 * torch.randn(32)
@@ -73,7 +73,7 @@ def test_a_full_expert_drops_and_a_window_is_dealt_out_alone():
     assert (together - roomy).abs().max() > 1e-3
 
 
-def test_the_balance_is_least_where_experts_are_evenly_busy():
+def test_the_balance_loss_is_lowest_for_evenly_used_experts():
     mlp = create_mlp()
     with torch.no_grad():
         mlp.gate.weight.zero_()
@@ -83,7 +83,7 @@ def test_the_balance_is_least_where_experts_are_evenly_busy():
         assert float(mlp(torch.ones(1, 9, 32))[1]) == pytest.approx(8.0, rel=1e-3)
 
 
-def test_the_balance_is_transformers_load_balancing_loss():
+def test_the_balance_loss_equals_transformers():
     hub = pytest.importorskip("transformers.models.qwen3_next.modeling_qwen3_next")
     mlp, x = create_mlp(), torch.randn(1, 40, 32)
     logits = functional.linear(x[0], mlp.gate.weight)
@@ -91,14 +91,14 @@ def test_the_balance_is_transformers_load_balancing_loss():
     torch.testing.assert_close(mlp(x)[1][0], wanted)
 
 
-def test_a_share_of_a_window_and_some_more():
+def test_an_experts_capacity_is_its_share_times_the_factor():
     shape = ExpertShape(experts=8, experts_per_token=2, capacity_factor=1.25)
     assert shape.find_capacity(16) == 5
     assert shape.find_capacity(1) == 1
     assert replace(shape, capacity_factor=40.0).find_capacity(16) == 16
 
 
-def test_groups_of_layers_carry_the_balance():
+def test_scanned_groups_of_layers_pass_the_balance_loss():
     model, tokens = create("qwen3_next", depth=8), draw_tokens(9)
     wanted, balance = model(tokens), model.balance_loss
     assert balance.shape == (2,)
@@ -116,7 +116,7 @@ def test_groups_of_layers_carry_the_balance():
         ({"balance": -1}, "model.args.balance (-1) must be a number of 0 or more"),
     ],
 )
-def test_experts_that_mean_nothing_are_one_line(changes, message):
+def test_invalid_expert_arguments_are_refused_in_one_line(changes, message):
     with pytest.raises(UserError) as caught:
         create("qwen3_next", **changes)
     assert str(caught.value).startswith(message)
@@ -132,7 +132,7 @@ def create_argv(folder, *flags, device="cpu"):
     return create_language_argv(folder, *own, *flags, device=device)
 
 
-def test_experts_learn_through_main_with_their_balance(tmp_path):
+def test_experts_train_through_main_with_the_balance_loss(tmp_path):
     flags = ("--train.steps=12", "--model.args.balance=0.05")
     assert main.main(create_argv(tmp_path, *flags)) == 0
     lines = [one for one in read_metrics(tmp_path / "lang" / "a") if "loss/balance" in one]

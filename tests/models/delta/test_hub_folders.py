@@ -40,7 +40,7 @@ def write(name, folder):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_folder_gives_the_model_that_was_written(name, tmp_path):
+def test_a_folder_is_read_back_as_the_model_written(name, tmp_path):
     model = write(name, tmp_path / "m")
     place = f"local-dir:{tmp_path / 'm'}"
     found, facts = load_model(place)
@@ -55,7 +55,7 @@ def test_a_folder_gives_the_model_that_was_written(name, tmp_path):
     assert torch.equal(again.eval()(draw_tokens(9)), found(draw_tokens(9)))
 
 
-def test_experts_and_convolutions_have_the_hubs_names(tmp_path):
+def test_experts_and_convolutions_are_named_as_on_the_hub(tmp_path):
     write("qwen3_next", tmp_path / "next")
     names = set(load_file(tmp_path / "next" / "model.safetensors"))
     assert "model.layers.0.mlp.experts.7.up_proj.weight" in names
@@ -67,7 +67,7 @@ def test_experts_and_convolutions_have_the_hubs_names(tmp_path):
     assert "lm_head.weight" in names
 
 
-def test_dense_layers_may_be_called_what_experts_are(tmp_path):
+def test_dense_layers_may_have_the_names_of_experts(tmp_path):
     """As transformers saves Kimi Linear, whose head it never ties."""
     model, file = write("kimi_linear", tmp_path / "m"), tmp_path / "m" / "model.safetensors"
     tensors = {
@@ -97,7 +97,7 @@ def shard(folder, rename=lambda name: name):
     return files
 
 
-def test_weights_may_lie_in_several_files_below_the_tower_of_text(tmp_path):
+def test_weights_may_be_sharded_below_the_text_tower(tmp_path):
     """As Qwen3.5 is on the Hub: text_config, names of a model of images and text, other heads."""
     folder = tmp_path / "m"
     model = write("qwen3_5", folder)
@@ -159,7 +159,7 @@ def test_weights_may_lie_in_several_files_below_the_tower_of_text(tmp_path):
         ("rwkv7", {"attn": {"layers": [1]}}, "attn is {'layers': [1]}, but rwkv7 needs None"),
     ],
 )
-def test_a_folder_of_another_form_is_one_line(name, changes, message, tmp_path):
+def test_a_folder_of_another_form_is_refused_in_one_line(name, changes, message, tmp_path):
     write(name, tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -179,7 +179,7 @@ SAME_ROPE = [
 
 
 @pytest.mark.parametrize("more", SAME_ROPE)
-def test_a_second_place_for_default_rotary_positions_changes_nothing(more, tmp_path):
+def test_default_rotary_positions_under_either_key_are_equal(more, tmp_path):
     model = write("qwen3", tmp_path / "m")
     path = tmp_path / "m" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
@@ -187,7 +187,7 @@ def test_a_second_place_for_default_rotary_positions_changes_nothing(more, tmp_p
     assert torch.equal(found(draw_tokens(9)), model.eval()(draw_tokens(9)))
 
 
-def test_a_checkpoint_of_another_variant_is_one_line(tmp_path, capsys):
+def test_a_checkpoint_of_another_variant_is_refused_in_one_line(tmp_path, capsys):
     write("qwen3_next", tmp_path / "next")
     for key in ("model.weights", "run.init_from"):
         place = f"--{key}=local-dir:{tmp_path / 'next'}"
@@ -210,7 +210,9 @@ class Twin(torch.nn.Module):
 
 
 @pytest.mark.parametrize(("more", "code"), [(0.0, 0), (1.0, 1), (math.nan, 1)])
-def test_an_export_is_compared_with_room_for_all_tokens(more, code, tmp_path, capsys, monkeypatch):
+def test_an_export_is_compared_with_capacity_for_all_tokens(
+    more, code, tmp_path, capsys, monkeypatch
+):
     """At its own capacity this model drops tokens, which transformers never does."""
     pytest.importorskip("transformers")
     full = {**ALL["qwen3_next"], "capacity_factor": 1.1}
@@ -231,7 +233,7 @@ def test_an_export_is_compared_with_room_for_all_tokens(more, code, tmp_path, ca
     assert json.loads((folder / "config.json").read_text())["capacity_factor"] == 1.1
 
 
-def test_an_export_that_does_not_give_the_model_back_says_so(tmp_path, capsys, monkeypatch):
+def test_an_export_that_differs_from_the_model_is_reported(tmp_path, capsys, monkeypatch):
     path = export_model(
         create("qwen3").state_dict(),
         {"model": "qwen3", "args": ALL["qwen3"], "vocab_size": VOCAB, "sequence_length": 16},
@@ -245,7 +247,7 @@ def test_an_export_that_does_not_give_the_model_back_says_so(tmp_path, capsys, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_an_export_is_read_by_transformers_and_generates(name, tmp_path, capsys):
+def test_transformers_reads_an_export_and_generates(name, tmp_path, capsys):
     """Its logits, and this program's, of what was written; rwkv7 transformers does not have."""
     pytest.importorskip("transformers")
     model = create_any(name)
@@ -268,7 +270,7 @@ def test_an_export_is_read_by_transformers_and_generates(name, tmp_path, capsys)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe"])
-def test_an_export_of_experts_at_their_usual_capacity_is_right(name, tmp_path, capsys):
+def test_an_export_of_experts_at_their_usual_capacity_is_correct(name, tmp_path, capsys):
     pytest.importorskip("transformers")
     shape = {key: value for key, value in ALL[name].items() if key != "capacity_factor"}
     model = create(name, capacity_factor=1.25)
@@ -281,7 +283,7 @@ def test_an_export_of_experts_at_their_usual_capacity_is_right(name, tmp_path, c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "qwen3_next", "kimi_linear"])
-def test_a_folder_that_transformers_saved_is_the_model(name, tmp_path):
+def test_a_folder_saved_by_transformers_loads_as_the_model(name, tmp_path):
     from tests.models.delta.test_qwen import create_transformers_model
 
     model = create(name, tied=False)

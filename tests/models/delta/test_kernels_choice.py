@@ -89,7 +89,7 @@ def run(model: torch.nn.Module, batch: int, tokens: int) -> None:
 
 @needs_jax
 @pytest.mark.xla
-def test_layers_follow_the_tokens_that_they_meet(met):
+def test_the_choice_follows_the_number_of_tokens(met):
     """The model's own layers; with gradients attention pays later than without."""
     model = create_model()
     run(model, 1, 16)
@@ -107,7 +107,7 @@ def test_layers_follow_the_tokens_that_they_meet(met):
 
 @needs_jax
 @pytest.mark.xla
-def test_a_step_of_decoding_follows_the_sequences_that_it_meets(met):
+def test_the_choice_for_a_decoding_step_follows_the_number_of_sequences(met):
     """Whole prompts go by tokens; attention has no kernel for a step."""
     model = create_model()
     for batch in (1, 16):
@@ -120,7 +120,7 @@ def test_a_step_of_decoding_follows_the_sequences_that_it_meets(met):
 
 @needs_jax
 @pytest.mark.xla
-def test_what_was_not_counted_is_left_to_xla(met):
+def test_unmeasured_cases_are_left_to_xla(met):
     """Packed sequences, heads, chunks and types of other sizes, asked-for products, other rules."""
     narrow = rebuild(create_inputs("gdn"), lambda x: x.to("xla"))
     wide = create_there()
@@ -142,7 +142,7 @@ def test_what_was_not_counted_is_left_to_xla(met):
     assert settle_rule(auto, here).kernels == "xla"
 
 
-def test_elsewhere_layers_stay_as_they_are():
+def test_on_other_devices_layers_are_unchanged():
     """So that nothing is settled, and no jax imported, on a CPU, a GPU, or XLA's CPU."""
     for device in ("cpu", "cuda", "xla"):
         model = MODELS.get("qwen3_5")(16, 8, depth=2, full_every=2, **RULE_WIDTHS)
@@ -152,7 +152,7 @@ def test_elsewhere_layers_stay_as_they_are():
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)
-def test_a_fact_holds_from_its_least_shape_on(fact):
+def test_a_measured_fact_holds_from_its_smallest_shape_upwards(fact):
     """And of no chip, type, width or chunk but its own."""
     least = Work(
         fact.form,
@@ -191,7 +191,7 @@ def test_a_fact_holds_from_its_least_shape_on(fact):
         (8192, 8, True, False),
     ],
 )
-def test_attention_pays_where_scores_would_leave_the_chip(tokens, states, keeps, found):
+def test_an_attention_kernel_pays_if_scores_would_leave_the_chip(tokens, states, keeps, found):
     """And where few tokens are made up to fill its blocks."""
     work = Work(ATTENTION, "v5e", "bfloat16", states, (128, 128), tokens=tokens, keeps=keeps)
     assert is_cheaper(work) == found
@@ -206,12 +206,12 @@ def test_attention_pays_where_scores_would_leave_the_chip(tokens, states, keeps,
         ("v6e", "bfloat16", True, True),
     ],
 )
-def test_a_rule_pays_by_the_chip_and_the_type_of_its_values(chip, dtype, keeps, found):
+def test_a_rules_kernel_pays_depending_on_chip_and_value_type(chip, dtype, keeps, found):
     work = Work(HEAD, chip, dtype, 32, (128, 128), tokens=2048, chunk=64, keeps=keeps)
     assert is_cheaper(work) == found
 
 
-def test_a_device_of_a_mesh_counts_its_own_share(monkeypatch):
+def test_a_device_of_a_mesh_counts_only_its_share(monkeypatch):
     """And takes no kernel where it would compute what all others compute, too."""
     mesh = SimpleNamespace(shape=lambda: {"data": 4, "fsdp": 2})
     monkeypatch.setattr(kernels_bridge, "_get_mesh", lambda: mesh)
@@ -224,7 +224,7 @@ def test_a_device_of_a_mesh_counts_its_own_share(monkeypatch):
 
 @needs_jax
 @pytest.mark.xla
-def test_a_mesh_decides_what_a_layer_takes(met, monkeypatch):
+def test_the_mesh_decides_a_layers_kernels(met, monkeypatch):
     wide = create_there()
     shares = {(1, 2): "pallas", None: "xla", (1, 1): "xla"}
     for share, found in shares.items():
@@ -234,7 +234,7 @@ def test_a_mesh_decides_what_a_layer_takes(met, monkeypatch):
 
 @needs_jax
 @pytest.mark.xla
-def test_a_step_compiled_for_a_tpu_that_is_not_here_is_that_of_its_chip():
+def test_a_step_compiled_for_an_absent_tpu_uses_that_chips_choice():
     wide = create_there()
     for chip, found in (("v5e", "pallas"), ("v3", "xla"), ("", "xla")):
         with call_kernels(chip):
@@ -249,7 +249,7 @@ def test_a_step_compiled_for_a_tpu_that_is_not_here_is_that_of_its_chip():
         ('{"head_width": 192}', r"model\.args\.head_width is 192; change it, or choose"),
     ],
 )
-def test_a_check_refuses_kernels_that_no_device_has(capsys, args, message):
+def test_a_check_refuses_kernels_missing_on_every_device(capsys, args, message):
     """Before a TPU is asked for, so that a job does not wait for one in vain."""
     flags = ["--runtime.device=xla", "--model.kernels=pallas", f"--model.args={args}"]
     assert (

@@ -74,7 +74,7 @@ print(json.dumps([found, seen]))
         ((4, 1), 2, 6, None),
     ],
 )
-def test_an_axis_has_examples_or_heads_or_nothing_is_dealt(sizes, examples, heads, wanted):
+def test_an_axis_shards_examples_or_heads_or_nothing(sizes, examples, heads, wanted):
     mesh = SimpleNamespace(shape=lambda: dict(zip(("data", "fsdp"), sizes, strict=True)))
     assert share_out(mesh, examples, heads) == wanted
 

@@ -82,7 +82,7 @@ def draw_tokens(count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_cached_hidden_states_are_those_without_a_cache(name):
+def test_cached_hidden_states_equal_those_without_a_cache(name):
     """A prompt in two parts, the second with a state before it, then single tokens."""
     model, tokens = create(name), draw_tokens(30)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_cached_hidden_states_are_those_without_a_cache(name):
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
-def test_a_step_of_attention_is_that_of_repeated_keys():
+def test_a_decoding_step_of_attention_equals_that_with_repeated_keys():
     draw = torch.Generator().manual_seed(0)
     q, k, v = (
         torch.randn(2, *one, 12, generator=draw).double() for one in ((6, 1), (3, 9), (3, 9))
@@ -103,7 +103,7 @@ def test_a_step_of_attention_is_that_of_repeated_keys():
     torch.testing.assert_close(attend_step(q, k, v, mask), wanted)
 
 
-def test_three_of_four_layers_keep_a_state_of_fixed_size():
+def test_three_of_four_layers_cache_a_state_of_fixed_size():
     model = create("qwen3_5")
     cache = model.create_cache()
     assert [type(one).__name__ for one in cache] == ["DeltaCache"] * 3 + ["LayerCache"]
@@ -114,7 +114,7 @@ def test_three_of_four_layers_keep_a_state_of_fixed_size():
     assert cache[3].length == 14
 
 
-def test_models_take_how_products_are_made():
+def test_models_take_the_precision_of_products():
     """`model.args.products`: of rules alone, so that logits differ by what it rounds."""
     tokens = draw_tokens(20)
     for name in ("qwen3_5", "kimi_linear"):
@@ -127,7 +127,7 @@ def test_models_take_how_products_are_made():
         create("qwen3_5", products="fp8")
 
 
-def test_a_token_sees_none_behind_it():
+def test_no_token_depends_on_later_ones():
     model, tokens = create("qwen3_5"), draw_tokens(20)
     other = tokens.clone()
     other[:, 13:] = (other[:, 13:] + 1) % VOCAB
@@ -136,7 +136,7 @@ def test_a_token_sees_none_behind_it():
     assert not torch.equal(first[:, 13], second[:, 13])
 
 
-def test_layers_that_differ_are_a_chain_of_groups_that_are_equal():
+def test_layers_that_differ_are_scanned_as_equal_groups():
     """What is compiled once is a group; weights keep their names, a cache goes layer by layer."""
     model, tokens = create("qwen3_5", depth=8), draw_tokens(9)
     wanted, names = model(tokens), list(model.state_dict())
@@ -158,7 +158,7 @@ def run_in_turn(blocks, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_a_short_convolution_is_torchs():
+def test_a_short_convolution_equals_torchs():
     short = ShortConvolution(6, 4)
     x = torch.randn(2, 9, 6)
     conv = torch.nn.functional.conv1d(x.mT, short.weight, padding=3, groups=6)[..., :9]
@@ -181,7 +181,7 @@ def test_a_short_convolution_is_torchs():
         ({"rope_base": 0.5}, "model.args.rope_base (0.5) must be a number above 1"),
     ],
 )
-def test_arguments_that_mean_nothing_are_one_line(changes, message):
+def test_invalid_arguments_are_refused_in_one_line(changes, message):
     with pytest.raises(UserError) as caught:
         create("qwen3_5", **changes)
     assert str(caught.value).startswith(message)
@@ -220,7 +220,7 @@ def check_going_on(create, name, tmp_path):
 @pytest.mark.parametrize(
     "name", ["qwen3_5", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)]
 )
-def test_a_hybrid_learns_through_main_and_goes_on_from_its_run(name, tmp_path):
+def test_a_hybrid_trains_through_main_and_resumes(name, tmp_path):
     check_going_on(create_argv, name, tmp_path)
 
 
@@ -329,7 +329,7 @@ def _list_hub_sizes(name: str, shape: dict) -> dict:
         ("qwen3_5_moe", False),
     ],
 )
-def test_logits_and_gradients_are_those_of_transformers(name, tied):
+def test_logits_and_gradients_equal_transformers(name, tied):
     model, tokens = create(name, tied=tied), draw_tokens(21)
     twin = create_transformers_model(name, model)
     wanted, found = twin(tokens).logits, model.compute_logits(model(tokens))
@@ -346,7 +346,7 @@ def test_logits_and_gradients_are_those_of_transformers(name, tied):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5"])
-def test_weights_that_transformers_saved_are_those_of_a_run(name, tmp_path):
+def test_weights_saved_by_transformers_load_into_a_run(name, tmp_path):
     """`model.weights` takes the file of a folder as the Hub has it, under the names in it."""
     model, tokens = create(name), draw_tokens(9)
     create_transformers_model(name, model).save_pretrained(tmp_path)

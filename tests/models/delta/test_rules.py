@@ -35,7 +35,7 @@ def draw_tokens(count: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rule", DECAYS)
-def test_tokens_one_by_one_give_what_chunks_give_and_all_weights_learn(rule):
+def test_single_tokens_equal_chunks_and_all_weights_get_gradients(rule):
     model, tokens = create(rule, depth=3, full_every=2), draw_tokens(9)
     assert [one.is_full for one in model.model.layers] == [False, True, False]
     wanted = model(tokens)
@@ -49,7 +49,7 @@ def test_tokens_one_by_one_give_what_chunks_give_and_all_weights_learn(rule):
     torch.testing.assert_close(found, wanted.detach(), rtol=1e-4, atol=1e-5)
 
 
-def test_a_linear_state_adds_up_what_a_delta_rule_corrects():
+def test_a_linear_state_sums_what_a_delta_rule_corrects():
     """The same key twice: one state holds both values' sum, the other moves towards the last."""
     for rule, is_sum in (("linear", True), ("linear_elu", True), ("delta_net", False)):
         layer = RuleAttention(RuleShape(**{**SMALL, "rule": rule}))
@@ -58,7 +58,7 @@ def test_a_linear_state_adds_up_what_a_delta_rule_corrects():
         assert bool((erase == write).all()) != is_sum
 
 
-def test_plain_linear_attention_weighs_by_positive_features():
+def test_plain_linear_attention_weights_are_positive():
     """What a token reads is values' mean with the published weights, up to the norm behind it."""
     layer = RuleAttention(RuleShape(**{**SMALL, "rule": "linear_elu"}))
     q, k, v = torch.randn(3, 1, 6, 2, 8, generator=torch.Generator().manual_seed(0))
@@ -72,6 +72,6 @@ def test_plain_linear_attention_weighs_by_positive_features():
     torch.testing.assert_close(found / scale, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_a_rule_that_is_none_is_refused():
+def test_an_unknown_rule_is_refused():
     with pytest.raises(UserError, match=r"model.args.rule \('delta_nett'\).*'delta_net'"):
         create("delta_nett")

@@ -109,7 +109,7 @@ def compute_logits(weights, tokens):
     return np.stack(found)
 
 
-def test_logits_are_those_of_the_papers_equations():
+def test_logits_equal_the_papers_equations():
     model, tokens = create(), draw_tokens(21)
     weights = {name: value.double().numpy() for name, value in model.state_dict().items()}
     with torch.no_grad():
@@ -132,7 +132,7 @@ def test_chunks_of_two_tokens_and_of_all_give_the_same_gradients():
         torch.testing.assert_close(found[1][name], grad, rtol=0, atol=1e-4 * scale)
 
 
-def test_cached_hidden_states_are_those_without_a_cache_and_a_chain_gives_them_too():
+def test_cached_and_scanned_hidden_states_equal_the_plain_ones():
     model, tokens = create(), draw_tokens(30)
     with torch.no_grad():
         wanted, cache = model(tokens), model.create_cache()
@@ -161,7 +161,7 @@ def create_argv(folder, *flags, device="cpu"):
 
 
 @pytest.mark.slow
-def test_it_learns_through_main_goes_on_from_its_run_and_generates(tmp_path, capsys):
+def test_rwkv_trains_through_main_resumes_and_generates(tmp_path, capsys):
     """From its checkpoint, with recomputed blocks, to the bits of a whole run."""
     flags = ("--train.steps=16", "--train.checkpoint_every_steps=8", "--train.keep_checkpoints=9")
     assert main.main(create_argv(tmp_path, *flags)) == 0
@@ -178,7 +178,7 @@ def test_it_learns_through_main_goes_on_from_its_run_and_generates(tmp_path, cap
 
 @pytest.mark.slow
 @pytest.mark.xla
-def test_it_trains_on_xla_as_on_native_pytorch_with_a_loop_over_layers(tmp_path):
+def test_rwkv_trains_on_xla_as_on_native_pytorch_with_a_loop_over_layers(tmp_path):
     pytest.importorskip("torch_xla")
     steps = ("--train.steps=6", "--runtime.graph_budget=6")
     assert main.main(create_argv(tmp_path / "cpu", *steps)) == 0

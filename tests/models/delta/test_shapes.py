@@ -19,7 +19,7 @@ def create(name: str, **args: object) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_windows_that_fill_no_chunks_are_refused_where_none_is_padded(name, tmp_path, capsys):
+def test_windows_that_chunks_do_not_divide_are_refused_without_padding(name, tmp_path, capsys):
     flags = ("--model.args.pad=false", "--model.args.chunk=16", "--check")
     size = "20, of 2 updates each" if name == "delta_product" else "20"
     assert main.main(create_argv(tmp_path, name, *flags)) == 2
@@ -31,14 +31,14 @@ def test_windows_that_fill_no_chunks_are_refused_where_none_is_padded(name, tmp_
     assert main.main(create_argv(tmp_path, name, *flags, "--data.sequence_length=32")) == 0
 
 
-def test_padding_is_true_or_false(tmp_path, capsys):
+def test_padding_must_be_true_or_false(tmp_path, capsys):
     argv = create_argv(tmp_path, "qwen3_5", "--model.args.pad=never", "--check")
     assert main.main(argv) == 2
     assert "model.args.pad ('never') must be true or false" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", STUDENTS)
-def test_prompts_are_of_any_length_whatever_windows_may_be(name):
+def test_prompts_may_have_any_length(name):
     """A prompt in two parts that fill no chunk, then single tokens."""
     tokens = torch.randint(VOCAB, (2, 13), generator=torch.Generator().manual_seed(4))
     model, strict = create(name), create(name, pad=False)

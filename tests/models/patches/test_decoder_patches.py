@@ -59,7 +59,7 @@ def run(model: nn.Module, *, bf16: bool = False) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_float32_gives_the_plain_decoders_numbers(form):
+def test_float32_outputs_equal_the_plain_decoders(form):
     model, patched = create_pair(form)
     wanted, found = run(model), run(patched)
     assert max(map(get_distance, found, wanted)) < TOLERANCE
@@ -84,7 +84,7 @@ def test_bfloat16_is_little_further_from_float32_than_the_plain_decoder(form):
         assert get_distance(found, exact) < factor * get_distance(plain, exact) + 1e-3
 
 
-def test_no_token_sees_what_follows_it():
+def test_no_token_depends_on_later_ones():
     _, patched = create_pair("grouped")
     tokens, _ = create_tokens()
     for place in (3, 9, 10, 20, 23):
@@ -95,7 +95,7 @@ def test_no_token_sees_what_follows_it():
         assert not torch.equal(one[:, place], two[:, place])
 
 
-def test_a_sampler_may_use_a_patched_decoder():
+def test_a_patched_decoder_works_with_a_cache():
     _, patched = create_pair("grouped")
     tokens, _ = create_tokens()
     with torch.no_grad():
@@ -104,7 +104,7 @@ def test_a_sampler_may_use_a_patched_decoder():
     torch.testing.assert_close(torch.cat(steps, dim=1), whole, rtol=1e-4, atol=1e-5)
 
 
-def test_a_patched_decoder_computes_its_blocks_again():
+def test_a_patched_decoder_recomputes_its_blocks():
     _, patched = create_pair("rope")
     again = copy.deepcopy(patched)
     recompute_blocks(again, lambda block, *args: checkpoint(block, *args, use_reentrant=False))

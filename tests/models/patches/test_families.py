@@ -100,7 +100,7 @@ def test_a_family_trains_as_timm_does_in_one_graph(name, form, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PATCHED)
-def test_devices_gather_nothing_of_a_familys_attention(name, tmp_path):
+def test_attention_of_a_family_needs_no_gather_between_devices(name, tmp_path):
     found, parameters = run_and_read(tmp_path, *describe(name))
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert found["all-reduce", "f32"] >= 4 * parameters

@@ -84,7 +84,7 @@ def hold_to_float64(width: int, tokens: int, dtype: torch.dtype, **arguments: ob
 
 @needs_jax
 @pytest.mark.xla
-def test_a_kernel_is_no_further_from_float32_than_the_patch_without():
+def test_a_kernel_is_as_close_to_float32_as_the_patch_without_it():
     hold_to_float64(16, 21, torch.bfloat16)
 
 
@@ -93,7 +93,7 @@ def test_a_kernel_is_no_further_from_float32_than_the_patch_without():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("width", "tokens"), [(64, 197), (80, 257), (64, 577)])
-def test_the_shapes_of_vision_transformers(width, tokens, dtype):
+def test_a_kernel_takes_the_shapes_of_vision_transformers(width, tokens, dtype):
     """With normalised queries and keys; 577 tokens are more than the queries of a block."""
     hold_to_float64(width, tokens, dtype, qk_norm=True, norm_layer=nn.LayerNorm)
 
@@ -107,7 +107,7 @@ def test_heads_of_a_program_divide_those_of_the_model():
     assert choose_group(5, 80, 785) == 1
 
 
-def test_auto_takes_kernels_where_scores_leave_the_chip(monkeypatch):
+def test_auto_uses_kernels_if_scores_leave_the_chip(monkeypatch):
     """Of ViT-S/16: at 128 images a chip, not at 64; with and without a mesh."""
     for chips in (1, 8):
         monkeypatch.setattr(fused_attention, "count_chips", lambda chips=chips: chips)
@@ -115,7 +115,7 @@ def test_auto_takes_kernels_where_scores_leave_the_chip(monkeypatch):
         assert not is_dear(64 * chips, 6, 197)
 
 
-def test_auto_leaves_the_way_without_kernels_alone(monkeypatch):
+def test_auto_keeps_plain_attention_where_a_kernel_cannot_run(monkeypatch):
     """Few scores, a mask, examples that the mesh does not divide: none of them is an error."""
     layer = apply_patches(create_layer(8))[0]
     x, mask = torch.randn(3, 5, 16), torch.zeros(5, 5)
@@ -128,7 +128,7 @@ def test_auto_leaves_the_way_without_kernels_alone(monkeypatch):
         layer(x, attn_mask=mask)
 
 
-def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
+def test_models_without_a_kernel_are_refused_by_name(monkeypatch):
     plain = timm.create_model("vit_tiny_patch16_224", **TINY)
     vit = apply_patches(copy.deepcopy(plain))
     with pytest.raises(UserError, match=r"needs runtime\.device=xla, and this is cuda"):
@@ -172,7 +172,9 @@ def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
         ("xla", ('--model.args={"attn_drop_rate": 0.1}',), r"model\.args has attn_drop_rate"),
     ],
 )
-def test_the_check_names_what_is_against_a_kernel(device, flags, words, tmp_path, monkeypatch):
+def test_the_check_names_the_key_that_excludes_a_kernel(
+    device, flags, words, tmp_path, monkeypatch
+):
     """Before a run directory is announced, and by the key that is at fault."""
     monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)
     config = create_config(tmp_path, "--model.attention_kernel=on", *flags, device=device)
@@ -180,7 +182,7 @@ def test_the_check_names_what_is_against_a_kernel(device, flags, words, tmp_path
         check(config, device)
 
 
-def test_the_check_lets_a_kernel_be(tmp_path, monkeypatch):
+def test_the_check_accepts_a_kernel(tmp_path, monkeypatch):
     monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)
     check(create_config(tmp_path, "--model.attention_kernel=on", device="xla"), "xla")
 

@@ -28,9 +28,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize(("into", "out", "groups", "joined"), SHAPES)
-def test_as_many_groups_are_joined_as_fill_the_lanes_and_none_of_single_channels(
-    into, out, groups, joined
-):
+def test_groups_are_joined_to_fill_the_lanes_except_depthwise_ones(into, out, groups, joined):
     assert count_joined_groups(nn.Conv2d(into, out, 1, groups=groups)) == joined
 
 
@@ -57,7 +55,7 @@ def test_joined_groups_give_the_same_values_and_gradients(kind, fp32_result):
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=2e-4, msg=name)
 
 
-def test_nothing_reaches_a_group_from_another():
+def test_joined_groups_do_not_mix():
     layer = apply_patches(nn.Sequential(nn.Conv2d(8, 8, 1, groups=2, bias=False)))
     images = torch.randn(2, 8, 3, 3)
     wanted = layer(images)

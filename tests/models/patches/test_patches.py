@@ -185,7 +185,7 @@ def test_gradients_that_rounding_moves_are_no_further_off_than_timms(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_state_dicts_are_timms_and_load_both_ways(family):
+def test_state_dicts_equal_timms_and_load_both_ways(family):
     model, patched = create_pair(family)
     table = [(name, value.shape, value.dtype) for name, value in model.state_dict().items()]
     state = patched.state_dict()
@@ -223,7 +223,7 @@ def test_bfloat16_is_little_further_from_float32_than_timms_own(family):
     assert own_gradient < 2.5 * usual_gradient
 
 
-def test_every_layer_of_the_families_is_reached():
+def test_every_layer_of_the_families_is_patched():
     _, vit = create_pair("vit")
     kinds = {type(module) for module in vit.modules()}
     assert {KernelAttention, XlaPatchEmbed, XlaLinear, XlaLayerNorm, XlaGelu} <= kinds
@@ -237,7 +237,7 @@ def test_every_layer_of_the_families_is_reached():
     assert XlaBatchNorm2d in kinds
 
 
-def test_fused_attention_is_off_where_the_class_stays_timms():
+def test_fused_attention_is_off_in_unpatched_classes():
     model = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY, block_fn=get_block()))
     flags = [m.fused_attn for m in model.modules() if hasattr(m, "fused_attn")]
     assert flags
@@ -251,7 +251,7 @@ def get_block():
     return ParallelScalingBlock
 
 
-def test_masks_and_causal_attention_are_timms():
+def test_masks_and_causal_attention_equal_timms():
     model, patched = create_pair("vit")
     attention, own = model.blocks[0].attn, patched.blocks[0].attn
     attention.fused_attn = False
@@ -263,7 +263,7 @@ def test_masks_and_causal_attention_are_timms():
         assert get_distance(own(tokens, **arguments), attention(tokens, **arguments)) < TOLERANCE
 
 
-def test_a_mask_that_learns_gets_its_gradient():
+def test_a_learnable_mask_gets_its_gradient():
     model, patched = create_pair("vit")
     tokens = torch.randn(2, 5, 32)
     gradients = []
@@ -286,7 +286,7 @@ def test_attention_dropout_keeps_the_mean():
     assert error < 6 * drawn.std(dim=0).max() / 20
 
 
-def test_attention_dropout_leaves_the_mask_alone():
+def test_attention_dropout_does_not_drop_the_mask():
     """Only the first token may be looked at: what is drawn is its value, doubled, or nothing."""
     patched = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY, attn_drop_rate=0.5))
     attention = patched.blocks[0].attn
@@ -345,7 +345,7 @@ def tap_all(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("family", ["vit", "deit_distilled", "vit_qk_norm", "siglip", "beit"])
-def test_a_layer_that_is_tapped_alone_gives_what_timms_gives(family):
+def test_a_single_tapped_layer_gives_timms_outputs(family):
     """One hook alone leaves all the other products in their patched form."""
     images = create_inputs()[0][:2]
     model, patched = create_pair(family)
@@ -423,7 +423,7 @@ def test_float32_weight_gradients_are_products_in_float32():
 
 
 @pytest.mark.parametrize("family", ["vit", "resnet", "efficientnet"])
-def test_a_frozen_model_in_bfloat16_weights_answers_the_same(family):
+def test_a_frozen_model_with_bfloat16_weights_gives_the_same_outputs(family):
     model, patched = create_pair(family)
     frozen = apply_patches(copy.deepcopy(model), frozen_dtype=torch.bfloat16).eval()
     held = [m.weight.dtype for m in frozen.modules() if isinstance(m, XlaLinear | HwioWeight)]
@@ -433,7 +433,7 @@ def test_a_frozen_model_in_bfloat16_weights_answers_the_same(family):
         assert torch.equal(frozen(images), patched.eval()(images))
 
 
-def test_convolution_weights_lie_as_hwio():
+def test_convolution_weights_are_stored_as_hwio():
     model, patched = create_pair("resnet")
     weight = patched.layer1[0].conv1.weight
     assert torch.equal(weight, model.layer1[0].conv1.weight.permute(TO_HWIO))
@@ -471,7 +471,7 @@ def describe(module: nn.Module) -> list[str]:
     return [str(joined), *(kind.__name__ for kind in type(module).__mro__)]
 
 
-def test_a_name_that_is_no_patch_is_refused_with_the_nearest():
+def test_an_unknown_patch_is_refused_with_a_similar_name():
     with pytest.raises(UserError, match=r"model.skip_patches \('gelus'\).*'gelu'"):
         apply_patches(nn.Sequential(), skip=["gelus"])
 

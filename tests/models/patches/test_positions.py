@@ -34,7 +34,7 @@ def create(family: str) -> nn.Module:
 @pytest.mark.parametrize(
     "family", ["vit", "deit_distilled", "dinov2_registers", "siglip", "sincos"]
 )
-def test_outputs_and_gradients_are_timms_at_every_size(family):
+def test_outputs_and_gradients_equal_timms_at_every_size(family):
     theirs = create(family)
     ours = apply_patches(copy.deepcopy(theirs))
     for height, width in ((32, 32), (48, 48), (24, 40)):
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_timms_at_every_size(family):
     assert list(ours.state_dict()) == list(theirs.state_dict())
 
 
-def test_a_vit_is_judged_at_a_larger_size_on_xla_as_on_the_cpu(digits_root, tmp_path: Path, capfd):
+def test_a_vit_evaluates_at_a_larger_size_on_xla_as_on_the_cpu(digits_root, tmp_path: Path, capfd):
     """FixRes: trained at 12 pixels, evaluated at 16 without the host, and again by --eval."""
     from torch_xla.debug import metrics
 
@@ -89,7 +89,7 @@ def test_a_vit_is_judged_at_a_larger_size_on_xla_as_on_the_cpu(digits_root, tmp_
     assert shown in capfd.readouterr().err
 
 
-def test_a_size_that_a_vit_was_not_built_for_tells_how_it_may_be(digits_root, tmp_path, capsys):
+def test_an_image_size_that_a_vit_refuses_names_dynamic_img_size(digits_root, tmp_path, capsys):
     flags = [
         "--config=configs/digits_student.yaml",
         f"--data.root={digits_root}",

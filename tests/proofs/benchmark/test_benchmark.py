@@ -115,7 +115,7 @@ def test_a_report_holds_figures_environment_and_configuration(tmp_path, device, 
     ],
     ids=["language", "regress"],
 )
-def test_every_task_counts_in_its_own_unit(tmp_path, capsys, create, unit, per_example, flops):
+def test_every_task_is_measured_in_its_unit(tmp_path, capsys, create, unit, per_example, flops):
     path = tmp_path / "report.json"
     argv = create(tmp_path / "runs")
     for more in ((), ("--input=synthetic", f"--compare={path}", "--tolerance=0.9")):
@@ -131,7 +131,7 @@ def test_every_task_counts_in_its_own_unit(tmp_path, capsys, create, unit, per_e
     assert f"{unit}/s" in capsys.readouterr().out
 
 
-def test_every_measured_step_is_the_engines_own(tmp_path, monkeypatch):
+def test_the_benchmark_measures_the_engines_step(tmp_path, monkeypatch):
     steps = []
     own = engine.train_step
 
@@ -144,13 +144,13 @@ def test_every_measured_step_is_the_engines_own(tmp_path, monkeypatch):
     assert steps == list(range(result["warmup_steps"] + 2 * 3))
 
 
-def test_nothing_is_left_behind(tmp_path, monkeypatch):
+def test_no_files_are_left_behind(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     measure(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
-def test_graphs_that_are_never_stable_end_the_measurement(tmp_path, monkeypatch, capsys):
+def test_never_stable_graphs_end_the_measurement(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop, "MAX_WARMUP_STEPS", 1)
     flags = [*SYNTHETIC, *FEW, "--runtime.device=cpu", f"--json={tmp_path}/report.json"]
     assert benchmark.main(flags) == 1
@@ -160,7 +160,7 @@ def test_graphs_that_are_never_stable_end_the_measurement(tmp_path, monkeypatch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_one_and_two_processes_are_measured_in_turn(tmp_path, device):
+def test_one_and_two_processes_are_measured_alternately(tmp_path, device):
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "tools.benchmark", *SYNTHETIC, *FEW, "--processes=1,2"]
     command += [f"--runtime.device={device}", f"--json={path}"]
@@ -175,7 +175,7 @@ def test_one_and_two_processes_are_measured_in_turn(tmp_path, device):
     assert "scaling efficiency" in done.stdout
 
 
-def test_the_exit_code_tells_a_planted_regression(tmp_path, capsys):
+def test_a_planted_regression_sets_the_exit_code(tmp_path, capsys):
     report = measure(tmp_path)
     planted, told = tmp_path / "base.json", tmp_path / "told.json"
     flags = [*SYNTHETIC, *FEW, "--runtime.device=cpu", "--compare", str(planted)]
@@ -195,7 +195,7 @@ def test_the_exit_code_tells_a_planted_regression(tmp_path, capsys):
     assert 1 <= len(list(folder.iterdir())) <= 2
 
 
-def test_what_cannot_be_compared_is_refused_before_it_is_measured(tmp_path, capsys, monkeypatch):
+def test_incomparable_reports_are_refused_before_measuring(tmp_path, capsys, monkeypatch):
     measure(tmp_path)
     flags = [*SYNTHETIC, *FEW, "--runtime.device=cpu", "--compare", str(tmp_path / "report.json")]
 
@@ -307,7 +307,7 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         (["--runtime.device=cpu", "--runtime.tf32=true"], "runtime.tf32"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path, capsys, flags, words):
+def test_bad_input_gives_one_line(tmp_path, capsys, flags, words):
     assert benchmark.main([*SYNTHETIC, "--runtime.device=cpu", *flags]) == 2
     output = capsys.readouterr()
     line = output.err.strip().splitlines()[-1]
@@ -322,7 +322,7 @@ def test_bad_input_is_one_line(tmp_path, capsys, flags, words):
         ("decode|resize(64)|inception_crop(area_min=20, size=48)", 48),
     ],
 )
-def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
+def test_synthetic_images_have_the_size_of_the_preprocessing(tmp_path, spec, size):
     flags = ["--data.source=folder", f"--data.root={tmp_path}", "--model.num_classes=3"]
     flags += [f"--data.train_pp={spec}|value_range(-1, 1)", "--model=resnet18"]
     measured = create_measured_config(
@@ -340,7 +340,7 @@ def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
         ("decode|resize((64, 32))", "gives images of 64 x 32"),
     ],
 )
-def test_synthetic_input_needs_a_size(tmp_path, spec, reason):
+def test_synthetic_input_needs_an_image_size(tmp_path, spec, reason):
     flags = ["--data.source=folder", f"--data.root={tmp_path}", f"--data.train_pp={spec}"]
     flags += ["--model.num_classes=3"]
     with pytest.raises(UserError, match=reason):

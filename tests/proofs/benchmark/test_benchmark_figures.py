@@ -92,7 +92,7 @@ def test_an_unknown_peak_gives_no_mfu():
     assert summarise([record], {**FACTS, "flops_per_example": None})["mfu"] is None
 
 
-def test_engine_over_bare_is_a_median_of_pairs():
+def test_the_engine_to_bare_ratio_is_a_median_of_pairs():
     record = create_record([1.0, 4.0, 9.0], [0.0] * 3)
     for block, bare in zip(record.blocks, (1.0, 2.0, 3.0), strict=True):
         block.bare = (bare, 4.0)
@@ -127,7 +127,7 @@ def test_flops_of_a_vit_are_those_of_its_products(tmp_path):
     assert found == {"student": expected, "teachers": 0.0, "total": expected}
 
 
-def test_the_students_average_costs_a_forward_pass_as_a_teacher(tmp_path):
+def test_the_students_average_as_teacher_costs_a_forward_pass(tmp_path):
     flags = ("--distill.teacher=ema", "--train.ema=true", "--distill.loss=kd")
     config = create_config(tmp_path, *flags)
     found = count(config)
@@ -135,7 +135,7 @@ def test_the_students_average_costs_a_forward_pass_as_a_teacher(tmp_path):
     assert found["teachers"] == (found["student"] + patches) / 3
 
 
-def test_a_peak_is_known_by_name_and_type_or_not_at_all():
+def test_a_peak_is_found_by_name_and_type_or_is_none():
     assert get_peak_tflops("TPU v5e", "bf16") == 197.0
     assert get_peak_tflops("TPU v5e", "fp32") is None
     assert get_peak_tflops("NVIDIA H200", "fp32", tf32=True) == 494.0
@@ -145,7 +145,7 @@ def test_a_peak_is_known_by_name_and_type_or_not_at_all():
     assert all(f"TPU {one.name}" in PEAK_TFLOPS for one in LAUNCHED)
 
 
-def test_a_tpu_is_named_by_its_chips(tmp_path):
+def test_a_tpu_is_named_after_its_chips(tmp_path):
     for number, (vendor, device) in enumerate([("0x8086", "0x0063"), ("0x1ae0", "0x006f")]):
         folder = tmp_path / f"0000:00:0{number}.0"
         folder.mkdir()
@@ -184,7 +184,7 @@ def find_outcomes(new: dict, base: dict, outcome: str, *gates: str) -> list[str]
     return [one.gate.metric.removeprefix("1 x ") for one in found if one.outcome == outcome]
 
 
-def test_a_figure_that_a_report_lacks_is_a_finding():
+def test_a_missing_figure_is_a_finding():
     old, new = create_report(engine_over_bare=1.01), create_report(engine_over_bare=1.2)
     assert find_outcomes(new, old, "fail") == ["engine_over_bare"]
     for pair in ((new, create_report()), (create_report(), new)):
@@ -197,7 +197,7 @@ def test_a_figure_that_a_report_lacks_is_a_finding():
     assert "2 x img_per_s" in find_outcomes(other, create_report(), "fail")
 
 
-def test_blocks_that_differ_much_leave_a_figure_undecided():
+def test_widely_differing_blocks_leave_a_figure_undecided():
     """By their mean it is 6 % slower; an aggregate decides as single numbers do."""
     old = create_report(img_per_s_repeats=[90.0, 100.0, 110.0])
     noisy = create_report(img_per_s=94.0, img_per_s_repeats=[84.0, 94.0, 104.0])
@@ -235,7 +235,7 @@ def test_names_of_runs_and_numbers_of_processes_may_differ():
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 99}', "{"])
-def test_a_file_that_is_no_report_is_refused(tmp_path, text):
+def test_a_file_other_than_a_report_is_refused(tmp_path, text):
     path = tmp_path / "base.json"
     path.write_text(text)
     with pytest.raises(UserError, match="--compare"):

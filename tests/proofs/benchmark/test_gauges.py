@@ -25,20 +25,20 @@ def test_a_clock_gives_each_step_its_share():
     assert min(first, second) >= 0.01
 
 
-def test_the_host_has_no_memory_beside_its_own_and_compiles_nothing():
+def test_the_cpu_has_no_device_memory_and_compiles_nothing():
     gauge = create_gauge(create_cpu_runtime())
     assert gauge.get_peak_gib() is None
     assert gauge.count_compiles() == (0, 0.0)
 
 
 @pytest.mark.parametrize("kind", [CpuRuntime, CudaRuntime, XlaRuntime])
-def test_a_runtime_is_measured_as_what_it_descends_from(kind):
+def test_a_runtime_is_measured_like_its_base_class(kind):
     heir = type("Heir", (kind,), {})
     found, inherited = (type(create_gauge(object.__new__(one))) for one in (kind, heir))
     assert found is inherited
 
 
-def test_a_mesh_is_measured_as_xla_is_and_no_two_devices_alike():
+def test_a_mesh_is_measured_like_xla_and_devices_differ():
     kinds = (CpuRuntime, CudaRuntime, XlaRuntime, XlaSpmdRuntime)
     cpu, cuda, xla, mesh = (type(create_gauge(object.__new__(kind))) for kind in kinds)
     assert mesh is xla
