@@ -53,7 +53,7 @@ class Task(Protocol[BatchT_contra]):
 
     @property
     def unit(self) -> tuple[str, int]:
-        """What throughput counts, and how many of it an example holds."""
+        """Unit of throughput, such as tokens, and how many of them one example has."""
 
     def loss(self, model: nn.Module, batch: BatchT_contra) -> TaskLoss:
         """Compute the loss of a micro-batch on the device."""
@@ -72,13 +72,13 @@ class TrainState:
     Args:
       model: the student.
       loss_modules: trainable and stateful modules of the losses; may be empty.
-      averages: of the student's weights, by the names of their parts of a checkpoint.
-      head: the student's parameters that per-unit limits do not clip.
-      scaler: of the loss, if the runtime computes in float16.
+      averages: moving averages of the student's weights, by name of their part of a checkpoint.
+      head: the student's parameters that `optim.max_grad_ratio` does not clip.
+      scaler: scales the loss if the runtime computes in float16.
       step: optimizer steps done.
-      best_score: of the best evaluation so far, higher is better; None before the first one.
-      waited: for a better score.
-      input_processes: that the data position counts on; 0: any number may continue from it.
+      best_score: score of the best evaluation so far, higher is better; None before the first one.
+      waited: evaluations without a better score so far, and cuts of the learning rate.
+      input_processes: number of input processes that the data position is for; 0: any number.
       skipped_steps: steps whose batches are dropped, as they once gave a non-finite loss.
     """
 
@@ -119,14 +119,14 @@ class TrainState:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a step is made and when things happen, in optimizer steps; constant for a run.
+    """How a step is made, and at which optimizer steps things happen; constant for a run.
 
     Args:
       schedule: learning rate and weight decay of each step.
       accumulate_steps: micro-batches of one optimizer step.
       global_batch_size: examples of one optimizer step over all ranks.
-      early_stop: when a score that no longer rises ends the run.
-      flops_per_example: of a step's matrix products; None if unknown.
+      early_stop: ends the run if the score has not risen for long enough.
+      flops_per_example: floating-point operations of a step's matrix products; None if unknown.
     """
 
     total_steps: int
@@ -155,9 +155,9 @@ class StepResult:
 
     Args:
       step: steps done, this one included.
-      names: of the scalars.
-      values: float32 [names + 1] on the device: the scalars' mean over ranks, and last the first
-        step of this loop that was not finite, or -1; None if the step was skipped.
+      names: names of the scalars.
+      values: float32 [names + 1] on the device: the scalars' mean over ranks; the last element is
+        the number of this loop's first non-finite step, or -1. None if the step was skipped.
       wait_s: seconds that the step waited for its batch.
     """
 
@@ -195,7 +195,7 @@ class Callbacks:
         return False
 
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
-        """Return whether the state went back to before a step that was not finite."""
+        """Restore the state from before a non-finite step; return False if that is not possible."""
         return False
 
 
@@ -210,7 +210,7 @@ def train_step(
         runtime.backward(loss.total / plan.accumulate_steps, last=micro_batch.is_last)
         for name, value in loss.terms.items():
             totals[name] = totals.get(name, 0.0) + value / plan.accumulate_steps
-    # The mean over ranks comes before clipping, or each rank would have a limit.
+    # The mean over ranks comes before clipping, or each rank would clip to its own norm.
     runtime.ranks.reduce_gradients(state.optimizer)
     runtime.updates.unscale(state.optimizer)
     grad_norm = clip_gradients(state.parameters(), plan.clipping, state.head)
@@ -241,12 +241,12 @@ def run_steps(
 
 
 class _Stepper:
-    """Makes steps and keeps, on the device, the number of the first one that was not finite."""
+    """Makes steps; keeps on the device the number of the first one that was not finite."""
 
     def __init__(self, state: TrainState, task: Task[Any], runtime: Runtime, plan: Plan) -> None:
         self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
         self._first_bad_step = runtime.upload([-1.0])[0]
-        runtime.finish_step()  # a graph of its own, not a part of the first step's
+        runtime.finish_step()  # compiled on its own, not as a part of the first step's graph
 
     def iterate(
         self, batches: Iterable[Batch], begin_step: Callable[[int], None]
@@ -282,7 +282,7 @@ class _Stepper:
         return tuple(scalars), values
 
     def _note_bad_step(self, values: Tensor) -> None:
-        """Look for a number that is not finite on the device, without a host read."""
+        """Note on the device, without a host read, whether one of the numbers is not finite."""
         step = self.runtime.upload([float(self.state.step)])[0]
         # A scaled loss overflows now and then; its gradients are then dropped, not used.
         watched = values if self.state.scaler is None else values[:-1]
@@ -293,7 +293,7 @@ class _Stepper:
 def evaluate(
     model: nn.Module, batches: Iterable[BatchT], task: Task[BatchT], runtime: Runtime
 ) -> Evaluation:
-    """Evaluate every valid example of host batches of one shape once, exact for any split."""
+    """Evaluate host batches of one shape: each valid example once, however they are batched."""
     was_training = model.training
     model.eval()
     sums = sum_batches(lambda batch: task.count(model, batch), batches, runtime)
@@ -312,7 +312,7 @@ def sum_batches(
         nonlocal sums
         counted = count(batch)
         if sums is None:
-            # Uploaded zeros are data: every batch is the same graph.
+            # The zeros are uploaded, not a constant: the first batch has the graph of the others.
             sums = runtime.upload(torch.zeros(counted.numel()))
         sums = counted + sums
         return sums
@@ -341,16 +341,16 @@ def fit(
     """Train from `state.step` to the plan's end, or until the score has not risen for long enough.
 
     The order: [batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier.
-    A restored state at an evaluation's step is evaluated first: the run may have ended between the
-    two.
+    A state that was restored at a step with an evaluation is evaluated first: the run may have
+    ended between checkpoint and evaluation.
 
     Returns:
       The last evaluation.
 
     Raises:
       PreemptedError: the run was asked to end; its state is saved.
-      NonFiniteError: a loss or gradient was not finite, and the run does not go back.
-      NonFiniteEvaluationError: the last evaluation was not finite; nothing is saved of it.
+      NonFiniteError: a loss or gradient was not finite, and the run is not rolled back.
+      NonFiniteEvaluationError: the last evaluation was not finite; its state is not saved.
     """
     runtime.ranks.check_replicas(state.get_replicated(), "at the start")
     loop = _Loop(state, plan, callbacks, task, runtime)
@@ -383,7 +383,7 @@ class _Loop:
         self.meter = LoopMeter(
             runtime, plan.graph_budget, plan.steps_per_epoch, unit, flops_per_unit=flops
         )
-        self.last: StepResult | None = None  # the last one with values
+        self.last: StepResult | None = None  # the last result with values
 
     def run(self) -> Evaluation:
         """Run all remaining steps with the work between them; return the last evaluation."""
@@ -412,7 +412,7 @@ class _Loop:
                     # What is logged is written before what is saved: a checkpoint counts on it.
                     runtime.flush_deferred()
                     self.save()
-                # Between checkpoint and evaluation: a request waits for a save, not for both.
+                # Before the evaluation, so that a request to stop waits for a checkpoint at most.
                 if not is_end and self.callbacks.should_stop(result.step):
                     runtime.flush_deferred()
                     self.save()
@@ -479,8 +479,8 @@ class _Loop:
             raise NonFiniteError(bad_step)
 
     def _average_buffers(self) -> None:
-        """Average BatchNorm's running statistics, which are of each rank's examples, over ranks."""
+        """Average BatchNorm's running statistics over ranks: each has those of its own examples."""
         for model in (self.state.model, *self.state.averages.values()):
             self.runtime.ranks.average_buffers(model)
-        # A loss's other buffers, such as a memory, take the examples of all ranks in each step.
+        # Other buffers of a loss, such as a memory bank, already hold the examples of all ranks.
         self.runtime.ranks.average_buffers(self.state.loss_modules, "running_")

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from models.transforms import InputTransform
     from utils.config.load import RunConfig
 
-# Tolerance of a teacher's own logits to its classifier on averaged maps, relative to the largest.
+# Allowed gap of the classifier on averaged maps to the teacher's logits, relative to the largest.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
 def check_reused(config: RunConfig, losses: WeightedLoss) -> None:
-    """Refuse a student that is built for a teacher without its loss, or the loss without it."""
+    """Refuse SimKD's or NORM's student without its loss, and the loss without that student."""
     _check_widened(config, losses)
     term = _find_term(losses)
     is_reused = config.model.name == SIMKD
@@ -82,8 +82,8 @@ def reuse_classifier(
     """Copy the first teacher's classifier into a student of SimKD; do nothing for others.
 
     `transform` and `class_names` (None if unknown) are the student's; `image_shape` is (H, W, C) in
-    training. UserError if the teacher's logits are not those of its classifier on the averages of
-    the maps that the loss names, so that the student would learn something else.
+    training. UserError if the teacher's classifier on the averaged maps of the layer that the loss
+    names does not give the teacher's logits: SimKD's student would then learn something else.
     """
     term = _find_term(losses)
     if term is None or not isinstance(student, ReusedClassifier):
@@ -127,8 +127,8 @@ def _require_averages(
         raise UserError(
             f"distill.losses: simkd.teacher_head ({term.teacher_head}) on the averages of {path!r} "
             f"does not give the teacher's logits (they differ by {float(gap / scale):.2g} of "
-            "their largest); name the last maps before the pooling, of a teacher with nothing "
-            "but that and a linear layer behind them"
+            "the largest); name the last maps before the pooling, of a teacher that ends with an "
+            "average pooling and one linear layer"
         )
 
 

@@ -61,11 +61,11 @@ class ClassifyFacts(TaskFacts):
     """Facts about a classification of images."""
 
     num_classes: int  # of student, teachers and dataset
-    # (H, W, C) of the images by role, from the strings; None if only a run can tell.
+    # (H, W, C) of the images by role, by the preprocessing strings; None if known only in a run.
     image_shapes: ImageShapes
-    # Of the layers that losses read; None if only a run can tell.
+    # Shapes of the layers that losses read; None if known only in a run.
     feature_shapes: FeatureShapes | None
-    sets: tuple[EvaluatedSet, ...] = ()  # to evaluate on beside the evaluation split
+    sets: tuple[EvaluatedSet, ...] = ()  # evaluated in addition to the evaluation split
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
@@ -77,7 +77,7 @@ CreateLoss = Callable[["TrainSection", int], ClassLoss]
 
 
 class ClassifyCheck(TaughtCheck):
-    """Checks a configuration, then the student on the meta device; refuses the first fault."""
+    """Checks a configuration, then the student on the meta device; UserError at the first fault."""
 
     losses: WeightedLoss
 
@@ -212,7 +212,7 @@ class ClassifyCheck(TaughtCheck):
 
     def _describe_export(self) -> JsonObject:
         train, names = self.config.train, self.class_names
-        # Scores are a sigmoid of each class, or a softmax over all of them.
+        # Scores are a sigmoid for each class, or a softmax over all classes.
         is_each = train.task == "multilabel" or train.task_loss not in ("", "softmax")
         return {
             **describe_student(self.config, self.num_classes),
@@ -222,9 +222,9 @@ class ClassifyCheck(TaughtCheck):
 
 
 def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, devices: int) -> None:
-    """Refuse `examples` of one device's micro-batch unless they are whole pairs and groups.
+    """Refuse a number of examples in a device's micro-batch that splits a pair or a group.
 
-    Mixing mixes pairs, and some losses compare the examples of a group.
+    Mixing works on pairs, and some losses compare the examples of a group.
     """
     check_pairs(config, examples, devices)
     check_groups(losses, examples, devices)

@@ -42,9 +42,9 @@ def count_with_correctness(logits: Tensor, batch: ImageBatch) -> tuple[Tensor, T
 
 
 def place_rows(rows: Tensor, places: Tensor, is_valid: Tensor, count: int) -> Tensor:
-    """Return [count, D] zeros with the valid ones of some rows [B, D] at their positions [B].
+    """Return a table [count, D]: the valid rows of [B, D] at their `places` [B], zeros elsewhere.
 
-    Summed over batches and ranks these are all rows of a split, in its order.
+    The sum of these tables over batches and ranks has all rows of a split, in its order.
     """
     rows = torch.where(is_valid.unsqueeze(1), rows, torch.zeros_like(rows))
     places = torch.where(is_valid, places, torch.zeros_like(places))
@@ -81,7 +81,7 @@ def count_bins(logits: Tensor, correct: Tensor, finite: Tensor, valid: Tensor) -
     edges = torch.arange(ECE_BINS, device=logits.device) / ECE_BINS
     level = confidence.unsqueeze(1)
     inside = (level > edges) & (level <= edges + 1.0 / ECE_BINS)
-    # A confidence of NaN lies in no bin: the first one takes it, and with it the result.
+    # A confidence of NaN lies in no bin: it is added to the first one, so that the result is NaN.
     inside = inside | (~finite.unsqueeze(1) & (edges == 0))
     inside = inside & valid.unsqueeze(1)
     rows = (torch.ones_like(confidence), confidence, correct)

@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.config.train import TrainSection
 
-# Numbers of a table of scores that is added up on the device: 512 MiB in float32.
+# Most numbers in the table of scores that the device sums over batches: 512 MiB in float32.
 MOST_NUMBERS = 1 << 27
 
 
 class ScoreTable:
-    """Counts of a split's batches as vectors that add up over batches and ranks.
+    """Counts and scores of each batch as one vector; vectors are summed over batches and ranks.
 
-    `examples` is the most that an evaluated split has, over all ranks. A table of more than
-    `most_numbers` takes every n-th example: `stride` is n, else 1.
+    `examples` is the size of the largest evaluated split, over all ranks. If the table would have
+    more than `most_numbers`, it keeps only every `stride`-th example; `stride` is 1 otherwise.
     """
 
     def __init__(self, examples: int, classes: int, most_numbers: int = MOST_NUMBERS) -> None:
@@ -49,8 +49,8 @@ class ScoreTable:
         self._rows = -(-examples // self.stride)
         if self.stride > 1:
             get_logger().warning(
-                "map is of 1 in %d examples of the evaluated splits: %d examples with %d classes "
-                "are too many for one table; F1 and the loss are of all",
+                "map is computed on 1 in %d examples of the evaluated splits: %d examples with %d "
+                "classes are too many for one table; F1 and the loss are computed on all",
                 self.stride,
                 examples,
                 classes,
@@ -84,9 +84,9 @@ class ScoreTable:
     def summarise(self, sums: Tensor) -> dict[str, float]:
         """Return `map` and F1 scores in percent, `loss` in nats, `examples`; `sums` on the host.
 
-        Mean average precision is over the classes that some example has. F1 is of logits above 0:
-        over all outputs at once (micro), and as the mean over classes (macro), where a class
-        without examples and predictions counts 0.
+        Mean average precision is the mean over classes with at least one example. F1 counts a logit
+        above 0 as a prediction: over all outputs at once (micro), and as the mean over classes
+        (macro), where a class without examples and predictions counts 0.
 
         Source: definitions of scikit-learn's average_precision_score and f1_score.
         """
@@ -177,7 +177,7 @@ class Multilabel(Classify):
         self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
     ) -> None:
         super().__init__(config, facts, loaders)
-        # One shape for the evaluated splits, so that they are one graph.
+        # All evaluated splits have a table of the same shape, so that they share one graph.
         sizes = facts.dataset.num_examples
         most = max(size for role, size in sizes.items() if role != "train")
         self._table = ScoreTable(most, facts.num_classes)
@@ -187,7 +187,7 @@ class Multilabel(Classify):
         return batch.draws[RIGHT]
 
     def count_with_correctness(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, None]:
-        """Return sums and scores of the outputs; no example is correct or wrong as a whole."""
+        """Return the sums of `ScoreTable`, and None: no example is correct or wrong as a whole."""
         return self._table.count(self.predict(model, batch), batch), None
 
     def summarise(self, sums: Tensor) -> Evaluation:

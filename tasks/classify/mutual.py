@@ -1,8 +1,8 @@
-"""Two students that teach each other: a peer beside the student, or the student with other draws.
+"""Two students that teach each other: the student and a peer, or two passes of one student.
 
-The peer is a module of the losses: the same optimizer trains it, it lies in the checkpoint, and
-the export leaves it out. Both see the same mixed images in a step, each learns from the targets
-and from the other's outputs, and neither gets a gradient through the other.
+The two passes differ in their draws of stochastic depth. The peer is a module of the losses: the
+same optimizer trains it, checkpoints contain it, exports do not. Both see the same mixed images in
+a step, learn from the targets and each other's outputs, and get no gradient through the other.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SELF = "self"
 
 
 def create_peer(config: RunConfig, num_classes: int, device: str = "cpu") -> nn.Module | None:
-    """Create a model with weights of its own; None without a peer or if the student is it."""
+    """Create the peer with its own weights; None without one, or if it is the student itself."""
     if config.distill.peer in ("", SELF):
         return None
     section = ModelSection(name=config.distill.peer, args=config.distill.peer_args)
@@ -42,8 +42,8 @@ def create_peer(config: RunConfig, num_classes: int, device: str = "cpu") -> nn.
 def learn_together(losses: WeightedLoss, inputs: LossInputs, peer_logits: Tensor) -> LossOutput:
     """Return the sum of both students' losses, or their mean if both are one model.
 
-    `inputs` are the student's, without a teacher; `peer_logits` [B, K] have the peer's gradient.
-    The terms are the student's, and the peer's total as `peer`.
+    `inputs` are the student's, without a teacher; the gradient of `peer_logits` [B, K] reaches the
+    peer. The returned terms are the student's, and the peer's total loss as `peer`.
 
     Source: Zhang et al. 2018 (DML), arXiv:1706.00384, equations 4 to 7; Touvron et al. 2022
     (cosub), arXiv:2212.04884, equation 2, for one model.
@@ -71,8 +71,8 @@ def check_peer(
     for name, loss in zip(losses.names, losses.losses, strict=True):
         if loss.state_dict() or loss.needs_distill_token():
             raise UserError(
-                f"distill.peer is not supported with {name}, which keeps parameters, memory or a "
-                "head of one student; use losses of logits alone, such as kd"
+                f"distill.peer is not supported with {name}, which has parameters, a memory or a "
+                "head for one student only; use losses of logits alone, such as kd"
             )
     if peer is None:
         return
@@ -92,7 +92,7 @@ def _list_seen(config: RunConfig, shapes: ImageShapes) -> list[tuple[int, int, i
     if config.run.eval_only:  # the peer is not used
         return []
     train, sizes = shapes["train"], config.train.image_sizes
-    # Before the first declared epoch images are as they come.
+    # Before the first epoch in `sizes`, images keep their size.
     seen = [] if 0 in sizes else [train]
     seen += [(side, side, train[2]) for side in sizes.values()] if train is not None else []
     return [shape for shape in dict.fromkeys([*seen, shapes["eval"]]) if shape is not None]

@@ -1,8 +1,8 @@
 """Each image and its rotations by 90, 180 and 270 degrees, in a batch of four times the size.
 
-The copies of an image follow it, so that a device's part of the batch stays its part. Student and
-teachers see all four in one pass, with one set of statistics of BatchNorm; targets, taps and all
-terms but those that need the copies see the images as they came.
+The copies of an image follow it, so that they stay on the image's device. Student and teachers see
+all four in one pass, with one set of BatchNorm statistics; only the losses that need the copies see
+them, all other losses, targets and taps see the unrotated images.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def turn_pixels(pixels: Tensor) -> Tensor:
 
 
 def split_turned(inputs: LossInputs) -> LossInputs:
-    """Split outputs and activations of 4 B images; targets, mask and indices are of B already."""
+    """Split outputs and activations of 4 B images; targets, mask and indices have B rows."""
     features = inputs.student_features, inputs.teacher_features
     (student, student_turned), (teacher, teacher_turned) = map(_split_features, features)
     logits, turned = _split(inputs.student_logits)
@@ -57,7 +57,7 @@ def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _split_features(features: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Split activations likewise; parameters have no rows and stay with the images."""
+    """Split activations as `_split` does; parameters are not split and go with the images."""
     plain, turned = {}, {}
     for path, value in features.items():
         if isinstance(value, nn.Parameter):
@@ -68,7 +68,7 @@ def _split_features(features: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], 
 
 
 def check_rotations(config: RunConfig, losses: WeightedLoss, shapes: ImageShapes) -> None:
-    """Refuse copies that no loss reads or no batch can hold, and a loss without its copies."""
+    """Refuse copies that no loss reads, images that are not square, and sskd without the copies."""
     if config.distill.views != "rotations":
         if losses.needs_turned():
             raise UserError(

@@ -1,4 +1,4 @@
-"""A synthetic classification: random images, teachers of random weights and random outputs."""
+"""A synthetic classification: synthetic images, teachers with random weights, random outputs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 _DEFAULT_TOP_K = 16
-# Height, width and channels of a synthetic example of an unknown dataset.
+# Height, width and channels of the image tried for a dataset whose own shape is unknown.
 _PHOTO_SHAPE = (400, 500, 3)
 
 
 class SyntheticClassify(SyntheticRun):
-    """A classification of synthetic images of the same shape and classes."""
+    """A classification of synthetic images with the shape and the classes of a run's own."""
 
     usual = MappingProxyType({"num_classes": 1000})
 
@@ -52,16 +52,16 @@ class SyntheticClassify(SyntheticRun):
         self._image: tuple[int, int] | None = None
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
-        """Return the run on synthetic images; by trial, data.train_pp runs on a photograph."""
+        """Return the run on synthetic images; `by_trial` finds an unknown size by data.train_pp."""
         config = self._config
         self._image = find_image_shape(config)
         if self._image is None and by_trial:
             self._image = _try_preprocessing(config)
         if self._image is None:
             raise UserError(
-                f"synthetic images need one size, and data.train_pp ({config.data.train_pp!r}) has "
-                "none; end it with a resize or crop to one side, or set data.source=synthetic with "
-                "data.name=image_size=N"
+                f"synthetic images need one size, but data.train_pp ({config.data.train_pp!r}) "
+                "gives none; end it with a resize or crop to one side, or set "
+                "data.source=synthetic with data.name=image_size=N"
             )
         data = describe_synthetic_data(config, self._image, max(self._classes, 2), examples)
         return change(config, data=data)
@@ -69,7 +69,7 @@ class SyntheticClassify(SyntheticRun):
     def replace_teachers(
         self, config: RunConfig, folder: Path, *, only_missing: bool = False
     ) -> RunConfig:
-        """Write random weights; a teacher with stored outputs need not take the images."""
+        """Write random weights; teachers whose outputs are stored are not tried on the images."""
         image = None if config.distill.teacher_cache else self._image
         create = partial(create_random_teacher, classes=self._classes, image=image)
         return replace_each(config, folder, create, only_missing=only_missing)
@@ -77,7 +77,7 @@ class SyntheticClassify(SyntheticRun):
     def replace_stored_outputs(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
     ) -> RunConfig:
-        """Store random outputs, as many for each example as the run's own cache holds."""
+        """Store random outputs with as many classes per example as the run's own cache."""
         live = change(config, distill={"teacher_cache": "", "cache_end": "cycle"})
         try:
             columns = read_shape(read_manifest(config.distill.teacher_cache)).columns
@@ -173,7 +173,7 @@ def name_examples(side: int, channels: int, classes: int, examples: int) -> str:
 def describe_synthetic_data(
     config: RunConfig, image: tuple[int, int], classes: int, examples: int
 ) -> JsonObject:
-    """Return keys of `data` with which uint8 images of that side and channels reach the device."""
+    """Return the keys of `data` that give uint8 images of that side and channels."""
     return {
         "source": "synthetic",
         "name": name_examples(*image, classes, examples),
@@ -191,12 +191,12 @@ def describe_synthetic_data(
 def create_random_teacher(
     section: TeacherSection, target: Path, *, classes: int, image: tuple[int, int] | None = None
 ) -> TeacherSection:
-    """Return the teacher with random weights in a file, and the transform that the run chooses.
+    """Return a teacher's section with random weights, written to a file; its transform stays.
 
-    `target` is a directory to create. With 0 `classes` student and teacher give features alone.
-    `image` is side and channels of the student's images, to try the teacher on; None if the step
-    does not run the teacher, or it has been tried already. UserError if it has neither weights here
-    nor a name, or does not take the images.
+    `target` is a directory to create. With 0 `classes`, student and teacher give only features.
+    `image` is side and channels of the student's images, on which the teacher is tried; None if the
+    step does not run the teacher, or it has been tried already. UserError if the teacher has
+    neither readable weights nor a name, or does not take the images.
     """
     facts = read_facts(section)
     name = section.model or facts.get("model", "")
@@ -220,7 +220,7 @@ def create_random_teacher(
 def write_random_answers(
     config: RunConfig, top_k: int, target: Path, *, steps: int, describe: StreamOf
 ) -> None:
-    """Write a cache of random outputs in the form of those of a run's live teachers."""
+    """Write a cache of random outputs, in the form of the outputs of a run's live teachers."""
     check = ClassifyCheck(config)
     stream = describe(config, check.dataset, check.stream)
     classes, size = check.num_classes, config.data.global_batch_size
@@ -236,7 +236,7 @@ def write_random_answers(
 
 
 def _keep_device_op(spec: str) -> str:
-    """Return the string's value range, written out: all of it that happens on the device."""
+    """Return the value range of a preprocessing string, the only part that runs on the device."""
     _, normalisation = split_device_ops(spec)
     if normalisation == Normalisation():
         return "value_range(0, 255)"

@@ -1,7 +1,7 @@
 """Classification of images, with or without teachers.
 
-Models give outputs and losses turn outputs into one number; they meet here, so that the engine
-depends on neither.
+Models compute outputs, and losses turn them into one number. This module connects the two, so that
+the engine depends on neither.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Classify(ImageTask[Teacher]):
         self._judge: Judge | None = None
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
-        strong = self._see_strong(model, batch)  # before the view whose layers the taps keep
+        strong = self._see_strong(model, batch)  # first: taps keep the layers of the last pass
         pixels = self.augment(batch.images, batch.draws)
         is_turned = self.config.distill.views == "rotations"
         pixels = turn_pixels(pixels) if is_turned else pixels
@@ -109,7 +109,7 @@ class Classify(ImageTask[Teacher]):
         return self.losses(inputs)
 
     def get_labels(self, batch: ImageBatch) -> Tensor:
-        """Return [B] classes, or [B, K] with a 1 for each of several."""
+        """Return the classes [B], or [B, K] with a 1 for each of several classes."""
         return batch.labels
 
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
@@ -156,7 +156,7 @@ class Classify(ImageTask[Teacher]):
             self._attention = ClassTokenScores(state.model, self.config.model.name)
 
     def wrap(self, model: nn.Module, weight: float) -> Teacher:
-        """Create a teacher of the student; one that never sees the whole crop follows it."""
+        """Make a teacher of the student; it sees the student's size if that never changes."""
         follows = get_only_side(self.config.train.image_sizes) is not None
         return Teacher(model, self.transform, weight=weight, follows=follows)
 
@@ -200,7 +200,7 @@ class Classify(ImageTask[Teacher]):
             self._judge.close()
 
     def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Return the teachers' logits of mixed pixels, or of their crop of the same examples."""
+        """Return the teachers' logits of mixed pixels, or of their own crops of the examples."""
         if TEACHER_IMAGES in batch.draws:
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         return self._ask_live(pixels, batch)
@@ -208,7 +208,7 @@ class Classify(ImageTask[Teacher]):
     def compute_cached_outputs(
         self, batch: ImageBatch, columns: Sequence[Column]
     ) -> tuple[Tensor, ...]:
-        """Return the k best classes of each teacher."""
+        """Return each teacher's k most probable classes with their log-probabilities."""
         answers = self.teaching.ask(self.augment(batch.images, batch.draws))
         pairs = zip(answers, columns, strict=True)
         return tuple(condense_answers(answer, column.top_k) for answer, column in pairs)
@@ -249,7 +249,7 @@ class Classify(ImageTask[Teacher]):
         count = partial(self._count_agreement, model)
         metrics = self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
         if self.losses.peer is not None:
-            peer = Teacher(self.losses.peer, self.transform)  # its training has ended
+            peer = Teacher(self.losses.peer, self.transform)  # frozen: its training has ended
             metrics["peer_top1"] = self.summarise(sum_over(partial(self.count_teacher, peer))).score
         return metrics
 
@@ -261,14 +261,14 @@ class Classify(ImageTask[Teacher]):
         return outputs if isinstance(outputs, tuple) else (outputs, None)
 
     def _ask_live(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Return the live teachers' logits; they may see what the student has just attended to."""
+        """Return the live teachers' logits; keep_tokens needs the attention to patches."""
         scores = None if self._attention is None else self._attention.take()
         seen = SeenByStudent(resize_pixels(pixels, batch.values), scores)
         answers = self.teaching.ask(pixels, seen)
         return combine_answers(answers, *self.teaching.get_ensemble())
 
     def _see_strong(self, model: nn.Module, batch: ImageBatch) -> dict[str, Any]:
-        """Return fields of `LossInputs` of the strong views, mixed and erased as the weak ones."""
+        """Return the strong views' fields of `LossInputs`, mixed and erased like the weak views."""
         if STRONG_IMAGES not in batch.draws:
             return {}
         pixels = self.augment(batch.draws[STRONG_IMAGES], batch.draws)
@@ -292,7 +292,7 @@ class Classify(ImageTask[Teacher]):
         )
 
     def _find_feature_shapes(self) -> FeatureShapes:
-        """Find shapes of layers that losses read; try what only the run's images could tell."""
+        """Find the shapes of the layers that losses read, by trial where the checks could not."""
         shapes = {role: images.known_shape for role, images in self._images.items()}
         is_known = shapes == dict(self.facts.image_shapes)
         if is_known and self.facts.feature_shapes is not None:

@@ -1,7 +1,7 @@
-"""Views of an example in a step: one crop, another one for teachers, two for both, or few patches.
+"""Views of an example in a step: one crop, a second crop for teachers or for both, or few patches.
 
-Views are augmentations of the same examples in the same order, read side by side. What is drawn for
-an example beside its crop (mixing, erasing) is drawn once and applied to each of its views alike.
+Views are augmentations of the same examples in the same order, read side by side. Crops are drawn
+for each view; mixing and erasing are drawn once for an example and applied to all of its views.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from tasks.images.dry_run import ImageShapes
     from utils.config.load import RunConfig
 
-# Travel with a batch beside mixing coefficients: the teachers' own crops, and the strong views.
+# Names among a batch's draws: the teachers' own crops, and the strong views.
 TEACHER_IMAGES, STRONG_IMAGES = "teacher_images", "strong_images"
 
 
 def list_streams(config: RunConfig) -> list[DataSection]:
-    """Return how a step reads the training split: once, or a second time for other views."""
+    """Return the streams of a step: the training split, twice if there is a second view."""
     data = config.data
     if config.distill.views == "weak_strong":
         strong = {**data.model_dump(), "train_pp": data.strong_pp}
@@ -64,7 +64,7 @@ def check_strong_view(config: RunConfig, losses: WeightedLoss, shapes: ImageShap
         weak = " x ".join(map(str, train))
         raise UserError(
             f"data.strong_pp gives images of {' x '.join(map(str, shape))} and data.train_pp of "
-            f"{weak}, but mixing and erasing cut both views alike; make them of one size"
+            f"{weak}, but mixing and erasing cut the same area in both; give both views one size"
         )
 
 
@@ -75,7 +75,7 @@ def check_kept(
     teachers: Sequence[Teacher],
     shape: tuple[int, int, int] | None,
 ) -> None:
-    """Refuse to keep tokens if the student's patches are not the teacher's, or a key forbids it.
+    """Refuse keep_tokens if student and teacher have other patches, or a key contradicts it.
 
     Models are on the meta device. `shape` is (H, W, C) in training, None if only a run can tell.
     """
@@ -120,10 +120,10 @@ def get_patches(model: nn.Module) -> Any:
 
 
 def _check_sides(role: str, model: nn.Module, seen: tuple[int, int], key: str) -> None:
-    """Refuse another grid of patches than the model's own, which dynamic_img_size allows."""
+    """Refuse images of another size than the model's own: dynamic_img_size changes its patches."""
     own = tuple(get_patches(model).img_size)
     if own != tuple(seen):
         raise UserError(
-            f"distill.teachers keep_tokens counts the patches of images of {own[0]} x {own[1]}, "
-            f"for which the {role} is made, and it sees {seen[0]} x {seen[1]}; set {key}"
+            f"distill.teachers keep_tokens needs images of the {role}'s own size, "
+            f"{own[0]} x {own[1]}, but it sees {seen[0]} x {seen[1]}; set {key}"
         )
