@@ -8,7 +8,7 @@ from tests.service.browsers import Watched, open_browser, serve, wait_for_charts
 from tests.service.web.apps import make_store
 
 
-def test_a_runs_page_is_drawn_by_the_script_and_nothing_goes_wrong(tmp_path):
+def test_a_runs_page_is_drawn_without_errors(tmp_path):
     with open_browser() as browser, serve(make_store(tmp_path), tmp_path / "cache") as start:
         watched = Watched(browser, start)
         page = watched.visit("/runs/digits/seed0")
@@ -17,7 +17,7 @@ def test_a_runs_page_is_drawn_by_the_script_and_nothing_goes_wrong(tmp_path):
         watched.check()
 
 
-def test_charts_are_drawn_as_a_person_chooses_and_stay_so(tmp_path):
+def test_chart_choices_apply_and_persist(tmp_path):
     """Axis, smoothing, hidden curves, and charts that are hidden or added; kept in the browser."""
     with open_browser() as browser, serve(make_store(tmp_path), tmp_path / "cache") as start:
         watched = Watched(browser, start)
@@ -46,7 +46,7 @@ def test_charts_are_drawn_as_a_person_chooses_and_stay_so(tmp_path):
         watched.check()
 
 
-def test_a_table_that_is_wider_than_its_frame_shows_where_there_is_more(tmp_path):
+def test_a_table_wider_than_its_frame_marks_hidden_columns(tmp_path):
     with open_browser() as browser, serve(make_store(tmp_path), tmp_path / "cache") as start:
         watched = Watched(browser, start, viewport={"width": 900, "height": 700})
         page = watched.visit(

@@ -96,7 +96,7 @@ def test_ten_thousand_runs_are_painted_within_a_second(browser, tmp_path):
         watched.check()
 
 
-def test_a_million_points_are_drawn_and_a_spike_is_seen_at_every_zoom(browser, million):
+def test_a_million_points_are_drawn_with_spikes_at_every_zoom(browser, million):
     with serve(million / "runs", million / "cache") as start:
         watched = Watched(browser, start, viewport=SIZES["wide"])
         page = watched.visit("/runs/digits/million")
@@ -168,7 +168,7 @@ PLACES = (
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_page_is_sound_in_every_form(browser, small, signed_in, size, scheme):
+def test_every_page_is_accessible_at_every_size_and_scheme(browser, small, signed_in, size, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     watched = Watched(
         browser, small.start, viewport=SIZES[size], color_scheme=scheme, storage_state=signed_in
@@ -193,7 +193,7 @@ def test_every_page_is_sound_in_every_form(browser, small, signed_in, size, sche
     watched.context.close()
 
 
-def test_lists_and_forms_work_without_script(browser, small, signed_in):
+def test_lists_and_forms_work_without_javascript(browser, small, signed_in):
     watched = Watched(browser, small.start, java_script_enabled=False, storage_state=signed_in)
     page = watched.visit("/")
     page.get_by_label("Filter").fill("train.seed=1")
@@ -223,7 +223,7 @@ def test_lists_and_forms_work_without_script(browser, small, signed_in):
     watched.context.close()
 
 
-def test_a_job_is_stopped_without_script(browser, small, signed_in):
+def test_a_job_is_stopped_without_javascript(browser, small, signed_in):
     watched = Watched(browser, small.start, java_script_enabled=False, storage_state=signed_in)
     page = watched.visit("/queue")
     page.get_by_role("button", name="Stop digits_student/second").click()

@@ -135,12 +135,12 @@ def compare_all(count: int, store: str) -> Counter[str]:
     return seen
 
 
-def test_the_checker_refuses_what_main_refuses(tmp_path: Path) -> None:
+def test_the_checker_refuses_the_same_as_main(tmp_path: Path) -> None:
     seen = compare_all(80, str(tmp_path / "runs"))
     assert seen["queued"] > 15 and seen["refused"] > 15, seen
 
 
-def test_no_more_than_four_checks_wait(tmp_path, monkeypatch):
+def test_at_most_four_checks_wait(tmp_path, monkeypatch):
     """Each holds a thread of the service, and pages need threads, too."""
     checker, release, begun = Checker(), threading.Event(), []
 

@@ -50,7 +50,7 @@ def spec(tmp_path: Path) -> str:
         {"optim.warmup_steps": None, "train.ema": True},
     ],
 )
-def test_flags_say_what_the_submission_says(overrides: dict[str, object]) -> None:
+def test_flags_load_the_configuration_of_the_submission(overrides: dict[str, object]) -> None:
     submission = Submission(config=CONFIG, overrides={"run.run_id": "a", **overrides})
     flags = write_flags(submission, "runs")
     told = change(load_config(flags), run={"resume": "auto"})
@@ -85,7 +85,7 @@ def test_a_dry_run_shows_the_commands_and_runs_none(
         (["--region", "us-east1", "--on", "slurm"], "is of --on sky"),
     ],
 )
-def test_what_cannot_be_launched_is_told_in_a_line(
+def test_an_impossible_launch_gives_a_one_line_error(
     spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
 ) -> None:
     try:
@@ -124,7 +124,7 @@ def test_skypilot_gets_one_managed_job_for_each_trial(
     assert "queued as tried-" in again and again.count("submitted as") == 1
 
 
-def test_a_tpu_vm_gets_flags_and_its_own_program() -> None:
+def test_a_tpu_vm_gets_flags_for_its_own_python() -> None:
     job = JobFile(
         schema_version=1,
         id="a-0",
@@ -148,7 +148,7 @@ def test_a_tpu_vm_gets_flags_and_its_own_program() -> None:
     assert {"--optim.lr=0.5", "--run.run_id=a", "--run.output_dir=gs://b/runs"} <= set(command)
 
 
-def test_a_value_that_no_flag_can_say_is_refused() -> None:
+def test_a_value_without_a_flag_form_is_refused() -> None:
     submission = Submission(config=CONFIG, overrides={"data.name": " diabetes "})
     try:
         flags = write_flags(submission, "runs")
@@ -159,7 +159,7 @@ def test_a_value_that_no_flag_can_say_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_slurm_job_that_is_preempted_comes_back(cloud: Cloud, tmp_path: Path) -> None:
+def test_a_preempted_slurm_job_is_requeued(cloud: Cloud, tmp_path: Path) -> None:
     """A real run: the batch script is asked to end, the run saves, and the job is queued again."""
     long = {"train.epochs": 20000, "train.checkpoint_every_steps": 200, "runtime.device": "cpu"}
     spec = tmp_path / "long.yaml"

@@ -75,7 +75,7 @@ def test_seeds_of_one_configuration_are_one_side(client):
     assert apart.count("against <") == 0 and "Seeds together" in apart
 
 
-def test_two_runs_that_should_be_equal_tell_where_they_part(tmp_path):
+def test_the_page_shows_where_two_runs_first_differ(tmp_path):
     lines = [make_lines(8), make_lines(8)]
     lines[1][4]["loss/total"] *= 1.5
     for name, own in zip(("one", "two"), lines, strict=True):
@@ -84,7 +84,7 @@ def test_two_runs_that_should_be_equal_tell_where_they_part(tmp_path):
     assert "The runs part at step 5 (train)." in page
 
 
-def test_one_side_or_a_wrong_one_is_said_above_the_form(client):
+def test_a_missing_or_wrong_side_gives_an_error_above_the_form(client):
     assert client.get("/compare").status_code == 200
     for place in (choose("slow0"), choose("slow0", "nobody")):
         answer = client.get(place)
@@ -93,7 +93,7 @@ def test_one_side_or_a_wrong_one_is_said_above_the_form(client):
         assert 'value="digits/slow0"' in answer.text
 
 
-def test_equal_runs_and_lost_lines_are_told_in_sentences():
+def test_equal_runs_and_lost_lines_are_described_in_sentences():
     assert len(describe_divergence({"found": None, "checkpoint": None, "tensors": []})) == 1
     found = {
         "step": 9,
@@ -111,7 +111,7 @@ def test_equal_runs_and_lost_lines_are_told_in_sentences():
     assert told[3].endswith("step 5.")
 
 
-def test_a_job_is_listed_stopped_and_taken_up_again_by_forms(client, job):
+def test_a_job_is_listed_stopped_and_requeued_by_forms(client, job):
     page = client.get("/queue").text
     assert ">digits_student/waits</a>" in page
     assert f'action="/queue/{job.id}/stop"' in page
@@ -137,13 +137,13 @@ def open_file(job):
     return Path(job.argv[3]).with_name("job.json")
 
 
-def test_a_log_is_text_whatever_it_holds(client, job):
+def test_a_log_is_escaped(client, job):
     (open_file(job).with_name("log.txt")).write_text("step 1\n\x1b[31m<b>red</b>\x1b[0m\n")
     page = client.get(f"/queue/{job.id}").text
     assert "step 1\n&lt;b&gt;red&lt;/b&gt;" in page
 
 
-def test_the_form_has_each_key_of_the_schema_but_the_queues_own(client):
+def test_the_form_has_every_key_except_the_queues_own(client):
     page = client.get(f"/submit?config={CONFIG}").text
     names = set(re.findall(r'<(?:input|select)[^>]* name="([a-z_]+\.[a-z_0-9]+)"', page))
     known = {
@@ -156,7 +156,7 @@ def test_the_form_has_each_key_of_the_schema_but_the_queues_own(client):
     assert "<option>cosine</option>" in page
 
 
-def test_what_is_typed_becomes_values_of_their_kind():
+def test_form_input_becomes_typed_values():
     typed = {
         "config": "x",
         "slots": "2",
@@ -180,7 +180,7 @@ def test_what_is_typed_becomes_values_of_their_kind():
         read_overrides({"train.seed": "1\nb: 2"})
 
 
-def test_what_was_typed_stands_in_its_field_again():
+def test_form_input_is_kept_in_its_field():
     config = combine_config(str(ROOT / CONFIG), {}, "test")
     groups = {group.name: group for group in make_groups(config, {"optim.lr": "0.1"})}
     field = next(one for one in groups["optim"].fields if one.key == "optim.lr")
@@ -215,7 +215,7 @@ def test_a_viewer_may_not_submit(app):
 
 
 @pytest.mark.slow
-def test_a_run_is_checked_billed_and_started_by_the_form(client):
+def test_the_form_checks_estimates_and_starts_a_run(client):
     fields = {"config": "configs/smoke.yaml", "run.run_id": "mine"}
     page = client.post("/submit", data={**fields, "deed": "check"}, headers=FROM_HERE).text
     assert "All checks passed" in page
@@ -226,7 +226,7 @@ def test_a_run_is_checked_billed_and_started_by_the_form(client):
     assert "smoke/mine" in client.get(answer.headers["location"]).text
 
 
-def test_a_bill_is_of_a_run_of_the_same_step(store):
+def test_an_estimate_uses_a_run_with_the_same_step(store):
     config = combine_config(str(ROOT / CONFIG), {}, "test")
     folder = make_run(store, "equal", final={"steps": 8}, experiment="same").path
     values = config.model_dump(mode="json")
@@ -246,7 +246,7 @@ def test_a_bill_is_of_a_run_of_the_same_step(store):
     assert bill_by_runs(config, [RunRecord(folder)], 16, prices) is None
 
 
-def test_a_bill_by_the_compiler_is_steps_times_its_estimate():
+def test_an_estimate_by_the_compiler_is_steps_times_step_time():
     report = {"step_ms": {"estimate": 36.0}, "device": "TPU v5 lite"}
     prices = [DevicePrice(device="TPU*", since="2020-01-01", usd_per_device_hour=2.0)]
     bill = bill_by_estimate(report, 100_000, 8, prices)
@@ -256,7 +256,7 @@ def test_a_bill_by_the_compiler_is_steps_times_its_estimate():
     assert bill_by_estimate(report, 10, 8, []).usd is None
 
 
-def test_a_run_shows_the_compilers_verdict_beside_what_it_measured(tmp_path):
+def test_a_run_shows_the_compilers_verdict_beside_its_measurement(tmp_path):
     config = make_config(**{"data.global_batch_size": 8})
     make_tpu_run(tmp_path / "runs", "measured", config, step_s=0.05)
     keep_report(tmp_path / "runs", make_verdict(config))
@@ -266,7 +266,7 @@ def test_a_run_shows_the_compilers_verdict_beside_what_it_measured(tmp_path):
     assert cells[:3] == ["40.00 ms", "50.00 ms", "1.25"]
 
 
-def test_a_verdict_says_whether_it_fits_and_what_a_step_costs(client, monkeypatch):
+def test_a_verdict_shows_whether_it_fits_and_the_step_time(client, monkeypatch):
     told = {"fits": True, "device": "TPU v5 lite", "note": "an estimate, no measurement"}
     report = make_verdict(make_config(), **told)
     monkeypatch.setattr(Estimator, "find", lambda *_: Estimate("v5e:2x2", 1.7e9, report))
@@ -283,7 +283,7 @@ def test_a_verdict_says_whether_it_fits_and_what_a_step_costs(client, monkeypatc
 
 
 @pytest.mark.slow
-def test_what_the_compilers_program_says_is_shown(tmp_path):
+def test_the_compilers_message_is_shown(tmp_path):
     """Without the compiler itself its program ends with one line, which is the answer."""
     estimator = Estimator(str(tmp_path))
     estimator.start(Submission(config=str(ROOT / CONFIG)), "v9:2x2")
@@ -293,7 +293,7 @@ def test_what_the_compilers_program_says_is_shown(tmp_path):
     assert "\n" not in error
 
 
-def test_steps_are_read_from_what_the_check_says():
+def test_steps_are_read_from_the_checks_output():
     assert read_steps(["model: x", "data: a, 9 examples; 1,360 steps of 64, 20 epochs"]) == 1360
     assert read_steps(["nothing of the kind"]) is None
 
@@ -310,13 +310,13 @@ def test_one_compilation_at_a_time(tmp_path, monkeypatch):
         estimator.start(submission, "v4")
 
 
-def test_sweeps_and_trends_are_there_without_any(client):
+def test_pages_of_sweeps_and_trends_work_when_empty(client):
     assert "No sweeps yet." in client.get("/sweeps").text
     assert client.get("/sweeps/none").status_code == 404
     assert "No reports yet." in client.get("/trends").text
 
 
-def test_intervals_share_one_bar():
+def test_intervals_share_one_scale():
     from service.sweeps.report import AxisRow
     from store.compare.statistics import MeanInterval
 
@@ -335,11 +335,11 @@ def test_intervals_share_one_bar():
 
 
 @pytest.mark.parametrize("seconds", [None, True, "x", float("nan"), -5.0, 1e300])
-def test_a_time_that_is_none_is_no_time(seconds):
+def test_an_invalid_time_is_none(seconds):
     assert show_time(seconds, 1.7e9) is None
 
 
-def test_a_time_is_told_as_people_tell_it():
+def test_a_time_is_shown_relative_to_now():
     now = 1.7e9
     texts = [show_time(now - ago, now).text for ago in (1, 61, 7200, 86400 * 3)]
     assert texts[:3] == ["just now", "1 min ago", "2 h ago"]
@@ -382,7 +382,7 @@ def test_a_run_is_submitted_again_with_its_own_configuration(tmp_path):
     assert ("submit", f"POST {place}/again") in [(line["who"], line["action"]) for line in lines]
 
 
-def test_a_run_of_another_place_or_without_its_configuration_is_not_submitted_again(tmp_path):
+def test_a_run_outside_the_roots_or_without_configuration_is_not_resubmitted(tmp_path):
     store = tmp_path / "runs"
     record = write_run(store, CONFIG, **{"data.root": "/etc"})
     client = make_client(make_app(store))

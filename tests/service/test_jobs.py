@@ -48,7 +48,7 @@ def queue(tmp_path: Path) -> JobQueue:
     return open_queue(str(tmp_path / "runs"))
 
 
-def test_a_job_is_what_main_would_run(queue: JobQueue) -> None:
+def test_a_job_equals_what_main_would_run(queue: JobQueue) -> None:
     view = queue.submit(
         Submission(config=CONFIG, overrides={"optim.lr": 0.5, "run.run_id": "a"}), "me"
     )
@@ -92,7 +92,7 @@ def test_the_same_run_is_queued_once(queue: JobQueue) -> None:
     assert len(queue.list()) == 1
 
 
-def test_a_list_reads_again_only_what_has_had_an_event(queue: JobQueue) -> None:
+def test_a_list_rereads_only_jobs_with_new_events(queue: JobQueue) -> None:
     for name in ("a", "b"):
         queue.submit(Submission(config=CONFIG, overrides={"run.run_id": name}), "me")
     first, second = queue.list()
@@ -106,7 +106,7 @@ def test_a_list_reads_again_only_what_has_had_an_event(queue: JobQueue) -> None:
     assert [job.id for job in queue.list()] == [first.id]
 
 
-def test_unknown_jobs_and_ends_are_told(queue: JobQueue) -> None:
+def test_unknown_and_ended_jobs_are_refused(queue: JobQueue) -> None:
     with pytest.raises(UserError, match="the queue is empty"):
         queue.get("a")
     view = queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "abc"}), "me")
@@ -123,7 +123,7 @@ def test_unknown_jobs_and_ends_are_told(queue: JobQueue) -> None:
     assert queue.reopen(view.id, "me").state == "queued"
 
 
-def test_a_torn_event_swallows_no_other(queue: JobQueue) -> None:
+def test_a_torn_event_does_not_hide_the_next(queue: JobQueue) -> None:
     view = queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "a"}), "me")
     folder = queue.find(view.id)
     with (folder / "events.jsonl").open("a") as file:
@@ -132,7 +132,7 @@ def test_a_torn_event_swallows_no_other(queue: JobQueue) -> None:
     assert read_progress(folder).stop_by == "you"
 
 
-def test_a_lock_is_seen_and_ends_with_its_holder(queue: JobQueue) -> None:
+def test_a_lock_is_visible_and_ends_with_its_holder(queue: JobQueue) -> None:
     folder = queue.find(queue.submit(Submission(config=CONFIG), "me").id)
     assert not is_held(folder)
     with hold_lock(folder) as lock:
@@ -170,7 +170,7 @@ def attempt(code: int | None, lasted_s: float, saved: int = 0) -> list[dict[str,
         ([(1, 5, 0)] * 5 + [(75, 1000, 0), (1, 5, 0)], "again", 10),
     ],
 )
-def test_what_comes_after_an_end(
+def test_an_ended_attempt_decides_the_next_state(
     attempts: list[tuple[int | None, float, int]], state: str, pause_s: float
 ) -> None:
     events = [event for one in attempts for event in attempt(*one)]
@@ -178,21 +178,19 @@ def test_what_comes_after_an_end(
     assert (found.state, found.pause_s) == (state, pause_s)
 
 
-def test_a_run_that_says_complete_is_complete_however_its_program_ended() -> None:
+def test_a_complete_run_is_complete_at_any_exit_code() -> None:
     progress = fold_events(attempt(None, 5.0))
     assert decide(progress, is_complete=True, patience=Patience()).state == "complete"
 
 
-def test_who_is_asked_to_stop_is_not_started_again() -> None:
+def test_a_stopping_job_is_not_restarted() -> None:
     events = [*attempt(75, 1000.0), {"time": 1.0, "event": "stop", "who": "you"}]
     found = decide(fold_events(events), is_complete=False, patience=Patience())
     assert found.state == "stopped" and "you" in found.reason
 
 
 @pytest.mark.parametrize(("code", "state"), [(0, "complete"), (2, "failed"), (75, "running")])
-def test_an_end_is_noted_where_no_dispatcher_is_left(
-    queue: JobQueue, code: int, state: str
-) -> None:
+def test_an_end_is_recorded_without_a_dispatcher(queue: JobQueue, code: int, state: str) -> None:
     """Whoever saw it notes it, but where patience decides what comes next."""
     view = queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "a"}), "me")
     folder = queue.find(view.id)
@@ -217,13 +215,13 @@ def test_an_end_is_noted_where_no_dispatcher_is_left(
         {"event": "ended", "time": 1, "saved_step": 0},
     ],
 )
-def test_a_damaged_event_is_passed_over(damaged: dict[str, object]) -> None:
+def test_a_damaged_event_is_skipped(damaged: dict[str, object]) -> None:
     events = attempt(75, 5.0)
     found = fold_events([events[0], damaged, *events[1:]])
     assert (found.state, found.attempts[-1].code, found.stop_by) == ("running", 75, "")
 
 
-def test_a_damaged_job_is_told_once_and_holds_up_nobody(
+def test_a_damaged_job_is_reported_once_and_blocks_no_other(
     queue: JobQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = queue.find(queue.submit(Submission(config=CONFIG), "me").id)
@@ -303,7 +301,7 @@ def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue, starter: Col
 
 
 @pytest.mark.slow
-def test_a_dispatcher_behind_an_ampersand_answers_to_sigint(tmp_path: Path) -> None:
+def test_a_background_dispatcher_handles_sigint(tmp_path: Path) -> None:
     """The shell of a script starts it with SIGINT ignored; the signal arrives at its first look."""
     program = (
         "import os, signal, sys; from service.jobs.files import JobQueue;"
@@ -323,7 +321,7 @@ def test_a_dispatcher_behind_an_ampersand_answers_to_sigint(tmp_path: Path) -> N
     assert done.stderr.splitlines()[-1].startswith("interrupted: the runs continue")
 
 
-def test_a_killed_job_goes_on_and_none_is_started_twice(
+def test_a_killed_job_resumes_and_none_is_started_twice(
     queue: JobQueue, starter: ColdStarter
 ) -> None:
     """Its program and the one that holds its lock are killed: the next attempt goes on."""

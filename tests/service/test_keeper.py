@@ -32,7 +32,7 @@ def stand_in(tmp_path, monkeypatch):
     return lambda: len(marks.read_text()) if marks.exists() else 0
 
 
-def test_a_dispatcher_is_started_followed_and_ended(tmp_path, stand_in):
+def test_a_dispatcher_is_started_restarted_and_ended(tmp_path, stand_in):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     with keeper.DispatcherKeeper(queue, "1", pause_s=0.05) as kept:
         # A program may run before its keeper knows it.
@@ -45,7 +45,7 @@ def test_a_dispatcher_is_started_followed_and_ended(tmp_path, stand_in):
     assert stand_in() == 2
 
 
-def test_another_dispatcher_is_let_be_and_followed(tmp_path, stand_in):
+def test_another_dispatcher_is_left_running_and_succeeded(tmp_path, stand_in):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     with Dispatcher(queue, ["slot0"]):
         with keeper.DispatcherKeeper(queue, "1", pause_s=0.02):
@@ -71,7 +71,7 @@ def leave_behind(queue: JobQueue, *, is_service_gone: bool) -> subprocess.Popen[
     return program
 
 
-def test_a_dispatcher_that_a_service_left_behind_is_followed(tmp_path):
+def test_a_dispatcher_left_by_an_ended_service_is_succeeded(tmp_path):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     program = leave_behind(queue, is_service_gone=True)
     try:
@@ -87,7 +87,7 @@ def test_a_dispatcher_that_a_service_left_behind_is_followed(tmp_path):
         program.wait()
 
 
-def test_a_dispatcher_of_a_service_at_work_is_told_of_once(tmp_path, caplog):
+def test_a_dispatcher_of_a_running_service_is_logged_once(tmp_path, caplog):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     program = leave_behind(queue, is_service_gone=False)
     try:

@@ -110,14 +110,14 @@ def test_columns_are_hidden_and_moved_by_links(client):
     assert re.findall(r'<td [^>]*data-name="([^"]*)"', page)[:3] == ["begun", "eval.loss", "score"]
 
 
-def test_a_wrong_filter_is_said_in_the_page_and_keeps_what_was_typed(client):
+def test_a_wrong_filter_is_shown_as_an_error_and_kept(client):
     answer = client.get("/?filter=optim.lrr<1")
     assert answer.status_code == 422
     assert "optim.lr" in answer.text
     assert 'value="optim.lrr&lt;1"' in answer.text
 
 
-def test_what_runs_say_of_themselves_is_text_and_no_markup(tmp_path):
+def test_text_from_runs_is_escaped(tmp_path):
     store = make_store(tmp_path)
     evil = "<script>alert(1)</script>"
     make_run(store, "evil", config=make_config(**{"model.name": evil}))
@@ -126,7 +126,7 @@ def test_what_runs_say_of_themselves_is_text_and_no_markup(tmp_path):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_an_empty_store_says_what_to_do(tmp_path):
+def test_an_empty_store_shows_what_to_do(tmp_path):
     (tmp_path / "runs").mkdir()
     page = make_client(make_app(tmp_path / "runs")).get("/").text
     assert "No runs yet." in page
@@ -148,7 +148,7 @@ def test_a_run_has_curves_numbers_attempts_and_its_configuration(client):
     assert "plotly-" in page
 
 
-def test_curves_of_some_steps_are_drawn_without_script(client):
+def test_curves_of_a_few_steps_are_drawn_without_javascript(client):
     whole = client.get("/runs/digits/seed0").text
     part = client.get("/runs/digits/seed0?from=2&to=3").text
     assert 'value="2"' in part and 'value="3"' in part
@@ -157,7 +157,7 @@ def test_curves_of_some_steps_are_drawn_without_script(client):
     assert client.get("/runs/digits/seed0?from=&to=").status_code == 200
 
 
-def test_a_run_that_is_not_there_is_404_as_a_page_or_as_a_problem(client):
+def test_a_missing_run_is_a_404_page_or_problem(client):
     answer = client.get("/runs/digits/nobody", headers={"accept": "text/html,*/*"})
     assert answer.status_code == 404
     assert "<h1>Not Found</h1>" in answer.text
@@ -169,7 +169,7 @@ def test_a_run_that_is_not_there_is_404_as_a_page_or_as_a_problem(client):
     assert "page" in wrong.text
 
 
-def test_a_tag_is_given_and_taken_off_by_a_form(client):
+def test_a_tag_is_added_and_removed_by_a_form(client):
     place, origin = "/runs/digits/seed0/tags", {"origin": ORIGIN}
     answer = client.post(place, data={"tag": "paper", "change": "add"}, headers=origin)
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/digits/seed0")
@@ -180,7 +180,7 @@ def test_a_tag_is_given_and_taken_off_by_a_form(client):
     assert client.post(place, content=b"\xff", headers=origin | FORM).status_code == 422
 
 
-def test_a_viewer_sees_no_form_that_they_may_not_send(tmp_path):
+def test_a_viewer_sees_only_permitted_forms(tmp_path):
     app = make_app(make_store(tmp_path))
     form = re.compile(r'method="post" action="([^"]*)"')
     page = make_client(app, "view").get("/runs/digits/seed0").text
@@ -188,7 +188,7 @@ def test_a_viewer_sees_no_form_that_they_may_not_send(tmp_path):
     assert len(form.findall(make_client(app, "submit").get("/runs/digits/seed0").text)) > 1
 
 
-def test_numbers_of_one_kind_stand_in_one_chart():
+def test_metrics_of_one_kind_share_a_chart():
     names = [
         "train.loss/kd",
         "train.loss/total",
@@ -208,7 +208,7 @@ def test_numbers_of_one_kind_stand_in_one_chart():
     }
 
 
-def test_lanes_join_what_touches_and_keep_what_is_short():
+def test_lanes_merge_adjacent_boxes_and_keep_short_ones():
     assert join_boxes([(0, 10), (10, 20), (50, 50.001), (999.9, 1200)]) == [
         (0.0, 20.0),
         (50.0, 1.0),
@@ -231,11 +231,11 @@ def test_files_are_named_after_their_content_and_kept_for_ever(client):
 @pytest.mark.parametrize(
     "path", ["app.css", "app-000000000000.css", "..%2fapp.py", "app-.css", "plotly.js", "%00"]
 )
-def test_any_other_file_is_not_there(client, path):
+def test_unlisted_files_are_404(client, path):
     assert client.get(f"/static/{path}").status_code == 404
 
 
-def test_plotly_comes_out_of_its_own_package_and_finds_its_style_sheets_there_already():
+def test_plotly_is_served_from_its_package_with_its_style_sheets():
     assets = AssetTable()
     plotly = assets.get("plotly.js")
     assert gzip.decompress(plotly.compressed) == plotly.content
@@ -246,12 +246,12 @@ def test_plotly_comes_out_of_its_own_package_and_finds_its_style_sheets_there_al
         assert f'createElement("style");e.id="{mark}"'.encode() in plotly.content
 
 
-def test_keys_that_cannot_change_what_is_learnt_come_last():
+def test_keys_without_effect_on_training_come_last():
     varied = ["run.tags", "data.threads", "optim.lr", "run.run_id"]
     assert choose_keys(varied, ["data.threads"]) == ["optim.lr", "run.tags", "data.threads"]
 
 
-def test_a_key_that_some_runs_do_not_have_differs():
+def test_a_key_missing_in_some_runs_differs():
     cells = {"a": {1: 1, 2: 1}, "b": {1: 1}, "c": {1: [1], 2: [2]}, "d": {1: None, 2: None}}
     assert find_differing(list(cells), cells, [1, 2]) == ["b", "c"]
     assert find_differing(list(cells), cells, [1, 2], late=["b"]) == ["c", "b"]
@@ -262,14 +262,14 @@ def test_a_key_that_varies_most_comes_first():
     assert find_differing(["a", "b"], cells, [1, 2, 3, 4]) == ["b", "a"]
 
 
-def test_own_script_and_style_stay_small_and_ask_nobody_else():
+def test_own_script_and_style_stay_small_and_load_nothing_external():
     own = [path for path in STATIC.iterdir() if path.suffix in (".js", ".css")]
     texts = [path.read_text(encoding="utf-8") for path in own]
     assert sum(text.count("\n") for text in texts) < 900
     assert not any(re.search(r"://|innerHTML\s*=[^=]|eval\(", text) for text in texts)
 
 
-def test_a_curve_of_one_point_is_its_number(client, tmp_path):
+def test_a_curve_of_one_point_is_shown_as_a_number(client, tmp_path):
     make_run(tmp_path / "runs", "short", lines=make_lines(1), final={"eval_top1": 1.0})
     page = client.get("/runs/digits/short").text
     assert not re.search(r'<polyline class="k\d" points="\d+,\d+"/>', page)
@@ -281,12 +281,12 @@ def test_a_curve_of_one_point_is_its_number(client, tmp_path):
     assert make_chart("digits/x", ["train.a", "train.b"], curves).lone_step == ""
 
 
-def test_a_page_that_is_not_there_has_a_way_on(client):
+def test_a_404_page_links_onwards(client):
     answer = client.get("/nothing", headers={"accept": "text/html"})
     assert answer.status_code == 404 and '<a href="/">All runs</a>' in answer.text
 
 
-def test_a_run_shows_whom_it_has_learnt_from_and_whom_it_has_taught(tmp_path):
+def test_a_run_shows_its_teachers_and_students(tmp_path):
     store = make_store(tmp_path)
     folder = open_folder(store / "digits" / "seed0")
     own = Ancestor(1, place="<b>&")
@@ -329,7 +329,7 @@ def test_a_note_is_written_shown_and_found(client):
     assert client.get(f"/api/v1{place}").json()["note"] == ""
 
 
-def test_archived_runs_are_left_out_of_lists_unless_asked_for(tmp_path):
+def test_archived_runs_are_listed_only_on_request(tmp_path):
     app = make_app(make_store(tmp_path))
     client, origin = make_client(app), {"origin": ORIGIN}
 
@@ -358,7 +358,7 @@ def test_archived_runs_are_left_out_of_lists_unless_asked_for(tmp_path):
         assert client.post("/archive", content=wrong, headers=FORM | origin).status_code == status
 
 
-def test_runs_of_a_sweep_are_called_by_what_varies(tmp_path):
+def test_runs_of_a_sweep_are_named_by_their_varied_keys(tmp_path):
     store = make_store(tmp_path)
     (store / "sweeps" / "depth").mkdir(parents=True)
     spec = {

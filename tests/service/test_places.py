@@ -95,14 +95,14 @@ def make(key: str, value: object) -> RunConfig:
 
 @pytest.mark.parametrize("value", OUTSIDE)
 @pytest.mark.parametrize("key", PLACES)
-def test_a_place_beyond_the_roots_is_refused(base, key, value):
+def test_a_path_outside_the_roots_is_refused(base, key, value):
     with pytest.raises(UserError, match=key.replace(".", r"\.")):
         check_places(make(key, value), ROOTS, base)
 
 
 @pytest.mark.parametrize("value", INSIDE)
 @pytest.mark.parametrize("key", PLACES)
-def test_a_place_below_a_root_is_let_through(base, key, value):
+def test_a_path_below_a_root_is_allowed(base, key, value):
     check_places(make(key, value), ROOTS, base)
 
 
@@ -115,7 +115,7 @@ TEACHERS = [
 
 
 @pytest.mark.parametrize("teacher", TEACHERS)
-def test_what_stands_in_a_list_is_looked_at_too(base, teacher):
+def test_paths_inside_lists_are_checked_too(base, teacher):
     values = combine_config(CONFIG, {}, "test").model_dump()
     values["distill"]["teachers"] = [teacher]
     with pytest.raises(UserError, match=r"distill\.teachers\.0\."):
@@ -155,7 +155,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize(("key", "value"), [(k, v) for k, found in TEXTS.items() for v in found])
-def test_no_other_text_leads_out(base, key, value):
+def test_no_other_value_names_a_path_outside_the_roots(base, key, value):
     with pytest.raises(UserError, match=key.replace(".", r"\.")):
         check_places(make(key, value), ROOTS, base)
 
@@ -195,6 +195,6 @@ def is_whole(name: str) -> bool:
         str(ROOT / "configs" / "smoke.yaml"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused(config):
+def test_a_file_other_than_a_configuration_is_refused(config):
     with pytest.raises(UserError, match="is no file of configs/"):
         check_config_path(config, ROOT)

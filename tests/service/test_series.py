@@ -35,7 +35,7 @@ def read(reader, record, name="train.loss/total", **options):
     return reader.read(record, [name], Extent(**options)).curves[0]
 
 
-def test_a_short_history_comes_whole_and_exact_enough(reader, tmp_path):
+def test_a_short_history_is_returned_completely(reader, tmp_path):
     lines = make_lines(50)
     curve = read(reader, make_record(tmp_path, lines), width=100)
     assert curve.steps == list(range(1, 51))
@@ -44,7 +44,7 @@ def test_a_short_history_comes_whole_and_exact_enough(reader, tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_spike_of_one_step_is_there_at_every_zoom(seed):
+def test_a_spike_of_one_step_is_visible_at_every_zoom(seed):
     draws = np.random.default_rng(seed)
     steps = np.arange(100_000)
     values = draws.normal(size=len(steps))
@@ -58,7 +58,7 @@ def test_a_spike_of_one_step_is_there_at_every_zoom(seed):
         low, high = (low + place + 1) // 2, (high + place + 1) // 2
 
 
-def test_each_column_of_pixels_keeps_its_least_and_greatest():
+def test_each_pixel_column_keeps_its_minimum_and_maximum():
     steps, values = np.arange(40_000), np.random.default_rng(0).normal(size=40_000)
     curve = thin_out("train.lr", steps, values, 500)
     shown = dict(zip(curve.steps, curve.values, strict=True))
@@ -69,7 +69,7 @@ def test_each_column_of_pixels_keeps_its_least_and_greatest():
         assert max(inner) == pytest.approx(values[part].max(), rel=1e-5)
 
 
-def test_points_that_are_not_finite_are_told_apart_and_counted(reader, tmp_path):
+def test_non_finite_points_are_counted_by_kind(reader, tmp_path):
     lines = make_lines(3000)
     for row, word in ((10, "nan"), (1000, "inf"), (2000, "-inf")):
         lines[row] |= {"grad_norm": None, "nonfinite": {"grad_norm": word}}
@@ -80,7 +80,7 @@ def test_points_that_are_not_finite_are_told_apart_and_counted(reader, tmp_path)
     assert len(curve.steps) + 3 <= 128
 
 
-def test_a_history_of_nothing_finite_has_marks_alone(reader, tmp_path):
+def test_a_history_without_finite_values_has_only_markers(reader, tmp_path):
     lines = [
         {"step": step, "kind": "train", "loss/total": None, "nonfinite": {"loss/total": "nan"}}
         for step in range(1, 5001)
@@ -92,20 +92,20 @@ def test_a_history_of_nothing_finite_has_marks_alone(reader, tmp_path):
     assert len(curve.nonfinite["nan"]) == 10
 
 
-def test_a_range_reaches_one_point_beyond_both_edges(reader, tmp_path):
+def test_a_range_includes_one_point_beyond_each_edge(reader, tmp_path):
     record = make_record(tmp_path, make_lines(100, every=10))
     assert read(reader, record, start=35, end=62).steps == [30, 40, 50, 60, 70]
     answer = reader.read(record, ["train.loss/total"], Extent(35, 62))
     assert (answer.first, answer.last) == (10, 100)
 
 
-def test_numbers_that_differ_in_their_last_digits_stay_apart():
+def test_numbers_that_differ_in_their_last_digits_stay_distinct():
     values = 2.302585 + np.arange(100) * 1e-9
     curve = thin_out("train.lr", np.arange(100), values, 100)
     assert len(set(curve.values)) == 100
 
 
-def test_a_history_is_followed_as_it_grows(reader, tmp_path):
+def test_a_growing_history_is_followed(reader, tmp_path):
     record = make_record(tmp_path, make_lines(10))
     assert len(read(reader, record).steps) == 10
     more = make_lines(20)[10:]
@@ -117,7 +117,7 @@ def test_a_history_is_followed_as_it_grows(reader, tmp_path):
     assert read(reader, record).steps == list(range(1, 13))
 
 
-def test_a_rollback_takes_back_what_was_read(reader, tmp_path):
+def test_a_rollback_drops_points_already_read(reader, tmp_path):
     record = make_record(tmp_path, make_lines(40))
     assert read(reader, record).values[-1] == pytest.approx(2 / math.sqrt(40), rel=1e-5)
     write_lines(record.folder.path, make_lines(20))
@@ -126,7 +126,7 @@ def test_a_rollback_takes_back_what_was_read(reader, tmp_path):
     assert read(reader, record).values[0] == pytest.approx(3.0)
 
 
-def test_a_large_history_is_mapped_from_the_cache_and_grows_there(tmp_path, monkeypatch):
+def test_a_large_history_is_mapped_from_a_growing_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(columns_module, "_LARGE_BYTES", 1000)
     monkeypatch.setattr(columns_module, "_READ_BYTES", 4000)
     record = make_record(tmp_path, make_lines(200))
@@ -149,7 +149,7 @@ def test_a_large_history_is_mapped_from_the_cache_and_grows_there(tmp_path, monk
 
 
 @pytest.mark.parametrize("fault", ["emptied", "state", "column", "unwritable"])
-def test_a_cache_that_is_damaged_costs_time_alone(tmp_path, monkeypatch, fault):
+def test_a_damaged_cache_costs_only_time(tmp_path, monkeypatch, fault):
     monkeypatch.setattr(columns_module, "_LARGE_BYTES", 1000)
     record = make_record(tmp_path, make_lines(100))
     cache = tmp_path / "cache"
@@ -180,7 +180,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("text", ODD.values(), ids=ODD.keys())
-def test_both_ways_of_reading_give_the_same_bits(text):
+def test_fast_and_slow_parsing_give_the_same_bits(text):
     fast, slow = parse_chunk(text.encode() + b"\n"), gather_chunk(read_history(text))
     assert fast.keys() == slow.keys()
     for kind, columns in slow.items():
@@ -200,7 +200,7 @@ def test_both_ways_of_reading_give_the_same_bits(text):
         ({"metrics": ["train.lr"], "start": 5, "end": 4}, "start 5 lies behind end 4"),
     ],
 )
-def test_a_wrong_question_is_refused_in_one_sentence(reader, tmp_path, options, words):
+def test_an_invalid_query_is_refused_in_one_sentence(reader, tmp_path, options, words):
     options = dict(options)
     record = make_record(tmp_path, make_lines(5))
     with pytest.raises(UserError, match=r"\A[^\n]*\Z") as caught:
@@ -221,7 +221,7 @@ def test_metrics_of_training_come_first(reader, tmp_path):
     assert names[-2:] == ["eval.top1", "eval.loss"]
 
 
-def test_curves_lie_along_epochs_and_time_and_are_cut_there(reader, tmp_path):
+def test_curves_can_be_plotted_and_cut_by_epoch_and_time(reader, tmp_path):
     lines = [
         {
             "step": step,
@@ -246,7 +246,7 @@ def test_curves_lie_along_epochs_and_time_and_are_cut_there(reader, tmp_path):
     assert read(reader, record).x == []
 
 
-def test_a_run_without_a_clock_has_no_axis_of_time(reader, tmp_path):
+def test_a_run_without_a_clock_has_no_time_axis(reader, tmp_path):
     lines = [{"step": 1, "kind": "train", "attempt": 1, "loss/total": 1.0}]
     with pytest.raises(UserError, match=r"x \(time\): .* has no number train.time_s; use step"):
         read(reader, make_record(tmp_path, lines), axis="time")

@@ -187,7 +187,7 @@ def test_the_table_groups_by_point_and_axis() -> None:
     assert set(table.axes) == {"optim.lr", "train.epochs"}
 
 
-def test_optuna_is_asked_the_same_and_learns_from_files_alone() -> None:
+def test_optuna_is_deterministic_and_learns_from_files_only() -> None:
     pytest.importorskip("optuna", reason="requirements-service.txt is not installed")
     axes = {"optim.lr": {"low": 1e-4, "high": 1.0, "log": True}, "optim.name": ["sgd", "adamw"]}
     spec = make_spec(method="optuna", trials=30, axes=axes, seeds=[])
@@ -202,7 +202,7 @@ def test_optuna_is_asked_the_same_and_learns_from_files_alone() -> None:
     assert sum(late) / 10 < sum(one.value for one in states[:10]) / 10
 
 
-def test_optuna_asks_for_no_point_twice() -> None:
+def test_optuna_proposes_no_point_twice() -> None:
     pytest.importorskip("optuna", reason="requirements-service.txt is not installed")
     spec = make_spec(method="optuna", trials=3, seeds=[], axes={"optim.lr": [1.0, 2.0, 3.0]})
     states: list[TrialState] = []
@@ -213,7 +213,7 @@ def test_optuna_asks_for_no_point_twice() -> None:
     assert ask_point(spec, states) is None
 
 
-def test_a_sweep_beside_another_dispatcher_watches_and_takes_its_place(tmp_path: Path) -> None:
+def test_a_sweep_beside_another_dispatcher_watches_and_then_replaces_it(tmp_path: Path) -> None:
     queue = open_queue(str(tmp_path / "runs"))
     control = SweepControl(queue, make_spec(), "me", tell=lambda one: None)
     control.begin()
@@ -226,7 +226,7 @@ def test_a_sweep_beside_another_dispatcher_watches_and_takes_its_place(tmp_path:
     assert {one.state for one in watching.result(60)} == {"stopped"}
 
 
-def test_another_spec_is_refused_wherever_results_are_shown(
+def test_another_spec_is_refused_in_every_results_view(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = str(tmp_path / "runs")
@@ -238,7 +238,7 @@ def test_another_spec_is_refused_wherever_results_are_shown(
         assert "set was {}" in capsys.readouterr().err
 
 
-def test_a_sweep_runs_and_goes_on_with_a_seed_more(
+def test_a_sweep_runs_and_continues_with_one_more_seed(
     write: Write,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -275,7 +275,7 @@ def test_a_sweep_runs_and_goes_on_with_a_seed_more(
     assert "has begun with other values" in capsys.readouterr().err
 
 
-def test_a_trial_that_would_be_refused_stops_the_sweep_before_it_begins(
+def test_an_invalid_trial_stops_the_sweep_before_it_starts(
     write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spec = write(**{**GRID, "axes": {"data.global_batch_size": [64, 4096]}})
@@ -315,7 +315,7 @@ def test_the_queue_tool_submits_and_refuses(
     assert "stopped" in capsys.readouterr().out
 
 
-def test_a_sweep_is_watched_by_who_does_not_dispatch(tmp_path: Path) -> None:
+def test_a_sweep_is_watched_without_dispatching(tmp_path: Path) -> None:
     queue = open_queue(str(tmp_path / "runs"))
     told: list[TrialState] = []
     control = SweepControl(queue, make_spec(), "me", tell=told.append)
@@ -327,7 +327,7 @@ def test_a_sweep_is_watched_by_who_does_not_dispatch(tmp_path: Path) -> None:
     assert [one.state for one in told].count("stopped") == 4
 
 
-def test_the_documented_sweep_is_the_one_that_is_there() -> None:
+def test_the_documented_sweep_equals_the_file() -> None:
     text = Path("docs/sweeps.md").read_text(encoding="utf-8")
     shown = text.split("```yaml\n# docs/depth.yaml\n")[1].split("```")[0]
     spec = read_spec(Path("docs/depth.yaml"))

@@ -42,6 +42,6 @@ def test_the_service_loads_nothing_that_trains():
     assert not found & set(TRAINING)
 
 
-def test_the_client_is_of_the_standard_library_alone():
+def test_the_client_uses_only_the_standard_library():
     found = list_modules("import service.client") - list_modules("")
     assert found - set(sys.stdlib_module_names) == {"service", "utils"}

@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 @pytest.mark.slow
-def test_warm_runs_are_bit_for_bit_the_cold_ones(digits_root: Path, tmp_path: Path) -> None:
+def test_warm_runs_equal_cold_ones_bit_for_bit(digits_root: Path, tmp_path: Path) -> None:
     """Two at once and one behind them, all from one program; a bad one ends as it would cold."""
     queue = open_queue(str(tmp_path))
     own = {**SETTINGS, "data.root": str(digits_root)}
@@ -59,7 +59,7 @@ def test_warm_runs_are_bit_for_bit_the_cold_ones(digits_root: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_other_devices_start_cold_and_a_killed_program_is_followed_by_another(
+def test_other_devices_start_cold_and_a_killed_process_is_replaced(
     digits_root: Path, tmp_path: Path
 ) -> None:
     queue = open_queue(str(tmp_path))

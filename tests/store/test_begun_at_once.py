@@ -36,7 +36,7 @@ sys.exit(sum(map(abs, codes)))
 """
 
 
-def test_64_runs_that_begin_at_once_have_64_names_and_ids(tmp_path):
+def test_64_concurrently_started_runs_have_unique_names_and_ids(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", _SCRIPT, str(tmp_path), str(COUNT)],
         cwd=ROOT,

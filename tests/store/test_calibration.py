@@ -55,7 +55,7 @@ def make_verdict(config: dict, **changes: object) -> dict:
     return {**VERDICT, **times, "configuration": copy.deepcopy(config), **changes}
 
 
-def test_a_verdict_fits_the_very_step(tmp_path):
+def test_a_verdict_matches_only_its_exact_step(tmp_path):
     config = make_config(**{"data.global_batch_size": 8})
     verdicts = index_verdicts([make_verdict(config), make_verdict(config, chips=4)])
     other = make_config(
@@ -87,7 +87,7 @@ def test_a_verdict_fits_the_very_step(tmp_path):
         assert find_verdict(record, verdicts) is None
 
 
-def test_a_measured_step_leaves_waits_and_edges_of_attempts_out(tmp_path):
+def test_measured_steps_exclude_waits_and_ends_of_attempts(tmp_path):
     record = make_tpu_run(tmp_path, "a", make_config(), step_s=0.05)
     assert measure_step(record) == pytest.approx(0.05)
     record.lines[2]["attempt"] = 2
@@ -96,7 +96,7 @@ def test_a_measured_step_leaves_waits_and_edges_of_attempts_out(tmp_path):
     assert measure_step(record) is None
 
 
-def test_the_error_is_told_over_all_runs():
+def test_the_error_is_summarised_over_all_runs():
     points = [
         CalibratedRun(name, 0.04, 0.04 * ratio, "v") for name, ratio in (("a", 1.0), ("b", 2.0))
     ]
@@ -109,7 +109,7 @@ def test_the_error_is_told_over_all_runs():
     assert calibrate([]) is None and calibrate(points[:1]).spread is None
 
 
-def test_the_program_tells_both(tmp_path, monkeypatch, capsys):
+def test_the_program_prints_calibration_and_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = tmp_path / "runs"
     config = make_config(**{"data.global_batch_size": 8})
@@ -142,7 +142,7 @@ def test_the_program_tells_both(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_a_real_verdict_fits_a_real_run_of_the_same_configuration(tmp_path, digits_root):
+def test_a_real_verdict_matches_a_real_run_of_its_configuration(tmp_path, digits_root):
     """Compiled by libtpu, trained on the CPU: the chip alone is planted."""
     pytest.importorskip("jax", reason="needs jax and libtpu: setup --tpu-compiler")
     flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}"]

@@ -44,7 +44,7 @@ NEW = {
 }
 
 
-def test_a_pattern_stands_behind_an_entry_of_the_very_name():
+def test_an_exact_entry_wins_over_a_pattern():
     exact, wide = (Metric(name, "", "none", "clock", "") for name in ("loss/a", "loss/*"))
     catalogue = Catalogue(wide, exact)
     assert catalogue.find("loss/a") is exact
@@ -52,7 +52,7 @@ def test_a_pattern_stands_behind_an_entry_of_the_very_name():
     assert catalogue.find("lossy") is None
 
 
-def test_a_metric_is_entered_once():
+def test_a_metric_is_registered_once():
     with pytest.raises(RuntimeError, match="'top1' is already in"):
         METRICS.add(Metric("top1", "%", "higher", "deterministic", "again"))
 
@@ -67,19 +67,19 @@ def test_a_name_without_an_entry_is_refused():
 
 
 @pytest.mark.parametrize("unit", ["img", "tokens", "rows"])
-def test_throughput_is_a_clock_whatever_it_counts(unit):
+def test_throughput_of_any_unit_is_a_clock_metric(unit):
     assert not METRICS.is_deterministic(f"{unit}_per_s")
     # A part of the loss is none, whatever it is called.
     assert METRICS.is_deterministic(f"{LOSS}{unit}_per_s")
 
 
-def test_equal_runs_share_what_no_clock_and_no_attempt_says():
+def test_deterministic_fields_exclude_clocks_and_attempts():
     line = {**NEW, "time_s": 3.0, "host_rss_gib": 1.0, "checkpoint_held_s": 0.1, "own": 5.0}
     gone = {"attempt", "img_per_s", "graphs_eval", "time_s", "host_rss_gib", "checkpoint_held_s"}
     assert keep_deterministic(line) == {k: v for k, v in line.items() if k not in gone}
 
 
-def test_a_line_without_a_kind_is_read_in_todays_form():
+def test_a_line_without_a_kind_is_converted_to_the_current_form():
     assert modernise(OLD) == NEW
     assert modernise(NEW) is NEW
     evaluation = {

@@ -22,11 +22,11 @@ def dump(**changes: object) -> dict:
     return values
 
 
-def test_an_unchanged_configuration_passes_in_silence():
+def test_an_unchanged_configuration_passes_without_messages():
     assert check_changes(dump(), dump(), (), RULES) == []
 
 
-def test_refused_keys_are_named_all_at_once_with_both_values():
+def test_all_refused_keys_are_named_with_both_values():
     with pytest.raises(UserError) as caught:
         check_changes(dump(), dump(optim__lr=0.5, train__seed=3, data__root="/x"), (), RULES)
     text = str(caught.value)
@@ -42,19 +42,19 @@ def test_allowed_keys_that_may_change_bits_are_reported():
     assert lines == ["runtime.num_threads was 0, is 4", "train.epochs was 90, is 9"]
 
 
-def test_a_person_may_allow_more():
+def test_allow_changes_permits_more_keys():
     lines = check_changes(dump(), dump(optim__lr=0.5), ("optim.*",), RULES)
     assert lines == ["optim.lr was 0.001, is 0.5"]
 
 
-def test_keys_that_one_side_does_not_know_are_no_change():
+def test_keys_missing_on_one_side_are_no_change():
     old = dump()
     del old["optim"]["eps"]
     old["optim"]["gone"] = 3
     assert find_changes(old, dump()) == {}
 
 
-def test_the_hash_tells_what_must_not_change():
+def test_the_hash_covers_the_keys_that_must_not_change():
     base = hash_config(dump(), RULES)
     assert hash_config(dump(run__output_dir="/x", runtime__num_threads=3), RULES) == base
     assert hash_config(dump(optim__lr=0.5), RULES) != base
@@ -84,7 +84,7 @@ EXACT = {"order": "exact", "shuffle_gib": 0}
         (NEWER, 'version was "1.0.0", is "1.1.0"', "data.name"),
     ],
 )
-def test_other_examples_are_refused_at_any_place(change, words, key, mid_epoch):
+def test_other_examples_are_refused_at_any_position(change, words, key, mid_epoch):
     with pytest.raises(UserError) as caught:
         check_stream(STREAM, STREAM | change, (), RULES, mid_epoch=mid_epoch)
     assert f"{key}: {words}" in str(caught.value)
@@ -101,7 +101,7 @@ def test_other_examples_are_refused_at_any_place(change, words, key, mid_epoch):
         ({"shuffle_gib": 2.0}, "shuffle_gib was 1.0, is 2.0", "data.shuffle_gib"),
     ],
 )
-def test_another_order_is_refused_within_an_epoch_and_told_at_its_border(change, words, key):
+def test_another_order_is_refused_within_an_epoch_and_reported_between(change, words, key):
     with pytest.raises(UserError, match="would be repeated or missing") as caught:
         check_stream(STREAM, STREAM | change, (), RULES, mid_epoch=True)
     assert f"{key}: {words}" in str(caught.value)
@@ -110,7 +110,7 @@ def test_another_order_is_refused_within_an_epoch_and_told_at_its_border(change,
         assert lines == [f"{key}: {words}"]
 
 
-def test_the_same_stream_passes_and_other_files_of_it_are_told():
+def test_the_same_stream_passes_and_changed_files_are_reported():
     assert check_stream(STREAM, dict(STREAM), (), RULES, mid_epoch=True) == []
     (line,) = check_stream(STREAM, STREAM | {"dataset_files": "x"}, (), RULES, mid_epoch=True)
     assert line == "data.train_split: the files differ from those at the run's start"

@@ -29,7 +29,7 @@ def write_owner(place: str, **changes: object) -> None:
     assert open_folder(place).write_claim(CLAIM_FILE, json.dumps(owner), None)
 
 
-def test_of_many_that_ask_together_one_gets_it(place):
+def test_exactly_one_of_many_concurrent_claims_succeeds(place):
     claims, got = [Claim(place) for _ in range(8)], []
 
     def take(claim: Claim) -> None:
@@ -51,7 +51,7 @@ def test_of_many_that_ask_together_one_gets_it(place):
     after.release()
 
 
-def test_a_disk_lets_one_of_many_writers_through_each_time(tmp_path):
+def test_exclusive_writes_to_a_disk_succeed_once_each_time(tmp_path):
     folder, version = open_folder(str(tmp_path)), None
     for turn in range(20):
         with ThreadPoolExecutor(8) as pool:
@@ -63,7 +63,7 @@ def test_a_disk_lets_one_of_many_writers_through_each_time(tmp_path):
         assert folder.read_claim("a") == (texts[versions.index(version)], version)
 
 
-def test_an_owner_of_this_machine_that_has_ended_keeps_nobody_out(place, caplog):
+def test_an_ended_owner_on_this_machine_blocks_no_one(place, caplog):
     caplog.set_level("INFO", logger="train")
     write_owner(place, started=1.0)  # this process began later: the number was given again
     claim = Claim(place)
@@ -72,7 +72,7 @@ def test_an_owner_of_this_machine_that_has_ended_keeps_nobody_out(place, caplog)
     claim.release()
 
 
-def test_a_silent_owner_elsewhere_is_waited_out_and_a_beating_one_is_not(place):
+def test_a_silent_remote_owner_is_replaced_and_a_live_one_is_not(place):
     write_owner(place, machine="another", host="far")
     began = time.monotonic()
     claim = Claim(place, beat_s=0.02, patience_s=0.2)
@@ -89,7 +89,7 @@ def test_a_silent_owner_elsewhere_is_waited_out_and_a_beating_one_is_not(place):
     other.release()
 
 
-def test_who_was_silent_for_too_long_learns_that_the_run_is_lost(place):
+def test_an_owner_silent_for_too_long_learns_that_it_lost_the_run(place):
     first = Claim(place, beat_s=0.05)
     first.acquire(wait_s=0.0)
     folder = open_folder(place)

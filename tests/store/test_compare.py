@@ -36,7 +36,7 @@ from utils.storage.places import open_folder
 
 
 @pytest.mark.parametrize(("n", "is_paired"), itertools.product((3, 5, 10), (True, False)))
-def test_intervals_hold_the_truth_as_often_as_they_say(n, is_paired):
+def test_intervals_have_their_nominal_coverage(n, is_paired):
     """2,000 simulated comparisons each: the 95 % interval covers in 93 to 97 % of them."""
     draw = np.random.default_rng([16, n, is_paired])
     truth, covered = 0.7, 0
@@ -50,7 +50,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(n, is_paired):
     assert 0.93 <= covered / 2000 <= 0.97
 
 
-def test_p_values_and_intervals_are_those_of_scipy():
+def test_p_values_and_intervals_equal_scipys():
     draw = random.Random(3)
     for n, m in ((2, 2), (3, 7), (10, 4)):
         base = {("a", i): draw.gauss(1, 2) for i in range(n)}
@@ -67,7 +67,7 @@ def test_p_values_and_intervals_are_those_of_scipy():
     assert compute_delta(base, new).p == pytest.approx(told.pvalue, rel=1e-9)
 
 
-def test_groups_of_pairs_are_one_mean_with_variances_of_their_own():
+def test_joint_deltas_of_groups_equal_welchs_test():
     draw = random.Random(5)
     pairs = [
         ({i: draw.gauss(80, 1) for i in range(n)}, {i: draw.gauss(82, sd) for i in range(n)})
@@ -86,7 +86,7 @@ def test_groups_of_pairs_are_one_mean_with_variances_of_their_own():
     assert compute_joint_delta([pairs[0], ({0: 1.0}, {0: 2.0})]) is None
 
 
-def test_joint_intervals_hold_the_truth_as_often_as_they_say():
+def test_joint_intervals_have_their_nominal_coverage():
     """Two sets of five pairs, of very different variances, 2,000 times."""
     draw, covered = np.random.default_rng(17), 0
     for _ in range(2000):
@@ -100,7 +100,7 @@ def test_joint_intervals_hold_the_truth_as_often_as_they_say():
     assert 0.93 <= covered / 2000 <= 0.97
 
 
-def test_small_samples_say_that_they_are_small():
+def test_small_samples_are_marked_as_inconclusive():
     three = compute_delta({0: 1.0, 1: 1.1, 2: 0.9}, {0: 9.0, 1: 9.1, 2: 8.95})
     assert three.p < 0.001 and three.least_p == 0.25 and not three.can_tell
     six = compute_delta({i: i / 10 for i in range(6)}, {i: 3 + i / 11 for i in range(6)})
@@ -112,7 +112,7 @@ def test_small_samples_say_that_they_are_small():
     assert summarise([2.0]).sd is None
 
 
-def test_holm_corrects_for_many_questions():
+def test_holm_corrects_for_multiple_comparisons():
     assert adjust([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert adjust([0.9, 0.8]) == [1.0, 1.0] and adjust([]) == []
 
@@ -133,7 +133,7 @@ def make_side(root: Path, name: str, shift: float, seeds: range, **changes: obje
     return Side(name, tuple(RunRecord(run.path) for run in runs))
 
 
-def test_each_number_is_judged_in_its_own_direction(tmp_path):
+def test_each_metric_is_compared_in_its_own_direction(tmp_path):
     base = make_side(tmp_path, "base", 0.0, range(8))
     new = make_side(tmp_path, "new", 1.0, range(8))
     metrics = list_metrics([base, new])
@@ -149,7 +149,7 @@ def test_each_number_is_judged_in_its_own_direction(tmp_path):
     assert (custom.verdict, lost.verdict, len(lost.bad)) == ("equal", "missing", 16)
 
 
-def test_a_number_that_is_not_finite_is_told_and_not_averaged(tmp_path):
+def test_a_non_finite_number_is_reported_and_not_averaged(tmp_path):
     base, new = (make_side(tmp_path, name, 0.0, range(3)) for name in ("base", "new"))
     make_run(tmp_path, "new9", final={"eval_top1": math.nan, "eval_loss": math.inf})
     new = Side("new", (*new.records, RunRecord(tmp_path / "digits" / "new9")))
@@ -158,7 +158,7 @@ def test_a_number_that_is_not_finite_is_told_and_not_averaged(tmp_path):
         assert math.isfinite(one.new.mean)
 
 
-def test_copies_of_a_seed_are_one_value(tmp_path):
+def test_repeated_runs_of_a_seed_count_once(tmp_path):
     """Three equal runs of one seed would otherwise have no spread, and make p small."""
     base = make_side(tmp_path, "base", 0.0, range(4))
     copies = [
@@ -203,7 +203,7 @@ def test_runs_are_grouped_by_configuration_without_the_seed(tmp_path):
     assert "train.seed" not in [one.key for one in find_differences(pairs, free)]
 
 
-def test_what_differs_in_the_environment_begins_with_the_commit(tmp_path):
+def test_environment_differences_list_the_commit_first(tmp_path):
     runs = [make_run(tmp_path, name, final={"eval_top1": 1.0}) for name in "ab"]
     environment = {"git_commit": "def-dirty", "host": "vm", "packages": {"torch": "3", "timm": "1"}}
     runs[1].update(environment=environment)
@@ -219,7 +219,7 @@ def nudge(value: float, steps: int) -> float:
     return struct.unpack("f", struct.pack("i", bits + steps))[0]
 
 
-def test_a_hundred_planted_ulps_are_found_at_their_step():
+def test_planted_ulp_differences_are_found_at_their_step():
     draw = random.Random(7)
     names = ("loss/total", "grad_norm", "lr")
     lines = [
@@ -240,7 +240,7 @@ def test_a_hundred_planted_ulps_are_found_at_their_step():
         assert found.lines == place and found.ulps == 2**29
 
 
-def test_equal_runs_are_equal_whatever_their_clocks_say():
+def test_runs_that_differ_only_in_clocks_are_equal():
     draw = random.Random(8)
     for _ in range(20):
         lines = make_lines(30)
@@ -264,7 +264,7 @@ def test_missing_lines_signs_and_words_are_differences():
     assert (extra.metric, extra.base, extra.ulps) == ("b", None, None)
 
 
-def test_ulps_count_the_numbers_between():
+def test_ulps_count_the_representable_numbers_between():
     assert count_ulps(1.0, math.nextafter(1.0, 2)) == 1 and count_ulps(-0.0, 0.0) == 0
     assert count_ulps(-5e-324, 5e-324) == 2 and count_ulps(1.0, None) is None
     assert count_ulps(1.0, True) is None and count_ulps(1.0, math.nan) is None
@@ -272,7 +272,7 @@ def test_ulps_count_the_numbers_between():
     assert count_ulps32(1e300, 1.0) is None
 
 
-def test_the_last_checkpoint_of_both_and_its_tensors_are_found(tmp_path):
+def test_the_last_common_checkpoint_and_its_tensors_are_compared(tmp_path):
     runs = [make_run(tmp_path, name, lines=make_lines(9)) for name in "ab"]
     for run, steps in zip(runs, ((2, 4, 8), (4, 6, 8)), strict=True):
         for step in steps:

@@ -55,7 +55,7 @@ PRICES = [
 ]
 
 
-def test_each_attempt_is_paid_at_the_price_of_its_day(tmp_path):
+def test_each_attempt_is_billed_at_the_price_of_its_day(tmp_path):
     two = attempt(1, DAY, 90.0) + attempt(2, DAY + 2 * 86400, 110.0)
     cost = compute_cost(make(tmp_path, "a", two), PRICES)
     assert (cost.paid_s, cost.is_least, cost.unpriced) == (200.0, False, ())
@@ -65,19 +65,19 @@ def test_each_attempt_is_paid_at_the_price_of_its_day(tmp_path):
     assert compute_cost(make(tmp_path, "b", two), []).usd is None
 
 
-def test_a_killed_attempt_counts_as_far_as_its_lines_go(tmp_path):
+def test_a_killed_attempt_is_billed_until_its_last_line(tmp_path):
     two = attempt(1, DAY, None) + attempt(2, DAY + 500, 60.0)
     cost = compute_cost(make(tmp_path, "a", two), PRICES)
     assert cost.is_least and cost.paid_s == 50.0 + 60.0 and cost.goodput is None
 
 
-def test_a_device_without_a_price_makes_no_sum(tmp_path):
+def test_a_device_without_a_price_gives_no_total(tmp_path):
     early = attempt(1, 0.0, 100.0)  # 1970
     cost = compute_cost(make(tmp_path, "a", early), PRICES)
     assert cost.usd is None and cost.unpriced == ("TPU v5 lite",)
 
 
-def test_a_run_tells_the_device_that_its_attempts_do_not(tmp_path):
+def test_the_device_missing_in_attempts_comes_from_the_run(tmp_path):
     old = attempt(1, DAY, 100.0, device="xla:0")
     del old[0]["hardware"]["hardware"]
     record = make(tmp_path, "a", old)
@@ -85,7 +85,7 @@ def test_a_run_tells_the_device_that_its_attempts_do_not(tmp_path):
     assert compute_cost(record, PRICES).usd == pytest.approx(8 * 100 / 3600 * 2)
 
 
-def test_the_front_holds_what_nothing_beats():
+def test_the_pareto_front_holds_the_undominated_points():
     points = [(1.0, 50.0), (2.0, 49.0), (3.0, 70.0), None, (3.0, 60.0), (9.0, 70.0)]
     assert find_front(points, is_higher_better=True) == {0, 2}
     assert find_front([(1.0, 3.0), (2.0, 2.0), (3.0, 2.5)], is_higher_better=False) == {0, 1}
@@ -141,7 +141,7 @@ def test_the_program_sums_a_sweep_and_marks_its_front(tmp_path, monkeypatch, cap
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_group_is_summed_and_a_point_has_its_price(tmp_path, monkeypatch, capsys):
+def test_costs_are_summed_by_group_and_divided_by_points_gained(tmp_path, monkeypatch, capsys):
     """Runs of model b cost 300 s more than those of model a, and are 10 points better."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root = tmp_path / "runs"
@@ -184,7 +184,7 @@ def test_a_group_is_summed_and_a_point_has_its_price(tmp_path, monkeypatch, caps
         assert word in error and error.count("\n") == 1
 
 
-def test_a_cost_that_nobody_knows_is_no_cost_of_nothing(tmp_path, capsys):
+def test_an_unknown_cost_is_not_zero(tmp_path, capsys):
     make(tmp_path, "known", attempt(1, DAY, 360.0), top1=40.0)
     once = make(tmp_path, "once", [], top1=50.0)
     twice = make(tmp_path, "twice", [], top1=90.0)

@@ -37,7 +37,7 @@ def make_answered(
     return RunRecord(run.path)
 
 
-def test_the_p_value_is_the_sum_of_the_binomial_s_tails():
+def test_the_p_value_is_the_sum_of_the_binomials_tails():
     for base_only, new_only in ((0, 0), (0, 1), (3, 11), (40, 40), (7, 0), (12, 30)):
         asked = base_only + new_only
         less = min(base_only, new_only)
@@ -61,7 +61,7 @@ def test_two_runs_are_compared_example_by_example(tmp_path):
     assert found.p == compute_mcnemar(found.base_only, found.new_only)
 
 
-def test_other_examples_are_said_and_not_compared(tmp_path):
+def test_other_examples_are_reported_and_not_compared(tmp_path):
     bits = [True] * 9
     base = Side("a", (make_answered(tmp_path, "a", bits),))
     other = Side("b", (make_answered(tmp_path, "b", bits, ids="1e" * 32),))
@@ -99,7 +99,7 @@ def make_sourced(root: Path, name: str, commit: str, patch: str, kept: str = "wh
     return RunRecord(run.path)
 
 
-def test_the_source_is_told_where_it_differs(tmp_path):
+def test_source_differences_are_reported(tmp_path):
     common, own = PATCH.format("a.py", 2), PATCH.format("b.py", 3)
     base = make_sourced(tmp_path, "a", "c" * 40, common)
     assert compare_sources(base, base).is_same
@@ -114,7 +114,7 @@ def test_the_source_is_told_where_it_differs(tmp_path):
     assert compare_sources(base, old).commits == ("c" * 40, "")
 
 
-def test_the_environment_at_length_is_compared_where_all_have_it(tmp_path):
+def test_full_environments_are_compared_if_all_runs_have_one(tmp_path):
     records = [make_sourced(tmp_path, name, "c" * 40, "") for name in "ab"]
     path = tmp_path / "digits" / "b" / "environment.json"
     told = json.loads(path.read_text())
@@ -127,7 +127,7 @@ def test_the_environment_at_length_is_compared_where_all_have_it(tmp_path):
     assert create_report(sides, (), []).environment == []
 
 
-def test_the_program_shows_both(tmp_path, capsys, monkeypatch):
+def test_the_program_shows_examples_and_source_differences(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bits = [True, False] * 50
     for name, own in (("a", bits), ("b", [*bits[:90], *[True] * 10])):

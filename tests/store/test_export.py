@@ -49,7 +49,7 @@ def records(tmp_path) -> list[RunRecord]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_an_export_is_read_back_to_the_bit(records, tmp_path, form):
+def test_an_export_is_read_back_bit_for_bit(records, tmp_path, form):
     folder = tmp_path / "out"
     manifest = export_runs(records, folder, form)
     columns, rows = read_table(folder, "metrics")
@@ -75,14 +75,14 @@ def test_other_programs_read_the_parquet_file(records, tmp_path):
     assert values[: len(ODD)] == ODD
 
 
-def test_no_runs_are_an_empty_export(tmp_path):
+def test_an_export_of_no_runs_is_empty(tmp_path):
     for form in FORMATS:
         folder = tmp_path / form
         assert export_runs([], folder, form)["tables"][0]["rows"] == 0
         assert list(read_table(folder, "runs")[1]) == []
 
 
-def test_a_place_that_is_taken_or_cannot_be_made_is_refused(records, tmp_path):
+def test_an_existing_or_unwritable_target_is_refused(records, tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "file").write_text("x")
     for place, word in (("taken", "exists; give"), ("file/out", "cannot be created")):
@@ -91,7 +91,7 @@ def test_a_place_that_is_taken_or_cannot_be_made_is_refused(records, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "runs", "taken"]
 
 
-def test_an_export_that_fails_on_its_way_leaves_nothing(records, tmp_path, monkeypatch):
+def test_a_failed_export_leaves_nothing(records, tmp_path, monkeypatch):
     monkeypatch.setattr("store.export.sync_file", lambda path: path.write_text("other\n"))
     for form in FORMATS:
         with pytest.raises((OSError, ValueError, StopIteration)):
@@ -100,7 +100,7 @@ def test_an_export_that_fails_on_its_way_leaves_nothing(records, tmp_path, monke
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_no_torn_or_changed_export_is_taken_for_whole(records, tmp_path, form):
+def test_a_torn_or_changed_export_is_detected(records, tmp_path, form):
     """Over 160 cuts and as many turned bits for each format."""
     folder, draw = tmp_path / "out", random.Random(form)
     export_runs(records, folder, form)
@@ -139,7 +139,7 @@ def test_a_whole_run_has_no_fault(finished, tmp_path):
     assert check_run(open_folder(live.path)) == []
 
 
-def test_no_cut_of_a_run_s_files_is_taken_for_whole(finished):
+def test_every_truncation_of_a_runs_files_is_detected(finished):
     for name in (
         "run.json",
         "artifacts.json",
@@ -155,7 +155,7 @@ def test_no_cut_of_a_run_s_files_is_taken_for_whole(finished):
     assert grade(finished) == set()
 
 
-def test_no_turned_bit_under_a_checksum_is_unseen(finished):
+def test_every_flipped_bit_under_a_checksum_is_detected(finished):
     draw = random.Random(6)
     for _ in range(300):
         path = finished / draw.choice(["metrics.jsonl", "config_resolved.yaml"])
@@ -168,7 +168,7 @@ def test_no_turned_bit_under_a_checksum_is_unseen(finished):
     assert grade(finished) == set()
 
 
-def test_what_a_kill_tears_is_told_apart_from_damage(tmp_path):
+def test_lines_torn_by_a_kill_are_distinguished_from_damage(tmp_path):
     run = make_run(tmp_path / "runs", "live", lines=make_lines(5))
     path = run.path / "metrics.jsonl"
     with path.open("a") as file:
@@ -189,7 +189,7 @@ def test_what_a_kill_tears_is_told_apart_from_damage(tmp_path):
         ({"step": -1, "kind": "train"}, "step"),
     ],
 )
-def test_lines_against_order_or_schema_are_odd(tmp_path, line, word):
+def test_lines_that_violate_order_or_schema_are_odd(tmp_path, line, word):
     run = make_run(tmp_path / "runs", "a", lines=[*make_lines(4), line])
     faults = check_run(open_folder(run.path))
     assert {fault.grade for fault in faults} == {"odd"}
@@ -204,7 +204,7 @@ def test_a_run_of_version_1_is_whole(tmp_path):
     assert [(fault.file, fault.text) for fault in faults] == [("curves.png", "is not there")]
 
 
-def test_a_path_outside_the_run_is_not_looked_at(finished):
+def test_a_path_outside_the_run_is_not_read(finished):
     told = json.loads((finished / "artifacts.json").read_text())
     told["artifacts"][0]["path"] = "../../secret"
     (finished / "artifacts.json").write_text(json.dumps(told) + "\n")

@@ -69,7 +69,7 @@ FITS_NOT = [
 @pytest.mark.parametrize(
     ("text", "expected"), [(t, True) for t in FITS] + [(t, False) for t in FITS_NOT]
 )
-def test_a_filter_says_which_runs_fit(text, expected):
+def test_a_filter_selects_matching_runs(text, expected):
     assert parse_filter(text).fits(RUN.get) == expected
 
 
@@ -90,7 +90,7 @@ def test_a_filter_says_which_runs_fit(text, expected):
         ("a==(1)", "a value is missing"),
     ],
 )
-def test_a_filter_that_breaks_the_rules_is_refused_in_one_line(text, word):
+def test_an_invalid_filter_is_refused_in_one_line(text, word):
     with pytest.raises(UserError) as caught:
         parse_filter(text)
     assert word in str(caught.value)
@@ -108,7 +108,7 @@ def test_a_typo_names_the_nearest_key():
     check_keys(parse_filter("eval.top1>3").keys, known)
 
 
-def test_runs_that_lack_a_key_are_told_apart_in_columns():
+def test_runs_that_lack_a_key_are_distinguished_in_columns():
     wanted = parse_filter("a>1 or b=x")
     assert wanted.keys == {"a", "b"}
     columns = {"a": {1: 2.0, 2: 0.5}, "b": {3: "x"}}

@@ -43,7 +43,7 @@ def ask(capsys, store: Path, *arguments: str) -> tuple[int, str, str]:
     return code, said.out, said.err
 
 
-def test_nothing_is_exported_short_without_a_word(store, tmp_path, capsys):
+def test_a_damaged_run_stops_an_export_unless_skipped(store, tmp_path, capsys):
     flip(store / "digits" / "bad" / "metrics.jsonl", b'{"')
     export = ("export", "--filter", "path", "--format", "json", "--out", str(tmp_path / "out"))
     code, _, err = ask(capsys, store, *export)
@@ -62,7 +62,7 @@ def test_nothing_is_exported_short_without_a_word(store, tmp_path, capsys):
     assert ask(capsys, store, "validate", str(tmp_path / "out"))[0] == 0
 
 
-def test_a_gate_refuses_and_others_warn_of_what_does_not_fit(store, tmp_path, capsys, caplog):
+def test_gates_refuse_damaged_runs_and_other_commands_warn(store, tmp_path, capsys, caplog):
     assert ask(capsys, store, "gate", "good", "bad", *GATE)[0] == 0
     flip(store / "digits" / "bad" / "metrics.jsonl", b'{"')
     code, _, err = ask(capsys, store, "gate", "good", "bad", *GATE)
@@ -80,7 +80,7 @@ def test_a_gate_refuses_and_others_warn_of_what_does_not_fit(store, tmp_path, ca
 
 
 @pytest.mark.parametrize("file", ["run.json", "metrics.jsonl", "config_resolved.yaml"])
-def test_each_file_that_is_read_is_held_against_the_record(store, file):
+def test_each_file_read_is_checked_against_the_record(store, file):
     run = store / "digits" / "bad"
     assert list(find_damaged_files(RunRecord(run))) == []
     flip(run / file, b"ep" if file != "run.json" else b"attempts")
@@ -92,7 +92,7 @@ def test_each_file_that_is_read_is_held_against_the_record(store, file):
 
 
 @pytest.mark.parametrize("word", [b"digits", b"data:"])
-def test_a_configuration_with_a_turned_bit_is_listed_as_damaged(store, capsys, word):
+def test_a_configuration_with_a_flipped_bit_is_listed_as_damaged(store, capsys, word):
     key = "data.name=digits"
     assert ask(capsys, store, "list", "--filter", key)[1].count("digits/") == 2
     flip(store / "digits" / "bad" / "config_resolved.yaml", word)
@@ -104,7 +104,7 @@ def test_a_configuration_with_a_turned_bit_is_listed_as_damaged(store, capsys, w
     assert "damaged" in ask(capsys, store, "list")[1]
 
 
-def test_a_damaged_file_of_tags_is_refused_and_stays(store, capsys):
+def test_a_damaged_tags_file_is_refused_and_kept(store, capsys):
     run = store / "digits" / "bad"
     change_tags(open_folder(run), ["paper"], [])
     flip(run / TAGS_FILE, b"paper")
@@ -119,7 +119,7 @@ def test_a_damaged_file_of_tags_is_refused_and_stays(store, capsys):
 
 
 @pytest.mark.parametrize("file", ["state.json", "COMMITTED", "../best.json"])
-def test_small_files_of_checkpoints_are_always_held_against_each_other(store, file):
+def test_small_checkpoint_files_are_always_cross_checked(store, file):
     place = store / "digits" / "bad" / "checkpoints" / "step_00000020"
     place.mkdir(parents=True)
     (place / "state.json").write_text('{"format_version": 2}')
@@ -133,7 +133,7 @@ def test_small_files_of_checkpoints_are_always_held_against_each_other(store, fi
 
 
 @pytest.mark.parametrize("head", [{}, {"schema_version": 2}])
-def test_no_cut_or_turned_bit_of_the_file_that_names_the_best_checkpoint_is_accepted(store, head):
+def test_a_damaged_best_checkpoint_file_is_never_accepted(store, head):
     place = store / "digits" / "bad" / "checkpoints"
     (place / "step_00000020").mkdir(parents=True)
     whole = json.dumps({**head, "step": 20}).encode()

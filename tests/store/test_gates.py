@@ -71,7 +71,7 @@ LEVELS = (*SEVERITIES, "major?")
 @pytest.mark.parametrize(
     ("case", "direction", "severity"), itertools.product(CASES, ("higher", "lower"), LEVELS)
 )
-def test_a_gate_judges_single_runs(tmp_path, case, direction, severity):
+def test_a_gate_compares_single_runs(tmp_path, case, direction, severity):
     for number, (limits, base, change, expected) in enumerate(CASES[case]):
         gate = replace(parse_gate(f"eval.x:{limits}:{severity}"), direction=direction)
         sign = 1 if direction == "lower" else -1
@@ -90,7 +90,7 @@ def test_a_gate_judges_single_runs(tmp_path, case, direction, severity):
         assert found.reason
 
 
-def test_there_are_48_kinds_of_cases():
+def test_gates_are_tested_with_48_kinds_of_cases():
     assert len(list(itertools.product(CASES, ("higher", "lower"), LEVELS))) == 48
 
 
@@ -121,7 +121,7 @@ def test_seeds_have_three_outcomes():
     assert check_samples(gate, base, {}).outcome == "fail"
 
 
-def test_noise_neither_fails_nor_passes_by_luck():
+def test_noise_neither_fails_nor_passes_a_gate_by_chance():
     """Where the truth lies at the limit, a gate over seeds may decide in 5 % of the cases alone."""
     gate, draw, decided = settle_direction(parse_gate("eval.loss:-:1:major")), random.Random(5), 0
     for _ in range(500):
@@ -131,7 +131,7 @@ def test_noise_neither_fails_nor_passes_by_luck():
     assert decided / 500 < 0.09
 
 
-def test_aggregates_look_at_the_whole_history(tmp_path):
+def test_aggregates_cover_the_whole_history(tmp_path):
     values = [1.0, 9.0, 3.0, 5.0]
     lines = [{"step": step, "kind": "eval", "top1": value} for step, value in enumerate(values, 1)]
     record = RunRecord(make_run(tmp_path, "a", lines=lines, final={"eval_top1": 5.0}).path)
@@ -173,7 +173,7 @@ def test_runs_of_equal_seeds_are_paired(tmp_path):
     assert found.outcome == "pass" and "paired" in found.reason
 
 
-def test_copies_of_a_seed_do_not_make_a_gate_sure(tmp_path):
+def test_repeated_runs_of_a_seed_do_not_make_a_gate_significant(tmp_path):
     sides = []
     for name, values in (("a", (80.0, 80.0, 80.0)), ("b", (79.0, 79.0, 79.0))):
         runs = [
@@ -228,7 +228,7 @@ def test_an_entry_of_a_file_with_a_fault_is_refused(values, word):
     assert word in str(caught.value)
 
 
-def test_a_direction_is_never_guessed():
+def test_an_unknown_direction_is_refused_not_guessed():
     assert settle_direction(parse_gate("eval.loss:1:-:major")).direction == "lower"
     for metric, word in (("eval.charm", "no catalogue"), ("train.lr", "no better direction")):
         with pytest.raises(UserError, match=word):

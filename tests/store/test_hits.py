@@ -49,7 +49,7 @@ def test_the_last_and_the_best_evaluation_are_kept(tmp_path):
         (0, {}),
     ],
 )
-def test_what_is_done_again_is_forgotten(tmp_path, step, kept):
+def test_hits_of_repeated_steps_are_dropped(tmp_path, step, kept):
     file = HitsFile(tmp_path)
     for made, is_best in ((5, True), (15, True), (20, False)):
         file.note(make_hits(made), is_best=is_best)
@@ -60,7 +60,7 @@ def test_what_is_done_again_is_forgotten(tmp_path, step, kept):
     assert read_steps(tmp_path) == {**kept, "last": 30}
 
 
-def test_an_evaluation_that_is_made_again_replaces_itself(tmp_path):
+def test_a_repeated_evaluation_replaces_the_first(tmp_path):
     file = HitsFile(tmp_path)
     file.note(make_hits(5), is_best=True)
     file.note(make_hits(10), is_best=True)
@@ -92,7 +92,7 @@ def test_no_torn_or_changed_file_is_read(tmp_path):
     assert read_steps(run.path) == {"last": 9}
 
 
-def test_another_machine_finds_them_on_the_bucket(tmp_path):
+def test_another_machine_reads_hits_from_the_bucket(tmp_path):
     remote, here = f"memory://{uuid.uuid4().hex}/a", tmp_path / "here"
     here.mkdir()
     mirror = Mirror(here, remote, 1, from_step=0)

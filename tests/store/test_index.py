@@ -58,7 +58,7 @@ def tell(index: RunIndex) -> str:
     return json.dumps([said, columns])
 
 
-def test_an_index_says_what_the_runs_say(root):
+def test_an_index_matches_the_runs(root):
     index = RunIndex(str(root))
     done = index.refresh()
     assert (done.runs, done.read, done.rebuilt) == (6, 6, True)
@@ -82,7 +82,7 @@ def test_an_index_says_what_the_runs_say(root):
         index.select("optm.lr>1")
 
 
-def test_only_what_has_changed_is_read_again(root):
+def test_only_changed_runs_are_reread(root):
     age(root)
     index = RunIndex(str(root))
     index.refresh()
@@ -102,7 +102,7 @@ def test_only_what_has_changed_is_read_again(root):
     assert len(index.select("")) == 4 and len(index.select("tag=paper")) == 1
 
 
-def test_an_index_that_was_kept_equals_one_made_anew(root, cache):
+def test_an_updated_index_equals_a_rebuilt_one(root, cache):
     index = RunIndex(str(root))
     index.refresh()
     make_run(root, "late", config=make_config(**{"model.name": "resnet"}), final={"eval_top1": 1.0})
@@ -145,7 +145,7 @@ def _make_newer(path: Path) -> None:
         lambda path: path.write_bytes(b""),
     ],
 )
-def test_an_index_that_was_harmed_is_made_anew(root, cache, harm):
+def test_a_damaged_index_is_rebuilt(root, cache, harm):
     index = RunIndex(str(root))
     index.refresh()
     expected = tell(index)
@@ -156,7 +156,7 @@ def test_an_index_that_was_harmed_is_made_anew(root, cache, harm):
     assert tell(again) == expected
 
 
-def test_runs_that_cannot_be_read_are_named_and_hide_no_others(root):
+def test_unreadable_runs_are_named_and_hide_no_others(root):
     (root / "digits" / "run1" / "run.json").write_text('{"schema_ver')
     (root / "digits" / "run2" / "run.json").write_text('{"schema_version": 7}')
     (root / "digits" / "run3" / "config_resolved.yaml").write_text("a: [")
@@ -190,12 +190,12 @@ def test_a_store_on_a_bucket_is_indexed_too(root):
         ("sqlite:////proc/nowhere/x.db", "cannot be used"),
     ],
 )
-def test_a_database_that_cannot_be_used_is_one_line(root, url, word):
+def test_an_unusable_database_gives_one_line(root, url, word):
     with pytest.raises(UserError, match=word):
         RunIndex(str(root), url).refresh()
 
 
-def test_history_is_not_needed_to_index_a_run(tmp_path):
+def test_a_run_is_indexed_without_reading_its_history(tmp_path):
     run = make_run(tmp_path / "runs", "a", lines=make_lines(2), final={"eval_top1": 1.0})
     (run.path / "metrics.jsonl").unlink()
     index = RunIndex(str(tmp_path / "runs"))

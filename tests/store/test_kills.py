@@ -75,7 +75,7 @@ def tell(root: Path) -> str:
 
 
 @pytest.mark.slow
-def test_an_index_whose_writers_were_killed_equals_one_made_anew(root, tmp_path):
+def test_an_index_with_killed_writers_equals_a_rebuilt_one(root, tmp_path):
     draw, killed, longest = random.Random(1), 0, 0.12
     for turn in range(_KILLS):
         # Each turn changes the store, and every third one begins without an index.
@@ -96,7 +96,7 @@ def test_an_index_whose_writers_were_killed_equals_one_made_anew(root, tmp_path)
 
 
 @pytest.mark.slow
-def test_an_export_is_whole_or_not_there(root, tmp_path):
+def test_an_export_is_complete_or_absent(root, tmp_path):
     draw, killed, whole = random.Random(2), 0, 0
     records = [RunRecord(path) for path in sorted((root / "digits").iterdir())]
     for turn, form in zip(range(_KILLS), itertools.cycle(("csv", "json"))):
@@ -114,7 +114,7 @@ def test_an_export_is_whole_or_not_there(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_tags_are_those_of_before_or_after(root):
+def test_killed_tag_changes_apply_completely_or_not_at_all(root):
     folder, killed = open_folder(root / "digits" / "run0"), 0
     draw = random.Random(3)
 
@@ -213,9 +213,7 @@ def check_end(root: Path, name: str, work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_run_that_is_killed_at_any_instant_loses_and_doubles_nothing(
-    tmp_path, monkeypatch, kills
-):
+def test_a_run_killed_at_any_instant_loses_and_duplicates_nothing(tmp_path, monkeypatch, kills):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     root, checkpoint = tmp_path / "runs", tmp_path / "checkpoint"
     draw, killed, number, unfinished = random.Random(kills), 0, 0, 0

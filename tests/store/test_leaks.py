@@ -117,7 +117,7 @@ def test_secrets_are_found(text):
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_code_that_speaks_of_secrets_holds_none(text):
+def test_code_that_mentions_secrets_is_not_refused(text):
     assert find_secret(f"+{text}") == ""
 
 
@@ -140,6 +140,6 @@ def test_no_file_of_the_project_is_refused():
     "piece",
     ["token", "token=", "a.b-", "password: x, ", "'secret':'", "--token a ", "eyJ.", "://a:"],
 )
-def test_no_text_takes_long(piece):
+def test_the_search_takes_linear_time_on_any_text(piece):
     """A line as long as a whole patch: what grew with its square would not end here."""
     find_secret(piece * ((1 << 15) // len(piece)))

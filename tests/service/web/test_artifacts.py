@@ -45,7 +45,7 @@ def client(app):
         yield client
 
 
-def test_a_listed_file_is_downloaded_byte_for_byte_and_never_shown(store, client):
+def test_a_listed_file_is_downloaded_unchanged_and_never_rendered(store, client):
     found = client.get("/api/v1/runs/digits/seed1").json()["artifacts"]
     assert {one["path"] for one in found} >= {"page.html", 'events/naïve "name".svg'}
     for one in found:
@@ -81,7 +81,7 @@ PLANTED = (
 )
 
 
-def test_a_path_that_a_run_plants_in_its_list_leads_nowhere(store):
+def test_a_malicious_path_in_a_runs_list_is_refused(store):
     """`artifacts.json` is written by a trainer: it is no more trusted than a client."""
     run = store / "digits" / "seed0"
     (run / "linked.txt").symlink_to(store.parent / "secret.txt")
@@ -101,7 +101,7 @@ def test_a_path_that_a_run_plants_in_its_list_leads_nowhere(store):
         assert SECRET not in answer.text
 
 
-def test_a_link_that_takes_the_place_of_a_folder_is_not_followed(tmp_path):
+def test_a_link_in_place_of_a_folder_is_not_followed(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_text("1")
     (tmp_path / "b").symlink_to(tmp_path / "a")
@@ -169,7 +169,7 @@ def list_traversals() -> list[str]:
     return [*climbed, *others]
 
 
-def test_the_walk_has_more_than_300_strings():
+def test_path_traversal_is_tried_with_over_300_strings():
     assert len(set(list_traversals())) >= 300
 
 
@@ -212,7 +212,7 @@ def list_templates(app):
     return found
 
 
-def test_static_files_lead_out_no_more(client):
+def test_static_paths_do_not_leave_their_folder(client):
     for text in list_traversals()[::7]:
         for value in {quote(text, safe="%/"), quote(text, safe="")}:
             answer = client.get(f"/static/{value}")
@@ -220,7 +220,7 @@ def test_static_files_lead_out_no_more(client):
             assert SECRET not in answer.text
 
 
-def test_pictures_that_a_tool_has_added_are_shown_and_nothing_from_outside(tmp_path):
+def test_pictures_added_by_a_tool_are_shown_but_none_from_outside(tmp_path):
     store = make_store(tmp_path)
     run = store / "digits" / "seed0"
     (run / "evaluation").mkdir()

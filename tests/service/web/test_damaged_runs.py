@@ -20,7 +20,7 @@ PLACES = (
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_no_damaged_run_makes_the_service_fail(tmp_path, monkeypatch):
+def test_the_service_survives_damaged_runs(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     ok = make_whole(tmp_path / "runs")
     known = [

@@ -31,7 +31,7 @@ async def read_some(hub: EventHub, change, count: int) -> list:
     return found
 
 
-def test_a_run_that_moves_on_is_told_with_its_newest_step_alone(tmp_path, monkeypatch):
+def test_a_progressing_run_is_announced_with_its_newest_step(tmp_path, monkeypatch):
     monkeypatch.setattr("service.web.catalogue._FRESH_S", 0.0)
     store = make_store(tmp_path)
     hub = EventHub(RunCatalogue(str(store)), JobQueue(store / "jobs", str(store)), every_s=0.01)
@@ -45,7 +45,7 @@ def test_a_run_that_moves_on_is_told_with_its_newest_step_alone(tmp_path, monkey
     assert {(event.run, event.step) for event in found} >= {("digits/killed", 9)}
 
 
-def test_a_job_that_moves_on_is_told(tmp_path, monkeypatch):
+def test_a_changed_job_is_announced(tmp_path, monkeypatch):
     monkeypatch.setattr("service.web.catalogue._FRESH_S", 0.0)
     store = make_store(tmp_path)
     queue = JobQueue(store / "jobs", str(store))
@@ -62,7 +62,7 @@ def test_a_job_that_moves_on_is_told(tmp_path, monkeypatch):
     assert (event.run, event.state) == ("smoke/first", "queued")
 
 
-def test_nobody_looks_while_nobody_listens_and_a_slow_reader_is_told_so(tmp_path):
+def test_the_store_is_polled_only_for_readers_and_slow_ones_are_notified(tmp_path):
     store = make_store(tmp_path)
     hub = EventHub(RunCatalogue(str(store)), JobQueue(store / "jobs", str(store)), every_s=0.01)
 

@@ -133,7 +133,7 @@ def draw_body(draw) -> dict[str, object]:
 @pytest.mark.parametrize(
     "count", [pytest.param(20_000, marks=pytest.mark.slow), 500], ids=["all", "some"]
 )
-def test_generated_requests_get_what_the_description_says(app, count):
+def test_generated_requests_get_responses_that_match_openapi(app, count):
     token = app.state.service.tokens.add("fuzz", "admin")
     headers = {"Authorization": f"Bearer {token}"}
     schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", app, headers=headers)

@@ -41,7 +41,7 @@ def _walk(routes: list[BaseRoute], prefix: str) -> Iterator[tuple[str, str]]:
             yield from ((method, prefix + route.path) for method in methods)
 
 
-def test_the_walk_sees_every_operation_of_the_api(app):
+def test_every_operation_of_the_api_is_tested(app):
     found = set(list_routes(app))
     for path, operations in app.openapi()["paths"].items():
         for method in operations:
@@ -52,7 +52,7 @@ def test_the_walk_sees_every_operation_of_the_api(app):
 
 
 @pytest.mark.parametrize("role", ["", "wrong", *ROLES])
-def test_every_route_asks_for_its_role(app, role):
+def test_every_route_requires_its_role(app, role):
     client = make_client(app, role if role in ROLES else "")
     if role == "wrong":
         client.headers["authorization"] = "Bearer " + "A" * 43
@@ -71,7 +71,7 @@ def test_every_route_asks_for_its_role(app, role):
             assert status not in (401, 403) and status < 500, (method, path, status)
 
 
-def test_a_browser_that_is_refused_gets_a_page_in_the_service_s_layout(app):
+def test_a_refused_browser_gets_a_page_in_the_services_layout(app):
     accept = {"accept": "text/html,*/*"}
     pages = {"/": 200, "/runs/digits/none": 404, "/nothing": 404}
     asked = [(path, "view", status) for path, status in pages.items()]
@@ -92,7 +92,7 @@ def test_a_browser_that_is_refused_gets_a_page_in_the_service_s_layout(app):
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_who_is_not_signed_in_gets_the_style_and_no_other_file(app):
+def test_without_sign_in_only_the_style_sheet_is_served(app):
     page = make_client(app).get("/").text
     script = re.search(r'src="(/static/app-[^"]+\.js)"', page)[1]
     style = re.search(r'href="(/static/app-[^"]+\.css)"', page)[1]
@@ -103,7 +103,7 @@ def test_who_is_not_signed_in_gets_the_style_and_no_other_file(app):
     assert client.post(style).status_code == 401
 
 
-def test_a_start_address_that_was_used_says_the_way_out_and_lets_its_own_browser_on(app):
+def test_a_used_start_address_explains_itself_and_admits_its_own_browser(app):
     client = make_client(app, "")
     address = f"/start?token={app.state.service.tokens.create_start('view')}"
     accept = {"accept": "text/html"}
@@ -141,7 +141,7 @@ ORIGINS = {
 
 @pytest.mark.parametrize("origin", ORIGINS)
 @pytest.mark.parametrize("host", HOSTS)
-def test_hosts_and_origins_of_others_are_refused(app, host, origin):
+def test_foreign_hosts_and_origins_are_refused(app, host, origin):
     client = make_client(app)
     headers = {"host": host}
     if origin is not None:
@@ -163,13 +163,13 @@ def test_hosts_and_origins_of_others_are_refused(app, host, origin):
         ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200),
     ],
 )
-def test_a_page_of_another_site_may_link_here_but_load_nothing(app, headers, status):
+def test_another_site_may_link_here_but_load_nothing(app, headers, status):
     assert make_client(app).get("/api/v1/runs", headers=headers).status_code == status
     if headers["sec-fetch-site"] in ("cross-site", "same-site"):
         assert make_client(app).post("/sign-out", headers=headers).status_code == 403
 
 
-def test_every_answer_has_the_headers_that_keep_a_browser_safe(app):
+def test_every_response_has_security_headers(app):
     for path, role in (("/api/v1/runs", "view"), ("/api/v1/runs", ""), ("/nothing", "view")):
         answer = make_client(app, role).get(path)
         policy = answer.headers["content-security-policy"]
@@ -195,7 +195,7 @@ def test_a_start_address_signs_in_once_and_drops_its_token(app):
     assert TestClient(app, base_url=ORIGIN, cookies=client.cookies).get("/").status_code == 401
 
 
-def test_changes_are_limited_and_written_down(tmp_path):
+def test_changes_are_rate_limited_and_logged(tmp_path):
     app = make_app(make_store(tmp_path), changes_per_minute=3)
     client = make_client(app, "submit")
     codes = [client.post("/sign-out").status_code for _ in range(5)]
@@ -222,7 +222,7 @@ def test_a_body_beyond_the_limits_is_refused(app, name):
     assert answer.status_code == status
 
 
-def test_brackets_within_a_text_are_no_depth(app):
+def test_brackets_in_a_string_do_not_count_as_depth(app):
     body = b'{"a": "' + b"[" * 1000 + b'\\"{{{"}'
     headers = {"content-type": "application/json"}
     assert make_client(app).post("/sign-out", content=body, headers=headers).status_code == 200
@@ -236,7 +236,7 @@ def test_headers_beyond_the_limits_are_refused(app):
     assert client.get("/api/v1/runs?filter=" + "a" * 20_000).status_code == 431
 
 
-def test_a_page_that_starts_a_check_is_a_change(tmp_path):
+def test_starting_a_check_by_a_page_counts_as_a_change(tmp_path):
     app = make_app(make_store(tmp_path), changes_per_minute=2)
     address = "/submit?config=&estimate"
     assert make_client(app, "view").get(address).status_code == 403
@@ -252,7 +252,7 @@ def test_a_page_that_starts_a_check_is_a_change(tmp_path):
     ]
 
 
-def test_everybody_may_sign_out_by_the_pages(app):
+def test_every_role_may_sign_out_by_the_pages(app):
     book = app.state.service.tokens
     session = book.sign_in(book.add("looker", "view"))
     client = make_client(app, "")

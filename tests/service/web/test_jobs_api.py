@@ -32,7 +32,7 @@ def checked(app, monkeypatch):
     return asked
 
 
-def test_a_dry_run_says_what_would_be_and_queues_nothing(app, checked):
+def test_a_dry_run_describes_the_job_and_queues_nothing(app, checked):
     client = make_client(app, "submit")
     body = {"config": CONFIG, "overrides": {"train.steps": 2}, "dry_run": True}
     answer = client.post("/api/v1/submit", json=body).json()
@@ -41,7 +41,7 @@ def test_a_dry_run_says_what_would_be_and_queues_nothing(app, checked):
     assert checked[0].overrides["train.steps"] == 2
 
 
-def test_a_submission_is_queued_under_the_name_that_was_checked(app, checked):
+def test_a_submission_is_queued_under_its_checked_name(app, checked):
     client = make_client(app, "submit")
     body = {"config": CONFIG, "overrides_yaml": "train: {steps: 2}\noptim.lr: 0.01"}
     answer = client.post("/api/v1/submit", json=body)
@@ -91,7 +91,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("body", "words"), REFUSED)
-def test_a_submission_that_breaks_a_rule_is_one_sentence(app, checked, body, words):
+def test_an_invalid_submission_is_refused_in_one_sentence(app, checked, body, words):
     # Half of a pair is a text of JSON that no encoding can hold.
     client, headers = make_client(app, "submit"), {"content-type": "application/json"}
     answer = client.post("/api/v1/submit", content=json.dumps(body), headers=headers)
@@ -101,7 +101,7 @@ def test_a_submission_that_breaks_a_rule_is_one_sentence(app, checked, body, wor
     assert checked == []
 
 
-def test_what_main_would_refuse_is_refused_with_its_line(app, monkeypatch):
+def test_submissions_that_main_refuses_are_refused_with_its_message(app, monkeypatch):
     verdict = Verdict("0" * 12, "smoke/x", (), "data.name: no such data")
     monkeypatch.setattr(app.state.service.checker, "check", lambda *_: verdict)
     answer = make_client(app, "submit").post("/api/v1/submit", json={"config": CONFIG})
@@ -109,7 +109,7 @@ def test_what_main_would_refuse_is_refused_with_its_line(app, monkeypatch):
     assert app.state.service.queue.list() == []
 
 
-def test_jobs_are_stopped_by_whom_they_belong_to(app, checked):
+def test_jobs_are_stopped_only_by_their_owner(app, checked):
     client, admin = make_client(app, "submit"), make_client(app, "admin")
     other = make_client(app, "")
     other.headers["authorization"] = f"Bearer {app.state.service.tokens.add('other', 'submit')}"
@@ -141,6 +141,6 @@ def test_configurations_that_may_be_submitted_are_listed(app):
 
 
 @pytest.mark.parametrize("path", ["runs", "runs.csv", "jobs"])
-def test_a_question_that_a_list_does_not_know_is_refused(app, path):
+def test_an_unknown_query_parameter_of_a_list_is_refused(app, path):
     answer = make_client(app, "view").get(f"/api/v1/{path}?bogus=1")
     assert answer.status_code == 422 and "bogus" in answer.json()["detail"]

@@ -72,7 +72,7 @@ def _send(connection: socket.socket, content: bytes) -> None:
 
 
 @pytest.mark.slow
-def test_bad_requests_cost_little_time_and_memory(live):
+def test_invalid_requests_cost_little_time_and_memory(live):
     """1 GiB announced, sent in pieces, a million brackets, aliases: time of the processor."""
     host, port, token, process = live
     brackets = b'{"config":' + b"[" * 1_000_000
@@ -102,7 +102,7 @@ def test_bad_requests_cost_little_time_and_memory(live):
 
 
 @pytest.mark.slow
-def test_a_body_that_never_ends_is_given_up_and_holds_up_nobody(live):
+def test_an_endless_body_is_dropped_and_blocks_no_other(live):
     host, port, token, _ = live
     slow = [socket.create_connection((host, port), timeout=PATIENCE_S) for _ in range(20)]
     for connection in slow:
@@ -116,7 +116,7 @@ def test_a_body_that_never_ends_is_given_up_and_holds_up_nobody(live):
 
 
 @pytest.mark.slow
-def test_streams_beyond_the_limit_are_refused_and_closed_ones_count_no_more(live):
+def test_streams_beyond_the_limit_are_refused_and_closed_ones_are_freed(live):
     host, port, token, _ = live
     head = (
         f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
@@ -134,7 +134,7 @@ def test_streams_beyond_the_limit_are_refused_and_closed_ones_count_no_more(live
     wait_for(lambda: ask(host, port, head.encode()) != 503)
 
 
-def test_a_text_of_brackets_is_given_up_at_the_first_that_is_too_deep():
+def test_a_text_of_brackets_is_refused_at_the_depth_limit():
     for text in (b"[" * 10_000_000, b'"' + b"[" * 40, b'{"a":' * 33):
         with pytest.raises(BodyTooDeep):
             check_depth(text, 32)

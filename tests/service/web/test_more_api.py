@@ -26,7 +26,7 @@ def client(store):
     return make_client(make_app(store), "view")
 
 
-def test_curves_come_in_the_points_that_a_chart_can_show(store, client):
+def test_curves_are_reduced_to_the_points_of_a_chart(store, client):
     lines = make_lines(5000)
     lines[3000]["loss/total"] = 77.0
     make_run(store, "long", lines=lines, final={"eval_top1": 1.0})
@@ -50,7 +50,7 @@ def test_curves_come_in_the_points_that_a_chart_can_show(store, client):
         assert answer.status_code == 422 and words in answer.json()["detail"]
 
 
-def test_a_comparison_is_that_of_the_library(store, client):
+def test_a_comparison_equals_the_librarys(store, client):
     for seed in range(6):
         config = make_config(**{"train.seed": seed, "optim.lr": 0.1})
         make_run(store, f"high{seed}", config=config, final={"eval_top1": 80.0 + seed})
@@ -70,7 +70,7 @@ def test_a_comparison_is_that_of_the_library(store, client):
     assert found["divergence"] is None
 
 
-def test_two_runs_that_should_be_equal_are_searched_for_where_they_part(store, client):
+def test_the_first_difference_of_two_runs_is_found(store, client):
     lines = make_lines(4)
     lines[2]["loss/total"] += 1e-9
     make_run(store, "again", config=make_config(), lines=lines, final={"eval_top1": 60.0})
@@ -81,7 +81,7 @@ def test_two_runs_that_should_be_equal_are_searched_for_where_they_part(store, c
     assert client.get("/api/v1/compare", params=runs).json()["divergence"]["found"] is None
 
 
-def test_gates_say_what_they_say_at_the_prompt(client):
+def test_gates_give_the_results_of_the_command_line(client):
     query = {"base": "digits/seed1", "new": "digits/seed0", "gate": "eval.top1:-:0.5:blocker"}
     found = client.get("/api/v1/gates", params=query).json()
     assert [one["outcome"] for one in found["findings"]] == ["fail"]
@@ -103,7 +103,7 @@ def test_gates_say_what_they_say_at_the_prompt(client):
         (["digits/seed0", "a:name=("], "filter"),
     ],
 )
-def test_sides_that_are_none_are_refused(client, sides, words):
+def test_invalid_sides_are_refused(client, sides, words):
     answer = client.get("/api/v1/compare", params={"run": sides})
     assert answer.status_code == 422
     assert words in answer.json()["detail"]
@@ -123,7 +123,7 @@ def test_a_table_of_runs_holds_no_formulas(store, client):
     assert len(rows) == 4
 
 
-def test_a_sweep_tells_its_trials_and_tables(store, client):
+def test_a_sweep_returns_its_trials_and_tables(store, client):
     config = str(ROOT / "configs" / "smoke.yaml")
     spec = SweepSpec(name="lr", config=config, axes={"optim.lr": [0.1, 0.2]}, seeds=[0, 1])
     keep_sweep(str(store), spec, resolve_base(spec))

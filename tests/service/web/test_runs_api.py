@@ -19,7 +19,7 @@ def client(tmp_path):
     return make_client(make_app(make_store(tmp_path)), "view")
 
 
-def test_runs_come_newest_first_with_what_filters_sort_and_show_ask_for(client):
+def test_runs_come_newest_first_filtered_sorted_and_with_chosen_columns(client):
     found = client.get("/api/v1/runs").json()
     assert found["matched"] == 3
     assert [run["name"] for run in found["runs"]] == ["killed", "seed1", "seed0"]
@@ -34,14 +34,14 @@ def test_runs_come_newest_first_with_what_filters_sort_and_show_ask_for(client):
     assert [run["name"] for run in page["runs"]] == ["seed1"]
 
 
-def test_a_run_tells_all_but_its_history(client):
+def test_a_run_returns_everything_but_its_history(client):
     found = client.get("/api/v1/runs/digits/seed1").json()
     assert found["config"]["train.seed"] == 1
     assert found["values"]["eval.top1"] == 61.0
     assert found["shown_status"] == "complete"
 
 
-def test_a_run_tells_its_teachers_with_their_numbers_then_and_its_students(tmp_path):
+def test_a_run_returns_its_teachers_with_their_metrics_and_its_students(tmp_path):
     store = make_store(tmp_path)
     known = note_run(Ancestor(1, place="seed0"), open_folder(store / "digits" / "seed0"))
     Run(store / "digits" / "killed").update(lineage=tell_lineage(known))
@@ -66,7 +66,7 @@ def test_a_run_tells_its_teachers_with_their_numbers_then_and_its_students(tmp_p
         ("/api/v1/nothing", 404, "Not Found"),
     ],
 )
-def test_a_wrong_question_is_a_typed_problem_in_one_sentence(client, path, status, words):
+def test_an_invalid_query_is_a_typed_problem_in_one_sentence(client, path, status, words):
     answer = client.get(path)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
@@ -99,7 +99,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("key", WRONG)
-def test_facts_of_another_kind_are_left_out_and_break_nothing(tmp_path, key):
+def test_fields_of_wrong_type_are_left_out(tmp_path, key):
     """Whoever can write to a run's directory may have written anything."""
     store = make_store(tmp_path)
     run = store / "digits" / "seed0"
@@ -122,7 +122,7 @@ def test_facts_of_another_kind_are_left_out_and_break_nothing(tmp_path, key):
     assert client.get("/api/v1/compare", params=sides).status_code in (200, 422)
 
 
-def test_a_link_out_of_the_store_is_no_run(tmp_path):
+def test_a_link_out_of_the_store_is_not_a_run(tmp_path):
     store = make_store(tmp_path)
     make_run(tmp_path / "elsewhere", "secret", final={"eval_top1": 1.0})
     (store / "digits" / "linked").symlink_to(tmp_path / "elsewhere" / "digits" / "secret")

@@ -85,7 +85,7 @@ def draw_submission(draw: random.Random) -> dict[str, object]:
 @pytest.mark.parametrize(
     "count", [pytest.param(5000, marks=pytest.mark.slow), 60], ids=["all", "some"]
 )
-def test_a_submission_is_queued_with_the_hash_of_main_or_refused(tmp_path, monkeypatch, count):
+def test_a_submission_is_queued_with_mains_hash_or_refused(tmp_path, monkeypatch, count):
     (tmp_path / "runs").mkdir()
     app = make_app(tmp_path / "runs", changes_per_minute=1_000_000)
     if count < 5000:  # the checks in their own program are the long proof's

@@ -27,7 +27,7 @@ from utils.errors import UserError
         ("done\r", "done"),
     ],
 )
-def test_a_log_moves_no_cursor(text, shown):
+def test_terminal_controls_are_stripped_from_logs(text, shown):
     assert strip_controls(text) == shown
 
 
@@ -45,7 +45,7 @@ def test_a_log_moves_no_cursor(text, shown):
         ("a=b", "a=b"),
     ],
 )
-def test_a_cell_is_no_formula(value, cell):
+def test_a_csv_cell_is_never_a_formula(value, cell):
     assert quote_cell(value) == cell
 
 
@@ -83,6 +83,6 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("{" * 100_000, "deeper"),
     ],
 )
-def test_yaml_that_means_more_than_it_says_is_refused(text, words):
+def test_yaml_beyond_plain_mappings_is_refused(text, words):
     with pytest.raises(UserError, match=words):
         read_plain_yaml(text, "overrides")

@@ -12,7 +12,7 @@ from service.web.tokens import TokenBook
 from utils.errors import UserError
 
 
-def test_a_token_is_told_once_and_only_its_hash_is_kept(tmp_path):
+def test_a_token_is_shown_once_and_only_its_hash_is_stored(tmp_path):
     path = tmp_path / "service" / "tokens.json"
     token = TokenBook(path).add("monitor", "view")
     assert len(token) >= 43
@@ -24,7 +24,7 @@ def test_a_token_is_told_once_and_only_its_hash_is_kept(tmp_path):
     assert not found.may("submit") and found.may("view")
 
 
-def test_a_start_token_signs_in_once_and_only_this_process(tmp_path):
+def test_a_start_token_signs_in_once_to_this_process_only(tmp_path):
     book = TokenBook(tmp_path / "tokens.json")
     start = book.create_start()
     assert TokenBook(book.path).sign_in(start) is None
@@ -37,7 +37,7 @@ def test_a_start_token_signs_in_once_and_only_this_process(tmp_path):
     assert book.identify(session) is None
 
 
-def test_a_row_that_another_program_takes_out_is_gone_at_once(tmp_path):
+def test_a_token_removed_by_another_program_is_revoked_at_once(tmp_path):
     book = TokenBook(tmp_path / "tokens.json")
     token = book.add("a", "submit")
     other = TokenBook(book.path)
@@ -49,7 +49,7 @@ def test_a_row_that_another_program_takes_out_is_gone_at_once(tmp_path):
     assert other.identify(token)
 
 
-def test_a_cookie_is_too_old_after_thirty_days(tmp_path, monkeypatch):
+def test_a_cookie_expires_after_thirty_days(tmp_path, monkeypatch):
     book = TokenBook(tmp_path / "tokens.json")
     session = book.sign_in(book.create_start())
     now = module.time.time()
@@ -57,7 +57,7 @@ def test_a_cookie_is_too_old_after_thirty_days(tmp_path, monkeypatch):
     assert book.identify(session) is None
 
 
-def test_tokens_that_are_made_at_once_are_all_kept(tmp_path):
+def test_tokens_created_concurrently_are_all_kept(tmp_path):
     """Threads of the service, and programs beside it."""
     path, made = tmp_path / "tokens.json", []
 
@@ -84,7 +84,7 @@ def test_tokens_that_are_made_at_once_are_all_kept(tmp_path):
         ('{"tokens": []}', 0o644, "chmod 600"),
     ],
 )
-def test_a_file_that_is_damaged_or_open_to_others_is_refused(tmp_path, text, mode, words):
+def test_a_damaged_or_readable_token_file_is_refused(tmp_path, text, mode, words):
     path = tmp_path / "tokens.json"
     path.write_text(text)
     path.chmod(mode)
@@ -93,12 +93,12 @@ def test_a_file_that_is_damaged_or_open_to_others_is_refused(tmp_path, text, mod
 
 
 @pytest.mark.parametrize(("who", "role"), [("", "view"), ("a b", "view"), ("a", "root")])
-def test_a_name_or_role_that_is_none_is_refused(tmp_path, who, role):
+def test_an_invalid_name_or_role_is_refused(tmp_path, who, role):
     with pytest.raises(UserError):
         TokenBook(tmp_path / "tokens.json").add(who, role)
 
 
-def test_a_cookie_ends_with_the_named_token_that_it_was_given_for(tmp_path):
+def test_a_cookie_is_revoked_with_its_named_token(tmp_path):
     book = TokenBook(tmp_path / "tokens.json")
     kept = book.sign_in(book.create_start())
     cookies = [book.sign_in(book.add(name, "submit")) for name in ("leaves", "stays")]
@@ -112,7 +112,7 @@ def test_a_cookie_ends_with_the_named_token_that_it_was_given_for(tmp_path):
     assert "leaves" not in book.path.read_text()
 
 
-def test_a_cookie_of_nobody_knows_which_token_is_refused(tmp_path):
+def test_a_cookie_without_a_known_token_is_refused(tmp_path):
     book = TokenBook(tmp_path / "tokens.json")
     session = book.sign_in(book.create_start())
     rows = json.loads(book.path.read_text())["tokens"]
