@@ -52,8 +52,7 @@ def get_memory(
     if compiled.needed_bytes is not None:
         return Memory(usable_bytes=target.usable_bytes, peak_bytes=compiled.needed_bytes)
     values = {
-        name: int(compiled.facts["memory"][f"{name}_size_in_bytes"])
-        for name in ("argument", "output", "temp", "alias")
+        name: compiled.facts.get_bytes(name) for name in ("argument", "output", "temp", "alias")
     }
     return Memory(
         usable_bytes=target.usable_bytes,
@@ -67,7 +66,8 @@ def get_memory(
 
 
 def _list_buffers(export: StepExport, instructions: list[Instruction]) -> list[Buffer]:
-    buffers, makers = [], {instruction.name: instruction for instruction in instructions}
+    buffers: list[Buffer] = []
+    makers = {instruction.name: instruction for instruction in instructions}
     for instruction in instructions:
         arrays = instruction.arrays
         if instruction.opcode == "copy-start":
@@ -318,8 +318,3 @@ def _find_wide(instructions: list[Instruction], batch: int, *, is_bf16: bool) ->
 def _get_operation(instruction: Instruction) -> str:
     names = re.findall(r"(aten__\w+|xla__\w+)", instruction.op_name)
     return names[-1].replace("aten__", "").replace("xla__", "") if names else instruction.opcode
-
-
-def get_flops(compiled: Compiled) -> float:
-    """FLOPs of one device as the compiler counts them."""
-    return float(compiled.facts["cost"].get("flops", 0.0))

@@ -8,25 +8,52 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pydantic import BaseModel, ConfigDict
+
 from bill.bundles.counting import BundleCost, ListingCosts
 from utils.json_types import JsonObject
 
 _BUNDLES = Path(__file__).with_name("bundles")
 
 
-@dataclass
+class CompilerFacts(BaseModel):
+    """Facts of one compilation as `children/compile_child.py` writes them, in its order.
+
+    Files of other versions may lack some of them; what is not known here is kept. Of a program
+    that does not fit there is `message` alone.
+    """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    topology_devices: int = 0
+    device_kind: str = ""
+    memory: dict[str, int] = {}
+    cost: dict[str, float] = {}
+    versions: dict[str, str] = {}
+    compile_s: float = 0.0
+    message: str = ""
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one device as the compiler counts them."""
+        return self.cost.get("flops", 0.0)
+
+    def get_bytes(self, kind: str) -> int:
+        """Return HBM bytes of `argument`, `output`, `temp` or `alias`."""
+        return self.memory[f"{kind}_size_in_bytes"]
+
+
+@dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a program.
+    """Result of compiling a program.
 
     Args:
       hlo: the scheduled module; empty where the program does not fit.
-      facts: `memory` and `cost` as the compiler gives them, `compile_s`, `device_kind`.
       needed_bytes: HBM that a program needs which does not fit.
       costs: of the bundles of each operation that has a listing; None if not requested.
     """
 
     hlo: str
-    facts: JsonObject = field(default_factory=dict)
+    facts: CompilerFacts = field(default_factory=CompilerFacts)
     needed_bytes: int | None = None
     costs: ListingCosts | None = None
     key: str = ""
@@ -36,12 +63,13 @@ class Compiled:
 def read_stored(folder: Path, *, with_bundles: bool) -> Compiled | None:
     """Read a result of the store, or None if it is missing, or lacks the bundles asked for."""
     try:
-        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        record = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        needed = record.pop("needed_bytes")
+        facts = CompilerFacts.model_validate(record)
         with gzip.open(folder / "program.hlo.gz", "rt", encoding="utf-8") as file:
             hlo = file.read()
     except (OSError, ValueError, EOFError):
         return None
-    needed = facts.pop("needed_bytes")
     costs = _read_costs(folder / "bundles.json")
     if with_bundles and costs is None and needed is None:
         return None
@@ -56,7 +84,8 @@ def write_stored(folder: Path, compiled: Compiled) -> None:
     if compiled.costs is not None:
         costs = {name: cost and asdict(cost) for name, cost in compiled.costs.items()}
         _replace(folder / "bundles.json", {"reader": compute_reader_digest(), "costs": costs})
-    _replace(folder / "facts.json", {**compiled.facts, "needed_bytes": compiled.needed_bytes})
+    facts = compiled.facts.model_dump(exclude_unset=True)
+    _replace(folder / "facts.json", {**facts, "needed_bytes": compiled.needed_bytes})
 
 
 def compute_reader_digest() -> str:

@@ -7,14 +7,17 @@ import importlib.util
 import json
 import re
 import tempfile
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel
 
 from bill.bundles.chip import get_chip_model
 from bill.bundles.counting import count_listings
 from bill.children.processes import run_child
-from bill.compiled import Compiled, read_stored, write_stored
+from bill.compiled import Compiled, CompilerFacts, read_stored, write_stored
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.places import get_user_cache
@@ -22,6 +25,8 @@ from utils.storage.places import get_user_cache
 if TYPE_CHECKING:
     from bill.step.tracing import StepExport
     from bill.targets import Target
+
+AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 CHILD = Path(__file__).parent / "children" / "compile_child.py"
 SETUP_COMMAND = "bash run_commands.sh setup --tpu-compiler"
@@ -73,8 +78,7 @@ def compile_step(
     key = _compute_key(export, target, devices, versions)
     stored = read_stored(store / key, with_bundles=with_bundles)
     if stored is not None:
-        stored.key = key
-        return stored
+        return replace(stored, key=key)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         request: JsonObject = {
@@ -86,8 +90,9 @@ def compile_step(
             request["bundles"] = str(_create_folder(folder / "bundles"))
         compiled = _run_request(request, export.bytecode, target, folder, time_limit_s=time_limit_s)
         if with_bundles and compiled.hlo:
-            compiled.costs = count_listings(folder / "bundles", get_chip_model(target.generation))
-    compiled.key = key
+            model = get_chip_model(target.generation)
+            compiled = replace(compiled, costs=count_listings(folder / "bundles", model))
+    compiled = replace(compiled, key=key)
     write_stored(store / key, compiled)
     return compiled
 
@@ -106,9 +111,13 @@ def _compute_key(export: StepExport, target: Target, devices: int, versions: dic
 
 
 def run_script(
-    script: Path, request: JsonObject, target: Target, time_limit_s: float
-) -> JsonObject:
-    """Run another child with a request; gives its `facts.json`.
+    script: Path,
+    request: JsonObject,
+    target: Target,
+    time_limit_s: float,
+    answer: type[AnswerT],
+) -> AnswerT:
+    """Run another child with a request, and read the answer that it writes as `facts.json`.
 
     Raises:
       UserError: it refused, aborted, took too long, or a program does not fit.
@@ -118,8 +127,8 @@ def run_script(
         code, log = _start(script, request, folder, time_limit_s=time_limit_s)
         if code:
             refused = _explain_failure(code, log, target)
-            raise UserError(f"it does not fit {target.name}: {refused.facts['message']}")
-        return json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+            raise UserError(f"it does not fit {target.name}: {refused.facts.message}")
+        return answer.model_validate_json((folder / "facts.json").read_bytes())
 
 
 def compile_artifact(
@@ -130,7 +139,7 @@ def compile_artifact(
     Raises:
       UserError: the compiler refused, aborted or took too long.
     """
-    request = {
+    request: JsonObject = {
         "donations": {},
         "topology": target.topology,
         "devices": 1,
@@ -138,7 +147,7 @@ def compile_artifact(
     }
     compiled = _run_request(request, artifact, target, folder, time_limit_s=time_limit_s)
     if compiled.needed_bytes is not None:
-        raise UserError(f"it does not fit {target.name}: {compiled.facts['message']}")
+        raise UserError(f"it does not fit {target.name}: {compiled.facts.message}")
     return compiled
 
 
@@ -157,7 +166,7 @@ def _run_request(
     code, log = _start(CHILD, request, folder, time_limit_s=time_limit_s)
     if code:
         return _explain_failure(code, log, target)
-    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    facts = CompilerFacts.model_validate_json((folder / "facts.json").read_bytes())
     return Compiled((folder / "program.hlo").read_text(encoding="utf-8"), facts)
 
 
@@ -185,7 +194,7 @@ def _explain_failure(code: int, log: str, target: Target) -> Compiled:
     memory = _OUT_OF_MEMORY.search(log)
     if memory:
         needed = int(float(memory[1]) * _UNITS[memory[2].upper()])
-        return Compiled("", {"message": memory[0]}, needed_bytes=needed)
+        return Compiled("", CompilerFacts(message=memory[0]), needed_bytes=needed)
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"Check fail|F\d{4} |Error|error:", line)]
     text = " / ".join((telling or lines)[-_TAIL:])[:600]

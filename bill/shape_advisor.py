@@ -13,7 +13,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
 
 from bill import compiler
 from bill.targets import Target, parse_target
@@ -23,7 +25,7 @@ from utils.programs import CommandLine, DefaultsHelp, ProgramParser, prepare_fil
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 # An operand's K and N are padded to the width of the matrix unit, rows to 8 only.
 _ROWS = 8
@@ -61,6 +63,12 @@ class Product:
     def work(self) -> float:
         """Useful multiplications of all its uses."""
         return float(math.prod(self.sizes) * len(self.paths))
+
+
+class ProductsAnswer(BaseModel):
+    """Answer of `children/matmul_child.py`."""
+
+    cycles: list[int]  # of each product, in the request's order
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -110,8 +118,8 @@ def run(options: argparse.Namespace) -> int:
     sys.stderr.write(f"compiling {len(sizes)} products for {target.name}\n")
     script = Path(__file__).resolve().parent / "children" / "matmul_child.py"
     request = {"topology": target.topology, "products": sizes}
-    facts = compiler.run_script(script, request, target, options.time_limit)
-    fill_in(shown, dict(zip(plan, facts["cycles"], strict=True)), width)
+    answer = compiler.run_script(script, request, target, options.time_limit, ProductsAnswer)
+    fill_in(shown, dict(zip(plan, answer.cycles, strict=True)), width)
     print_table(options, target, shown, law)
     if options.json:
         content = {
@@ -171,7 +179,7 @@ def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
         products.setdefault(sizes, Product(*sizes)).paths.append(path)
 
     def watch(path: str, module: nn.Module) -> None:
-        def see(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        def see(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             x = inputs[0]
             if isinstance(module, nn.Linear):
                 rows = x.numel() // module.in_features

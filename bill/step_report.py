@@ -151,7 +151,7 @@ def describe(
         flags=flags,
         model=compilation.config.model.name,
         target=compilation.target.name,
-        device=compiled.facts.get("device_kind", compilation.target.generation.name),
+        device=compiled.facts.device_kind or compilation.target.generation.name,
         chips=compilation.chips,
         examples_per_chip=compilation.batch,
         unit=export.unit[0],
@@ -170,7 +170,7 @@ def describe(
     )
     if compiled.needed_bytes is not None:
         return report
-    flops, mcycles = analysis.get_flops(compiled), analysis.sum_mcycles(instructions)
+    flops, mcycles = compiled.facts.flops, analysis.sum_mcycles(instructions)
     hbm_bytes = get_hbm_bytes(instructions)
     report.estimated_mcycles, report.flops, report.hbm_bytes = round(mcycles, 4), flops, hbm_bytes
     counted = _add_bundles(report, compilation, compiled, instructions)
@@ -191,7 +191,7 @@ def describe(
     report.faults = analysis.find_faults(
         instructions, export, compiled, compilation.batch, is_bf16=is_bf16
     )
-    report.compile_s = compiled.facts["compile_s"]
+    report.compile_s = compiled.facts.compile_s
     return report
 
 
@@ -373,5 +373,5 @@ def _write(report: Report, path: Path | None) -> None:
         path.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
-def _log(text: object) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"{text}\n")

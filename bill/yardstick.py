@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pydantic import BaseModel
+
 from bill.compiler import compile_step, get_default_store, run_script
 from bill.step.tracing import StepExport
 
@@ -16,6 +18,12 @@ if TYPE_CHECKING:
     from bill.compiled import Compiled
     from bill.step_report import Compilation
     from utils.json_types import JsonObject
+
+
+class ExportAnswer(BaseModel):
+    """Answer of a child that has exported a step."""
+
+    state: int  # how many arguments the results of the same numbers replace
 
 
 def compile_jax(
@@ -29,8 +37,7 @@ def compile_jax(
     """JAX's step, exported by the child and compiled as ours is.
 
     Args:
-      child: a program that writes the artifact that a request names, and tells its `state`:
-        arguments that the results of the same numbers replace.
+      child: a program that writes the artifact that a request names, and an `ExportAnswer`.
 
     Raises:
       UserError: the child failed, or the compiler did.
@@ -38,10 +45,10 @@ def compile_jax(
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(folder) / "jax.bin"
         asked = {**request, "artifact": str(artifact)}
-        facts = run_script(child, asked, compilation.target, time_limit_s)
+        answer = run_script(child, asked, compilation.target, time_limit_s, ExportAnswer)
         bytecode = artifact.read_bytes()
     digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode() + child.read_bytes())
-    donations = {number: number for number in range(facts["state"])}
+    donations = {number: number for number in range(answer.state)}
     export = StepExport(bytecode, digest.hexdigest(), [], donations, [], [])
     sys.stderr.write("compiling JAX's step\n")
     compiled = compile_step(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from bill import compiler
 from bill.bundles.chip import get_chip_model
 from bill.bundles.counting import ProgramCost, count_listings, count_program
@@ -67,13 +69,11 @@ def compile_program(artifact: bytes, target: Target, *, time_limit_s: float) -> 
         instructions = list_instructions(read_module(compiled.hlo))
         model = get_chip_model(target.generation)
         program = count_program(instructions, count_listings(folder / "bundles", model), model)
-    memory = compiled.facts["memory"]
-    kinds = ("argument", "output", "temp")
     return CompiledCost(
         program=program,
         bytes_by_space=get_hbm_bytes(instructions),
-        peak_bytes=sum(int(memory[f"{kind}_size_in_bytes"]) for kind in kinds),
-        compile_s=float(compiled.facts["compile_s"]),
+        peak_bytes=sum(map(compiled.facts.get_bytes, ("argument", "output", "temp"))),
+        compile_s=compiled.facts.compile_s,
         hlo_lines=compiled.hlo.count("\n"),
     )
 
@@ -92,7 +92,7 @@ def export_in_jax(
             {**program, "artifact": str(place)}
             for program, place in zip(programs, places, strict=True)
         ]
-        compiler.run_script(_CHILD, {"programs": named}, target, time_limit_s)
+        compiler.run_script(_CHILD, {"programs": named}, target, time_limit_s, BaseModel)
         return [place.read_bytes() for place in places]
 
 
@@ -105,4 +105,4 @@ def run_in_jax(
       UserError: it failed.
     """
     request = {**program, "given": str(places[0]), "found": str(places[1])}
-    compiler.run_script(_CHILD, {"programs": [request]}, target, time_limit_s)
+    compiler.run_script(_CHILD, {"programs": [request]}, target, time_limit_s, BaseModel)

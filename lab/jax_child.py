@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bill.children.jax_step import run_child
+from bill.children.jax_step import Array, run_child, write_old_kernels
+from utils.json_types import JsonObject
 
-# An entry of `programs`; a function of JAX with the shapes of its arguments.
-Program = dict[str, Any]
-Array = Any
-Example = tuple[Array, Array]
+Example = tuple[Array, Array]  # a function with the shapes of its arguments
 
 _OUT_OF_REACH = -1e30
 
@@ -28,7 +26,7 @@ def main(argv: list[str]) -> int:
     return run_child(argv, run)
 
 
-def run(request: Program) -> Program:
+def run(request: JsonObject) -> JsonObject:
     """Export or run the programs of a request."""
     for program in request["programs"]:
         function, arguments = FORMS[program["form"]](program)
@@ -43,15 +41,13 @@ def export_program(function: Array, arguments: Array) -> bytes:
     """Export a portable artifact of a function of arrays of such shapes."""
     import jax
     from jax import export
-    from jax._src import tpu_custom_call
 
-    # This jax writes a newer form of kernels than its own libtpu reads, unless it sees a TPU.
-    tpu_custom_call.get_ir_version = lambda context: 7
+    write_old_kernels()
     exported = export.export(jax.jit(function), platforms=["tpu"])(*arguments)
     return exported.mlir_module_serialized
 
 
-def run_program(function: Array, program: Program) -> None:
+def run_program(function: Array, program: JsonObject) -> None:
     """Run a function on stored arrays and store its results."""
     import jax
     import numpy as np
@@ -69,7 +65,7 @@ def describe(*sizes: int, dtype: str = "bfloat16") -> Array:
     return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
 
 
-def make_product(program: Program) -> Example:
+def make_product(program: JsonObject) -> Example:
     """`sizes` [M, K, N]: a product of bfloat16 matrices."""
     import jax.numpy as jnp
 
@@ -77,7 +73,7 @@ def make_product(program: Program) -> Example:
     return jnp.matmul, (describe(rows, inner), describe(inner, columns))
 
 
-def make_kernel_product(program: Program) -> Example:
+def make_kernel_product(program: JsonObject) -> Example:
     """Create a Pallas kernel of a product that sums over K in VMEM, by `blocks` [M, K, N]."""
     import jax.numpy as jnp
     from jax import ShapeDtypeStruct
@@ -98,21 +94,24 @@ def make_kernel_product(program: Program) -> Example:
         def _() -> None:
             result[...] = total[...].astype(result.dtype)
 
+    def cut(sizes: tuple[int, int], place: Callable[[Array, Array, Array], Example]) -> Array:
+        return pl.BlockSpec(sizes, place)
+
     function = pl.pallas_call(
         kernel,
         grid=(rows // of_rows, columns // of_columns, inner // of_inner),
         in_specs=[
-            pl.BlockSpec((of_rows, of_inner), lambda i, j, k: (i, k)),
-            pl.BlockSpec((of_inner, of_columns), lambda i, j, k: (k, j)),
+            cut((of_rows, of_inner), lambda i, j, k: (i, k)),
+            cut((of_inner, of_columns), lambda i, j, k: (k, j)),
         ],
-        out_specs=pl.BlockSpec((of_rows, of_columns), lambda i, j, k: (i, j)),
+        out_specs=cut((of_rows, of_columns), lambda i, j, k: (i, j)),
         out_shape=ShapeDtypeStruct((rows, columns), jnp.bfloat16),
         scratch_shapes=[pltpu.VMEM((of_rows, of_columns), jnp.float32)],
     )
     return function, (describe(rows, inner), describe(inner, columns))
 
 
-def make_loop(program: Program) -> Example:
+def make_loop(program: JsonObject) -> Example:
     """`trips` products of a square matrix of `size` with itself, one after the other."""
     import jax
     import jax.numpy as jnp
@@ -126,7 +125,7 @@ def make_loop(program: Program) -> Example:
     return function, (describe(program["size"], program["size"]),)
 
 
-def make_sum(program: Program) -> Example:
+def make_sum(program: JsonObject) -> Example:
     """Two float32 arrays of `elements` added: nothing but traffic."""
     import jax.numpy as jnp
 
@@ -134,7 +133,7 @@ def make_sum(program: Program) -> Example:
     return jnp.add, (argument, argument)
 
 
-def make_delta_rule(program: Program) -> Example:
+def make_delta_rule(program: JsonObject) -> Example:
     """Gated DeltaNet of `sizes` [B, T, Hk, Hv, K = V, C], and with `backward` its gradients.
 
     As JAX trainers write it: a triangular solve of all chunks, a scan over them, every product at
@@ -200,7 +199,7 @@ def compute_delta_rule(q: Array, k: Array, v: Array, g: Array, rate: Array, chun
     return output.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, heads, width).astype(dtype)
 
 
-def make_residual_step(program: Program) -> Example:
+def make_residual_step(program: JsonObject) -> Example:
     """Create a training step of a residual network on `batch` images, as big_vision trains BiT.
 
     Bottlenecks of `blocks` a stage, standardised kernels, GroupNorm of 32 groups, cross-entropy,

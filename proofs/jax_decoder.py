@@ -148,7 +148,7 @@ def measure(export: StepExport, compiled: Compiled, compilation: Compilation) ->
     facts = {
         "mcycles": analysis.sum_mcycles(instructions),
         "peak_gib": memory.peak_bytes / 2**30,
-        "tflop": analysis.get_flops(compiled) / 1e12,
+        "tflop": compiled.facts.flops / 1e12,
         "hbm_gb": get_hbm_bytes(instructions) / 1e9,
     }
     if compilation.chips > 1:

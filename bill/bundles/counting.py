@@ -10,10 +10,13 @@ from pathlib import Path
 from bill.bundles.chip import ChipModel
 from bill.bundles.listing import Bundle, list_listings, read_listing
 from bill.bundles.machine import EndlessProgramError, ScalarCore
-from bill.hlo import COLLECTIVES, FREE, Instruction
+from bill.hlo import COLLECTIVES, FREE, Array, Instruction
 
 # Costs of listings by the names of their operations; None if the listing does not end.
 ListingCosts = dict[str, "BundleCost | None"]
+
+# What operations of equal code share: opcode, results and estimate.
+_Code = tuple[str, tuple[Array, ...], int | None]
 
 # Calls that name memory and do nothing.
 _NAMING = ("AllocateBuffer", "ConcatBitcast")
@@ -145,7 +148,7 @@ def count_program(
       costs: of the listings that were written while it was compiled.
     """
     # libtpu writes one listing for operations of equal code: shapes and estimate identify them.
-    twins: dict[tuple[object, ...], str] = {}
+    twins: dict[_Code, str] = {}
     for instruction in instructions:
         if instruction.name in costs:
             twins.setdefault(_describe(instruction), instruction.name)
@@ -182,7 +185,7 @@ def _does_something(instruction: Instruction) -> bool:
     )
 
 
-def _describe(instruction: Instruction) -> tuple[object, ...]:
+def _describe(instruction: Instruction) -> _Code:
     return instruction.opcode, instruction.arrays, instruction.cycles
 
 

@@ -87,7 +87,8 @@ def read_listing(text: str) -> list[Bundle]:
 
 
 def _read_bundle(text: str) -> Bundle:
-    steps, kinds = [], Counter[str]()
+    steps: list[ScalarStep] = []
+    kinds = Counter[str]()
     for part in text.rstrip().removesuffix("}").split(";;"):
         match = _WORDS.match(part.strip())
         if match is None or match[2].startswith("compiler"):
@@ -106,7 +107,8 @@ def _read_step(result: str, opcode: str, rest: str) -> ScalarStep:
     if behind:
         condition, rest = behind[1], rest[: behind.start() + 1] + rest[behind.end() :]
     target = _PLACE.search(rest)
-    plain, named = [], {}
+    plain: list[str] = []
+    named: dict[str, str] = {}
     for operand in _split(rest):
         name, mark, value = operand.partition("=")
         if mark and name.isidentifier():
@@ -119,7 +121,8 @@ def _read_step(result: str, opcode: str, rest: str) -> ScalarStep:
 
 def _split(text: str) -> list[str]:
     """Split at commas outside brackets."""
-    parts, depth, current = [], 0, ""
+    parts: list[str] = []
+    depth, current = 0, ""
     for letter in text:
         depth += {"[": 1, "(": 1, "]": -1, ")": -1}.get(letter, 0)
         if letter == "," and not depth:

@@ -11,7 +11,6 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
 
 from bill.bundles.chip import ChipModel, HbmTraffic, Transfer
 from bill.bundles.listing import Bundle, ScalarStep
@@ -220,12 +219,14 @@ def _join(
         return _join_writes(steps, names, registers)
 
     def issue() -> int:
-        values: list[Any] = [step() for step in steps]
+        values = [step() for step in steps]
         for name, place in written:
             registers[name] = values[place]
         target = -1
         for place in branches:
-            target = values[place] if values[place] >= 0 else target
+            chosen = values[place]
+            if chosen is not None and chosen >= 0:
+                target = chosen
         return target
 
     return issue

@@ -235,16 +235,17 @@ _LOGIC: dict[str, Callable[[list[int | None]], int | None]] = {
 
 
 _COPIES = ("smov", "pmov", "int_to_ptr", "spop")
-_ARITHMETIC: dict[str, Callable[..., int]] = {
-    "scalar_lea": lambda left, right=0, *_: left + right,
+_OF_ONE: dict[str, Callable[[int], int]] = {
+    "sneg": lambda value: _sign(-value),
+    "snot": lambda value: _sign(~value),
+}
+_OF_TWO: dict[str, Callable[[int, int], int]] = {
     "sadd": lambda left, right: ((left + right + _HALF) & _MASK) - _HALF,
     "ssub": lambda left, right: _sign(left - right),
     "smul": lambda left, right: _sign(left * right),
     "sand": lambda left, right: _sign(left & right),
     "sor": lambda left, right: _sign(left | right),
     "sxor": lambda left, right: _sign(left ^ right),
-    "sneg": lambda value: _sign(-value),
-    "snot": lambda value: _sign(~value),
     "sshll": lambda left, right: _sign(left << (right & 31)),
     "sshrl": lambda left, right: _sign((left & _MASK) >> (right & 31)),
     "sshra": lambda left, right: _sign(left) >> (right & 31),
@@ -253,3 +254,10 @@ _ARITHMETIC: dict[str, Callable[..., int]] = {
     # The remainder, which picks one of several buffers; the unit's other result is not used.
     "sdivrem": lambda left, right: (left & _MASK) % right if right else 0,
 }
+
+
+def _add_offset(address: int, offset: int = 0, *_: int) -> int:
+    return address + offset
+
+
+_ARITHMETIC: dict[str, Callable[..., int]] = {**_OF_ONE, **_OF_TWO, "scalar_lea": _add_offset}

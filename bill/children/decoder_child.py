@@ -9,13 +9,10 @@ beside it.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from bill.children.jax_step import apply_adamw, describe_shapes, export_step, run_child
+from bill.children.jax_step import Array, apply_adamw, describe_shapes, export_step, run_child
+from utils.json_types import JsonObject
 
-# A request of the parent, in JSON; an array of JAX, which has no types here.
-Request = dict[str, Any]
-Array = Any
 _DECAY, _NORM_EPS = 0.1, 1e-6
 _ROPE_BASE, _MAX_NORM = 10_000.0, 1.0
 
@@ -25,7 +22,7 @@ def main(argv: list[str]) -> int:
     return run_child(argv, export_decoder)
 
 
-def export_decoder(request: Request) -> Request:
+def export_decoder(request: JsonObject) -> JsonObject:
     """Write the step as StableHLO for TPUs.
 
     Args:
@@ -58,7 +55,7 @@ def export_decoder(request: Request) -> Request:
     return {"state": export_step(create_step(request), arguments, request["artifact"])}
 
 
-def list_shapes(request: Request) -> Request:
+def list_shapes(request: JsonObject) -> JsonObject:
     """List the shapes of all weights."""
     width, heads, kv = request["width"], request["heads"], request["kv_heads"]
     size, hidden = width // heads, request["hidden"]
@@ -77,7 +74,7 @@ def list_shapes(request: Request) -> Request:
     return {"embedding": (request["vocab"], width), "blocks": blocks, "norm": (width,)}
 
 
-def create_step(request: Request) -> Array:
+def create_step(request: JsonObject) -> Array:
     """(weights, first and second moments, tokens, learning rate, step) -> the same and the loss."""
     import jax
     import jax.numpy as jnp
@@ -90,14 +87,18 @@ def create_step(request: Request) -> Array:
         value, gradients = jax.value_and_grad(loss)(weights, tokens)
         norm = jnp.sqrt(sum(jnp.sum(part * part) for part in jax.tree.leaves(gradients)))
         scale = jnp.minimum(1.0, _MAX_NORM / (norm + 1e-6))
-        gradients = jax.tree.map(lambda gradient: gradient * scale, gradients)
+
+        def clip(gradient: Array) -> Array:
+            return gradient * scale
+
+        gradients = jax.tree.map(clip, gradients)
         state = apply_adamw((weights, firsts, seconds), gradients, lr, number, _DECAY)
         return *state, value, norm
 
     return step
 
 
-def create_loss(request: Request) -> Array:
+def create_loss(request: JsonObject) -> Array:
     """(weights, tokens [B, T + 1]) -> mean nats of the next token."""
     import jax
     import jax.numpy as jnp
@@ -129,7 +130,7 @@ def normalise(stream: Array, weight: Array) -> Array:
     return (wide * scale * weight).astype(stream.dtype)
 
 
-def attend(rows: Array, block: Request, request: Request) -> Array:
+def attend(rows: Array, block: JsonObject, request: JsonObject) -> Array:
     """Causal attention [B, T, C] -> [B, T, C], heads in groups that share keys and values."""
     import jax
     import jax.numpy as jnp
@@ -182,7 +183,8 @@ def create_chunked_score(chunk: int) -> Array:
         return score(hidden, head.astype(hidden.dtype), targets)
 
     def forward(hidden: Array, head: Array, targets: Array) -> Array:
-        cast, total, d_hidden, d_head = head.astype(hidden.dtype), 0.0, [], 0.0
+        d_hidden: list[Array] = []
+        cast, total, d_head = head.astype(hidden.dtype), 0.0, 0.0
         for start in range(0, hidden.shape[1], chunk):
             part = slice(start, start + chunk)
             value, (for_hidden, for_head) = jax.value_and_grad(score, argnums=(0, 1))(

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Arrays of JAX and trees of them, whose types only functions import.
-Values = Any
+from utils.json_types import JsonObject
+
+# An array of JAX, a tree of them or a function of them: JAX, which has their types, is imported in
+# functions alone.
+Array = Any
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 
 
-def run_child(argv: list[str], run: Callable[[dict[str, Any]], dict[str, Any]]) -> int:
+def run_child(argv: list[str], run: Callable[[JsonObject], JsonObject]) -> int:
     """Run a child on the request in a file, and write its facts beside it; return the exit code."""
     path = Path(argv[0])
     request = json.loads(path.read_text(encoding="utf-8"))
@@ -29,14 +32,30 @@ def run_child(argv: list[str], run: Callable[[dict[str, Any]], dict[str, Any]]) 
     return 0
 
 
-def describe_shapes(shapes: Values, leaf: Callable[[tuple[int, ...]], Values]) -> Values:
+def write_old_kernels() -> None:
+    """Have JAX write kernels in the form that its own libtpu reads.
+
+    jax 0.7.1 writes a newer one, unless it sees a TPU.
+    """
+    from jax._src import tpu_custom_call
+
+    def get_version(_: Array) -> int:
+        return 7
+
+    tpu_custom_call.get_ir_version = get_version
+
+
+def describe_shapes(shapes: Array, leaf: Callable[[tuple[int, ...]], Array]) -> Array:
     """Describe the arrays of a tree whose leaves are shapes."""
     import jax
 
-    return jax.tree.map(leaf, shapes, is_leaf=lambda x: isinstance(x, tuple))
+    def is_shape(node: Array) -> bool:
+        return isinstance(node, tuple)
+
+    return jax.tree.map(leaf, shapes, is_leaf=is_shape)
 
 
-def export_step(step: Callable[..., Values], arguments: tuple[Values, ...], path: str) -> int:
+def export_step(step: Callable[..., Array], arguments: tuple[Array, ...], path: str) -> int:
     """Write a step as StableHLO for TPUs; return how many arguments its first results replace.
 
     Args:
@@ -51,12 +70,12 @@ def export_step(step: Callable[..., Values], arguments: tuple[Values, ...], path
 
 
 def apply_adamw(
-    state: tuple[Values, Values, Values],
-    gradients: Values,
-    lr: Values,
-    number: Values,
+    state: tuple[Array, Array, Array],
+    gradients: Array,
+    lr: Array,
+    number: Array,
     decay: float,
-) -> tuple[Values, ...]:
+) -> tuple[Array, ...]:
     """Return weights and both moments after a step of AdamW; vectors do not decay.
 
     Args:
@@ -67,7 +86,7 @@ def apply_adamw(
 
     corrections = [1.0 - beta**number for beta in _BETAS]
 
-    def update(weight: Values, first: Values, second: Values, gradient: Values) -> Values:
+    def update(weight: Array, first: Array, second: Array, gradient: Array) -> Array:
         first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
         second = _BETAS[1] * second + (1 - _BETAS[1]) * gradient * gradient
         ratio = (first / corrections[0]) / (jnp.sqrt(second / corrections[1]) + _EPS)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from utils.errors import UserError
 
@@ -48,7 +48,7 @@ def run_child(
             child.wait()
 
 
-def _wait(child: subprocess.Popen[Any], began: float, time_limit_s: float) -> int:
+def _wait(child: subprocess.Popen[bytes], began: float, time_limit_s: float) -> int:
     while True:
         try:
             return child.wait(timeout=1.0)

@@ -9,12 +9,10 @@ not share one. Writes the artifact that the request names and `facts.json` besid
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from bill.children import jax_step
-from bill.children.jax_step import Values
-
-Request = dict[str, Any]
+from bill.children.jax_step import Array
+from utils.json_types import JsonObject
 
 _DECAY, _NORM_EPS = 0.05, 1e-6
 
@@ -24,7 +22,7 @@ def main(argv: list[str]) -> int:
     return jax_step.run_child(argv, export_step)
 
 
-def export_step(request: Request) -> Request:
+def export_step(request: JsonObject) -> JsonObject:
     """Write the step as StableHLO for TPUs.
 
     Args:
@@ -40,13 +38,13 @@ def export_step(request: Request) -> Request:
     import jax
     import jax.numpy as jnp
 
-    def describe(shape: tuple[int, ...], dtype: Values = jnp.float32) -> Values:
+    def describe(shape: tuple[int, ...], dtype: Array = jnp.float32) -> Array:
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    def describe_frozen(shape: tuple[int, ...]) -> Values:
+    def describe_frozen(shape: tuple[int, ...]) -> Array:
         return describe(shape, jnp.bfloat16 if len(shape) > 1 else jnp.float32)
 
-    def describe_model(of: Values, leaf: Values) -> Values:
+    def describe_model(of: Array, leaf: Array) -> Array:
         return jax_step.describe_shapes(list_shapes(of, request["classes"]), leaf)
 
     weights = describe_model(request["student"], describe)
@@ -58,7 +56,7 @@ def export_step(request: Request) -> Request:
     return {"state": jax_step.export_step(create_step(request), arguments, request["artifact"])}
 
 
-def list_shapes(of: Request, classes: int) -> Request:
+def list_shapes(of: JsonObject, classes: int) -> JsonObject:
     """List the shapes of all weights of a model."""
     width, hidden, prefix, patch = of["width"], of["hidden"], of["prefix"], of["patch"]
     tokens = (of["image"] // patch) ** 2
@@ -69,7 +67,7 @@ def list_shapes(of: Request, classes: int) -> Request:
         "up": _linear(width, hidden),
         "down": _linear(hidden, width),
     }
-    shapes: Request = {
+    shapes: JsonObject = {
         "patches": {"kernel": (patch, patch, 3, width), "bias": (width,)},
         "norm": norm,
         "heads": [_linear(width, classes) for _ in range(max(1, prefix))],
@@ -86,41 +84,41 @@ def list_shapes(of: Request, classes: int) -> Request:
     return {**shapes, "blocks": [block] * of["depth"]}
 
 
-def _linear(into: int, out: int) -> Request:
+def _linear(into: int, out: int) -> JsonObject:
     return {"kernel": (into, out), "bias": (out,)}
 
 
-def create_step(request: Request) -> Values:
+def create_step(request: JsonObject) -> Array:
     """(weights, moments, teacher, images, labels, learning rate, step) -> state and the loss."""
     import jax
     import jax.numpy as jnp
 
     loss, parts = create_loss(request), request["parts"]
 
-    def step(
-        weights: Values, firsts: Values, seconds: Values, teacher: Values, *rest: Values
-    ) -> Values:
+    def add(old: Array, new: Array) -> Array:
+        return old + new / parts
+
+    def step(weights: Array, firsts: Array, seconds: Array, teacher: Array, *rest: Array) -> Array:
         images, labels, lr, number = rest
         value, gradients = 0.0, jax.tree.map(jnp.zeros_like, weights) if parts > 1 else None
         for some in zip(jnp.split(images, parts), jnp.split(labels, parts), strict=True):
             nats, new = jax.value_and_grad(loss)(weights, teacher, *some)
             value += nats / parts
-            add = (lambda old, new: old + new / parts) if parts > 1 else None
-            gradients = jax.tree.map(add, gradients, new) if add else new
+            gradients = jax.tree.map(add, gradients, new) if parts > 1 else new
         state = jax_step.apply_adamw((weights, firsts, seconds), gradients, lr, number, _DECAY)
         return *state, value
 
     return step
 
 
-def create_loss(request: Request) -> Values:
+def create_loss(request: JsonObject) -> Array:
     """(weights, teacher's, images, labels) -> mean nats, the teacher's term mixed in."""
     import jax
     import jax.numpy as jnp
 
     alpha, heat = request["alpha"], request["temperature"]
 
-    def loss(weights: Values, teacher: Values, images: Values, labels: Values) -> Values:
+    def loss(weights: Array, teacher: Array, images: Array, labels: Array) -> Array:
         block = request["attention_block"]
         logits = answer(weights, images, request["student"], block)
         log_probs = jax.nn.log_softmax(logits)
@@ -135,7 +133,7 @@ def create_loss(request: Request) -> Values:
     return loss
 
 
-def answer(weights: Values, images: Values, of: Request, block: int) -> Values:
+def answer(weights: Array, images: Array, of: JsonObject, block: int) -> Array:
     """Logits in float32 of images [B, H, W, 3] in bfloat16."""
     import jax
     import jax.numpy as jnp
@@ -164,7 +162,7 @@ def answer(weights: Values, images: Values, of: Request, block: int) -> Values:
     return sum(output.astype(jnp.float32) for output in logits) / len(logits)
 
 
-def normalise(stream: Values, norm: Values) -> Values:
+def normalise(stream: Array, norm: Array) -> Array:
     """LayerNorm with both sums of one pass, float32 inside."""
     import jax
     import jax.numpy as jnp
@@ -176,12 +174,12 @@ def normalise(stream: Values, norm: Values) -> Values:
     return ((wide - mean) * scale + norm["bias"]).astype(stream.dtype)
 
 
-def multiply(rows: Values, linear: Values) -> Values:
+def multiply(rows: Array, linear: Array) -> Array:
     """Apply a linear layer in the type of its input."""
     return rows @ linear["kernel"].astype(rows.dtype) + linear["bias"].astype(rows.dtype)
 
 
-def mix_tokens(rows: Values, one: Values, block: int) -> Values:
+def mix_tokens(rows: Array, one: Array, block: int) -> Array:
     """Apply a Mixer's layer between tokens."""
     import jax
 
@@ -189,16 +187,16 @@ def mix_tokens(rows: Values, one: Values, block: int) -> Values:
     return multiply(jax.nn.gelu(multiply(columns, one["mix"])), one["unmix"]).swapaxes(1, 2)
 
 
-def attend(rows: Values, one: Values, block: int) -> Values:
+def attend(rows: Array, one: Array, block: int) -> Array:
     """Attention [B, N, C] -> [B, N, C]; of `block` images at a time, if that is not 0."""
     import jax
     import jax.numpy as jnp
 
-    def project(name: str) -> Values:
+    def project(name: str) -> Array:
         kernel, bias = (one[name][part].astype(rows.dtype) for part in ("kernel", "bias"))
         return jnp.einsum("bnc,chd->bnhd", rows, kernel) + bias
 
-    def mix(heads: Values) -> Values:
+    def mix(heads: Array) -> Array:
         query, key, value = heads
         scores = jnp.einsum("bqhd,bkhd->bhqk", query * query.shape[-1] ** -0.5, key)
         return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)

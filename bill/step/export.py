@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,7 +27,9 @@ from job.check import check
 from job.stream import iterate_batches
 from tasks.protocol import Traceable
 from utils.config.load import change
+from utils.runtime.base import Runtime
 from utils.runtime.launcher import find_runtime_class
+from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     from job.build import Parts
     from job.spec import Job
     from utils.config.load import RunConfig
-    from utils.runtime.base import Runtime
 
 # State tensors are told apart by numbers from here on: float32 holds them, and no factor of a step,
 # such as the count of micro-batches, is one of them.
@@ -73,54 +74,62 @@ def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False)
         return _run_step(runtime, job, parts)
 
 
-def _create_tracing_runtime(config: RunConfig) -> Any:
+class _TracingRuntime(Runtime):
+    """Labels the phases of the step, and reports its end instead of dispatching it."""
+
+    on_dispatch: Callable[[], None] | None = None
+    label: Callable[[str], None]
+    _in_step = False
+
+    def _create_updates(self) -> Updates:
+        updates = super()._create_updates()
+        # Each device creates its own from other arguments; what it created gets the labels.
+        updates.__class__ = type("TracingUpdates", (_TracingUpdates, type(updates)), {})
+        return updates
+
+    @contextlib.contextmanager
+    def step(self, seed: int, step: int) -> Iterator[None]:
+        self._in_step = True
+        try:
+            with super().step(seed, step):
+                self.label("input")
+                yield
+        finally:
+            self._in_step = False
+
+    def finish_step(self) -> None:
+        if self._in_step and self.on_dispatch is not None:
+            self.on_dispatch()
+        else:
+            super().finish_step()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        self.label("loss")
+        super().backward(loss, last=last)
+        if last:
+            self.label("gradients")
+
+
+class _TracingUpdates(Updates):
+    """Labels the optimizer's step."""
+
+    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+        assert isinstance(self._device, _TracingRuntime)
+        self._device.label("optimizer")
+        super().apply(optimizer)
+
+
+def _create_tracing_runtime(config: RunConfig) -> _TracingRuntime:
     """Create a runtime of the configuration's device whose step is recorded, never dispatched."""
-    base: Any = find_runtime_class(config.runtime)
-
-    class TracingRuntime(base):
-        """Labels the phases of the step, and reports its end instead of dispatching it."""
-
-        on_dispatch: Callable[[], None] | None = None
-        label: Callable[[str], None]
-        _in_step = False
-
-        @contextlib.contextmanager
-        def step(self, seed: int, step: int) -> Iterator[None]:
-            self._in_step = True
-            try:
-                with super().step(seed, step):
-                    self.label("input")
-                    yield
-            finally:
-                self._in_step = False
-
-        def finish_step(self) -> None:
-            if self._in_step and self.on_dispatch is not None:
-                self.on_dispatch()
-            else:
-                super().finish_step()
-
-        def backward(self, loss: Tensor, *, last: bool) -> None:
-            self.label("loss")
-            super().backward(loss, last=last)
-            if last:
-                self.label("gradients")
-
-    runtime = TracingRuntime(config.runtime)
-    apply = runtime.updates.apply
-
-    def apply_labelled(optimizer: torch.optim.Optimizer) -> None:
-        runtime.label("optimizer")
-        apply(optimizer)
-
-    runtime.updates.apply = apply_labelled
-    return runtime
+    # Its own methods come before those of the device's class, which `super()` reaches.
+    bases = (_TracingRuntime, find_runtime_class(config.runtime))
+    return type("TracingRuntime", bases, {})(config.runtime)
 
 
 class _TracedTask:
     """A run's task whose loss notes what lies in which memory before the step."""
 
-    def __init__(self, task: Task, before: Callable[[Batch], None]) -> None:
+    def __init__(self, task: Task[Batch], before: Callable[[Batch], None]) -> None:
         self.unit, self.count, self.summarise = task.unit, task.count, task.summarise
         self._task, self._before = task, before
 
@@ -129,7 +138,7 @@ class _TracedTask:
         return self._task.loss(model, batch)
 
 
-def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
+def _run_step(runtime: _TracingRuntime, job: Job, parts: Parts) -> StepExport:
     """Let the engine make one step, and take its graph where it would be dispatched."""
     labels = ScopeLabels(parts)
     numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
@@ -143,12 +152,15 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
         if not state_ids:
             state_ids.update(_get_data_ids(_collect_state(parts)))
 
+    def label(role: str) -> None:
+        labels.enter(role, "forward")
+
     def check_gradients() -> None:
         named = parts.state.model.named_parameters()
         alive.extend(name for name, parameter in named if parameter.grad is not None)
 
     runtime.on_dispatch = check_gradients
-    runtime.label = lambda role: labels.enter(role, "forward")
+    runtime.label = label
     host_ops = runtime.counters()["host_ops"]
     batches = itertools.islice(iterate_batches(parts, 0), 1)
     task = _TracedTask(parts.task, note)
@@ -179,7 +191,9 @@ def _take_graph(
     import torch_xla
 
     bindings = torch_xla._XLAC
-    names, outputs, aliases = [], [], []
+    names: list[str] = []
+    outputs: list[Tensor] = []
+    aliases: list[int] = []
     for name, tensor in _collect_state(parts).items():
         text = bindings._get_xla_tensor_debug_info(tensor)
         if not re.search(r"^IR: None$", text, re.MULTILINE):

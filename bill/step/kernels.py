@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from bill.children.jax_step import write_old_kernels
 from models.delta.kernels import bridge as kernels_bridge
 from models.delta.kernels import operators as kernels
 from models.delta.rules import blocks
@@ -49,11 +50,9 @@ def _lower_kernel(
 ) -> tuple[str | None, list[Tensor]]:
     """Trace a kernel as PyTorch/XLA does on a TPU; return the custom call's text and inputs."""
     import jax
-    from jax._src import tpu_custom_call
     from torch_xla.experimental import custom_kernel
 
-    # This jax writes a newer form of kernels than its own libtpu reads, unless it sees a TPU.
-    tpu_custom_call.get_ir_version = lambda context: 7
+    write_old_kernels()
     given = [custom_kernel.to_jax_shape_dtype_struct(x) for x in tensors]
     lowered = jax.jit(kernel).trace(*given).lower(lowering_platforms=("tpu",))
     return custom_kernel._extract_backend_config(lowered.compiler_ir()), list(tensors)

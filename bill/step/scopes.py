@@ -9,14 +9,19 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from job.build import Parts
+
+    # Inputs or outputs of a module; only tensors among them have gradients.
+    ModuleValues: TypeAlias = "Tensor | Sequence[ModuleValues] | None"
 
 _SCOPE = re.compile(r"(?:^|/)([a-z0-9]+)\|([a-z]+)\|([\w.]*?)\.\d+(?=/|$)")
 
@@ -62,8 +67,9 @@ class ScopeLabels:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._local = threading.local()
-        self._held: dict[int, Any] = {}
-        self._handles: list[Any] = []
+        # Pushers of torch_xla, which keep a thread's scope while they live, by the thread.
+        self._held: dict[int, object] = {}
+        self._handles: list[RemovableHandle] = []
         self._labelled: list[nn.Module] = []
 
     def __enter__(self) -> ScopeLabels:
@@ -107,7 +113,7 @@ class ScopeLabels:
             setattr(module, _ORIGIN, (role, path))
             self._labelled.append(module)
 
-    def _begin_module(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _begin_module(self, module: nn.Module, inputs: ModuleValues) -> None:
         """Before the forward pass of any module."""
         role, path = getattr(module, _ORIGIN, ("", ""))
         if not role:
@@ -119,17 +125,20 @@ class ScopeLabels:
             self._label_backward(inputs, role, path.rpartition(".")[0])
         self.enter(role, "forward", path)
 
-    def _end_module(self, module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+    def _end_module(self, module: nn.Module, _: ModuleValues, output: ModuleValues) -> None:
         """After the forward pass of any module."""
         role, path = getattr(module, _ORIGIN, ("", ""))
         if not role:
             return
-        values = output if isinstance(output, tuple | list) else (output,)
-        self._label_backward(values, role, path)
+        self._label_backward(output, role, path)
         self.enter(*self._local.stack.pop())
 
-    def _label_backward(self, values: Iterable[Any], role: str, path: str) -> None:
+    def _label_backward(self, values: ModuleValues, role: str, path: str) -> None:
         """Label what the backward pass records from the moment that a value has its gradient."""
-        for value in values:
+
+        def label(_: Tensor) -> None:
+            self.enter(role, "backward", path)
+
+        for value in values if isinstance(values, Sequence) else (values,):
             if isinstance(value, Tensor) and value.requires_grad:
-                value.register_hook(lambda _: self.enter(role, "backward", path))
+                value.register_hook(label)

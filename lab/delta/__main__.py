@@ -229,7 +229,8 @@ def _measure(
     limit = options.time_limit
     if form == "jax_reference":
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
-        cost, fallbacks = compiling.compile_in_jax(case, target, time_limit_s=limit), []
+        cost = compiling.compile_in_jax(case, target, time_limit_s=limit)
+        fallbacks: list[str] = []
     else:
         core = compiling.resolve_loop(case, core)
         # Kernels are interpreted by XLA alone, and it alone has a loop.

@@ -12,7 +12,7 @@ from bill import compiler, printing
 from bill import step_report as tool
 from bill.bundle_report import count_step, create_bundle_report
 from bill.bundles.counting import BundleCost
-from bill.compiled import Compiled, read_stored, write_stored
+from bill.compiled import Compiled, CompilerFacts, read_stored, write_stored
 from bill.hlo import list_instructions, read_module
 from bill.schema import Interval, Report
 from bill.step.tracing import StepExport
@@ -70,7 +70,7 @@ def describe(costs: dict | None) -> Report:
     memory = dict.fromkeys(
         (f"{n}_size_in_bytes" for n in ("argument", "output", "temp", "alias")), 8
     )
-    facts = {"memory": memory, "cost": {"flops": 1e8}, "compile_s": 1.0}
+    facts = CompilerFacts(memory=memory, cost={"flops": 1e8}, compile_s=1.0)
     compilation = tool.Compilation(RunConfig(), parse_target("v5e:1x1"), 1, 64)
     return tool.describe(
         compilation, create_export(), Compiled(PROGRAM, facts, costs=costs), "c", []
@@ -101,15 +101,35 @@ def test_a_violated_order_of_figures_is_shown():
 
 
 def test_costs_are_cached_until_the_reader_changes(tmp_path: Path, monkeypatch):
-    write_stored(tmp_path, Compiled("HloModule x", {}, costs={**COSTS, "endless": None}))
+    write_stored(tmp_path, Compiled("HloModule x", costs={**COSTS, "endless": None}))
     found = read_stored(tmp_path, with_bundles=True)
     assert found.costs == {**COSTS, "endless": None} and found.cached
     monkeypatch.setattr(storing, "compute_reader_digest", lambda: "another")
     assert read_stored(tmp_path, with_bundles=True) is None
     assert read_stored(tmp_path, with_bundles=False).hlo == "HloModule x"
     plain = tmp_path / "plain"
-    write_stored(plain, Compiled("HloModule x", {}))
+    write_stored(plain, Compiled("HloModule x"))
     assert read_stored(plain, with_bundles=True) is None
+
+
+def test_facts_are_stored_with_the_bytes_of_the_child(tmp_path: Path):
+    facts = {
+        "topology_devices": 4,
+        "device_kind": "TPU v5 lite",
+        "memory": {"temp_size_in_bytes": 8},
+        "cost": {"flops": 1e8, "bytes accessed": 2e6},
+        "versions": {"jax": "0.7.1"},
+        "compile_s": 1.5,
+        "of_a_later_version": [1],
+    }
+    for known in (facts, {"message": "Used 20.50G of 15.75G hbm"}, {}):
+        write_stored(tmp_path, Compiled("HloModule x", CompilerFacts.model_validate(known)))
+        written = (tmp_path / "facts.json").read_text()
+        assert written == json.dumps({**known, "needed_bytes": None})
+        stored = read_stored(tmp_path, with_bundles=False)
+        assert stored.facts.model_dump(exclude_unset=True) == known
+    (tmp_path / "facts.json").write_text('{"memory": 3, "needed_bytes": null}')
+    assert read_stored(tmp_path, with_bundles=False) is None
 
 
 CHILD = """

@@ -178,9 +178,10 @@ def test_a_padding_law_without_positive_steps_is_refused_in_one_line(step, tmp_p
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 def test_the_compiler_prefers_full_widths(tmp_path):
-    script = Path(tool.__file__).parent / "tpu" / "matmul_child.py"
+    script = Path(tool.__file__).parent / "children" / "matmul_child.py"
     products = [[1, 8192, 513, 4096], [1, 8192, 640, 4096]]
     request = {"topology": "v5e:2x2x1", "products": products}
     target = tool.parse_target("v5e:2x2")
-    odd, full = compiler.run_script(script, request, target, 300.0)["cycles"]
+    answer = compiler.run_script(script, request, target, 300.0, tool.ProductsAnswer)
+    odd, full = answer.cycles
     assert full < odd
