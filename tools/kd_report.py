@@ -139,7 +139,7 @@ def draw(rows: list[JsonObject], folders: list[Path], path: Path) -> Path:
 
 def _draw_bars(axes: Axes, rows: list[JsonObject]) -> None:
     """Draw the student alone, the student and the teacher of each run, side by side."""
-    values = []
+    values: list[float] = []
     colours = {"alone": "0.7", "student": "tab:blue", "teacher": "tab:orange"}
     for offset, (name, colour) in enumerate(colours.items()):
         bars = {i + 0.27 * (offset - 1): row[name] for i, row in enumerate(rows)}

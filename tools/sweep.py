@@ -20,6 +20,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from service.checker import Checker
 from service.jobs.files import open_queue
@@ -34,9 +35,13 @@ from store.formatting import format_value
 from store.terminal import colour_word, create_console, create_table, print_json
 from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from utils.json_types import JsonObject
 from utils.programs import CommandLine, create_program_parser
 from utils.storage.places import to_path
 from utils.storage.retry import hurry
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -86,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     if options.on or options.dry_run:
         return _launch(options)
     slots = parse_slots(options.slots or "1")
-    report = (lambda state: None) if options.json else _print_state
+    report: Callable[[TrialState], None] = (lambda state: None) if options.json else _print_state
     with hurry():
         control = _open(options, report, len(slots))
         due = control.list_due()
@@ -220,7 +225,7 @@ def _show(options: argparse.Namespace, control: SweepControl, states: Sequence[T
             console.print(_tabulate_rows(f"{table.metric} of each {key}, over all else", rows))
 
 
-def _tabulate_trials(spec: SweepSpec, states: Sequence[TrialState]):
+def _tabulate_trials(spec: SweepSpec, states: Sequence[TrialState]) -> Table:
     done = sum(state.state == "complete" for state in states)
     title = f"sweep {spec.name}: {done} of {len(states)} trials are complete"
     shown = create_table("trial", "values", "state", f"{spec.metric}>", title=title)
@@ -230,7 +235,7 @@ def _tabulate_trials(spec: SweepSpec, states: Sequence[TrialState]):
     return shown
 
 
-def _tabulate_rows(title: str, rows: Sequence[AxisRow]):
+def _tabulate_rows(title: str, rows: Sequence[AxisRow]) -> Table:
     shown = create_table("values", "mean>", "sd>", "n>", "95 % interval", title=title)
     for row in rows:
         words = " ".join(f"{key}={format_value(value)}" for key, value in row.values.items()) or "-"
@@ -246,7 +251,7 @@ def _tabulate_rows(title: str, rows: Sequence[AxisRow]):
     return shown
 
 
-def _describe(state: TrialState) -> dict[str, object]:
+def _describe(state: TrialState) -> JsonObject:
     return {
         "id": state.trial.id,
         "run": state.run,

@@ -45,7 +45,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
     if not arguments.command:
         raise UserError("there is no program; write it after --, such as -- main.py --help")
     targets = {arguments.data: f"{_HOME}/data:ro", arguments.output: f"{_HOME}/runs"}
-    mounts = {}
+    mounts: dict[str, str] = {}
     for path, target in targets.items():
         if path and not executor.dry_run and not Path(path).is_dir():
             raise UserError(f"{path!r} is no directory; docker would create it, owned by root")

@@ -153,8 +153,10 @@ def unpack(arguments: argparse.Namespace) -> int:
             with contextlib.suppress(FileNotFoundError):
                 (target / name).unlink()
         # Newer Pythons warn if no filter is named; older ones do not know any.
-        options: dict = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-        archive.extractall(target, **options)
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(target, filter="data")
+        else:
+            archive.extractall(target)
     manifest.write_text(json.dumps(sorted(names)))
     speaker.say(f"{len(names)} files in ~/{arguments.workdir}, {len(before - names)} removed")
     return 0
@@ -366,7 +368,7 @@ def _copy_output(output: IO[bytes], speaker: Speaker, folder: Path) -> None:
                 return
 
 
-def _watch(child: subprocess.Popen, speaker: Speaker) -> None:
+def _watch(child: subprocess.Popen[bytes], speaker: Speaker) -> None:
     """Wait for the program; end it if the launcher is gone or a signal comes."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tools.doctor import devices, host, report, software, storage
 from tools.doctor.machine import RED, Finding, Machine, Requirements, yellow
@@ -95,7 +95,7 @@ def create_parser() -> argparse.ArgumentParser:
 def examine(machine: Machine) -> list[Finding]:
     """Run all checks; return the findings in their order."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(lambda name: run_check(name, machine), CHECKS))
+        return list(pool.map(partial(run_check, machine=machine), CHECKS))
 
 
 def run_check(name: str, machine: Machine) -> Finding:
@@ -110,9 +110,7 @@ def run_check(name: str, machine: Machine) -> Finding:
 
 def create_requirements(arguments: argparse.Namespace) -> Requirements:
     """Return settings of the planned run, flags over configuration; a UserError if it is wrong."""
-    values: dict[str, Any] = {"output": "runs", "shuffle_gib": 1.0}
-    if arguments.config:
-        values = _read_config(arguments.config)
+    planned = _read_config(arguments.config) if arguments.config else Requirements()
     given = {
         "data_dir": arguments.data_dir,
         "data_name": arguments.dataset,
@@ -121,11 +119,19 @@ def create_requirements(arguments: argparse.Namespace) -> Requirements:
         "shuffle_gib": arguments.shuffle_gib,
         "processes": arguments.processes,
     }
-    values.update({name: value for name, value in given.items() if value not in ("", None)})
-    for name in ("data_dir", "output", "compile_cache"):
-        if values.get(name) not in (None, "", "auto") and "://" not in values[name]:
-            values[name] = str(Path(values[name]).absolute())
-    return Requirements(**values, in_pod=arguments.in_pod)
+    values = {name: value for name, value in given.items() if value not in ("", None)}
+    planned = replace(planned, **values, in_pod=arguments.in_pod)
+    return replace(
+        planned,
+        data_dir=_make_absolute(planned.data_dir),
+        output=_make_absolute(planned.output),
+        compile_cache=_make_absolute(planned.compile_cache),
+    )
+
+
+def _make_absolute(path: str) -> str:
+    """Return the absolute path of a directory; URLs, `auto` and empty ones stay."""
+    return path if path in ("", "auto") or "://" in path else str(Path(path).absolute())
 
 
 def examine_workers(arguments: argparse.Namespace) -> int:
@@ -145,19 +151,19 @@ def examine_workers(arguments: argparse.Namespace) -> int:
     return int(RED in map(report.get_verdict, workers.values()))
 
 
-def _read_config(path: str) -> dict[str, Any]:
+def _read_config(path: str) -> Requirements:
     try:
         from utils.config.load import load_config
     except ImportError as error:
         raise UserError(f"--config needs the environment of a run: {error}") from error
     config = load_config(["--config", path])
-    return {
-        "data_dir": config.data.root,
-        "data_name": config.data.name if config.data.source == "tfds" else "",
-        "output": config.run.output_dir,
-        "compile_cache": config.runtime.compile_cache,
-        "shuffle_gib": config.data.shuffle_gib,
-    }
+    return Requirements(
+        data_dir=config.data.root,
+        data_name=config.data.name if config.data.source == "tfds" else "",
+        output=config.run.output_dir,
+        compile_cache=config.runtime.compile_cache,
+        shuffle_gib=config.data.shuffle_gib,
+    )
 
 
 main = CommandLine(create_parser, examine_chosen)

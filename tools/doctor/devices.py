@@ -7,9 +7,13 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.doctor.machine import RED, Finding, Machine, green, red, yellow
 from utils.generations import PCI_VENDOR, name_chip
+
+if TYPE_CHECKING:
+    from tools.doctor.device_step import DeviceStep
 
 _PCI = "sys/bus/pci/devices"
 # Of experiments with parts of a slice; they hide chips from a run.
@@ -142,7 +146,7 @@ def list_device_files(machine: Machine) -> list[Path]:
 
     An OSError if a directory exists and cannot be read.
     """
-    files = []
+    files: list[Path] = []
     for folder, pattern in (("dev", "accel[0-9]*"), ("dev/vfio", "[0-9]*")):
         with contextlib.suppress(FileNotFoundError):
             files += machine.find(folder, pattern)
@@ -181,7 +185,8 @@ def _report_no_tpu(machine: Machine, pci_devices: int) -> Finding:
 
 def _find_holders(machine: Machine, names: set[str]) -> tuple[list[tuple[str, str, str]], int]:
     """Return (process, its command, device file) of all holders, and how many cannot be read."""
-    holders, closed = [], 0
+    holders: list[tuple[str, str, str]] = []
+    closed = 0
     for process in machine.find("proc", "[0-9]*"):
         try:
             held = sorted(_list_open_files(process) & names)
@@ -212,7 +217,7 @@ def _list_open_files(process: Path) -> set[str]:
     return paths
 
 
-def _explain_steps(steps: list[dict], chips: int) -> Finding:
+def _explain_steps(steps: list[DeviceStep], chips: int) -> Finding:
     wrong = [step for step in steps if not step["correct"]]
     shown = "; ".join(
         f"{step['device']} matmul {step['matmul_ms']:.1f} ms, all-reduce over {step['world']} "

@@ -9,8 +9,8 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
+from datasets import ImageBatch
 from tools.loader.arguments import add_loader_arguments
 from tools.loader.open_loader import open_loader
 from utils.programs import run_program
@@ -35,9 +35,10 @@ def show(arguments: argparse.Namespace) -> None:
     """Open the loader and print its first example."""
     loader = open_loader(arguments, shard=(0, 1))
     try:
-        batch: Any = next(iter(loader.batches()))
+        batch = next(iter(loader.batches()))
     finally:
         loader.close()
+    assert isinstance(batch, ImageBatch) and batch.ids
     record = {"name": loader.name or arguments.data_dir, "split": arguments.split}
     record |= {"examples": loader.num_examples, "id": batch.ids[0], "label": int(batch.labels[0])}
     print(json.dumps(record))

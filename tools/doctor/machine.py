@@ -76,7 +76,7 @@ class Machine:
     root: Path = Path("/")  # directory of dev, proc and sys
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     python: str = sys.executable
-    python_version: Sequence[object] = tuple(sys.version_info)
+    python_version: Sequence[int | str] = tuple(sys.version_info)
     site: Sequence[str] = tuple(sys.path)  # directories of installed packages
     metadata_url: str = "http://metadata.google.internal"  # of the cloud's metadata server
     requirements: Requirements = field(default_factory=Requirements)

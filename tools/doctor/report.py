@@ -52,7 +52,9 @@ def format_table(workers: Mapping[str, Sequence[Finding]]) -> str:
     """Format a row for each check, a column for each worker; odd ones are starred."""
     names = list(dict.fromkeys(finding.name for row in workers.values() for finding in row))
     by_name = [{finding.name: finding for finding in row} for row in workers.values()]
-    rows, odd, details = {}, {}, []
+    rows: dict[str, list[str]] = {}
+    odd: dict[str, list[bool]] = {}
+    details: list[str] = []
     for name in names:
         cells = [findings.get(name) for findings in by_name]
         odd[name] = find_odd([(cell.level, cell.value) if cell else None for cell in cells])

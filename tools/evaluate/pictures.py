@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +63,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str, path: P
     pyplot.close(figure)
 
 
-def import_pyplot():
+def import_pyplot() -> ModuleType:
     """Return pyplot for files, without a display."""
     import matplotlib
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -130,7 +130,11 @@ def describe_groups(findings: Sequence[SetFinding]) -> JsonObject:
         members = [finding for finding in corrupted if finding.evaluated.spec.group == group]
         groups[group] = {}
         for side in ("model", "teacher") if members[0].teacher else ("model",):
-            top1: Any = {each.corruption: getattr(each, side).metrics["top1"] for each in members}
+            top1 = {
+                each.corruption: getattr(each, side).metrics["top1"]
+                for each in members
+                if each.corruption
+            }
             errors = compute_corruption_errors(top1)
             row = {"sets": len(members), "top1": float(np.mean(list(top1.values())))}
             groups[group][side] = {**row, "errors": errors, "mce": compute_mce(errors)}
@@ -272,6 +276,6 @@ def print_worst(finding: SetFinding, names: Sequence[str], count: int) -> None:
     create_console().print(table)
 
 
-def _write_csv(path: Path, lines: Sequence[Sequence[object]]) -> None:
+def _write_csv(path: Path, lines: Sequence[Sequence[str | float]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows(lines)

@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from tasks.distil.feature_statistics import Moments, describe_source, write_statistics
+from tasks.distil.task import Distil
 from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
@@ -76,7 +77,8 @@ def collect(runtime: Runtime, job: Job, path: str, images: int, source: JsonObje
 
 def sum_images(runtime: Runtime, parts: Parts, steps: int) -> dict[str, Moments]:
     """Sum over this rank's share of the first steps, by `NUMBER.KIND`."""
-    task: Any = parts.task
+    task = parts.task
+    assert isinstance(task, Distil)
     shapes = {
         f"{number}.{of}": shape
         for number, kinds in enumerate(task.feature_shapes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from big_vision.input.catalog import load_tfds_catalog
 from datasets import SOURCES, Loader, Role, create_loader
@@ -25,7 +24,7 @@ def create_section(arguments: argparse.Namespace) -> tuple[DataSection, Role]:
     """Create the data section of the flags, and the role to open."""
     role = arguments.mode or ("train" if arguments.split.startswith("train") else "eval")
     root, name = _find_dataset(arguments)
-    values: dict[str, Any] = {
+    values: JsonObject = {
         "source": arguments.source,
         "name": name,
         "root": root,

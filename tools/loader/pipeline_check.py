@@ -7,12 +7,14 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from big_vision.input.batches import Batch, ImageBatch
+from big_vision.input.images.labelled import ImageFacts
 from tools.loader.open_loader import open_loader
 
 if TYPE_CHECKING:
-    from datasets import ImageBatch, Loader
+    from datasets import Loader
 
 _GAP = 4
 _MIN_CELL = 104  # pixels, for the caption
@@ -20,36 +22,46 @@ _MIN_CELL = 104  # pixels, for the caption
 
 def run(arguments: argparse.Namespace) -> None:
     """Open the loader, print, measure and draw."""
-    loader: Any = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
+    loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
+    facts = loader.facts
+    assert isinstance(facts, ImageFacts)
     print(
         f"{loader.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
-        f"examples, {loader.facts.num_classes} classes, order {loader.order}, "
+        f"examples, {facts.num_classes} classes, order {loader.order}, "
         f"{loader.batches_per_epoch} batches of {loader.global_batch_size} "
         f"({loader.rank_batch_size} on rank {arguments.rank} of {arguments.world_size})"
     )
-    mean, std = loader.facts.normalisation
+    mean, std = facts.normalisation
     print(f"on the device: (images - {_format(mean)}) / {_format(std)}")
-    batch = next(iter(loader.batches()))
-    print_samples(batch, loader, arguments.num_samples)
+    batch = _require_images(next(iter(loader.batches())))
+    print_samples(batch, facts.class_names, arguments.num_samples)
     if arguments.time_it:
         for line in measure(loader, arguments.num_loops, arguments.loop_batches):
             print(line)
     if arguments.save_grid:
         indices = batch.indices[batch.mask][: arguments.num_samples].tolist()
-        views = [loader.load_examples(indices, epoch) for epoch in range(arguments.views)]
+        views = [
+            _require_images(loader.load_examples(indices, epoch))
+            for epoch in range(arguments.views)
+        ]
         save_grid(views, Path(arguments.save_grid))
         print(f"contact sheet: {arguments.save_grid}")
     loader.close()
 
 
-def print_samples(batch: Any, loader: Any, count: int) -> None:
+def _require_images(batch: Batch) -> ImageBatch:
+    assert isinstance(batch, ImageBatch)
+    return batch
+
+
+def print_samples(batch: ImageBatch, names: Sequence[str] | None, count: int) -> None:
     """Print a line for each of the first samples."""
+    ids = batch.ids or ()
     for number in range(min(count, int(batch.mask.sum()))):
         image, label = batch.images[number], int(batch.labels[number])
-        names = loader.facts.class_names
         name = f" ({names[label]})" if names else ""
         print(
-            f"  {batch.ids[number]}: shape {tuple(image.shape)}, {str(image.dtype)[6:]}, "
+            f"  {ids[number]}: shape {tuple(image.shape)}, {str(image.dtype)[6:]}, "
             f"range {int(image.min())}..{int(image.max())}, label {label}{name}"
         )
 

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -96,14 +96,15 @@ def _iterate_rows(
         is_finite = logits.isfinite().all(dim=1, keepdim=True)
         return torch.cat([*parts, is_finite.float()], dim=1)
 
-    before: Any = None  # batch and outputs
+    before: tuple[ImageBatch, Tensor] | None = None
     with tqdm(total=loader.num_examples, unit="img", disable=not sys.stderr.isatty()) as bar:
         for outputs in map_batches(compute, loader.batches(), runtime):
             if before is not None:
-                yield from _make_rows(runtime, trained, form, before[0], before[1])
+                yield from _make_rows(runtime, trained, form, *before)
             before = outputs
             bar.update(min(len(outputs[0]), loader.num_examples - bar.n))
-        yield from _make_rows(runtime, trained, form, before[0], before[1])
+        if before is not None:
+            yield from _make_rows(runtime, trained, form, *before)
 
 
 def _make_rows(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 
 _BEST = ("class", "name", "probability")
 _ROWS = 4096  # of a Parquet file that are written at once
@@ -64,7 +64,7 @@ def open_table(path: Path, form: TableForm) -> Iterator[WriteRow]:
 def _open_csv(path: Path, form: TableForm) -> Iterator[WriteRow]:
     """Open a CSV file, with a column for each feature: `feature_0`, `feature_1`, ..."""
 
-    def spread(row: FilePrediction) -> list[object]:
+    def spread(row: FilePrediction) -> list[JsonValue]:
         cells = form.flatten(row)
         if form.features:
             features = cells.pop("features") or [None] * form.features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +17,8 @@ from utils.config.data import DataSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.places import open_folder
+
+ParsedT = TypeVar("ParsedT")
 
 
 def load_trained(options: argparse.Namespace) -> TrainedModel:
@@ -82,7 +84,7 @@ def _read_names(path: str) -> list[str]:
     return _parse_json(list[str], text, f"--names ({path!r})", '["cat", "dog"]')
 
 
-def _parse_json(form: Any, text: str, flag: str, example: str) -> Any:
+def _parse_json(form: type[ParsedT], text: str, flag: str, example: str) -> ParsedT:
     try:
         return TypeAdapter(form).validate_json(text, strict=True)
     except ValidationError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from datasets import ImageBatch
 from models.trained import TrainedModel
 from models.transforms import to_pixels
 from tools.weights.load_model import open_images
@@ -27,9 +27,10 @@ def read_images(trained: TrainedModel, path: str, count: int, *, normalize: bool
     with tempfile.TemporaryDirectory() as folder:
         if not path:
             write_samples(Path(folder), count)
-        loader: Any = open_images(path or folder, "--images", trained.pp, _READ_AT_ONCE)
+        loader = open_images(path or folder, "--images", trained.pp, _READ_AT_ONCE)
         parts: list[Tensor] = []
         for batch in loader.batches():
+            assert isinstance(batch, ImageBatch)
             parts.append(to_pixels(batch.images[batch.indices >= 0]))
             if sum(map(len, parts)) >= count:
                 break
