@@ -108,7 +108,11 @@ def _time_windows(callbacks: RunCallbacks, steps: Iterator[StepResult], count: i
     callbacks.saving.manager.wait()
     window = max(20, math.ceil(_ROOM * callbacks.saving.manager.written_s / step_s))
     callbacks.saving.manager.pop_blocked_s()
-    plain, costs, held, writes, cpus = [], [], [], [], []
+    plain: list[float] = []
+    costs: list[float] = []
+    held: list[float] = []
+    writes: list[float] = []
+    cpus: list[float] = []
     for _ in range(count):
         plain.append(time_steps(runtime, steps, window))
         began = time.perf_counter()

@@ -17,6 +17,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest import mock
 
 from bill.hlo import count_dot_flops
 from bill.step.derive import describe_stream_of_one
@@ -185,7 +186,8 @@ class StepRunner:
         """HLO of the engine's next step, as it stands where the step is dispatched."""
         import torch_xla
 
-        texts, finish = [], self.runtime.finish_step
+        texts: list[str] = []
+        finish = self.runtime.finish_step
         weights = list(self.parts.state.model.parameters())
 
         def read_and_finish() -> None:
@@ -193,11 +195,8 @@ class StepRunner:
             finish()
 
         # torch_xla shows a graph only while it is pending.
-        self.runtime.finish_step = read_and_finish
-        try:
+        with mock.patch.object(self.runtime, "finish_step", read_and_finish):
             next(self._steps)
-        finally:
-            del self.runtime.finish_step
         (text,) = texts
         return text
 

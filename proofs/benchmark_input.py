@@ -37,7 +37,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -78,6 +78,7 @@ _JPEG_SIZE = (500, 375)
 _JPEG_QUALITY = 93
 _JPEG_NOISE = 22
 _SPLIT = "train"
+_Order = Literal["auto", "exact", "sharded"]
 
 
 def run(arguments: argparse.Namespace) -> int | None:
@@ -339,14 +340,16 @@ def _create_pipeline(
     return run_round
 
 
-def _create_loader(arguments: argparse.Namespace, name: str, crop: str, **data: Any) -> Loader:
+def _create_loader(
+    arguments: argparse.Namespace, name: str, crop: str, order: _Order = "auto"
+) -> Loader:
     section = DataSection(
         name=name,
         root=str(Path(arguments.work) / "tfds"),
         train_pp=f"{crop.format(size=arguments.size)}|flip_lr|value_range(-1, 1)",
         global_batch_size=arguments.batch,
         prefetch_batches=1,
-        **data,
+        order=order,
     )
     return create_loader(section, "train", seed=0)
 
@@ -433,7 +436,7 @@ def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) ->
     return results
 
 
-def _start_order(arguments: argparse.Namespace, order: str) -> dict[str, float]:
+def _start_order(arguments: argparse.Namespace, order: _Order) -> dict[str, float]:
     import_tensorflow()
     import tensorflow_datasets  # noqa: F401  imports are not what is measured
 
@@ -478,8 +481,8 @@ _CHILDREN = {
     **{mode: partial(_create_pipeline, name=n, crop=c) for mode, (n, c) in _CROPS.items()},
 }
 _STARTUP = {
-    "startup_exact": lambda arguments: _start_order(arguments, "exact"),
-    "startup_sharded": lambda arguments: _start_order(arguments, "sharded"),
+    "startup_exact": partial(_start_order, order="exact"),
+    "startup_sharded": partial(_start_order, order="sharded"),
 }
 main = CommandLine(create_parser, run)
 

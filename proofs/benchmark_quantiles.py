@@ -135,7 +135,8 @@ def measure(points: int) -> dict[str, float]:
 
 def measure_loop(steps: int = 200_000, every: int = 100) -> float:
     """Microseconds a step of collecting one value and adding the collected ones at log points."""
-    sketch, waiting = QuantileSketch(), []
+    sketch = QuantileSketch()
+    waiting: list[float] = []
     began = time.process_time()
     for step in range(steps):
         waiting.append(0.01 + step % 7 * 1e-4)

@@ -30,7 +30,7 @@ from utils.programs import CommandLine, create_program_parser
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from engine import StepResult
     from job.callbacks import RunCallbacks
@@ -44,14 +44,18 @@ _DRY_STEPS = 100_000
 _VALUES = 1_000_000
 
 
+def _do_nothing(*_: object) -> None:
+    return
+
+
 class _Nobody:
     """A stand-in for recorder and keeper that does nothing."""
 
     def __init__(self, done: int) -> None:
         self.done = done
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return _do_nothing
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -160,7 +160,9 @@ class Chaos:
     def prove(self) -> int:
         """Reference, rounds of killed runs, comparison; gives the exit code."""
         self._run_reference()
-        differences, findings, number = [], [], 0
+        differences: list[str] = []
+        findings: list[GateFinding] = []
+        number = 0
         check_known(self.gates, [self._read_side("reference")])
         try:
             while self._killed() < self.options.kills:
@@ -217,7 +219,7 @@ class Chaos:
                 return
             raise HangError(f"{name} ended with code {code} though it was not killed")
 
-    def _strike(self, process: subprocess.Popen, name: str) -> bool:
+    def _strike(self, process: subprocess.Popen[bytes], name: str) -> bool:
         """Kill a run once; False if it was complete before."""
         kind = self.random.choice(self.kinds)
         is_alive = self._await_instant(process, name, kind)
@@ -246,7 +248,7 @@ class Chaos:
         )
         return True
 
-    def _await_instant(self, process: subprocess.Popen, name: str, kind: str) -> bool:
+    def _await_instant(self, process: subprocess.Popen[bytes], name: str, kind: str) -> bool:
         """Wait for a random instant of an attempt; False if the run has ended before."""
         folder = self._folder(name)
         deadline = time.monotonic() + self.options.patience
@@ -274,7 +276,7 @@ class Chaos:
             )
         return _wait(process, lambda: False, self.random.uniform(0, 0.05))
 
-    def _kill(self, process: subprocess.Popen, kind: str) -> None:
+    def _kill(self, process: subprocess.Popen[bytes], kind: str) -> None:
         if kind == "term":
             process.send_signal(signal.SIGTERM)
             return
@@ -287,7 +289,7 @@ class Chaos:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     victim.kill()
 
-    def _start(self, name: str) -> subprocess.Popen:
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "main.py", *self.flags, f"--run.run_id={name}"]
         if name != "reference":
             command.append("--resume=auto")
@@ -296,9 +298,9 @@ class Chaos:
                 command, cwd=ROOT, env={**os.environ, **self.environment}, stdout=log, stderr=log
             )
 
-    def _await_end(self, process: subprocess.Popen, name: str) -> int:
+    def _await_end(self, process: subprocess.Popen[bytes], name: str) -> int:
         """Return the exit code, once no process of the run is left."""
-        family = []
+        family: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             family = psutil.Process(process.pid).children(recursive=True)
         try:
@@ -393,7 +395,10 @@ def _read_norms(record: RunRecord) -> str:
 
 
 def _wait(
-    process: subprocess.Popen, is_time: Callable[[], bool], limit_s: float, poll_s: float = _POLL_S
+    process: subprocess.Popen[bytes],
+    is_time: Callable[[], bool],
+    limit_s: float,
+    poll_s: float = _POLL_S,
 ) -> bool:
     """Wait for a moment, or for the limit; False if the process has ended."""
     deadline = time.monotonic() + limit_s

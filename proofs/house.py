@@ -81,23 +81,23 @@ class House:
     files: dict[str, SourceFile] = field(default_factory=dict)
 
     @functools.cached_property
-    def graph(self) -> nx.DiGraph:
+    def graph(self) -> nx.DiGraph[str]:
         """Module -> modules that it imports at module level."""
         return self._draw({name: file.loads for name, file in self.files.items()})
 
     @functools.cached_property
-    def whole_graph(self) -> nx.DiGraph:
+    def whole_graph(self) -> nx.DiGraph[str]:
         """The same with the imports inside functions."""
         return self._draw({n: f.loads.union(*f.deferred) for n, f in self.files.items()})
 
-    def _draw(self, targets: dict[str, frozenset[str]]) -> nx.DiGraph:
-        graph = nx.DiGraph()
+    def _draw(self, targets: dict[str, frozenset[str]]) -> nx.DiGraph[str]:
+        graph: nx.DiGraph[str] = nx.DiGraph()
         graph.add_nodes_from(targets)
         graph.add_edges_from((a, b) for a, imports in targets.items() for b in imports if a != b)
         return graph
 
     @functools.cached_property
-    def _loading(self) -> nx.DiGraph:
+    def _loading(self) -> nx.DiGraph[str]:
         """Module -> what importing it loads directly, faces of packages among them."""
         graph = self.graph.copy()
         for module in self.files:
@@ -211,7 +211,8 @@ def find_longest_chain(house: House) -> list[str]:
 def list_public_members(text: str, class_name: str) -> list[str]:
     """Methods and annotated attributes of a class without a leading underscore, sorted."""
     classes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
-    body = next((node.body for node in classes if node.name == class_name), [])
+    bodies = (node.body for node in classes if node.name == class_name)
+    body: list[ast.stmt] = next(bodies, [])
     names = {node.name for node in body if isinstance(node, ast.FunctionDef)}
     names |= {ast.unparse(node.target) for node in body if isinstance(node, ast.AnnAssign)}
     return sorted(name for name in names if not name.startswith("_"))

@@ -187,7 +187,7 @@ def measure_ours(
     compilation: Compilation, options: argparse.Namespace, flags: list[str]
 ) -> dict[str, float]:
     """Figures of the run's own step, split as asked or as it costs least."""
-    options.assume, options.hlo, options.cache_dir, options.write = [], None, None, False
+    options.assume, options.hlo, options.cache_dir, options.write = (), None, None, False
     options.bundles, options.micro_batches, options.rest = True, True, flags
     if options.split is None:
         report = step_report.find_micro_batches(compilation, options)

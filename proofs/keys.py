@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -60,8 +60,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def format_page() -> str:
     """Return the page as Markdown."""
-    sections: dict[str, Any] = {
-        name: field.annotation for name, field in RunConfig.model_fields.items()
+    annotations = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    sections = {
+        name: section
+        for name, section in annotations.items()
+        if isinstance(section, type) and issubclass(section, ConfigSection)
     }
     rules: dict[str, str] = {
         name: rule for name, rule in get_resume_rules().items() if rule != "refused"

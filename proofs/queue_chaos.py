@@ -191,7 +191,8 @@ def _kill_one_run(queue: JobQueue, instants: random.Random) -> list[str]:
 
 def _judge(queue: JobQueue) -> JsonObject:
     """Jobs by what should never have happened to them."""
-    overlaps, too_many = [], []
+    overlaps: list[str] = []
+    too_many: list[str] = []
     jobs = queue.list()
     for job in jobs:
         attempts = read_attempts(Path(queue.store) / job.run)

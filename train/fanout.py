@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 
 from train import commands
@@ -249,7 +250,7 @@ def _turn_signals_into_errors() -> Iterator[None]:
         yield
         return
 
-    def interrupt(number: int, _: object) -> None:
+    def interrupt(number: int, _: FrameType | None) -> None:
         raise InterruptedLaunchError(codes[signal.Signals(number)])
 
     before = {number: signal.signal(number, interrupt) for number in codes}

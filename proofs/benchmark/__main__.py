@@ -227,7 +227,8 @@ def measure_scaling(
     """
     cores = len(os.sched_getaffinity(0))
     share = max(1, cores // max(options.processes)) if _computes_on_host(config) else 0
-    results, environment = [], {}
+    results: list[JsonObject] = []
+    environment: JsonObject = {}
     with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
         path = Path(folder) / "report.json"
         for count in options.processes:

@@ -94,7 +94,7 @@ class BareLoop:
         return time.perf_counter() - began, time.process_time() - cpu_began
 
 
-def _plan_loss(task: RunTask, batch: Batch) -> Callable[[nn.Module], Tensor]:
+def _plan_loss(task: RunTask[Batch], batch: Batch) -> Callable[[nn.Module], Tensor]:
     """Return the loss of a model as written by hand."""
     if isinstance(task, HasPlainLoss):
         return task.create_supervised_loss(batch)

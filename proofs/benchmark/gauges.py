@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -43,21 +43,21 @@ class HostClock:
 class _CudaClock(HostClock):
     """Steps by the GPU's own clock: the host runs many steps ahead of it."""
 
-    _stamps: list[Any]
+    _events: list[torch.cuda.Event]
 
     def start(self) -> None:
-        self._stamps = []
+        self._events = []
         self.stamp()
 
     def stamp(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
-        self._stamps.append(event)
+        self._events.append(event)
 
     def take(self) -> list[float]:
         self.stamp()
-        self._stamps[-1].synchronize()
-        pairs = itertools.pairwise(self._stamps)
+        self._events[-1].synchronize()
+        pairs = itertools.pairwise(self._events)
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 
 

@@ -76,7 +76,7 @@ def _list_rates(result: JsonObject) -> dict[str, Callable[[JsonObject], str]]:
     }
 
 
-_ROWS = {
+_ROWS: dict[str, Callable[[JsonObject], str]] = {
     "step p50 ms": _format("step_p50_s", "{:.2f}", 1e3),
     "step p95 ms": _format("step_p95_s", "{:.2f}", 1e3),
     "input stall %": _format("input_stall_share", "{:.1f}", 100.0),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 
 STUDENT = "configs/digits_student.yaml"
 TEACHER = "configs/digits_teacher.yaml"
@@ -55,7 +55,7 @@ class TableSet:
 
 
 def _create_entry(
-    name: str, teachers: int = 1, settings: JsonObject | None = None, **term: object
+    name: str, teachers: int = 1, settings: JsonObject | None = None, **term: JsonValue
 ) -> Entry:
     whole = {"name": name, "weight": 1.0, **term, "args": term.get("args", {})}
     return Entry(name, whole, teachers, settings or {})

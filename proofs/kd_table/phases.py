@@ -108,7 +108,7 @@ def make_row_spec(entry: Entry, table_set: TableSet, budget: Budget, multiple: f
     return _change(spec, axes=axes, seeds=list(budget.seeds))
 
 
-def _change(spec: SweepSpec, **values: object) -> SweepSpec:
+def _change(spec: SweepSpec, **values: JsonValue) -> SweepSpec:
     """Return a sweep with other values, which are checked."""
     return SweepSpec.model_validate({**spec.model_dump(), **values})
 

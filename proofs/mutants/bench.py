@@ -13,10 +13,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proofs.mutants.operators import Mutant, list_mutants
 from utils.errors import UserError
 from utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from proofs.mutants.server import Answer, Request
 
 SERVER = Path(__file__).resolve().with_name("server.py")
 # What tests/conftest.py sets, which is too late where torch_xla is there already.
@@ -95,7 +99,9 @@ class Coverage:
 
     def choose(self, tests: Sequence[str], budget_s: float) -> tuple[list[str], float]:
         """As many as fit, at least one, file by file; and their seconds."""
-        chosen, ready, total = [], set(), 0.0
+        chosen: list[str] = []
+        ready: set[str] = set()
+        total = 0.0
         for test in tests:
             needed = {test, *self.uses[test]} - ready
             cost = sum(self.seconds.get(name, 0.0) for name in needed)
@@ -142,7 +148,7 @@ class Bench:
 
     def list_mutants(self, room: Room) -> list[Mutant]:
         """List all faults of a room."""
-        mutants = []
+        mutants: list[Mutant] = []
         for name in room.list_code(self.tree):
             mutants += list_mutants((self.tree / name).read_text(encoding="utf-8"), name)
         return mutants
@@ -203,7 +209,7 @@ class Bench:
             "left": len(tests) - len(chosen),
         }
 
-    def run_tests(self, chosen: Sequence[str], limit_s: float) -> JsonObject:
+    def run_tests(self, chosen: Sequence[str], limit_s: float) -> Answer:
         """Run the chosen tests on the server; return its response."""
         files = sorted({_get_file(test) for test in chosen})
         return self._ask({"tests": files, "chosen": list(chosen), "limit_s": limit_s})
@@ -232,7 +238,7 @@ class Bench:
         path.write_text(text, encoding="utf-8")
         os.utime(path, (self.clock, self.clock))
 
-    def _ask(self, request: JsonObject) -> JsonObject:
+    def _ask(self, request: Request) -> Answer:
         if self._server is None:
             environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": ""}
             with (self.cache / "last.log").open("w") as log:

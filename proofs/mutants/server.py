@@ -25,12 +25,39 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import coverage
 import pytest
 
 _DATA = "lines"
+_Fixture = pytest.FixtureDef[object]  # of whatever value
+
+
+class Gather(TypedDict):
+    """Files whose lines are noted, and the directory that takes them."""
+
+    include: list[str]
+    folder: str
+
+
+class Request(TypedDict):
+    """A line on stdin."""
+
+    tests: list[str]
+    mark: NotRequired[str]
+    gather: NotRequired[Gather]
+    chosen: NotRequired[list[str]]
+    limit_s: NotRequired[float]
+
+
+class Answer(TypedDict):
+    """A line on stdout."""
+
+    code: int  # of pytest, -1 if its process ended without an answer
+    failed: list[str]
+    is_late: bool
+    status: NotRequired[int]  # how such a process ended, as `os.waitpid` gives it
 
 
 def main() -> None:
@@ -46,7 +73,7 @@ def main() -> None:
         answers.flush()
 
 
-def _run_apart(request: dict[str, Any]) -> dict[str, Any]:
+def _run_apart(request: Request) -> Answer:
     """Return the result of a forked process; kill it and its children if it takes too long."""
     mine, theirs = os.pipe()
     child = os.fork()
@@ -73,21 +100,21 @@ def _run_apart(request: dict[str, Any]) -> dict[str, Any]:
     return {"code": -1, "failed": [], "is_late": left <= 0, "status": status}
 
 
-def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
-    """Pytest in this process."""
+def _run_tests(request: Request) -> Answer:
+    """Run pytest in this process."""
     sys.path.insert(0, str(Path.cwd()))
     _keep_lines_of_graphs()
     observer = _Observer(request.get("chosen"))
     # A place of its own for temporary files: they go with the next run.
     flags = [*request["tests"], "--rootdir=.", "--basetemp=../scratch", "--tb=line"]
-    flags += ["-m", request["mark"]] if request["mark"] else []
+    flags += ["-m", request["mark"]] if request.get("mark") else []
     if importlib.util.find_spec("hypothesis") is not None:
         flags += ["--hypothesis-seed=0"]
         _find_without_shrinking()
     if "gather" not in request:
         code = pytest.main([*flags, "-x"], plugins=[observer])
         return {"code": int(code), "failed": observer.failed, "is_late": False}
-    lines = _Lines(**request["gather"])
+    lines = _Lines(request["gather"]["include"], request["gather"]["folder"])
     observer.lines = lines
     with lines.record():
         code = pytest.main(flags, plugins=[observer])
@@ -137,8 +164,8 @@ class _Observer:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Note which shared fixtures a test uses."""
-        items: list[Any] = session.items
-        for item in items:
+        for item in session.items:
+            assert isinstance(item, pytest.Function)
             known = item._fixtureinfo.name2fixturedefs.values()
             shared = [
                 _name_fixture(definitions[-1])
@@ -152,19 +179,19 @@ class _Observer:
         if self.lines is not None:
             self.lines.switch(nodeid)
 
-    def pytest_runtest_logreport(self, report: Any) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add the time of a phase up."""
         self.seconds[report.nodeid] += report.duration
         if report.failed and report.nodeid not in self.failed:
             self.failed.append(report.nodeid)
 
-    def pytest_collectreport(self, report: Any) -> None:
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Count a file that cannot be read as failed."""
         if report.failed:
             self.failed.append(report.nodeid)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: Any) -> Iterator[None]:
+    def pytest_fixture_setup(self, fixturedef: _Fixture) -> Iterator[None]:
         """Lines and time of a shared fixture belong to all tests that use it."""
         if self.lines is None or not _is_shared(fixturedef):
             return (yield)
@@ -224,11 +251,11 @@ class _Lines:
         return {f: {c: sorted(n) for c, n in by.items()} for f, by in lines_by_file.items()}
 
 
-def _is_shared(definition: Any) -> bool:
+def _is_shared(definition: _Fixture) -> bool:
     return definition.scope != "function"
 
 
-def _name_fixture(definition: Any) -> str:
+def _name_fixture(definition: _Fixture) -> str:
     return f"{definition.baseid}::{definition.argname}"
 
 

@@ -155,7 +155,7 @@ def find_differences(
     Args:
       kept_bytes: of tensors of one side that are held at a time.
     """
-    differences = []
+    differences: list[LayerDifference] = []
     for part in split_calls(a.measure_calls(images), kept_bytes):
         calls, others = a.watch(images, part), {call.name: call for call in b.watch(images, part)}
         shared = [call for call in calls if call.name in others]

@@ -19,6 +19,7 @@ import yaml
 
 from proofs.study.frame import EPILOG
 from utils.errors import UserError
+from utils.json_types import JsonValue
 from utils.programs import CommandLine, create_program_parser
 from utils.registry import load_object
 
@@ -54,7 +55,7 @@ def read_study(path: Path) -> tuple[CommandLine, list[str]]:
     return program, [*flags, *keys]
 
 
-def _spell(value: object) -> str:
+def _spell(value: JsonValue) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import job
 from lab.marked_tables import check_document, write_between
@@ -97,8 +97,9 @@ def create_table_program(table_class: type[StudyTable], doc: str | None) -> Comm
     """Create the program of a table, whose help is the docstring of its module."""
 
     def create_parser() -> argparse.ArgumentParser:
-        module: Any = sys.modules[table_class.__module__]
-        parser = create_program_parser(doc, prog=f"python -m {module.__spec__.name}", epilog=EPILOG)
+        spec = sys.modules[table_class.__module__].__spec__
+        assert spec is not None  # it was imported, or runs by -m
+        parser = create_program_parser(doc, prog=f"python -m {spec.name}", epilog=EPILOG)
         table_class.add_flags(parser)
         return parser
 

@@ -16,7 +16,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -144,10 +143,10 @@ def make_few_labels(root: str, seeds: Sequence[int]) -> None:
                 f"{str(target)!r}, and it is written again"
             )
         return
-    bunch: Any = load_digits()
-    splits = digits.split_digits(bunch.target)
+    labels = np.asarray(load_digits(return_X_y=True)[1])
+    splits = digits.split_digits(labels)
     train_positions = np.array(splits.pop("train"))
-    chosen = {f"few_{seed}": _choose(train_positions, bunch.target, seed) for seed in seeds}
+    chosen = {f"few_{seed}": _choose(train_positions, labels, seed) for seed in seeds}
     write.write_dataset(
         digits.describe_digits(FEW, {**chosen, **splits}), target, "tfrecord", _SHARD_BYTES
     )

@@ -65,7 +65,7 @@ class PatchesTable(study.StudyTable):
         return [ALL, NONE, *changing]
 
     def create_config(self, row: str, seed: int) -> RunConfig:
-        skip = [] if row in (ALL, NONE, _KERNEL) else [row]
+        skip = (row,) if row not in (ALL, NONE, _KERNEL) else ()
         kernel = "on" if row == _KERNEL else self.base.model.attention_kernel
         return change(
             self.base,
@@ -78,7 +78,8 @@ class PatchesTable(study.StudyTable):
     def format(outcomes: Sequence[study.StudyOutcome]) -> str:
         """Format a row for each set of patches: its top-1, and how far the row of all differs."""
         heads = ["patches", *study.format_seeds(outcomes), "mean"]
-        groups, rows = study.group_rows(outcomes), []
+        groups = study.group_rows(outcomes)
+        rows: list[list[str]] = []
         for row, runs in groups.items():
             scores = [run.scores[_METRIC] for run in runs]
             pairs = zip(groups[ALL], scores, strict=True)

@@ -12,12 +12,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from utils.config.layers import merge_layers, read_layers
 from utils.config.sections import SourceSection
+from utils.json_types import JsonValue
 from utils.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def _format_differences(name: str, source: SourceSection) -> Iterator[str]:
     yield ""
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: JsonValue) -> str:
     if isinstance(value, str):
         return value
     text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
