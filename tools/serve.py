@@ -53,11 +53,7 @@ def create_parser() -> ProgramParser:
 
 
 def serve_runs(options: argparse.Namespace) -> None:
-    """Check, bind, print the start URL, serve.
-
-    Raises:
-      UserError: a flag cannot be used, or a package is missing.
-    """
+    """Check, bind, print the start URL, serve; a UserError if a flag or a package is unusable."""
     with hurry():
         check_reachable(options.store)
     for root in options.root:

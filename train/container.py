@@ -34,11 +34,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
-    """Build the image, or run Python in it; return the exit code of docker or of the program.
-
-    Raises:
-      UserError: no program, or a directory that does not exist.
-    """
+    """Build the image or run a program in it; return the exit code of docker or the program."""
     executor = Executor(dry_run=arguments.dry_run)
     if arguments.verb == "build":
         return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))

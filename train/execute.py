@@ -58,11 +58,7 @@ class Executor:
         self.dry_run = dry_run
 
     def ask(self, command: Sequence[str], *, assume: str = "") -> CommandResult:
-        """Run a command to its end and return its output; a dry run returns `assume`.
-
-        Raises:
-          UserError: the program is not installed.
-        """
+        """Run a command to its end and return its output; a dry run returns `assume`."""
         if self._show(command):
             return CommandResult(0, assume, "")
         done = subprocess.run(
@@ -71,22 +67,14 @@ class Executor:
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def require(self, command: Sequence[str], *, assume: str = "") -> str:
-        """Run a command as `ask` does and return its output.
-
-        Raises:
-          UserError: it failed; the message has the program's reason.
-        """
+        """Return the output of a command as `ask` does; a UserError has the reason if it fails."""
         answer = self.ask(command, assume=assume)
         if answer.code:
             raise UserError(f"{show(command[:5])} ... failed with {answer.code}: {answer.reason}")
         return answer.output
 
     def watch(self, command: Sequence[str]) -> None:
-        """Run a command that takes minutes and print each line as it arrives.
-
-        Raises:
-          UserError: it failed; the message has the program's last line.
-        """
+        """Run a command of minutes, print its lines; a UserError has the last one if it fails."""
         process = self.open(command)
         if process is None:
             return
@@ -127,11 +115,7 @@ class Executor:
         return self.dry_run
 
     def find_program(self, name: str) -> str:
-        """Find the path of a program.
-
-        Raises:
-          UserError: it is not installed.
-        """
+        """Find the path of a program; a UserError if it is not installed."""
         program = shutil.which(name)
         if program is None:
             label = _PROGRAMS.get(name, "a program")

@@ -30,11 +30,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start torchrun on this node and return its exit code.
-
-    Raises:
-      UserError: the flags contradict each other, or torchrun is not installed.
-    """
+    """Start torchrun on this node and return its exit code; a UserError if flags contradict."""
     words = arguments.command
     if not words:
         raise UserError("there is no program; write it after --, such as -- main.py --config C")

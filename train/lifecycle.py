@@ -1,4 +1,7 @@
-"""Describes, creates, stops and deletes TPU VMs; repeating a step changes nothing."""
+"""Describes, creates, stops and deletes TPU VMs; repeating a step changes nothing.
+
+Each function raises a UserError if Cloud TPU refuses, or returns no state.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,7 @@ class Facts:
 
 
 def describe(tpu: Tpu, executor: Executor) -> Facts | None:
-    """Read the state of a TPU VM; None if it does not exist.
-
-    Raises:
-      UserError: Cloud TPU does not return it.
-    """
+    """Read the state of a TPU VM; None if it does not exist."""
     text = _ask(commands.describe(tpu), tpu, executor, assume=_ASSUMED)
     if text is None:
         return None
@@ -56,11 +55,7 @@ def describe(tpu: Tpu, executor: Executor) -> Facts | None:
 
 
 def require_ready(tpu: Tpu, executor: Executor) -> Facts:
-    """Return the facts of a TPU VM that can be used now.
-
-    Raises:
-      UserError: it does not exist, or is in another state.
-    """
+    """Return the facts of a TPU VM; a UserError if it does not exist or is not READY."""
     facts = describe(tpu, executor)
     if facts is None:
         zone = f" in zone {tpu.zone}" if tpu.zone else " in gcloud's default zone"
@@ -87,9 +82,7 @@ def read_queued_state(tpu: Tpu, executor: Executor) -> str | None:
 def create(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
     """Make sure that the TPU VM exists; return what was done.
 
-    Raises:
-      UserError: a TPU VM of another type has the name, it is gone but not deleted, or Cloud TPU
-        refuses.
+    A UserError if a TPU VM of another type has the name, or it is gone but not deleted.
     """
     facts = describe(tpu, executor)
     if facts is None or executor.dry_run:
@@ -108,21 +101,13 @@ def create(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
 
 
 def recreate(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
-    """Remove what is left of a TPU VM that was taken away, and request a new one.
-
-    Raises:
-      UserError: Cloud TPU refuses.
-    """
+    """Remove what is left of a TPU VM that was taken away, and request a new one."""
     delete(tpu, executor)
     return _request(tpu, executor, options=options)
 
 
 def stop(tpu: Tpu, executor: Executor) -> str:
-    """Stop a TPU VM; return what was done.
-
-    Raises:
-      UserError: it does not exist, or Cloud TPU refuses: it cannot stop pods and queued resources.
-    """
+    """Stop a TPU VM, which Cloud TPU refuses for pods; return what was done."""
     facts = describe(tpu, executor)
     if facts is None:
         raise UserError(f"{tpu.name!r} does not exist; there is nothing to stop")
@@ -133,11 +118,7 @@ def stop(tpu: Tpu, executor: Executor) -> str:
 
 
 def delete(tpu: Tpu, executor: Executor) -> str:
-    """Delete a TPU VM and its queued resource; return what was done.
-
-    Raises:
-      UserError: Cloud TPU refuses.
-    """
+    """Delete a TPU VM and its queued resource; return what was done."""
     if read_queued_state(tpu, executor) is not None:
         executor.require(commands.delete_queued(tpu))
         return f"{tpu.name} and its queued resource are deleted"
@@ -148,11 +129,7 @@ def delete(tpu: Tpu, executor: Executor) -> str:
 
 
 def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) -> bool:
-    """Wait while a TPU VM is on its way; return False if it does not exist and none is coming.
-
-    Raises:
-      UserError: Cloud TPU does not return its state.
-    """
+    """Wait while a TPU VM is on its way; return False if it does not exist and none is coming."""
     shown = None
     while True:
         facts = describe(tpu, executor)

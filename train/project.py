@@ -29,11 +29,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def prepare(arguments: argparse.Namespace) -> None:
-    """Enable the services and create the bucket.
-
-    Raises:
-      UserError: a malformed bucket, or Google Cloud refuses.
-    """
+    """Enable the services, create the bucket; a UserError if its name is bad, or on refusal."""
     executor = Executor(dry_run=arguments.dry_run)
     project, bucket = arguments.project, arguments.bucket.rstrip("/")
     name = bucket.removeprefix("gs://")

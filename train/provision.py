@@ -24,11 +24,7 @@ _CHECKED = ("torch", "torchvision", "torch_xla", "timm", "tensorflow-cpu", "nump
 
 
 def sync(tpu: Tpu, executor: Executor, *, workdir: str, dirty: bool) -> str:
-    """Ship the tree; return its commit.
-
-    Raises:
-      UserError: this is no git checkout, or a worker cannot be reached.
-    """
+    """Ship the tree, return its commit; a UserError if a worker cannot be reached."""
     commit = pack_tree(executor, dirty=dirty)
     copy_worker_script(tpu, executor)
     executor.require(commands.copy_to(tpu, ARCHIVE, target=TREE_ARCHIVE))

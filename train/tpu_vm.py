@@ -29,11 +29,7 @@ from utils.programs import CommandLine, create_program_parser
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
-    """Run the verb; return the exit code.
-
-    Raises:
-      UserError: a command for a verb that takes none, or the verb's own errors.
-    """
+    """Run the verb; return the exit code."""
     if arguments.command and arguments.verb not in ("ssh", "run"):
         raise UserError(f"{arguments.verb} takes no command after --")
     return _VERBS[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))

@@ -98,11 +98,7 @@ def create_options(arguments: argparse.Namespace) -> fanout.FanoutOptions:
 
 
 def create_remote(arguments: argparse.Namespace) -> RemoteCommand:
-    """Create the workers' command from the flags.
-
-    Raises:
-      UserError: no command, a malformed variable, two environments at once.
-    """
+    """Create the workers' command; a UserError if it is missing, or its surroundings are wrong."""
     if not arguments.command:
         raise UserError("there is no command; write it after --, such as -- python main.py ...")
     if arguments.venv and arguments.conda_env:

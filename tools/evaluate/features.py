@@ -57,11 +57,7 @@ def extract_features(
 def merge(
     runtime: Runtime, indices: np.ndarray, labels: np.ndarray, values: np.ndarray, classes: int
 ) -> Features:
-    """Merge the examples of all ranks, in the order of the split, each once.
-
-    Raises:
-      UserError: a feature is not finite.
-    """
+    """Merge the examples of all ranks, in the split's order; a UserError if one is not finite."""
     parts = runtime.ranks.gather((indices, labels, values))
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
     _, order = np.unique(columns[0], return_index=True)

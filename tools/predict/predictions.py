@@ -33,11 +33,7 @@ _NOT_FINITE = "the model's answer is not finite; check its weights and --precisi
 
 
 def predict(options: argparse.Namespace) -> int:
-    """Write the table of every image; return the exit code.
-
-    Raises:
-      UserError: weights, folder or a flag that cannot be used.
-    """
+    """Write the table of every image; return the exit code. A UserError if a flag is unusable."""
     require_at_least(1, options, "top_k", "batch_size")
     if options.out.suffix not in ENDINGS:
         raise UserError(f"--out ({str(options.out)!r}) must end with {', '.join(ENDINGS)}")

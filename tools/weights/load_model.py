@@ -22,11 +22,7 @@ ParsedT = TypeVar("ParsedT")
 
 
 def load_trained(options: argparse.Namespace) -> TrainedModel:
-    """Load the model of the flags.
-
-    Raises:
-      UserError: there are no weights, or flags do not fit them.
-    """
+    """Load the model of the flags; a UserError if there are no weights, or flags do not fit."""
     given: JsonObject = {}
     if options.model:
         given["model"] = options.model

@@ -108,11 +108,7 @@ def create_job_name(experiment: str) -> str:
 
 
 def find_config(experiment: str) -> str:
-    """Find the YAML of an experiment, relative to the repository's root.
-
-    Raises:
-      UserError: it does not exist.
-    """
+    """Find an experiment's YAML, relative to the repository's root; a UserError if missing."""
     for path in (experiment, f"configs/{experiment}.yaml", f"configs/{experiment}"):
         if path.endswith(".yaml") and (ROOT / path).is_file():
             return path
@@ -160,11 +156,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def launch(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Start an experiment; return the exit code of SkyPilot.
-
-    Raises:
-      UserError: another job still runs, or the job cannot be described.
-    """
+    """Start an experiment, unless another job runs; return the exit code of SkyPilot."""
     config = find_config(arguments.experiment)
     output, origin = find_output(arguments.output, config, arguments.command)
     job = SkyJob(
@@ -221,11 +213,7 @@ def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tup
 
 
 def sync(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Ship the tree to the hosts of the on-demand cluster; return 0.
-
-    Raises:
-      UserError: no on-demand cluster was started, or a host cannot be reached.
-    """
+    """Ship the tree to all hosts of the on-demand cluster, which was started before; return 0."""
     if arguments.hosts < 1:
         raise UserError(f"--hosts ({arguments.hosts}) must be at least 1; raise it")
     kind, name = _read_name(executor)
@@ -253,11 +241,7 @@ def show_status(arguments: argparse.Namespace, executor: Executor) -> int:
 
 
 def forget(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Forget the name of an ended job or cluster; return 0.
-
-    Raises:
-      UserError: it still runs, or its state is unknown.
-    """
+    """Forget the name of a job or cluster whose end is known; return 0."""
     kind, name = _read_name(executor)
     state = get_state(kind, name, executor=executor)
     if executor.dry_run:
