@@ -100,7 +100,7 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
         )
     if data.repeats > 1 and 2 * data.repeats > data.global_batch_size:
         raise UserError(
-            f"data.repeats ({data.repeats}) leaves no two examples in a batch of "
+            f"data.repeats ({data.repeats}) leaves fewer than two different examples in a batch of "
             f"data.global_batch_size ({data.global_batch_size}); lower it or raise the batch"
         )
     _check_global_batch(data, "train", train.num_examples)
@@ -273,7 +273,7 @@ def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
     """Return [B] int64: each position's own number, or that of a readable one near it."""
     good, positions = np.flatnonzero(ok), np.arange(len(ok))
     if not len(good):
-        raise UserError("a whole batch of records cannot be read; restore the dataset's files")
+        raise UserError("no record of a batch can be read; restore the dataset's files")
     # The other half of the pair first: pairs stay together on any number of shards.
     partner = np.minimum(positions ^ 1, len(ok) - 1)
     after = good[np.minimum(np.searchsorted(good, positions), len(good) - 1)]

@@ -345,7 +345,7 @@ def _create_shape(
     if section.schedule == "wsd" and cooldown > max(total_steps - warmup, 1):
         raise UserError(
             f"optim.cooldown_fraction ({section.cooldown_fraction:g}) of the run's {total_steps} "
-            f"steps begins before the warm-up of {warmup} has ended; lower one of them"
+            f"steps overlaps the warm-up of {warmup} steps; lower one of them"
         )
 
     def hold_then_decay(step: int) -> float:

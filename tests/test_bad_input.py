@@ -145,7 +145,7 @@ WRONG = [
         "some of them above 0",
     ),
     (("--train.class_weights=[-1]",), "train.class_weights", "at least 0"),
-    (("--data.repeats=9",), "data.repeats (9) leaves no two examples in a batch", "lower it"),
+    (("--data.repeats=9",), "data.repeats (9) leaves fewer than two different", "lower it"),
     (
         ("--train.mix_off_epoch=1",),
         "train.mix_off_epoch (1.0) needs train.mixup_alpha",

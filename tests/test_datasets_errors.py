@@ -320,7 +320,7 @@ def test_the_other_half_of_a_pair_stands_in_first(ok):
 
 
 def test_a_batch_without_any_good_record_ends_the_run():
-    with pytest.raises(UserError, match="a whole batch of records cannot be read"):
+    with pytest.raises(UserError, match="no record of a batch can be read"):
         _choose_neighbours(np.zeros(4, bool))
 
 

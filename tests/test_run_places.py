@@ -69,7 +69,7 @@ def test_a_path_is_no_name_even_with_overwrite(tmp_path, capsys, run_id):
     (precious / "thesis.tex").write_text("years of work")
     for key in ("run.run_id", "run.experiment"):
         assert run(tmp_path / "runs", f"--{key}={run_id}", "--run.overwrite=true") == 2
-        assert f"{key} ({run_id!r}) is no directory name" in capsys.readouterr().err
+        assert f"{key} ({run_id!r}) is not a valid name" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 

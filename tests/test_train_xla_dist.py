@@ -309,7 +309,7 @@ WRONG = [
     (["--tpu=pod"], "there is no command"),
     (["--tpu=none", "--", "true"], "'none' does not exist"),
     (["--tpu=pod", "--venv=a", "--conda-env=b", "--", "true"], "exclude each other"),
-    (["--tpu=pod", "--env=A", "--", "true"], "is no K=V"),
+    (["--tpu=pod", "--env=A", "--", "true"], "is not of the form NAME=VALUE"),
 ]
 
 

@@ -151,7 +151,7 @@ def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -
         tokens = tokens or [end for end in (tokenizer.end,) if end is not None]
         if not tokens or max(tokens) >= vocab_size:
             raise UserError(
-                f"--prompt ({text!r}) gives tokens {tokens[:8]}, but the model has 0 to "
+                f"--prompt ({text!r}) gives tokens {tokens[:8]}, but the model's tokens are 0 to "
                 f"{vocab_size - 1}; use another prompt"
             )
         return tokens

@@ -105,7 +105,7 @@ def create_remote(arguments: argparse.Namespace) -> RemoteCommand:
         raise UserError("--venv and --conda-env exclude each other; keep one of them")
     wrong = [pair for pair in arguments.env if "=" not in pair or pair.startswith("=")]
     if wrong:
-        raise UserError(f"--env {wrong[0]!r} is no K=V; write a name and a value")
+        raise UserError(f"--env {wrong[0]!r} is not of the form NAME=VALUE; write both")
     return RemoteCommand(
         words=tuple(arguments.command),
         env=tuple(tuple(pair.split("=", 1)) for pair in arguments.env),

@@ -140,7 +140,7 @@ def _check(spec: SweepSpec) -> None:
         if key in _OWN:
             raise UserError(f"{key} is set by the sweep itself; remove it")
     for key in spec.axes.keys() & spec.settings.keys():
-        raise UserError(f"{key} stands in set and in axes; leave one of them out")
+        raise UserError(f"{key} is both in set and in axes; remove it from one of them")
     if SEED_KEY in spec.axes or (spec.seeds and SEED_KEY in spec.settings):
         raise UserError(f"{SEED_KEY} is what seeds is for: write seeds: [0, 1, 2]")
     for name, values in {"seeds": spec.seeds, **spec.axes}.items():

@@ -15,7 +15,7 @@ from utils.storage.local import compute_crc32c, write_atomically
 from utils.storage.places import open_folder
 
 ARTIFACTS_FILE = "artifacts.json"
-# They still change, or are uploaded elsewhere.
+# Not artifacts: they still change, or other modules upload them.
 _OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, "checkpoints"}
 _KINDS = {
     ".safetensors": "weights",
@@ -35,7 +35,7 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
       remote: the run's URL on a bucket; empty without one.
 
     Returns:
-      `path`, `kind`, `bytes`, `sha256` and `crc32c` of each; object stores keep the latter too.
+      `path`, `kind`, `bytes`, `sha256` and `crc32c` of each; object stores keep crc32c themselves.
 
     Raises:
       OSError: the store refuses, or holds other bytes than were sent.

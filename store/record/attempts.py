@@ -1,4 +1,4 @@
-"""`attempts.jsonl`: each start and end of a program on a run; without an end it was killed."""
+"""`attempts.jsonl`: the start and end of each attempt; an attempt without an end was killed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 
 
 def read_attempts(folder: Path) -> list[JsonObject]:
-    """Read the attempts of a run in their order: number, host, from_step, began, and their ends."""
+    """Read the attempts of a run in order; each has the fields of its start and of its end."""
     path = folder / ATTEMPTS_FILE
     if not path.is_file():
         return []
@@ -70,7 +70,7 @@ def format_utc(seconds: float) -> str:
 
 
 def begin_attempt(folder: Path, from_step: int, hardware: JsonObject, source: str = "") -> int:
-    """Record the start of an attempt and all that affects its cost; return its number, from 1."""
+    """Record an attempt's start and the hardware that it pays for; return its number, from 1."""
     number = 1 + max((attempt["attempt"] for attempt in read_attempts(folder)), default=0)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
     facts |= {"from_step": from_step, "hardware": hardware}

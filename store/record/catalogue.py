@@ -107,26 +107,26 @@ LOOP = (
     Metric("hbm_peak_gib", "GiB", "lower", "resource",
            "most memory that rank zero's device has held since the program began"),
     Metric("duty_cycle", "", "higher", "clock",
-           "share of the time at work that rank zero's devices last told of"),
+           "share of time that rank zero's devices were busy, as they last reported"),
     Metric("graphs", "graphs", "lower", "resource", "graphs compiled over all attempts"),
-    Metric("graphs_train", "graphs", "lower", "resource", "those compiled by training steps"),
-    Metric("graphs_eval", "graphs", "lower", "resource", "those compiled by evaluations"),
+    Metric("graphs_train", "graphs", "lower", "resource", "graphs compiled by training steps"),
+    Metric("graphs_eval", "graphs", "lower", "resource", "graphs compiled by evaluations"),
 )  # fmt: skip
 # Numbers of a task: parts of the loss in lines of training, results in lines of evaluation.
 LEARNT = (
     Metric(LOSS + "*", "", "lower", "deterministic",
            "a part of the loss before its weight; `loss/total` is what is trained on"),
-    Metric("top1", "%", "higher", "deterministic", "examples whose class is the likeliest one"),
-    Metric("top5", "%", "higher", "deterministic", "examples whose class is among the five first"),
+    Metric("top1", "%", "higher", "deterministic", "examples whose class has the highest logit"),
+    Metric("top5", "%", "higher", "deterministic", "examples whose class is among the top five"),
     Metric("loss", "nats", "lower", "deterministic", "mean cross-entropy of labels or next tokens"),
-    Metric("perplexity", "", "lower", "deterministic", "e to the loss, of a language model"),
+    Metric("perplexity", "", "lower", "deterministic", "exp(loss) of a language model"),
     Metric("bits_per_byte", "bits", "lower", "deterministic",
            "loss over the bytes of text that the predicted tokens stand for"),
-    Metric("accuracy", "%", "higher", "deterministic", "tokens that were held for the likeliest"),
+    Metric("accuracy", "%", "higher", "deterministic", "tokens that got the highest logit"),
     Metric("ece", "", "lower", "deterministic", "expected calibration error, 0 to 1"),
     Metric("mse", "", "lower", "deterministic",
            "mean squared error in the targets' own units, mean over the targets"),
-    Metric("mae", "", "lower", "deterministic", "mean absolute error, likewise"),
+    Metric("mae", "", "lower", "deterministic", "mean absolute error in the targets' own units"),
     Metric("r2", "", "higher", "deterministic",
            "1 - squared error / variance of the split, mean over the targets"),
     Metric("nll", "nats", "lower", "deterministic",
@@ -137,32 +137,32 @@ LEARNT = (
     Metric("mae/*", "", "lower", "deterministic", "mean absolute error of one target"),
     Metric("r2/*", "", "higher", "deterministic", "1 - squared error / variance of one target"),
     Metric("map", "%", "higher", "deterministic",
-           "average precision, mean over the classes that some example has"),
-    Metric("f1_micro", "%", "higher", "deterministic", "F1 of all answers of all classes"),
+           "average precision, mean over the classes with an example"),
+    Metric("f1_micro", "%", "higher", "deterministic", "F1 over the outputs of all classes"),
     Metric("f1_macro", "%", "higher", "deterministic", "F1 of each class, mean over the classes"),
     Metric("distil_loss", "", "lower", "deterministic",
            "sum of a label-free student's weighted terms on the evaluation split"),
-    Metric("distil_loss/*", "", "lower", "deterministic", "one of the terms, before its weight"),
+    Metric("distil_loss/*", "", "lower", "deterministic", "one term of it, before its weight"),
     Metric("examples", "examples", "none", "deterministic", "examples that were counted"),
     Metric("*/top1", "%", "higher", "deterministic", "top-1 on a set of data.evals"),
     Metric("*/top5", "%", "higher", "deterministic", "top-5 on a set of data.evals"),
-    Metric("*/loss", "nats", "lower", "deterministic", "mean cross-entropy on such a set"),
-    Metric("*/ece", "", "lower", "deterministic", "expected calibration error on such a set"),
+    Metric("*/loss", "nats", "lower", "deterministic", "mean cross-entropy on a set of data.evals"),
+    Metric("*/ece", "", "lower", "deterministic", "calibration error on a set of data.evals"),
     Metric("*/precision", "", "higher", "deterministic",
-           "share of right ones among the answers that name a class, mean over its classes"),
+           "share of a class's predictions that are correct, mean over the set's classes"),
     Metric("*/recall", "", "higher", "deterministic",
-           "share of a class's examples that are named, mean over its classes"),
+           "share of a class's examples that are predicted, mean over the set's classes"),
     Metric("*/f1", "", "higher", "deterministic",
-           "harmonic mean of precision and recall, mean over the classes of such a set"),
+           "harmonic mean of precision and recall of a class, mean over the set's classes"),
     Metric("*/knn", "%", "higher", "deterministic",
-           "top-1 of the vote of neighbours in a label-free student's features"),
+           "top-1 of k nearest neighbours in a label-free student's features"),
     Metric("*/linear", "%", "higher", "deterministic",
-           "top-1 of least squares on all labelled examples of such a set"),
+           "top-1 of least squares on all labelled examples of the set"),
     Metric("*/fewshot_*", "%", "higher", "deterministic",
-           "top-1 of least squares on so many examples a class, mean over seeds"),
+           "top-1 of least squares on that number of examples per class, mean over seeds"),
     Metric("*/mce", "%", "lower", "deterministic",
            "mean corruption error on ImageNet-C, in percent of AlexNet's"),
-    Metric("*/examples", "examples", "none", "deterministic", "examples counted of such a set"),
+    Metric("*/examples", "examples", "none", "deterministic", "examples counted in such a set"),
 )  # fmt: skip
 
 METRICS = Catalogue(*LEARNT, *LOOP)
@@ -174,8 +174,8 @@ def find_entry(metric: str) -> Metric | None:
     return METRICS.find(rest if rest and kind in ("train", "eval", "test") else metric)
 
 
-# Keys for filters, sort and show besides facts, configurations and numbers; `score` alone is a
-# number of a run's end, which is negated if lower is better.
+# Keys for filters, sort and show besides facts, configurations and numbers. `score` alone is the
+# last evaluation's score in `run.json`, negated if lower is better.
 SCORE, SCORE_NAME = "score.value", "score.name"
 # The configuration key that selects a probe as the score of a label-free student.
 SCORE_PROBE = "distill.score"
@@ -203,7 +203,7 @@ def choose_score(values: Mapping[str, float], probe: JsonValue = "") -> Score | 
 
 
 def is_candidate(name: str) -> bool:
-    """Return whether a number may be a score: an evaluation's, with a better direction."""
+    """Return whether a number may be a score: an evaluation's, for which a direction is better."""
     metric = METRICS.find(name.removeprefix(f"{EVAL}.")) if name.startswith(f"{EVAL}.") else None
     return metric is not None and metric.direction != "none"
 

@@ -1,6 +1,6 @@
-"""The owner of a run, and its lock for machines that share only a bucket: one small object.
+"""The lock of a run for machines that share only a bucket: one small object that names the owner.
 
-No clocks are compared: an owner is dead if its beat does not change during an observation.
+No clocks are compared: an owner rewrites it at each beat, and is dead if it stays the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PATIENCE_S = 75.0
 
 
 class Claim:
-    """Held by beats: a silent owner is `lost` to a program that waits."""
+    """The lock on a bucket, renewed by beats; `lost` once another program has taken it over."""
 
     def __init__(self, url: str, beat_s: float = _BEAT_S, patience_s: float = _PATIENCE_S) -> None:
         self.url, self.lost = url, False
@@ -124,7 +124,7 @@ def name_owner(owner: JsonObject) -> str:
 
 
 def explain(place: str | Path, owner: JsonObject) -> str:
-    """Return the error for a run that another program writes."""
+    """Return the error message for a run that another program is writing."""
     return (
         f"run.run_id: {place} is being written by {name_owner(owner)}; wait for it, stop it, or "
         "choose another run.run_id"

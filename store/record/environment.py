@@ -1,7 +1,7 @@
 """Reads the environment of a run: versions, git commit, host and Python of this process.
 
-`run.json` has the few fields that lists show; `environment.json` beside it all that may affect a
-result: every package that the requirements pin, variables of device libraries, the source's state.
+`run.json` has the few fields that lists show. `environment.json` has everything that may affect a
+result: each package that the requirements pin, variables of device libraries, the source's state.
 """
 
 from __future__ import annotations

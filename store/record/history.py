@@ -1,4 +1,4 @@
-"""A run's metrics as lines: reading them, rewinding them, and what equal runs share of them."""
+"""A run's metrics as lines: reads and rewinds them, and selects what equal runs have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Line = JsonObject
 # Prefix of an evaluation's numbers in lines without a kind.
 _OLD_EVAL = "eval_"
 _OF_LOOP = Catalogue(*LOOP)
-# A line of a segment without metrics: everything after this step is repeated.
+# A segment's line {"rewind": STEP} has no metrics: the run is rolled back and repeats later steps.
 REWIND = "rewind"
 
 
@@ -61,7 +61,7 @@ def parse_lines(text: str) -> list[Line]:
 
 
 def keep_until(lines: Iterable[Line], step: int) -> list[Line]:
-    """Return the lines that stay valid when a run resumes at a step; it evaluates there again."""
+    """Return the lines that stay valid when a run resumes at a step and evaluates it again."""
     return [
         line
         for line in lines
@@ -81,10 +81,10 @@ def replay(lines: Iterable[Line]) -> list[Line]:
 
 
 def modernise(line: Line) -> Line:
-    """Return a line with its kind; if it had none, its numbers are renamed as well.
+    """Return a line in today's form: lines of old runs have no kind and other names.
 
-    Such a line called a part of the loss `kd` and a result `eval_top1`; they are `loss/kd` in a
-    line of training and `top1` in one of evaluation.
+    They call a part of the loss `kd` and a result `eval_top1`. In today's form these are `loss/kd`
+    in a training line and `top1` in an evaluation line.
     """
     if "kind" in line:
         return line
@@ -108,7 +108,7 @@ def get_numbers(line: Line) -> dict[str, float | None]:
 
 
 def get_learnt(line: Line) -> dict[str, float | None]:
-    """Return the numbers of a line about what is learnt, not about the loop and its input."""
+    """Return the task's numbers of a line, without those of the loop and its input (`LOOP`)."""
     return {n: value for n, value in get_numbers(line).items() if _OF_LOOP.find(n) is None}
 
 

@@ -1,11 +1,11 @@
 """`eval_hits.bin`: which examples a model classified correctly, one bit each, of two evaluations.
 
 The first line is JSON: for `last` and `best` the step, the number of examples, a hash of their
-identities, and the offset of the bits after the line, in the order of the split, the first example
-in the highest bit. With it two runs are compared on the same examples.
+identities, and the offset of their bits after that line. Bits are in the order of the split, the
+first example in the highest bit. With this file two runs are compared on the same examples.
 
-A checkpoint is complete before the next evaluation can be better, so if a run is rolled back to
-before the best one, the best one before that (`best_before`, kept for this case) is valid again.
+`best_before`, the best evaluation before `best`, is `best` again after a rollback to before `best`.
+One is enough, as a checkpoint is complete before the next evaluation can be better.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST, BEST, BEFORE = "last", "best", "best_before"
 
 @dataclass(frozen=True)
 class Hits:
-    """Correctness of examples, identified by a hash; the first is the highest of `bits`."""
+    """Which examples were correct; `ids_sha256` identifies them, the first is the highest bit."""
 
     step: int
     examples: int

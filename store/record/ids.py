@@ -19,13 +19,13 @@ def check_name(key: str, name: str) -> None:
     """Refuse a name that is not one component of a path; UserError names the key."""
     if not _NAME.fullmatch(name):
         raise UserError(
-            f"{key} ({name!r}) is no directory name; use at most 128 letters, digits, dots, dashes "
-            "and underscores, no dot in front"
+            f"{key} ({name!r}) is not a valid name; use at most 128 letters, digits, dots, dashes "
+            "and underscores, and no dot at the beginning"
         )
 
 
 def create_id(after: str = "") -> str:
-    """Create a UUID of version 7 (RFC 9562), sorted behind `after` even if the clock went back."""
+    """Create a UUID of version 7 (RFC 9562) sorting after `after` even if the clock went back."""
     milliseconds = time.time_ns() // 1_000_000
     if after:
         milliseconds = max(milliseconds, (uuid.UUID(after).int >> 80) + 1)
@@ -35,7 +35,7 @@ def create_id(after: str = "") -> str:
 
 
 def create_run_name(seed: int) -> str:
-    """Create a name of time, seed and six random digits: programs that start together differ."""
+    """Create a name of time, seed and six random hex digits, unique if programs start together."""
     return f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}-{secrets.token_hex(3)}"
 
 

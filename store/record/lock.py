@@ -28,8 +28,8 @@ _WAIT_S = 10.0
 class RunLock:
     """Held for as long as a program writes to a run's directory.
 
-    The kernel releases the lock when the owner dies in any way. If two hosts share a directory
-    without sharing locks, the age of the owner's last beat, the file's time, decides. A run on a
+    The kernel releases the lock however its owner dies. If two hosts share a directory but no
+    locks, an owner on the other host is alive while its beats renew the file's time. A run on a
     bucket is claimed there too, for machines that share nothing else.
 
     Args:
@@ -50,7 +50,7 @@ class RunLock:
             deadline = time.monotonic() + wait_s
             self._wait_for(file, deadline)
             while not _is_at(file, self.path):
-                # Its owner has renamed or removed the run: the lock is that of another path.
+                # The previous owner has renamed or removed the run: `file` is now elsewhere.
                 file.close()
                 file = self._open()
                 self._wait_for(file, deadline)
@@ -99,8 +99,8 @@ class RunLock:
     def _open(self) -> IO[str]:
         folder = self.path.parent
         while True:
-            # The directory's owner may rename it between the two calls, or within the first one,
-            # which then finds a name that exists and is no directory.
+            # Another program may rename the directory between the two calls, or during the first,
+            # which then fails with FileExistsError although nothing exists there any more.
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 return self.path.open("a+", encoding="utf-8")

@@ -1,8 +1,8 @@
 """Uploads a run to its bucket while it is written on the disk.
 
 An object store does not append, so new metrics are uploaded as segments `metrics/a003-000017.jsonl`
-(attempt, sequence) that never change; a rewind is a line in them. Small files are uploaded whole
-after a change. With the content of a bucket the run can be resumed elsewhere.
+(attempt, sequence) that never change; a rollback is recorded as a line in them. Small files are
+uploaded whole after a change. From the bucket alone the run can be resumed elsewhere.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def send_small(
     sent: dict[str, str] | None = None,
     names: tuple[str, ...] = _SMALL,
 ) -> None:
-    """Upload small files that differ from the texts `sent` last, which is updated."""
+    """Upload small files whose text differs from that in `sent`, and update `sent`."""
     sent = {} if sent is None else sent
     for name in names:
         path = folder / name

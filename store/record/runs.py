@@ -50,7 +50,7 @@ class Run:
 
     @property
     def place(self) -> str | Path:
-        """Its directory or URL for users."""
+        """Its directory or URL, as messages and pages show it."""
         return self.remote if self.is_cached else self.path
 
     @property
@@ -161,7 +161,7 @@ def check_free(run: Run, *, overwrite: bool) -> None:
 
 
 def find_leftovers(run: Run) -> list[Folder]:
-    """Find the folders at a new run's path: a run to be replaced, a bucket's copy in the cache."""
+    """Find what is at a new run's path: a run to replace, or a cached copy of a bucket's run."""
     folders = {str(folder): folder for folder in (open_folder(run.path), *_list_folders(run))}
     return [folder for folder in folders.values() if _has_more_than_lock(folder)]
 
@@ -185,7 +185,7 @@ def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "")
         "name": run.path.name,
     }
     started = known.get("started", time.time())
-    # The first text of run.json contains the status: a kill may follow immediately.
+    # The status is in the first version of run.json already: a kill may follow immediately.
     head |= {"started": started, "started_utc": format_utc(started), "status": "running"}
     run.update(**head, **facts)
 

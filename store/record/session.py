@@ -19,12 +19,12 @@ from utils.log import get_logger
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
-# Fields that affect the cost.
+# Fields of the environment that affect the cost of an attempt.
 _HARDWARE = ("device", "hardware", "chip", "devices", "world_size", "cores")
 
 
 class RunSession:
-    """One program's hold of a run, by the rank that writes; `attempt` is 0 before `begin`."""
+    """A run held by one program, in its writing rank; `attempt` is 0 before `begin`."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -49,7 +49,7 @@ class RunSession:
         if not leftovers:
             return
         old = self._lock
-        old.release_claim()  # it is renamed with the rest; the lock on the disk is held meanwhile
+        old.release_claim()  # the claim is renamed with the run; the local lock stays held
         self._aside = [set_aside(folder) for folder in leftovers]
         self._lock = RunLock(self.run.path, self.run.remote)
         self._lock.acquire()
@@ -65,7 +65,7 @@ class RunSession:
     def begin(
         self, config_text: str, facts: JsonObject, *, from_step: int, newest_id: str = ""
     ) -> None:
-        """Write the facts of the start; an OSError leaves nothing of a new run on the disk."""
+        """Record the start; if that fails with an OSError, a new run's files are deleted."""
         try:
             withdraw_summary(self.run.path, self.run.remote)
             begin(self.run, config_text, facts, newest_id=newest_id)
@@ -91,7 +91,7 @@ class RunSession:
         """Record that a checkpoint is complete: earlier steps will not be repeated."""
         self.run.update(final_up_to_step=step)
         while self._aside:
-            # Only now that the new run can be resumed the one that it replaces is deleted.
+            # The replaced run is deleted only now, when the new one can be resumed.
             self._aside.pop().remove()
 
     def complete(self, step: int, final: JsonObject, reason: str) -> None:
@@ -105,7 +105,7 @@ class RunSession:
         write_summary(self.run.path, artifacts, self.run.remote)
 
     def end(self, step: int, status: str, reason: str) -> None:
-        """Record another end of the attempt; if the disk refuses, that is logged, not raised."""
+        """Record an end other than completion; an error of the disk is logged, not raised."""
         if not self.attempt or not self.run.path.is_dir():
             return
         try:

@@ -1,8 +1,8 @@
 """Quantiles of millions of values in little memory, with a bounded error.
 
-A `QuantileSketch` counts on a logarithmic scale (DDSketch): any quantile is off by at most the
-share `epsilon` of its value. Counts add, so sketches of ranks, windows and attempts merge to the
-same bits in any order, and a rollback drops windows instead of subtracting.
+A `QuantileSketch` counts values in logarithmic bins (DDSketch): the relative error of a quantile is
+at most `epsilon`. Merging adds counts, so sketches of ranks, windows and attempts merge to the same
+bits in any order, and a rollback drops windows instead of subtracting.
 
 Source: Masson, Rim and Lee 2019, "DDSketch", VLDB 12, arXiv:1908.10693.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_EPSILON = 0.01
 LEAST_EPSILON, MOST_EPSILON = 0.0005, 0.05
 _SPECIAL = ("nan", "inf", "-inf")
-# No float is in a bin so far out, at any epsilon.
+# Larger than the bin of any float, at any epsilon.
 _MOST_KEY = 1 << 31
 
 
@@ -43,7 +43,7 @@ class QuantileSketch:
         self._least, self._most = math.inf, -math.inf
         from ddsketch.mapping import LogarithmicMapping
 
-        # A hair finer: a value at the edge of two bins may be rounded into the other one.
+        # Slightly finer: rounding may put a value at the edge of two bins into the wrong one.
         self._mapping = LogarithmicMapping(epsilon * (1 - 1e-8))
 
     @property
@@ -52,7 +52,7 @@ class QuantileSketch:
         return self._zeros + sum(sum(side.values()) for side in self._sides.values())
 
     def add(self, values: ArrayLike) -> None:
-        """Count values, as many at once as possible: one by one is forty times slower."""
+        """Count values; pass many at once: one at a time is forty times slower."""
         import numpy as np
 
         array = np.asarray(values, dtype=np.float64).ravel()
@@ -122,7 +122,7 @@ class QuantileSketch:
     def from_json(cls, value: JsonObject) -> QuantileSketch:
         """Create a sketch; ValueError, TypeError, LookupError or UserError if it is malformed."""
         if not _has_form(value):
-            raise ValueError("this is no sketch")
+            raise ValueError("not a sketch")
         sketch = cls(value["epsilon"])
         sketch._zeros = value["zeros"]
         sketch.special = dict(value["special"])

@@ -1,7 +1,7 @@
 """The source that a run was started from: its commit, and all differences from it as one patch.
 
-`git diff HEAD` and the untracked text files, in the form that `git apply` reads. A patch that is
-too large, or that seems to contain a secret, is not saved, but the reason is.
+The patch has `git diff HEAD` and the untracked text files, in the form that `git apply` reads. A
+patch that is too large, or seems to contain a secret, is not saved; the reason is recorded instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`spans.jsonl`: where the time of a run went, a line for each span of it.
+"""`spans.jsonl`: where the time of a run went, one line for each span.
 
 Spans are history, not state: a run that is rolled back or resumed keeps the lines of repeated
-steps. A single step has a line if it is one of an attempt's first or much slower than most; all
-steps are in the sums of their `window`, so a million steps stay small.
+steps. A step has a line of its own only if it is among the first of an attempt, or much slower than
+most. All steps are summed in the line of their `window`, so that a million steps stay a small file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Span:
     """A span of a run's time."""
 
     name: str
-    step: int  # optimizer steps done at its end; of a rollback those that remain
+    step: int  # optimizer steps done at its end; for a rollback, the step it returns to
     began: float  # seconds since 1970
     duration_s: float
     rank: int = 0
@@ -45,7 +45,7 @@ class Span:
 
 
 class SpanWriter:
-    """Appends spans from any thread, until the disk refuses, which is logged and stops no run."""
+    """Appends spans from any thread; after an error of the disk it logs that and writes no more."""
 
     def __init__(self, folder: Path, attempt: int, rank: int = 0) -> None:
         self._path = folder / SPANS_FILE

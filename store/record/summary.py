@@ -60,7 +60,7 @@ def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "
 
 
 def is_finished(run: Run, config: JsonMapping, ignored: Collection[str]) -> bool:
-    """Return whether a run of this configuration (but ignored keys) is complete with all files."""
+    """Return whether a run with this configuration, except ignored keys, has finished whole."""
     if run.read().get("status") != "complete":
         return False
     try:
@@ -147,7 +147,7 @@ def _list_quantiles(record: RunRecord) -> JsonObject:
 
 
 def _make_table(summary: JsonObject) -> str:
-    """Format one number a row, for spreadsheets."""
+    """Format a table with one number per row, for spreadsheets."""
     rows: list[tuple[str, JsonValue]] = []
     for name, value in summary["final"].items():
         rows.append((name, summary["nonfinite"].get(name, value)))

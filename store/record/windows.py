@@ -25,7 +25,7 @@ SKETCHES_FILE = "sketches.json"
 _SCHEMA = 2
 # Numbers that are buffered and counted together: one by one is forty times slower.
 _BUFFER = 4096
-# Least seconds between two writes, and their distance as a multiple of a write's time.
+# Shortest time between two writes in seconds, and as a multiple of the time that a write takes.
 _LEAST_S, _TIMES = 1.0, 200.0
 Sketches = dict[str, QuantileSketch]
 
@@ -77,7 +77,7 @@ class RunSketches:
         self.windows = tuple(joined)
 
     def go_back(self, step: int) -> bool:
-        """Drop the counts after a step; return False if no window ends there: it is unknown."""
+        """Drop the counts after a step; return False if they are unknown: no window ends there."""
         self._open = {}
         self.windows = tuple(window for window in self.windows if window.to_step <= step)
         if step <= self.from_step:
@@ -90,13 +90,13 @@ class RunSketches:
         return merge_by_name([*(window.sketches for window in self.windows), self._open])
 
     def list_windows(self, step: int) -> tuple[QuantileWindow, ...]:
-        """List all windows, the open one as if it ended at a step."""
+        """List all windows; the open one is listed as ending at `step`."""
         open_window = (QuantileWindow(step, self._open),) if self._open else ()
         return self.windows + open_window
 
 
 def merge_by_name(several: Sequence[Sketches]) -> Sketches:
-    """Merge the sketches of each name; those that are given do not change."""
+    """Merge the sketches of each name into new ones; the given ones do not change."""
     names = dict.fromkeys(name for sketches in several for name in sketches)
     return {n: merge_sketches(part[n] for part in several if n in part) for n in names}
 
@@ -138,7 +138,7 @@ def parse_sketches(text: str) -> RunSketches | None:
 class QuantileWriter:
     """A run's sketches while it runs: one for each rank, and the file of the rank that writes.
 
-    Nothing here ever stops a run: if the disk refuses, that is logged and the file stays as it is.
+    Nothing here ever stops a run: an error of the disk is logged, and the file is written no more.
 
     Args:
       step: where the run begins or resumes.
@@ -255,4 +255,4 @@ class QuantileWriter:
 
     def _restart(self, step: int, reason: str) -> None:
         self.sketches = RunSketches(self.sketches.epsilon, step)
-        get_logger().warning("quantiles of this run count from step %d on: %s", step, reason)
+        get_logger().warning("quantiles of this run restart at step %d: %s", step, reason)

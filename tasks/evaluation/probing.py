@@ -77,7 +77,7 @@ def check_score(score: str, sets: tuple[ProbedSet, ...]) -> None:
     if spec.every != 1:
         raise UserError(
             f"distill.score ({score!r}) needs its set in every evaluation, not in every "
-            f"{spec.every}th; remove its key every"
+            f"{spec.every}th; remove `every` from that set"
         )
 
 

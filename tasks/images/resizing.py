@@ -130,7 +130,7 @@ def check_sides(
     if height != width:
         raise UserError(
             f"train.image_sizes needs square training images, got {height} x {width}; crop or "
-            "resize them, or remove it"
+            "resize them to a square, or remove the key"
         )
     transform = create_student_transform(config, {"train": shape}).to("meta")
     for epoch, side in sizes.items():
@@ -155,6 +155,6 @@ def check_sides(
             if reason:
                 raise UserError(
                     f"{given}: a teacher of distill.teachers with size=student does not take that "
-                    f"side: {reason}; name another size for it, or let a vision transformer see "
-                    "any by args dynamic_img_size"
+                    f"side: {reason}; give it another size, or dynamic_img_size=true in its args "
+                    "if it is a vision transformer"
                 )

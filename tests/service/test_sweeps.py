@@ -111,7 +111,7 @@ def test_random_draws_are_functions_of_seed_and_number() -> None:
         ({"method": "bayes"}, "method"),
         ({"axes": {"train.seed": [1]}}, "what seeds is for"),
         ({"axes": {"run.run_id": ["a"]}}, "set by the sweep itself"),
-        ({"set": {"optim.lr": 1}}, "stands in set and in axes"),
+        ({"set": {"optim.lr": 1}}, "is both in set and in axes"),
         ({"axes": {}, "seeds": []}, "both missing"),
         ({"axes": {"optim.lr": ["2e-2", 0.02]}}, "says 0.02 twice"),
         ({"axes": {"optim.lr": [1, 1.0]}}, "says 1.0 twice"),

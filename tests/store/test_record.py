@@ -133,7 +133,7 @@ def test_tags_are_a_file_of_their_own_and_each_stands_once(tmp_path):
     assert change_tags(folder, ["paper"], ["best"]) == ["paper"]
     assert RunRecord(run.path).tags == ["paper"]
     assert (run.path / "run.json").read_bytes() == before
-    for add, remove, word in ((["a b"], [], "no directory name"), ([], ["bst"], "no such tag")):
+    for add, remove, word in ((["a b"], [], "not a valid name"), ([], ["bst"], "no such tag")):
         with pytest.raises(UserError, match=word):
             change_tags(folder, add, remove)
     assert RunRecord(run.path).tags == ["paper"]

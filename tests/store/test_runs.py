@@ -140,13 +140,13 @@ BAD_NAMES = ["a/b", "../up", "with space", ".", "..", ".hidden", "a\0b", "x" * 1
 
 @pytest.mark.parametrize("name", ["", *BAD_NAMES])
 def test_an_experiment_that_is_no_directory_name_is_refused(tmp_path, name):
-    with pytest.raises(UserError, match=r"run.experiment .* is no directory name"):
+    with pytest.raises(UserError, match=r"run.experiment .* is not a valid name"):
         RunStore(str(tmp_path), name)
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_a_run_id_is_one_component_of_a_path(tmp_path, name):
-    with pytest.raises(UserError, match=r"run.run_id .* is no directory name"):
+    with pytest.raises(UserError, match=r"run.run_id .* is not a valid name"):
         RunStore(str(tmp_path), "digits").choose(name, 0)
 
 

@@ -116,7 +116,7 @@ def test_least_squares_with_a_chosen_penalty_reads_what_is_there():
     [
         ({"distill": {"score": "few/top1"}}, "unknown distill.score"),
         ({"distill": {"score": "none/knn"}}, "as few/knn"),
-        ({"distill": {"score": "late/knn"}}, "remove its key every"),
+        ({"distill": {"score": "late/knn"}}, "remove `every` from that set"),
         ({"data": {"evals": [{**SETS[0], "bank": "nowhere"}]}}, "data.evals 'few'"),
         ({"data": {"evals": [{**SETS[0], "class_map": "a.json"}]}}, "is not supported for probes"),
         ({"train": {"task": "classify"}}, "evals[0].bank ('train[:120]') needs train.task=distil"),

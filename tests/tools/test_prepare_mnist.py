@@ -117,9 +117,9 @@ def test_files_that_are_not_mnists_are_named_in_one_line(name, change, words, fi
 def test_a_missing_file_or_folder_is_named(files, capsys):
     (files / NAMES["t10k-labels"]).unlink()
     prepare(files, code=2)
-    assert "holds no t10k-labels-idx1-ubyte, with or without .gz" in capsys.readouterr().err
+    assert "contains neither t10k-labels-idx1-ubyte nor" in capsys.readouterr().err
     prepare(files / "nowhere", code=2)
-    assert "nowhere') holds no train-images-idx3-ubyte" in capsys.readouterr().err
+    assert "nowhere') contains neither train-images-idx3-ubyte" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

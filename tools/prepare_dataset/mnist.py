@@ -94,8 +94,8 @@ def read_idx(path: Path, axes: int) -> np.ndarray:
     if len(data) < head or data[:4] != bytes((0, 0, _UINT8, axes)):
         raise UserError(
             f"{path} begins with {data[:4].hex() or 'nothing'}, not with 0000{_UINT8:02x}{axes:02x}"
-            f", so it is no idx file of uint8 with {axes} ax{'i' if axes == 1 else 'e'}s; give "
-            "MNIST's files under their names"
+            f", so it is not an idx file of uint8 with {axes} ax{'i' if axes == 1 else 'e'}s; give "
+            "MNIST's files under their original names"
         )
     shape = np.frombuffer(data, ">u4", axes, offset=4).astype(int)
     wanted = head + int(shape.prod())
@@ -117,8 +117,8 @@ def _find_file(folder: Path, begin: str, kind: str) -> Path:
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise UserError(
-            f"--from ({str(folder)!r}) holds no {names[0]}, with or without .gz; give the folder "
-            "of MNIST's four files"
+            f"--from ({str(folder)!r}) contains neither {names[0]} nor {names[0]}.gz; give the "
+            "folder of MNIST's four files"
         )
     return path
 

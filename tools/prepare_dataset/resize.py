@@ -110,8 +110,8 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 def _get_root(arguments: argparse.Namespace) -> Path:
     if arguments.out is None and is_remote(arguments.root):
         raise UserError(
-            f"--out is missing, and --root ({arguments.root!r}) is a URL, below which nothing is "
-            "written; give a local directory"
+            f"--out is missing, and nothing is written below a URL such as --root "
+            f"({arguments.root!r}); give a local directory as --out"
         )
     return write.get_root(arguments.out or arguments.root, "--out" if arguments.out else "--root")
 

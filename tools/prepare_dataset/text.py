@@ -258,7 +258,7 @@ def _describe_existing(target: Path, made_of: dict[str, object]) -> str:
     try:
         source = json.loads((target / INDEX_FILE).read_text(encoding="utf-8"))["source"]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{target} exists and is no dataset of text; give --name") from error
+        raise UserError(f"{target} exists and is no text dataset; change --name") from error
     if any(source.get(name) != value for name, value in made_of.items()):
         raise UserError(f"{target} is there, made of other files or flags; give another --name")
     print(f"{target} is there already", file=sys.stderr)
