@@ -112,7 +112,7 @@ def run_backend(
         narrow = {"r": inputs.q, "k": inputs.k, "a": inputs.a, "b": inputs.b}
         return call(
             **{key: x.to(dtype) for key, x in narrow.items()},
-            w=inputs.g,
+            w=inputs.g,  # logarithms of decays
             v=inputs.v,
             scale=1.0,
             initial_state=state,
@@ -157,15 +157,15 @@ def _run_flashinfer(
         )
     batch, tokens = inputs.v.shape[:2]
     q, k, v = (x.to(inputs.v.dtype).flatten(0, 1).contiguous() for x in parts)
-    ends = torch.arange(0, (batch + 1) * tokens, tokens, device=v.device)
+    ends = torch.arange(0, (batch + 1) * tokens, tokens, device=v.device)  # of sequences
     output, state = call(
         q=q,
         k=k,
         v=v,
-        g=_drop_last(inputs.g).float().exp().flatten(0, 1),
+        g=_drop_last(inputs.g).float().exp().flatten(0, 1),  # decays
         beta=_drop_last(inputs.write).float().flatten(0, 1),
         scale=1.0,
-        initial_state=state.transpose(-1, -2).contiguous(),
+        initial_state=state.transpose(-1, -2).contiguous(),  # [V, K]
         output_final_state=True,
         cu_seqlens=ends,
     )

@@ -40,6 +40,7 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
     chunks, end = of_tokens[0].shape[1] // size, of_tokens[0].shape[1] // size - 1
 
     def cut_tokens(width: int) -> Tile:
+        # Program n reads chunk `end - n`: the walk goes back.
         return pl.BlockSpec((1, size, width), lambda b, h, n: (b, end - n, h))
 
     def of_chunk(*sizes: int) -> Tile:
@@ -54,17 +55,17 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
         partial(_return, plan),
         grid=(batch, heads // group, chunks),
         in_specs=[
-            of_state,
+            of_state,  # gradient of the last state
             *blocks,
             *(of_chunk(1, *x.shape[3:]) for x in of_heads),
-            of_chunk(group, size, size),
-            of_chunk(group, key, value),
-            blocks[2],
+            of_chunk(group, size, size),  # A
+            of_chunk(group, key, value),  # states before the chunks
+            blocks[2],  # gradient of outputs, cut as v is
         ],
         out_specs=[*blocks, *(of_chunk(1, *x[3:]) for x in shapes), of_state],
         out_shape=results,
-        scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(
+        scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],  # gradient of states
+        compiler_params=pltpu.CompilerParams(  # chunks in order: scratch moves on
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=plan.interpret,
@@ -73,14 +74,16 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
 
 def _return(plan: FusedPlan, *refs: Tile) -> None:
     """Process one chunk of a group of heads."""
+    # Inputs, then outputs, then scratch: `moving`, the gradient of states [group, K, V].
     count = len(plan.lanes) + bool(plan.rows)
     (last, *given), (inverse, states, grad) = refs[: count + 1], refs[count + 1 : count + 4]
     *targets, before, moving = refs[count + 4 :]
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
-        moving[...] = last[0]
+        moving[...] = last[0]  # of the last chunk, the first one here
 
+    # Values, loaded here: what is written into `moving` below does not change `afters`.
     heads = range(plan.group)
     kept, afters = ([x[h] for h in heads] for x in (states[0, 0], moving))
     inverses = [inverse[0, 0, h] for h in heads]
@@ -106,6 +109,7 @@ def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequen
     of_keys = [back.find_keys(h) for h in range(plan.group)]
     for number, target in enumerate(targets[:2]):
         for h in range(plan.group // plan.share):
+            # Heads of values that share a key: float32 sums, rounded once.
             shared = of_keys[h * plan.share : (h + 1) * plan.share]
             total = sum((x[number] for x in shared[1:]), shared[0][number])
             target[0, :, h * key : (h + 1) * key] = total.astype(target.dtype)
@@ -137,27 +141,28 @@ class HeadBack:
         self._states, self._afters = states, afters
         width, heads, depth = chunk.plan.widths[1], range(len(states)), chunk.depth
         self._grads = [grad[0, :, h * width : (h + 1) * width] for h in heads]
-        self._sides = [chunk.get_sides(h) for h in heads]
+        self._sides = [chunk.get_sides(h) for h in heads]  # A's right factors [C, V]
         parts = [split(x, depth) for x in inverses]
-        self._moved = [
+        self._moved = [  # V' [C, V]
             multiply(x, split(y, depth), depth) for x, y in zip(parts, self._sides, strict=True)
         ]
+        # K dS [C, V]: what the state behind the chunk sends back to V'.
         self._reached = [multiply(chunk.keys[h], split(afters[h], depth), depth) for h in heads]
-        self._to_sides = []
+        self._to_sides = []  # gradients dX of A's right factors [C, V]
         for h in heads:
             pairs = split(chunk.get_pairs(h)[0], depth)
-            moved = multiply(pairs, split(self._grads[h], depth), depth, left=0)
+            moved = multiply(pairs, split(self._grads[h], depth), depth, left=0)  # P^T dO
             moved = moved + chunk.column(5, h) * self._reached[h]
             self._to_sides.append(multiply(parts[h], split(moved, depth), depth, left=0))
         self._links = [self._pull_pairs(h) for h in heads]
-        self._erased: list[Tile] = [jnp.float32(0)] * len(states)
+        self._erased: list[Tile] = [jnp.float32(0)] * len(states)  # set by `find_keys`
 
     def find_state(self, head: int) -> Tile:
         """Compute that of the state before the chunk."""
         chunk, depth = self._chunk, self._depth
         into = chunk.column(4, head)
-        read = into * self._grads[head].astype(into.dtype)
-        erased = chunk.column(2, head) * into * self._to_sides[head]
+        read = into * self._grads[head].astype(into.dtype)  # e^c dO
+        erased = chunk.column(2, head) * into * self._to_sides[head]  # erase e^c dX
         grad = chunk.decay(head, self._afters[head])
         grad = grad + multiply(chunk.queries[head], split(read, depth), depth, left=0)
         return grad - multiply(chunk.keys[head], split(erased, depth), depth, left=0)
@@ -171,9 +176,9 @@ class HeadBack:
             split(x[head], depth) for x in (self._grads, self._to_sides, self._moved)
         )
         pairs, system = (split(x, depth) for x in links[:2])
-        to_q = into * multiply(grad, state, depth, right=1)
-        to_q = to_q + multiply(pairs, chunk.keys[head], depth)
-        erased = multiply(system, chunk.keys[head], depth)
+        to_q = into * multiply(grad, state, depth, right=1)  # of what is read of the state
+        to_q = to_q + multiply(pairs, chunk.keys[head], depth)  # of P
+        erased = multiply(system, chunk.keys[head], depth)  # of L
         erased = erased - into * multiply(side, state, depth, right=1)
         self._erased[head] = erased
         to_k = chunk.column(5, head) * multiply(moved, after, depth, right=1) + erase * erased
@@ -190,6 +195,8 @@ class HeadBack:
         rows = place_columns(map(self._sum_rows, range(len(self._states))), self._chunk.size)
         of_rows, of_columns, between, *rest = (rows[n : n + ROWS] for n in range(0, 5 * ROWS, ROWS))
         place, other = self._chunk.place, self._chunk.other
+        # A gate is in the decays so far of all rows from its own on, and in the decays to come of
+        # all rows before it. Masks become bfloat16 by way of float32, as in `HeadChunk`.
         to_end, so_far = (
             [x.astype(jnp.float32).astype(jnp.bfloat16)] for x in (place >= other, place < other)
         )
@@ -207,7 +214,7 @@ class HeadBack:
         decay, products = chunk.decays[head], chunk.get_products(head)
         pairs = decay * multiply(split(self._grads[head], depth), moved, depth, right=1)
         system = decay * multiply(split(self._to_sides[head], depth), moved, depth, right=1)
-        system = jnp.where(chunk.place > chunk.other, -system, 0.0)
+        system = jnp.where(chunk.place > chunk.other, -system, 0.0)  # L has no diagonal
         both = pairs * products[chunk.size :]
         return pairs, system, both + chunk.column(2, head) * system * products[: chunk.size]
 
@@ -219,9 +226,11 @@ class HeadBack:
         erased = chunk.column(3, head) * values - self._sides[head]
         whole = chunk.decay(head, self._afters[head]) * self._states[head]
         of_rows = self._grads[head].astype(jnp.float32) * seen - sides * erased
+        # The decay of the state over the chunk is the last row's decay so far.
         is_last = jax.lax.broadcasted_iota(jnp.int32, of_rows.shape, 0) == chunk.size - 1
         of_rows = of_rows + jnp.where(is_last, jnp.sum(whole, axis=0, keepdims=True), 0.0)
         of_columns = self._moved[head] * self._reached[head]
+        # Of gate i all pairs (m, j) with j < i <= m: it stands between their tokens.
         upper = [(chunk.place <= chunk.other).astype(jnp.float32).astype(jnp.bfloat16)]
         between = multiply(upper, split(self._links[head][2], self._depth), self._depth)
         between = jnp.where(chunk.place > chunk.other, between, 0.0)

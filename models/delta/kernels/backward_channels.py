@@ -33,14 +33,14 @@ class ChannelBack:
         self._states, self._afters = states, afters
         width, heads, depth = chunk.plan.widths[1], range(len(states)), chunk.depth
         self._grads = [grad[0, :, h * width : (h + 1) * width] for h in heads]
-        self._moved, self._to_sides = [], []
+        self._moved, self._to_sides = [], []  # V', gradients of A's right factors [C, V]
         for h, rows in enumerate(chunk.heads):
             inverse, state, after = (split(x[h], depth) for x in (inverses, states, afters))
-            erased = multiply(split(rows.erased * rows.into, depth), state, depth)
+            erased = multiply(split(rows.erased * rows.into, depth), state, depth)  # [C, V]
             sides = chunk.get_write(h) * chunk.get_values(h) - erased
             self._moved.append(multiply(inverse, split(sides, depth), depth))
             moved = multiply(split(rows.keys * rows.out, depth), after, depth)
-            turned = split(self._turn_pairs(rows), depth)
+            turned = split(self._turn_pairs(rows), depth)  # P^T
             moved = moved + multiply(turned, split(self._grads[h], depth), depth)
             self._to_sides.append(multiply(inverse, split(moved, depth), depth, left=0))
         self._pulled = [self._pull(h) for h in heads]
@@ -82,6 +82,7 @@ class ChannelBack:
         """P transposed: keys of first halves meet queries of second ones in one operand."""
         chunk, pairs = self._chunk, 0.0
         for level in reversed(range(len(head.widths))):
+            # Keys of first halves times queries of second ones stand above the diagonal.
             rows = split(head.face(level, head.queries), self._depth)
             pairs = chunk.join(head, level, multiply(rows, rows, self._depth, right=1), pairs)
         pairs = jnp.where(chunk.place < chunk.other, pairs, 0.0)
@@ -98,8 +99,8 @@ class ChannelBack:
         to_erased = -rows.into * multiply(side, state, depth, right=1)
         to_k = rows.out * multiply(moved, after, depth, right=1)
         of_into = rows.queries * to_q + rows.erased * to_erased + self._pull_last(head)
-        of_out = rows.keys * to_k
-        same = jnp.sum(
+        of_out = rows.keys * to_k  # gradient of the logarithm of `out`
+        same = jnp.sum(  # P's diagonal, which has no decay
             self._grads[head].astype(jnp.float32) * self._moved[head], axis=1, keepdims=True
         )
         to_q, to_k = to_q + same * rows.keys, to_k + same * rows.queries
@@ -121,11 +122,12 @@ class ChannelBack:
         grad, side, moved = (
             split(x[head], depth) for x in (self._grads, self._to_sides, self._moved)
         )
+        # Below the diagonal x V'^T, above it V' x^T, which is its transpose.
         is_below, pairs = chunk.place > chunk.other, []
         for x in (grad, side):
             lower, upper = (multiply(*two, depth, right=1) for two in ((x, moved), (moved, x)))
             pairs.append(jnp.where(is_below, lower, upper))
-        levels, apart = [], chunk.place ^ chunk.other
+        levels, apart = [], chunk.place ^ chunk.other  # its highest bit is where tokens part
         for level, width in enumerate(rows.widths):
             # Tokens of the two halves of a pair of this width, and of no other.
             counts = (apart >= width) & (apart < 2 * width)

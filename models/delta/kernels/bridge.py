@@ -74,6 +74,7 @@ def deal(
     parts = []
     for x, *x_axes in zip(tensors, axes, of_given, strict=True):
         spec = _name_axes(x, x_axes, share)
+        # A copy, because torch_xla 2.9 annotates the sharding of its argument in place.
         parts.append(spmd.enable_manual_sharding(x.clone(), spec, mesh=mesh).global_tensor)
     wholes, sizes = [], _get_sizes(mesh)
     for x, *x_axes in zip(run(*parts), results, of_results, strict=True):
@@ -167,6 +168,7 @@ def _lower_interpreted(
         jax.ShapeDtypeStruct(shape, convert_torch_dtype_to_jax(dtype)) for shape, dtype in shapes
     ]
     function = partial(kernel, replace(plan, interpret=True))
+    # XLA is given all tensors, so none may be dropped as unused.
     lowered = jax.jit(function, keep_unused=True).trace(*given).lower(lowering_platforms=("cpu",))
     module = lowered.compiler_ir("hlo").as_serialized_hlo_module_proto()
     name = f"delta_{kernel.__name__}"

@@ -29,7 +29,7 @@ from models.delta.kernels.split_products import list_places, multiply, split
 if TYPE_CHECKING:
     from models.delta.kernels.forward import FusedPlan
 
-_TILE = 8
+_TILE = 8  # rows of a float32 tile of the vector unit
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ class ChannelChunk:
         self.plan, self.size = plan, k.shape[1]
         self.is_wide, self.depth = find_depth(self._values)
         self.place, self.other = list_places(self.size)
-        self._columns = self._rates[0][0, 0, 0].T if plan.rows else None
+        self._columns = self._rates[0][0, 0, 0].T if plan.rows else None  # [C, numbers * ROWS]
         self.heads = [self._create_head(h, q, k, g) for h in range(plan.group)]
-        if moving is not None:
+        if moving is not None:  # the backward kernel makes products of its own
             self._pairs = [self._pair(head) for head in self.heads]
             self._seen = [self._read(head, moving[h]) for h, head in enumerate(self.heads)]
 
@@ -85,7 +85,7 @@ class ChannelChunk:
 
     def get_system(self, head: int) -> Tile:
         """Return L, strictly lower."""
-        return jnp.where(self.place < self.other, self._pairs[head], 0.0).T
+        return jnp.where(self.place < self.other, self._pairs[head], 0.0).T  # see `_pair`
 
     def get_sides(self, head: int) -> Tile:
         """Return write v - (e^c erase K) S."""
@@ -104,8 +104,8 @@ class ChannelChunk:
 
     def decay(self, head: int, state: Tile) -> Tile:
         """Decay a state over the whole chunk."""
-        last = self.heads[head].into[self.size - 1 :]
-        return jnp.broadcast_to(last, state.shape[::-1]).T * state
+        last = self.heads[head].into[self.size - 1 :]  # [1, K]
+        return jnp.broadcast_to(last, state.shape[::-1]).T * state  # a column by a whole tile
 
     def join(self, head: ChannelHead, level: int, product: Tile, wider: Tile) -> Tile:
         """Return the product for pairs of a level's width or narrower, else the wider pairs."""
@@ -158,14 +158,14 @@ def decay_halves(gates: Tile) -> tuple[list[Tile], Tile, Tile]:
     Within a block, `up_to` is the decay from its first row, `behind` that up to its last, `total`
     that of all its rows; each width joins two blocks.
     """
-    up_to = jnp.exp(gates)
+    up_to = jnp.exp(gates)  # [C, K], the only exponentials
     behind, total, levels = jnp.ones_like(up_to), up_to, []
     for width in list_widths(gates.shape[0]):
         levels.append(mix(behind, up_to, width))
         other = swap(total, width)
         up_to = mix(up_to, up_to * other, width)
         behind = mix(behind * other, behind, width)
-        total = total * other
+        total = total * other  # of both halves
     return levels, up_to, behind
 
 
@@ -212,6 +212,7 @@ def _sum_blocks(x: Tile, width: int) -> Tile:
     for n in range(0, x.shape[0], width):
         tiles = [x[m : m + _TILE] for m in range(n, n + width, _TILE)]
         total = sum(tiles[1:], tiles[0])
+        # Rolls by 1, 2 and 4 leave the sum of all eight rows in each of them.
         for step in list_widths(_TILE):
             total = total + _roll(total, step)
         sums += [total] * len(tiles)
@@ -221,7 +222,7 @@ def _sum_blocks(x: Tile, width: int) -> Tile:
 def _roll(x: Tile, count: int) -> Tile:
     """Move rows down within each tile, the last ones to the front."""
     tiles = x.reshape(-1, min(_TILE, x.shape[0]), x.shape[1])
-    return pltpu.roll(tiles, count, 1).reshape(x.shape)
+    return pltpu.roll(tiles, count, 1).reshape(x.shape)  # along sublanes
 
 
 def _is_second(shape: Sequence[int], width: int) -> Tile:

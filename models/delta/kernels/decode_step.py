@@ -114,7 +114,7 @@ def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Se
         return pl.BlockSpec(sizes, lambda program: (program, 0, 0))
 
     programs, width = values.shape[0], values.shape[2]
-    whole = of_group(plan.group, *state.shape[1:])
+    whole = of_group(plan.group, *state.shape[1:])  # states, whole in VMEM
     shapes = [(programs, _ROWS, width), state.shape]
     return pl.pallas_call(
         partial(_step, plan),
@@ -132,18 +132,19 @@ def _step(plan: StepPlan, state: Any, rows: Any, values: Any, output: Any, moved
 
     A matrix of one row would leave the matrix unit idle, and round to bfloat16.
     """
-    columns, sorts = rows[0].T, 2 if plan.is_delta else 3
+    columns, sorts = rows[0].T, 2 if plan.is_delta else 3  # [K, sorts * ROWS]
     for head in range(plan.group):
+        # [K, 1] each, one of a sort; then of each update those of `kernel_step`.
         query, decay, *rest = [columns[:, n : n + 1] for n in range(head, columns.shape[1], _ROWS)]
-        now = state[head]
+        now = state[head]  # [K, V]
         for step in range(plan.updates):
             key, reader, *low = rest[sorts * step : sorts * (step + 1)]
-            read = jnp.sum(now * reader, axis=0, keepdims=True)
-            now = now if step else decay * now
+            read = jnp.sum(now * reader, axis=0, keepdims=True)  # S^T a [1, V]
+            now = now if step else decay * now  # once: the first `a` has the decay in it
             row = step * _ROWS + head
             written = values[0, row : row + 1]
             now = now + (key * written + low[0] * read if low else key * (written - read))
         moved[head] = now
         output[0, head : head + 1] = jnp.sum(now * query, axis=0, keepdims=True)
-    if plan.group < _ROWS:
+    if plan.group < _ROWS:  # rows of no head, which `_run` cuts off
         output[0, plan.group :] = jnp.zeros((_ROWS - plan.group, output.shape[2]), jnp.float32)

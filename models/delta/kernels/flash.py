@@ -72,7 +72,7 @@ class _Flash(DifferentiationRule):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, output, sums, largest = ctx.saved_tensors
-        rest = (output.float() * grad.float()).sum(dim=-1)
+        rest = (output.float() * grad.float()).sum(dim=-1)  # di, of the gradient of softmax
         return None, *kernel_flash_back([*given, sums, largest, grad, rest], ctx.plan.scale)
 
 
@@ -132,6 +132,7 @@ def _run_back(plan: FlashPlan, *given: Tensor) -> list[Tensor]:
     def spread(width: int) -> Tensor:
         return rest.unsqueeze(-1).expand(*rest.shape, width)
 
+    # jax 0.7.1 reads these numbers in all lanes, and for queries `rest` in a whole block.
     of_rows = run_kernel(
         flash_back_rows, plan, [*tensors, spread(_get_block(q.shape[2]))], [(q.shape, q.dtype)]
     )
@@ -143,9 +144,10 @@ def flash_forward(plan: FlashPlan, q: Array, k: Array, v: Array) -> tuple[Array,
     """Compute outputs and, if kept, sums and largest scores of rows, each spread over all lanes."""
     from jax.experimental.pallas.ops.tpu.flash_attention import _flash_attention_impl
 
-    block, batch = _get_block(q.shape[2]), 1 if q.shape[0] % 2 else 2
+    block, batch = _get_block(q.shape[2]), 1 if q.shape[0] % 2 else 2  # examples a program
     sizes = (batch, block, block, block)
     with _interpret(plan):
+        # No bias, no segments; causal, no debugging.
         results = _flash_attention_impl(
             q, k, v, None, None, plan.keep, True, plan.scale, *sizes, False
         )
@@ -170,8 +172,8 @@ def flash_back_rows(plan: FlashPlan, *given: Array) -> tuple[Array]:
             q,
             k,
             v,
-            None,
-            None,
+            None,  # bias
+            None,  # segments
             sums[..., 0],
             largest[..., 0],
             grad,
@@ -198,8 +200,8 @@ def flash_back_columns(plan: FlashPlan, *given: Array) -> tuple[Array, Array]:
             q,
             k,
             v,
-            None,
-            None,
+            None,  # bias
+            None,  # segments
             sums[..., 0],
             largest[..., 0],
             grad,

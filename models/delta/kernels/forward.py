@@ -75,9 +75,9 @@ def fused_forward(
         return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (n, b, h, 0, 0))
 
     of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
-    blocks = [of_tokens(group * value), of_state]
+    blocks = [of_tokens(group * value), of_state]  # outputs, last states
     results = [(v.shape, v.dtype), (state.shape, jnp.float32)]
-    for sizes in ((size, size), (key, value)) if plan.keep else ():
+    for sizes in ((size, size), (key, value)) if plan.keep else ():  # A and states
         blocks.append(of_chunk(group, *sizes))
         results.append(((chunks, batch, heads, *sizes), jnp.float32))
     return pl.pallas_call(
@@ -90,8 +90,8 @@ def fused_forward(
         ],
         out_specs=blocks,
         out_shape=[jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in results],
-        scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],
-        compiler_params=pltpu.CompilerParams(
+        scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],  # states
+        compiler_params=pltpu.CompilerParams(  # chunks in order: scratch moves on
             dimension_semantics=("parallel", "parallel", "arbitrary")
         ),
         interpret=plan.interpret,
@@ -113,15 +113,15 @@ def _run(plan: FusedPlan, *refs: Any) -> None:
 
     chunk = (ChannelChunk if plan.channels else HeadChunk)(plan, given, moving)
     heads, depth = range(plan.group), chunk.depth
-    inverses = invert([chunk.get_system(h) for h in heads], chunk.is_wide)
-    moved = [
+    inverses = invert([chunk.get_system(h) for h in heads], chunk.is_wide)  # A [C, C]
+    moved = [  # V' [C, V]
         multiply(split(inverses[h], depth), split(chunk.get_sides(h), depth), depth) for h in heads
     ]
     for h in heads:
         if kept:
-            kept[0][0, 0, h], kept[1][0, 0, h] = inverses[h], moving[h]
+            kept[0][0, 0, h], kept[1][0, 0, h] = inverses[h], moving[h]  # before it moves
         pairs, seen = chunk.get_pairs(h)
-        seen = seen + multiply(split(pairs, depth), split(moved[h], depth), depth)
+        seen = seen + multiply(split(pairs, depth), split(moved[h], depth), depth)  # e^c Q S + P V'
         width = plan.widths[1]
         output[0, :, h * width : (h + 1) * width] = seen.astype(output.dtype)
         moving[h] = chunk.decay(h, moving[h]) + chunk.write(h, moved[h])

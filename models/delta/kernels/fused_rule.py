@@ -126,13 +126,14 @@ def _plan(
     """Return the plan, the tokens [B, T, H * D], and the numbers of tokens and heads."""
     _, k, v, *gates = parts
     heads, share = v.shape[2], v.shape[2] // k.shape[2]
+    # A program has whole groups of heads that share a key, of which it reads one block.
     sizes = [n for n in range(1, max(most, share) + 1) if heads % n == 0 == n % share]
     channels = sum(x.shape[-1] > 1 for x in gates)
     plan = FusedPlan((k.shape[-1], v.shape[-1]), share, sizes[-1], chunk, channels, keep)
     gates = [x.to(torch.float32) for x in gates]
     flat = [x.flatten(2) for x in (*parts[:3], *gates[:channels])]
     if channels == 0:
-        exact = (gates[0] * _GRID).round() / _GRID
+        exact = (gates[0] * _GRID).round() / _GRID  # see `HeadChunk._find_decay`
         gates = [exact, gates[0] - exact, *gates[1:]]
     of_heads = gates[channels:]
     if not of_heads:

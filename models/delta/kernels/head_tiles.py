@@ -35,13 +35,13 @@ class HeadChunk:
         self.plan, self.size = plan, self._keys.shape[1]
         self.is_wide, self.depth = find_depth(self._values)
         self.place, self.other = list_places(self.size)
-        self._rows = self._sum_gates(gates[0, 0, 0])
-        self._columns = self._rows.T
+        self._rows = self._sum_gates(gates[0, 0, 0])  # [6 ROWS, C], tokens in lanes
+        self._columns = self._rows.T  # [C, 6 ROWS], tokens in sublanes
         self.decays = [self._find_decay(h) for h in range(plan.group)]
         heads = range(plan.group)
         self.queries = [split(cut_keys(plan, queries, h), self.depth) for h in heads]
         self.keys = [split(cut_keys(plan, self._keys, h), self.depth) for h in heads]
-        self._reads = self._read(moving)
+        self._reads = self._read(moving)  # products with keys, and with the state
 
     def column(self, number: int, head: int) -> Tile:
         """[C, 1] of: sums on the grid, of the rest, erase, write, decay so far, decay to come."""
@@ -86,7 +86,7 @@ class HeadChunk:
         Mosaic cannot spread a number along rows and lanes at once, and merges two steps into one
         unless something stands between them: the maximum with 0, which changes nothing.
         """
-        whole = self.column(4, head)[self.size - 1 :]
+        whole = self.column(4, head)[self.size - 1 :]  # [1, 1]
         return jnp.maximum(jnp.broadcast_to(whole, (1, self.plan.widths[1])), 0.0) * state
 
     def _read(self, moving: Tile) -> list[tuple[Tile, Tile]]:

@@ -220,7 +220,7 @@ def kernel_walk(
         shapes = _list_results(factors[2], state, keep=keep)
         return run_kernel(walk_forward, plan, [state, *factors], shapes)
 
-    tensors, dims = [state, *factors], [0] + [1] * count
+    tensors, dims = [state, *factors], [0] + [1] * count  # dimensions of examples
     output, moved, *states = deal(partial(_walk_here, run), tensors, dims, results, heads)
     return output, states[0] if keep else state.new_empty(0), moved
 
@@ -247,7 +247,7 @@ def kernel_walk_back(factors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, T
         shapes = _list_results(factors[-1], grad, keep=True)
         return run_kernel(walk_back, WalkPlan(), [grad, *factors], shapes)
 
-    tensors, dims = [grad, *factors], [0] + [1] * count
+    tensors, dims = [grad, *factors], [0] + [1] * count  # dimensions of examples
     sides, before, after = deal(partial(_walk_here, run), tensors, dims, [1, 0, 1], heads)
     return sides, after, before
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from models.delta.kernels.lazy_jax import Tile, jax, jnp
 
-SUB_BLOCK = 16
+SUB_BLOCK = 16  # rows of a bfloat16 tile: wider halves are whole tiles
 
 
 def invert(systems: list[Tile], is_wide: bool) -> list[Tile]:
@@ -32,7 +32,7 @@ def invert(systems: list[Tile], is_wide: bool) -> list[Tile]:
         steps = [jnp.where(below, x, 0.0) for x in systems]
         pairs = zip(inverses, steps, strict=True)
         if width == 1:
-            inverses = [identity - x for x in steps]
+            inverses = [identity - x for x in steps]  # X is still I
         elif width < SUB_BLOCK:
             inverses = [_climb(x, step, depth) for x, step in pairs]
         else:
@@ -45,7 +45,7 @@ def invert(systems: list[Tile], is_wide: bool) -> list[Tile]:
 
 def _climb(inverse: Tile, step: Tile, depth: int) -> Tile:
     parts = split(inverse, depth)
-    half = multiply(parts, split(step, depth), depth)
+    half = multiply(parts, split(step, depth), depth)  # X L_s
     return inverse - multiply(split(half, depth), parts, depth)
 
 
@@ -54,7 +54,7 @@ def _join(inverse: Tile, step: Tile, width: int, depth: int) -> Tile:
     starts = range(width, inverse.shape[0], 2 * width)
     parts = split(inverse, depth)
     seconds = [jnp.concatenate([x[n : n + width] for n in starts]) for x in parts]
-    half = multiply(seconds, split(step, depth), depth)
+    half = multiply(seconds, split(step, depth), depth)  # second rows of X L_s
     change = multiply(split(half, depth), parts, depth)
     rows = []
     for count, n in enumerate(starts):
@@ -67,7 +67,7 @@ def _refine(inverse: Tile, system: Tile, identity: Tile) -> Tile:
     """One step of Newton's from the inverse rounded to bfloat16, which is one exact part."""
     rough = inverse.astype(jnp.bfloat16)
     wide = rough.astype(jnp.float32)
-    rest = identity - wide - multiply(split(system, 2), [rough], 2)
+    rest = identity - wide - multiply(split(system, 2), [rough], 2)  # I - (I + L) X
     return wide + multiply([rough], split(rest, 1), 1)
 
 
@@ -83,7 +83,7 @@ def split(x: Tile, depth: int) -> list[Tile]:
     parts = []
     for _ in range(depth):
         parts.append(x.astype(jnp.bfloat16))
-        x = x - parts[-1].astype(jnp.float32)
+        x = x - parts[-1].astype(jnp.float32)  # what is left, without error
     return parts
 
 

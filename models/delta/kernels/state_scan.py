@@ -24,7 +24,7 @@ from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
 if TYPE_CHECKING:
     from jax import Array
 
-_HEADS = 8
+_HEADS = 8  # of a program, at most
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _call(
         in_specs=[whole, *(of_chunk(x.shape) for x in factors)],
         out_specs=blocks,
         out_shape=outputs,
-        scratch_shapes=[pltpu.VMEM((size, *state.shape[1:]), state.dtype)],
+        scratch_shapes=[pltpu.VMEM((size, *state.shape[1:]), state.dtype)],  # states
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=plan.interpret,
     )(state, *factors)
@@ -103,6 +103,7 @@ def _call(
 
 def _move(is_added: bool, *refs: Tile) -> None:
     """Process one chunk of a group of heads, forward."""
+    # Blocks of one chunk [1, heads, ...] or of heads alone; `moving` stays in VMEM.
     first, inverse, reader, values, pairs, query, key, last, *rest, moving = refs
     added = rest.pop(0) if is_added else None
     output, behind, *before = rest
@@ -110,8 +111,8 @@ def _move(is_added: bool, *refs: Tile) -> None:
     for head in range(moving.shape[0]):
         state = moving[head]
         if before:
-            before[0][0, head] = state
-        moved = _dot(inverse[0, head], values[0, head] - _dot(reader[0, head], state))
+            before[0][0, head] = state  # for the backward pass
+        moved = _dot(inverse[0, head], values[0, head] - _dot(reader[0, head], state))  # V'
         output[0, head] = _dot(query[0, head], state) + _dot(pairs[0, head], moved)
         state = _to_column(last[0, head], state) * state + _dot(key[0, head], moved, turn=True)
         moving[head] = state + added[0, head] if added is not None else state
@@ -124,9 +125,9 @@ def _return(*refs: Tile) -> None:
     _begin(moving, first)
     for head in range(moving.shape[0]):
         state, output = moving[head], grad[0, head]
-        after[0, head] = state
-        values = _dot(pairs[0, head], output, turn=True) + _dot(key[0, head], state)
-        side = _dot(inverse[0, head], values, turn=True)
+        after[0, head] = state  # gradient behind the chunk
+        values = _dot(pairs[0, head], output, turn=True) + _dot(key[0, head], state)  # dV'
+        side = _dot(inverse[0, head], values, turn=True)  # dX = A^T dV'
         sides[0, head] = side
         state = _to_column(last[0, head], state) * state
         state = state + _dot(query[0, head], output, turn=True)
