@@ -45,17 +45,21 @@ class _CudaClock(HostClock):
 
     _events: list[torch.cuda.Event]
 
+    def __len__(self) -> int:
+        return len(self._events)
+
     def start(self) -> None:
         self._events = []
         self.stamp()
 
     def stamp(self) -> None:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record()  # into the stream, for which the host does not wait
         self._events.append(event)
 
     def take(self) -> list[float]:
         self.stamp()
+        # The last event of the stream: the ones before it are complete then, too.
         self._events[-1].synchronize()
         pairs = itertools.pairwise(self._events)
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]

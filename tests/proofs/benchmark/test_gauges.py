@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import pytest
+import torch
 
 from proofs.benchmark.gauges import create_gauge
 from tests.support.tiny_parts import create_cpu_runtime
@@ -43,3 +45,30 @@ def test_a_mesh_is_measured_like_xla_and_devices_differ():
     cpu, cuda, xla, mesh = (type(create_gauge(object.__new__(kind))) for kind in kinds)
     assert mesh is xla
     assert len({cpu, cuda, xla}) == 3
+
+
+class StreamEvent:
+    """A CUDA event of a stream on which each event comes a second after the one before."""
+
+    times = itertools.count()
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.second = next(self.times)
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: StreamEvent) -> float:
+        return 1e3 * (end.second - self.second)
+
+
+def test_a_clock_of_a_gpu_counts_its_stamps(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", StreamEvent)
+    clock = create_gauge(object.__new__(CudaRuntime)).create_clock()
+    clock.start()
+    clock.stamp()
+    assert len(clock) == 2
+    assert clock.take() == [1.0, 1.0]
