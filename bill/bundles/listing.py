@@ -15,12 +15,14 @@ from pathlib import Path
 _NAME = re.compile(r"^\d+-(.+)-\d+-packed-bundles-post-ra\.txt$")
 # The compiler's top-level program is a listing of calls, not an operation.
 _TOP = "TLP"
+# Number of a bundle, a loop's mark such as LB, `>` for each loop around it, its instructions.
 _LINE = re.compile(r"^\s*(?:0x)?([0-9a-f]+)\s+(?:[A-Z]{2}\s*)?:[ >]*\{(.*)$")
 _NAMED = re.compile(r"/\*(\w+)=\*/")
 # What is loaded of a core's own number; all is counted for the first core.
 _IDENTITY = re.compile(r"/\* (?:core|logical chip) id \*/")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _WORDS = re.compile(r"(?:%(\w+) = )?([a-z_][\w.]*)\s*(.*)$", re.DOTALL)
+# Predicate without which a step does nothing, and what its result is then.
 _GUARD = re.compile(r"^\((!?%\w+)(?:,\s*([^()]*))?\),?\s*(.*)$", re.DOTALL)
 # A load's guard stands behind its address.
 _LOAD_GUARD = re.compile(r"\]\s*\((!?%\w+)\)")

@@ -179,6 +179,7 @@ class ScalarCore:
     def _read_descriptor(self, text: str) -> tuple[int | None, int | None, bool]:
         """Read a transfer from eight words of scalar memory, as v2 and v3 describe strided ones."""
         table = text.strip("[]")
+        # Spaces in words 1 and 4, granules in 6, flag in 7. A space that is unknown counts as HBM.
         words = [self.state.stored.get(f"[[{table} + $0x{place}]]") for place in range(1, 8)]
         spaces, size, flag = (words[0], words[3]), words[5], words[6]
         return (
@@ -191,6 +192,7 @@ class ScalarCore:
         """Return whether one side is HBM; of a general transfer the pointers decide."""
         if step.opcode != "dma.general":
             return "hbm" in step.opcode
+        # A side that is unknown counts as HBM, as above.
         sides = [step.named.get(name, "") for name in ("src", "dst")]
         known = [self.state.spaces.get(get_register(side.strip("%"))) for side in sides]
         return "hbm" in known or None in known
@@ -201,6 +203,7 @@ class ScalarCore:
         while waiting and (granules is None or come < granules):
             transfer = waiting.popleft()
             come += transfer.granules
+            # Transfers that are issued later cannot delay this one: the core waits here.
             late = self.memory.finish(transfer) - self.execution.cycles
             if late > 0:
                 self.execution.waited += late

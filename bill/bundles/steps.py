@@ -131,6 +131,7 @@ def _read_computed(step: ScalarStep, state: ScalarState) -> Read:
     if root == "sld":
         return _read_load(step, state)
     if root == "inlined_call_operand":
+        # An operand is passed by its address: one that no other symbol has.
         address = _name(step.result, state)
         return lambda: address
     reads = [read_value(operand, state) for operand in step.operands]

@@ -159,6 +159,7 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     base = read_base(options)
     flags = [*(["--config", options.config] if options.config else []), *rest]
     if options.cores:
+        # Before a framework starts its threads, as many as there are cores.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
     config = load_config(flags)
     if base is not None:
@@ -238,7 +239,9 @@ def measure_scaling(
             command += [f"--warmup-steps={options.warmup_steps}"]
             command += ["--random-teachers"] if options.random_teachers else []
             command += [f"--cores={min(cores, share * count)}"] if share else []
+            # Of each process; what the caller has set stands behind it, and wins.
             threads = {"OMP_NUM_THREADS": str(share)} if share else {}
+            # A child prints a table of its own; the table of all comes last.
             done = subprocess.run(command, env={**threads, **os.environ}, stdout=subprocess.DEVNULL)
             if done.returncode:
                 return done.returncode, None
@@ -246,6 +249,7 @@ def measure_scaling(
             results += report["results"]
             environment = report["environment"]
     first, rate = results[0], get_rate_name(results[0])
+    # Against the smallest number of processes, which was measured first.
     for result in results:
         per_process = result[rate] / result["processes"]
         result["scaling_efficiency"] = per_process / (first[rate] / first["processes"])

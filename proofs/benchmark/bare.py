@@ -70,10 +70,12 @@ class BareLoop:
         self._optimizer = create_optimizer(
             scale_lr(config), self.model, device_arguments=runtime.updates.get_arguments(name)
         )
+        # State that is there before step 0 costs no graph of its own.
         if name in PREPARABLE:
             runtime.updates.prepare(self._optimizer)
         lrs, decays = parts.plan.schedule.values(0, self._optimizer)
         runtime.updates.set_hyperparameters(self._optimizer, lrs, decays)
+        # Once: a step has no transfer in it.
         placed = [runtime.to_device(batch) for batch in batches]
         self._losses = [_plan_loss(parts.task, batch) for batch in placed]
         runtime.finish_step()
@@ -90,7 +92,7 @@ class BareLoop:
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
             runtime.finish_step()
-        runtime.fetch(loss)
+        runtime.fetch(loss)  # host read: the block ends when its last step is done
         return time.perf_counter() - began, time.process_time() - cpu_began
 
 

@@ -32,6 +32,7 @@ def create_measured_config(
     """
     if config.profile.steps:
         get_logger().warning("profile.steps is ignored: a trace would be measured with the step")
+    # A run of its own: nothing of the measured one is read or written.
     run = {"output_dir": str(scratch), "resume": "", "run_id": "", "eval_only": False}
     changed = change(config, run={**run, "tensorboard": False}, profile={"steps": ""})
     if synthetic and config.distill.teacher_cache:

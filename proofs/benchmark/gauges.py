@@ -79,6 +79,7 @@ class Gauge:
         """Graphs of this process so far and, where they are known, the seconds to compile them."""
         if not self._runtime.section.compile:
             return 0, 0.0
+        # torch.compile counts its graphs, but not the seconds.
         from torch._dynamo.utils import counters
 
         return counters["stats"]["unique_graphs"], 0.0

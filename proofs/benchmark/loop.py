@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from proofs.benchmark.bare import BareLoop
     from utils.runtime.base import Runtime
 
-MAX_WARMUP_STEPS = 200
+MAX_WARMUP_STEPS = 200  # beyond those asked for, before graphs count as unstable
 _QUIET_STEPS = 3  # without a new graph, before graphs count as stable
-_PREPARED_BATCHES = 2
+_PREPARED_BATCHES = 2  # of synthetic input, used in turns
 
 
 class UnstableGraphsError(RuntimeError):
@@ -107,6 +107,7 @@ class Record:
 def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
     """Measure on one replica: build the run's parts, run the engine, write figures on rank zero."""
     setup_logging(runtime.ranks.index, runtime.ranks.size)
+    # What this process has compiled until here is not the run's.
     before = create_gauge(runtime).count_compiles()
     parts = build_parts(runtime, job)
     try:
@@ -143,6 +144,7 @@ def run_engine(
     with contextlib.closing(steps):
         for result in steps:
             meter.end_step(result.step, plan.global_batch_size * per_example, result.wait_s)
+            # As in the trainer: the read of a log point comes a step later.
             runtime.flush_deferred()
             if result.step % plan.log_every == 0:
                 meter.take(result.step)
@@ -218,6 +220,7 @@ class Recorder:
         if step:
             self._record.warmup_s.append(now - self._last)
         graphs = self._gauge.count_compiles()[0]
+        # On all ranks alike: a rank that went on alone would wait for the others for ever.
         has_news = self._runtime.ranks.any(graphs != self._seen_graphs)
         self._quiet = 0 if has_news else self._quiet + 1
         self._seen_graphs = graphs
@@ -239,6 +242,7 @@ class Recorder:
             self._close()
             return True
         if self._bare is not None:
+            # Just before the engine's block, so that the machine is the same for both.
             self._bare_times = self._bare.run(self._pace.steps)
         # Only before the first block: later ones follow the block before them.
         if not self._record.blocks:
@@ -253,12 +257,14 @@ class Recorder:
         self._wait_for_device()
         wall = time.perf_counter() - self._began
         cpu = time.process_time() - self._cpu_began
+        # A step is dispatched before it is done, so the device was waited for above.
         block = Block(wall, cpu, self._wait_s, self._clock.take(), self._bare_times)
         self._record.blocks.append(block)
 
     def _close(self) -> None:
         """Record compiled graphs, host reads and peak memory."""
         record, runtime = self._record, self._runtime
+        # Less what was there before, and the bare loop's: see `exclude`.
         graphs, seconds = self._gauge.count_compiles()
         record.graphs = graphs - self._counted[0]
         record.compile_s = seconds - self._counted[1]
@@ -268,10 +274,10 @@ class Recorder:
         record.device_gib = self._gauge.get_peak_gib()
 
     def _wait_for_device(self) -> None:
-        """Return a number of the last step: reading it waits for that step."""
+        """Wait for the last step, by reading a number of it."""
         if self._last_result is not None:
             assert self._last_result.values is not None
-            self._runtime.fetch(self._last_result.values)
+            self._runtime.fetch(self._last_result.values)  # host read: ends of blocks
 
 
 def _repeat(batches: list[Batch], first_step: int) -> Iterator[Batch]:
@@ -316,6 +322,7 @@ def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
     rank's, graphs and reads the most of a rank.
     """
     first = records[0]
+    # A step ends on all ranks together, so a block is as long as on the slowest.
     per_rank = [[block.wall_s for block in record.blocks] for record in records]
     walls = [max(times) for times in zip(*per_rank, strict=True)]
     examples = facts["global_batch_size"] * facts["steps"]

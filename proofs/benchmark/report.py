@@ -30,6 +30,7 @@ def write_csv(report: JsonObject, path: Path) -> None:
 
 def create_row(report: JsonObject, result: JsonObject) -> JsonObject:
     """Flatten one measurement."""
+    # A line of CSV stands alone: it repeats where it was measured.
     environment = report["environment"]
     row: JsonObject = {"created": report["created"]}
     row |= {name: environment.get(name, "") for name in _ENVIRONMENT_COLUMNS}
@@ -48,6 +49,7 @@ def print_report(report: JsonObject) -> None:
     print(f"{'processes':<24}" + "".join(f"{r['processes']:>14}" for r in results))
     for label, get in {**_list_rates(results[0]), **_ROWS}.items():
         cells = [get(result) for result in results]
+        # A row without a figure, such as memory of a CPU, is left out.
         if any(cells):
             print(f"{label:<24}" + "".join(f"{cell or '-':>14}" for cell in cells))
     for result in results:
