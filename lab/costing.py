@@ -29,6 +29,10 @@ PLACES = (
 _CHILD = Path(__file__).with_name("jax_child.py")
 
 
+class _NoAnswer(BaseModel):
+    """Answer of `jax_child.py`, which writes arrays and artifacts into files of their own."""
+
+
 @dataclass(frozen=True)
 class CompiledCost:
     """A program on one device."""
@@ -92,7 +96,7 @@ def export_in_jax(
             {**program, "artifact": str(place)}
             for program, place in zip(programs, places, strict=True)
         ]
-        compiler.run_script(_CHILD, {"programs": named}, target, time_limit_s, BaseModel)
+        compiler.run_script(_CHILD, {"programs": named}, target, time_limit_s, _NoAnswer)
         return [place.read_bytes() for place in places]
 
 
@@ -105,4 +109,4 @@ def run_in_jax(
       UserError: it failed.
     """
     request = {**program, "given": str(places[0]), "found": str(places[1])}
-    compiler.run_script(_CHILD, {"programs": [request]}, target, time_limit_s, BaseModel)
+    compiler.run_script(_CHILD, {"programs": [request]}, target, time_limit_s, _NoAnswer)

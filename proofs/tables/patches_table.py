@@ -65,7 +65,7 @@ class PatchesTable(study.StudyTable):
         return [ALL, NONE, *changing]
 
     def create_config(self, row: str, seed: int) -> RunConfig:
-        skip = (row,) if row not in (ALL, NONE, _KERNEL) else ()
+        skip: list[str] = [] if row in (ALL, NONE, _KERNEL) else [row]
         kernel = "on" if row == _KERNEL else self.base.model.attention_kernel
         return change(
             self.base,
