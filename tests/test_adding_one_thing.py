@@ -111,7 +111,7 @@ CHECKS = (
 )
 
 
-def test_a_loss_is_its_file_its_row_its_reference_and_its_line_in_the_document(tmp_path):
+def test_a_new_loss_touches_its_file_table_reference_and_document(tmp_path):
     copy = copy_project(tmp_path)
     (copy / "losses/logits/variation.py").write_text(LOSS, encoding="utf-8")
     row = '        "total_variation": "losses.logits.variation:create_total_variation",\n'
@@ -150,7 +150,7 @@ KEY_CHECKS = (
 )
 
 
-def test_a_key_is_its_field_its_line_on_the_page_and_what_it_changes(tmp_path):
+def test_a_new_key_touches_its_field_the_page_and_the_effects_table(tmp_path):
     copy = copy_project(tmp_path)
     insert(copy / "utils/config/sections.py", "    base_lr: float | None = ", KEY)
     insert(copy / "tests/support/key_effects.py", '    ("optim.lr_factors", ', EFFECT)
@@ -186,8 +186,8 @@ ROW = """    "second": DeviceInfo(
 """
 DEVICE_CHECKS = (
     "tests/test_config_keys.py",
-    "tests/utils/test_runtime_choice.py::test_every_device_that_may_be_asked_for_has_a_runtime",
-    "tests/test_parity.py::test_every_device_has_a_form",
+    "tests/utils/test_runtime_choice.py::test_every_configurable_device_has_a_runtime",
+    "tests/test_parity.py::test_every_device_has_a_parity_form",
 )
 ASKS = """
 import json
@@ -208,7 +208,7 @@ print(json.dumps([refused, slots, RUNTIMES["second2"][0]]))
 """
 
 
-def test_a_device_is_its_file_its_row_and_its_form_of_the_parity_test(tmp_path):
+def test_a_new_device_touches_its_file_table_and_parity_form(tmp_path):
     copy = copy_project(tmp_path)
     (copy / "utils/runtime/second.py").write_text(DEVICE, encoding="utf-8")
     insert(copy / "utils/config/devices.py", '    "cuda": DeviceInfo(', ROW)

@@ -84,7 +84,7 @@ def get_error(capsys) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def test_nothing_is_fetched_without_the_key_or_onto_a_bucket(tmp_path, capsys):
+def test_nothing_is_downloaded_without_the_key_or_to_a_bucket(tmp_path, capsys):
     assert ask(tmp_path) == 2
     assert "data.root" in get_error(capsys)
     assert ask(tmp_path, "--data.allow_download", "--data.root=memory://nowhere") == 2
@@ -97,7 +97,7 @@ def test_nothing_is_fetched_without_the_key_or_onto_a_bucket(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_may_has_its_dataset_fetched_once(tmp_path, capsys, monkeypatch):
+def test_a_permitted_run_downloads_its_dataset_once(tmp_path, capsys, monkeypatch):
     (tmp_path / "site" / "of_test").mkdir(parents=True)
     (tmp_path / "site" / "of_test" / "__init__.py").touch()
     (tmp_path / "site" / "of_test" / "digits.py").write_text(_DATASET)

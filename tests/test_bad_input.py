@@ -262,7 +262,7 @@ def test_a_wrong_flag_is_refused_in_one_line(tmp_path, capsys, flags, what, way_
     assert way_out in line
 
 
-def test_a_dataset_root_that_is_not_there_names_the_flag(tmp_path, capsys):
+def test_a_missing_dataset_root_names_the_flag(tmp_path, capsys):
     flags = [
         "--config",
         "configs/digits_student.yaml",
@@ -275,7 +275,7 @@ def test_a_dataset_root_that_is_not_there_names_the_flag(tmp_path, capsys):
     assert "--data_path" in line or "--tfds_data_dir" in line
 
 
-def test_a_relative_root_is_told_as_the_working_directory_makes_it(tmp_path, capsys, monkeypatch):
+def test_a_relative_root_is_reported_as_an_absolute_path(tmp_path, capsys, monkeypatch):
     config = Path("configs/digits_student.yaml").absolute()
     monkeypatch.chdir(tmp_path)
     flags = [f"--config={config}", "--data.root=gone", "--run.output_dir=runs"]
@@ -284,7 +284,7 @@ def test_a_relative_root_is_told_as_the_working_directory_makes_it(tmp_path, cap
 
 
 @pytest.mark.parametrize("key", ["train_split", "eval_split", "test_split"])
-def test_an_unknown_split_is_refused_with_those_that_exist(tmp_path, capsys, digits_root, key):
+def test_an_unknown_split_is_refused_with_the_existing_ones(tmp_path, capsys, digits_root, key):
     flags = [
         "--config",
         "configs/digits_student.yaml",
@@ -352,9 +352,7 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path, capsys, seven_classes):
     assert str(CLASSES) in line
 
 
-def test_a_teacher_that_is_another_model_than_its_weights_is_refused(
-    tmp_path, capsys, seven_classes
-):
+def test_a_teacher_of_another_model_than_its_weights_is_refused(tmp_path, capsys, seven_classes):
     flags = create_argv(
         tmp_path / "runs", "--kd=kd", f"--teacher_path={seven_classes}", "--teacher=resnet18"
     )
@@ -363,7 +361,7 @@ def test_a_teacher_that_is_another_model_than_its_weights_is_refused(
     assert "vit_tiny_patch16_224" in line
 
 
-def test_a_run_id_that_is_taken_is_refused_and_left_alone(capsys, earlier_run):
+def test_an_existing_run_id_is_refused_and_unchanged(capsys, earlier_run):
     before = {path: path.stat().st_mtime_ns for path in earlier_run.rglob("*")}
     flags = create_argv(earlier_run.parent.parent, "--train.steps=2", "--run.run_id=a")
     assert main.main(flags) == 2
@@ -373,7 +371,7 @@ def test_a_run_id_that_is_taken_is_refused_and_left_alone(capsys, earlier_run):
     assert {path: path.stat().st_mtime_ns for path in earlier_run.rglob("*")} == before
 
 
-def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
+def test_a_batch_indivisible_by_the_ranks_is_refused(tmp_path):
     config = create_config(tmp_path)
     with pytest.raises(UserError, match=r"data.global_batch_size \(16\) is not divisible by the 3"):
         create_loader(config.data, "train", seed=0, shard=(0, 3))
@@ -381,7 +379,7 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
         create_loader(config.data, "eval", seed=0, shard=(0, 3))
 
 
-def test_a_run_id_beside_the_run_that_is_continued_is_refused(tmp_path, capsys, earlier_run):
+def test_a_run_id_together_with_resume_is_refused(tmp_path, capsys, earlier_run):
     flags = create_argv(tmp_path / "runs", f"--resume={earlier_run}", "--run.run_id=b")
     line = refuse(capsys, flags, tmp_path / "runs")
     assert "run.run_id ('b') is not supported with run.resume of 'a'" in line

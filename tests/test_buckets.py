@@ -73,7 +73,7 @@ def check_equal(remote: str, unbroken: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_store_with_faults_and_preemptions_gives_the_unbroken_runs_bits(
+def test_faults_and_preemptions_of_a_store_leave_the_bits_unchanged(
     seed, unbroken, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("utils.storage.retry._FIRST_WAIT_S", 0.0)
@@ -157,7 +157,7 @@ def kill_after(processes: list[subprocess.Popen], text: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_killed_run_on_gs_goes_on_from_the_bucket_alone(hosts, gs, unbroken, tmp_path):
+def test_a_killed_run_on_gs_resumes_from_the_bucket_alone(hosts, gs, unbroken, tmp_path):
     kill_after(start_hosts(gs, tmp_path / "first", hosts), "step 10/14")
     remote = f"{gs}/tiny/a"
     assert "step_00000008" in " ".join(open_folder(f"{remote}/checkpoints").list_names())
@@ -179,7 +179,7 @@ def test_a_killed_run_on_gs_goes_on_from_the_bucket_alone(hosts, gs, unbroken, t
         assert open_folder(remote).get_checksum(one["path"]) == int(one["crc32c"], 16)
 
 
-def test_a_bucket_that_is_not_there_is_found_before_a_device_is_touched(gs, capsys, monkeypatch):
+def test_a_missing_bucket_is_refused_before_a_device_is_touched(gs, capsys, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise AssertionError("a runtime was started")
 
@@ -192,7 +192,7 @@ def test_a_bucket_that_is_not_there_is_found_before_a_device_is_touched(gs, caps
     assert main([*FLAGS, "--run.output_dir=gs://nobody/runs", "--run.resume=auto"]) == 2
 
 
-def test_a_client_that_fails_writes_no_traceback_of_its_own(gs, caplog):
+def test_a_failing_client_prints_no_traceback(gs, caplog):
     client = logging.getLogger("gcsfs")
     client.setLevel(logging.NOTSET)
     open_folder(gs)
@@ -200,7 +200,7 @@ def test_a_client_that_fails_writes_no_traceback_of_its_own(gs, caplog):
     assert [one for one in caplog.records if one.name == "gcsfs"] == []
 
 
-def test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming(gs, tmp_path, capsys):
+def test_an_existing_run_on_a_bucket_is_refused_or_renamed_first(gs, tmp_path, capsys):
     flags = [*FLAGS, f"--run.output_dir={gs}", f"--run.cache_dir={tmp_path}"]
     flags += ["--train.steps=2", "--train.checkpoint_every_steps=2"]
     assert main(flags) == 0
@@ -233,15 +233,13 @@ def find_shown_keys() -> dict[str, list[str]]:
     return found
 
 
-def test_every_document_that_names_a_bucket_uses_a_key_that_is_tried_here():
+def test_bucket_keys_in_documents_are_tested_here():
     found = find_shown_keys()
     assert set(found) == {"output_dir"}
     assert set(found["output_dir"]) == set(_DOCUMENTS)
 
 
-def test_what_the_documents_send_to_a_bucket_lands_there_and_nowhere_else(
-    gs, tmp_path, monkeypatch
-):
+def test_documented_uploads_write_to_the_bucket_only(gs, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     flags = [flag for flag in FLAGS if "config" not in flag]
     config = ROOT / "configs" / "smoke.yaml"

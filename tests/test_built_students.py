@@ -75,9 +75,7 @@ def run_simkd(root: Path, teacher: Path, name: str, *more: str, device: str = "c
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
-def test_a_student_answers_by_its_teachers_classifier_which_no_step_changes(
-    teacher, tmp_path, device
-):
+def test_a_student_uses_its_teachers_frozen_classifier(teacher, tmp_path, device):
     whole = run_simkd(tmp_path, teacher, "whole", "--train.ema=true", device=device)
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
     # The second one is the first checkpoint's: on the device kernels lie otherwise than in files.
@@ -107,7 +105,7 @@ def test_a_student_answers_by_its_teachers_classifier_which_no_step_changes(
     assert all(torch.equal(found[name], value) for name, value in last.items())
 
 
-def test_the_teachers_maps_are_averaged_to_the_students():
+def test_the_teachers_maps_are_pooled_to_the_students_size():
     loss = create_loss("simkd", {"layers": {"projector": "layer4"}, "teacher_head": "fc"})
     numbers = torch.Generator().manual_seed(0)
     student = torch.randn(3, 5, 2, 2, generator=numbers, requires_grad=True)
@@ -151,7 +149,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("args", "flags", "told"), WRONG)
-def test_what_does_not_fit_the_teacher_is_refused_in_one_sentence(
+def test_students_that_do_not_fit_the_teacher_are_refused_in_one_sentence(
     teacher, tmp_path, capsys, args, flags, told
 ):
     changes, words = told
@@ -161,7 +159,7 @@ def test_what_does_not_fit_the_teacher_is_refused_in_one_sentence(
     assert words in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_a_classifier_that_does_not_stand_on_averages_is_refused(tmp_path, capsys):
+def test_a_classifier_without_average_pooling_is_refused(tmp_path, capsys):
     """ConvNeXt normalises the average before its linear layer."""
     arguments = {"in_chans": 1, "depths": [1, 1, 1, 1], "dims": [4, 4, 8, 12]}
     other = export(tmp_path / "convnext", 3, model="convnext_atto", args=arguments)
@@ -192,9 +190,7 @@ def run_norm(root: Path, teacher: Path, name: str, *more: str, device: str = "cp
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
-def test_a_widened_student_learns_goes_on_bit_for_bit_and_is_exported_plain(
-    teacher, tmp_path, device
-):
+def test_a_widened_student_trains_resumes_and_is_exported_plain(teacher, tmp_path, device):
     whole = run_norm(tmp_path, teacher, "whole", device=device)
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
     graphs = [1, 1, 2, 2] if device == "xla" else [0] * 4
@@ -262,7 +258,7 @@ WRONG_WIDE = [
 
 
 @pytest.mark.parametrize(("args", "flags", "term", "words"), WRONG_WIDE)
-def test_what_cannot_be_widened_is_refused_in_one_sentence(
+def test_models_that_cannot_be_widened_are_refused_in_one_sentence(
     teacher, capsys, args, flags, term, words
 ):
     argv = create_flags(teacher.parent, teacher, term, args, "--run.check_only=true", *flags)

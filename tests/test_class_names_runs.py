@@ -110,7 +110,7 @@ def test_an_evaluation_on_classes_that_a_folder_shifts_is_refused(place, capsys)
     assert "1 of its 3 names are unknown here, first 'eel'" in error
 
 
-def test_an_evaluation_of_numbers_on_names_is_one_warning(place, capsys):
+def test_evaluating_unnamed_classes_on_named_ones_warns_once(place, capsys):
     run = f"--resume={get_run(place, 'unnamed')}"
     code, _, err = check(capsys, get_argv(place, "own", "--eval", run))
     assert code == 0 and err.count(HALF) == 1
@@ -120,7 +120,7 @@ def test_an_evaluation_of_numbers_on_names_is_one_warning(place, capsys):
     assert code == 0 and HALF not in err and "other data than" not in err
 
 
-def test_a_training_run_goes_on_with_its_own_classes(place, capsys):
+def test_a_run_resumes_with_its_own_classes(place, capsys):
     argv = get_argv(place, "other", f"--resume={get_run(place)}", "--train.steps=2")
     allowed = ["train.steps", "data.train_split"]
     error = get_error(capsys, [*argv, f"--run.allow_changes={json.dumps(allowed)}"])
@@ -143,7 +143,7 @@ def test_a_teacher_of_other_classes_is_refused(place, capsys):
     assert check(capsys, get_argv(place, "own", *flags))[0] == 0
 
 
-def test_a_teacher_of_another_order_is_mapped_by_name_where_asked(place, capsys):
+def test_a_teacher_of_another_class_order_is_mapped_by_name_on_request(place, capsys):
     turned = str(place / "turned")
     error = get_error(capsys, get_taught(place, "own", turned))
     assert "in another order: class 0 is 'eel' there and 'cat' here" in error
@@ -154,12 +154,12 @@ def test_a_teacher_of_another_order_is_mapped_by_name_where_asked(place, capsys)
     assert "3 of the 3 classes of the student are unknown to distill.teacher" in error
 
 
-def test_a_teacher_without_names_is_one_warning(place, capsys):
+def test_a_teacher_without_class_names_warns_once(place, capsys):
     code, _, err = check(capsys, get_taught(place, "own", get_run(place, "unnamed")))
     assert code == 0 and err.count(HALF) == 1
 
 
-def test_stored_answers_to_other_classes_are_refused(place, tmp_path, capsys):
+def test_stored_logits_of_other_classes_are_refused(place, tmp_path, capsys):
     store, config = tmp_path / "cache", tmp_path / "run.yaml"
     argv = get_taught(place, "own", get_run(place))
     argv += ["--distill.allow_weak_teacher=true", "--data.train_split=train"]
@@ -180,7 +180,7 @@ def test_stored_answers_to_other_classes_are_refused(place, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("key", ["--init-from", "--model.weights"])
-def test_a_head_of_other_classes_starts_anew(place, capsys, key):
+def test_a_head_of_other_classes_is_reinitialised(place, capsys, key):
     weights = f"{key}={get_run(place)}"
     code, out, _ = check(capsys, get_argv(place, "other", weights))
     assert code == 0
@@ -194,7 +194,7 @@ def test_a_head_of_other_classes_starts_anew(place, capsys, key):
 
 
 @pytest.mark.parametrize("key", ["--init-from", "--model.weights"])
-def test_a_head_of_another_order_is_mapped_by_name_where_asked(place, capsys, key):
+def test_a_head_of_another_class_order_is_mapped_by_name_on_request(place, capsys, key):
     weights = f"{key}={place / 'turned'}"
     error = get_error(capsys, get_argv(place, "own", weights))
     assert "in another order" in error and "set model.reset_head=by_name" in error
@@ -208,13 +208,13 @@ def test_a_head_of_another_order_is_mapped_by_name_where_asked(place, capsys, ke
     assert "3 of the 3 classes of the run's data are unknown to" in error
 
 
-def test_first_weights_without_names_are_one_warning(place, capsys):
+def test_initial_weights_without_class_names_warn_once(place, capsys):
     weights = f"--init-from={get_run(place, 'unnamed')}"
     code, out, err = check(capsys, get_argv(place, "own", weights))
     assert code == 0 and err.count(HALF) == 1 and "20 of 20 tensors" in out
 
 
-def test_a_named_set_is_judged_by_numbers_with_one_warning(place, capsys):
+def test_a_named_set_is_evaluated_by_class_index_with_one_warning(place, capsys):
     def describe(data: str) -> str:
         return f"{{name: mine, source: folder, root: {place / data}, split: val, pp: '{PP}'}}"
 
@@ -228,7 +228,7 @@ def test_a_named_set_is_judged_by_numbers_with_one_warning(place, capsys):
     assert "3 of its 3 classes are unknown to the model" in capsys.readouterr().err
 
 
-def test_descriptions_of_imagenet_are_wordnet_numbers_to_an_evaluation(place, capsys):
+def test_imagenet_descriptions_match_wordnet_ids_in_an_evaluation(place, capsys):
     """Folders called as `tools.predict` calls ImageNet's classes, and the other way round."""
     info, args = ImageNetInfo("imagenet-1k"), {**VIT_ARGS, "img_size": 8}
     model = timm.create_model("vit_tiny_patch16_224", num_classes=1000, **args)

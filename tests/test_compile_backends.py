@@ -50,14 +50,14 @@ def _compile_module(module: nn.Module, backend: str = "eager") -> nn.Module:
     return create_runtime(section).accelerate(module)
 
 
-def test_a_compiler_that_is_switched_off_is_one_line():
+def test_a_disabled_compiler_gives_one_line():
     module = _compile_module(_Branching())
     words = r"\('eager'\) compiled nothing of _Branching, which ran"
     with torch._dynamo.config.patch(disable=True), pytest.raises(UserError, match=words):
         module(torch.ones(2), 1)
 
 
-def test_a_module_that_cannot_be_compiled_is_one_line(monkeypatch):
+def test_an_uncompilable_module_gives_one_line(monkeypatch):
     def fail(graph: object, inputs: object) -> None:
         raise RuntimeError("no such instruction")
 
@@ -98,7 +98,7 @@ def test_inductor_without_a_cpp_compiler_names_what_to_install(backend, tmp_path
     assert choose_device(section.model_copy(update={"compile": False, "compile_backend": "auto"}))
 
 
-def test_a_cpp_compiler_that_does_not_work_is_named_as_the_cause(monkeypatch):
+def test_a_broken_cpp_compiler_is_named_as_the_cause(monkeypatch):
     def fail(graph: object, inputs: object) -> None:
         raise InvalidCxxCompiler
 
@@ -111,7 +111,7 @@ def test_a_cpp_compiler_that_does_not_work_is_named_as_the_cause(monkeypatch):
     assert "TORCHDYNAMO" not in str(error.value)
 
 
-def test_a_step_without_a_compiled_module_is_one_line():
+def test_a_step_without_a_compiled_module_gives_one_line():
     runtime = create_runtime(RuntimeSection(device="cpu", compile=True, compile_backend="eager"))
     runtime.accelerate(_Branching())
     with (
@@ -121,7 +121,7 @@ def test_a_step_without_a_compiled_module_is_one_line():
         pass
 
 
-def test_shapes_past_the_limit_of_graphs_do_not_run_uncompiled():
+def test_shapes_beyond_the_graph_limit_do_not_run_uncompiled():
     module = _compile_module(_Branching())
     limit = torch._dynamo.config.patch(recompile_limit=1)
     with limit, pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
@@ -131,7 +131,7 @@ def test_shapes_past_the_limit_of_graphs_do_not_run_uncompiled():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_a_compiled_run_that_goes_on_is_the_unbroken_one(device, tmp_path):
+def test_a_resumed_compiled_run_equals_an_uninterrupted_one(device, tmp_path):
     flags = (
         "--runtime.compile",
         "--runtime.num_threads=1",

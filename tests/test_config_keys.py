@@ -32,13 +32,13 @@ def get_wanted() -> set[str]:
     return set(iterate_keys()) | nested
 
 
-def test_the_page_of_keys_is_what_the_fields_declare():
+def test_the_page_of_keys_equals_the_declared_fields():
     """An added key, a default, a rule on resume, a device or a task shows there in review."""
     is_equal = PAGE.read_text(encoding="utf-8") == format_page()
     assert is_equal, "docs/keys.md: run `python -m proofs.keys --write` and look at the difference"
 
 
-def test_every_key_has_a_description_and_says_its_unit():
+def test_every_key_has_a_description_with_its_unit():
     """Times, sizes and intervals carry their unit in the name."""
     for key in iterate_keys():
         section, name = key.split(".")
@@ -47,7 +47,7 @@ def test_every_key_has_a_description_and_says_its_unit():
         assert not name.endswith(("_freq", "_interval", "_period")), key
 
 
-def test_a_key_that_may_change_between_epochs_is_an_entry_of_the_stream():
+def test_keys_that_may_change_between_epochs_are_stream_entries():
     """`store.query.changes.check_stream` finds its value there by the key's last word."""
     for key in get_keys().values():
         if key.resume == "between_epochs":
@@ -70,7 +70,7 @@ def test_devices_and_their_values_are_choices_of_their_keys():
             assert key.devices.value != field.default, key.name
 
 
-def test_the_schema_of_the_configuration_tells_what_keys_say_of_themselves():
+def test_the_configuration_schema_holds_what_keys_declare():
     schema = json.loads(json.dumps(RunConfig.model_json_schema()))
     assert schema["$defs"]["TrainSection"]["properties"]["epochs"]["resume"] == "warns"
     assert schema["$defs"]["DataSection"]["properties"]["shuffle_gib"]["stream"] == "shuffle_gib"
@@ -88,7 +88,7 @@ def test_a_short_flag_stands_for_one_key_and_hides_none():
     assert not flags.keys() & (get_keys().keys() | {"config"})
 
 
-def test_keys_of_list_elements_say_nothing_of_their_own():
+def test_keys_of_list_elements_declare_no_rules():
     """A list is one key: what it says holds for all that stands in it."""
     for section in ELEMENTS.values():
         for name, field in section.model_fields.items():
@@ -96,7 +96,7 @@ def test_keys_of_list_elements_say_nothing_of_their_own():
             assert replace(info, is_path=False, needs=()) == KeyInfo(), name
 
 
-def test_a_key_that_is_named_like_a_path_says_so():
+def test_a_key_named_like_a_path_is_declared_as_one():
     """Who lets others submit runs takes what is no path for a name."""
     sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
     words = ("path", "directory", "file", "root", "cache", "weights")
@@ -161,7 +161,7 @@ sys.exit(main.main([*FLAGS, "--hue_shift=0.5", "--check"]))
 """
 
 
-def test_a_new_key_is_honoured_everywhere_by_what_its_field_says(tmp_path):
+def test_a_new_keys_declaration_is_honoured_everywhere(tmp_path):
     """The program's own files, with one field more in `DataSection` and no other edit."""
     _link(ROOT, tmp_path, but="utils")
     _link(ROOT / "utils", tmp_path / "utils", but="config")

@@ -95,7 +95,7 @@ def test_a_configuration_reads_back_equal_after_it_is_resolved(path, tmp_path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_a_header_says_command_hardware_time_and_expected_result(path):
+def test_a_header_has_command_hardware_time_and_expected_result(path):
     header = get_header(path)
     assert {"command", "hardware", "dataset", "expected"} <= header.keys()
     measured = re.search(r"\d+ (s|min|minutes|h|hours)\b", header["hardware"])

@@ -83,7 +83,7 @@ def test_an_epoch_shows_no_example_twice_and_epochs_differ(root, order, count):
     assert not np.array_equal(indices[0], np.sort(indices[0]))
 
 
-def test_windows_of_the_sharded_order_are_shuffled_each_in_its_own_way(root):
+def test_windows_of_the_sharded_order_are_shuffled_independently(root):
     from big_vision.input.order import ShardedOrder
 
     loader = open_loader(create_section(root, order="sharded"), "train")
@@ -160,7 +160,7 @@ def test_exact_evaluation_batches_are_the_same_on_any_number_of_shards(root):
 
 
 @pytest.mark.parametrize("split", ["train[:50%]", "train[100:]", "train[-10:]+validation[5:9]"])
-def test_slices_give_the_examples_that_tfds_gives(root, split):
+def test_slices_give_the_same_examples_as_tfds(root, split):
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(root / "records" / "1.0.0")
@@ -175,7 +175,7 @@ def test_slices_give_the_examples_that_tfds_gives(root, split):
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])
-def test_ids_are_those_of_tfds(root, order):
+def test_ids_equal_those_of_tfds(root, order):
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_from_directory(root / "records" / "1.0.0")
@@ -205,7 +205,7 @@ def test_single_examples_look_as_in_the_batches(root, order):
     assert not torch.equal(other.images, batch.images)
 
 
-def test_the_log_says_what_the_shuffle_buffer_holds(root, caplog):
+def test_the_log_reports_the_size_of_the_shuffle_buffer(root, caplog):
     with caplog.at_level("INFO", logger="train"):
         open_loader(create_section(root, order="sharded"), "train")
     assert "two shuffle windows of" in caplog.text and "GiB" in caplog.text

@@ -66,7 +66,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_values_are_found_in_the_metadata_alone(root, case):
+def test_wrong_values_are_found_from_metadata_alone(root, case):
     values, message = WRONG[case]
     directory = values.get("root", root)
     values = {key: value for key, value in values.items() if key != "root"}
@@ -108,7 +108,7 @@ def test_a_string_that_gives_no_batch_is_refused_at_once(root, case):
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_that_shards_do_not_divide_is_refused(root):
+def test_a_batch_indivisible_by_the_shards_is_refused(root):
     with pytest.raises(UserError, match=r"data\.global_batch_size \(16\).*by the 3 input"):
         open_loader(create_section(root), "train", shard=(0, 3))
     with pytest.raises(UserError, match=r"data\.eval_batch_size \(10\).*by the 4 input"):
@@ -132,7 +132,7 @@ def test_missing_metadata_is_named(copy):
         describe_dataset(create_section(copy))
 
 
-def test_broken_off_metadata_is_named(copy):
+def test_truncated_metadata_is_named(copy):
     path = copy / "records" / "1.0.0" / "dataset_info.json"
     path.write_text(path.read_text()[:50])
     with pytest.raises(UserError, match=r"half-written, dataset_info\.json is broken off"):
@@ -198,7 +198,7 @@ class BrokenStore(MemoryFileSystem):
     ("store", "reason"),
     [(SilentStore, r"no answer within 0 s"), (BrokenStore, r"Name or service not known")],
 )
-def test_a_root_whose_store_does_not_answer_is_one_line_in_bounded_time(store, reason, monkeypatch):
+def test_a_root_on_an_unreachable_store_gives_one_line_in_bounded_time(store, reason, monkeypatch):
     fsspec.register_implementation(store.protocol, store, clobber=True)
     monkeypatch.setattr("utils.storage.reading._LIMIT_S", 0.2)
     with pytest.raises(UserError, match=rf"data\.root .* cannot be read: {reason}; .*gcloud auth"):
@@ -212,7 +212,7 @@ def test_a_file_that_ends_within_a_record_is_named(copy):
         open_loader(create_section(copy, order="exact"), "train")
 
 
-def test_the_metadata_alone_tell_of_a_file_that_is_cut_short(copy):
+def test_a_truncated_file_is_found_from_metadata_alone(copy):
     short = get_files(copy)[1]
     short.write_bytes(short.read_bytes()[:100])
     with pytest.raises(UserError, match=rf"{short.name} is half-written, it ends within record"):
@@ -275,7 +275,7 @@ def test_a_corrupt_record_stops_the_run_and_is_named(copy, order):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_image_that_does_not_decode_stops_the_run_and_is_named(tmp_path, order):
+def test_an_undecodable_image_stops_the_run_and_is_named(tmp_path, order):
     write_records(tmp_path, broken=(77,))
     config = create_section(tmp_path, order=order, global_batch_size=7)
     with pytest.raises(UserError, match=r"records-train.*, record \d+ cannot be read") as caught:
@@ -288,7 +288,7 @@ def test_an_image_that_does_not_decode_stops_the_run_and_is_named(tmp_path, orde
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_skip_corrupt_passes_over_records_and_counts_them(copy, order):
+def test_skip_corrupt_skips_and_counts_records(copy, order):
     whole, _ = read_epoch(create_section(copy, order=order, global_batch_size=7))
     bad = []
     for file, record in ((0, 3), (2, 1)):
@@ -308,7 +308,7 @@ def test_skip_corrupt_passes_over_records_and_counts_them(copy, order):
 
 
 @given(ok=st.lists(st.booleans(), min_size=2, max_size=24).filter(any))
-def test_the_other_half_of_a_pair_stands_in_first(ok):
+def test_a_skipped_record_is_replaced_by_its_pair_first(ok):
     chosen = _choose_neighbours(np.array(ok))
     for place, source in enumerate(chosen.tolist()):
         partner = min(place ^ 1, len(ok) - 1)
@@ -379,7 +379,7 @@ def test_folders_without_images_or_with_other_classes_are_refused(tmp_path):
         describe_dataset(wrong)
 
 
-def test_an_evaluation_split_that_shares_training_examples_is_told(root, caplog):
+def test_evaluation_on_training_examples_warns(root, caplog):
     describe_dataset(create_section(root, train_split="train", eval_split="train[80%:]"))
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
@@ -394,7 +394,7 @@ def test_an_evaluation_split_that_shares_training_examples_is_told(root, caplog)
     assert caplog.text == ""
 
 
-def test_what_a_folder_holds_beside_its_images_is_told(tmp_path, caplog):
+def test_other_files_in_an_image_folder_are_reported(tmp_path, caplog):
     for name in ("cat", "dog"):
         (tmp_path / "train" / name / "deeper").mkdir(parents=True)
         for number, suffix in enumerate((".png", ".JPG", ".webp", ".tiff", ".txt")):
@@ -426,7 +426,7 @@ def test_a_changed_file_is_indexed_again(copy):
     assert np.array_equal(after[: len(before)], before)
 
 
-def test_the_index_cache_lies_outside_the_dataset_and_a_damaged_entry_is_made_again(copy, tmp_path):
+def test_the_index_cache_is_outside_the_dataset_and_rebuilt_if_damaged(copy, tmp_path):
     from big_vision.input.index_cache import get_cache_directory, load_record_index
 
     files = set((copy / "records" / "1.0.0").iterdir())

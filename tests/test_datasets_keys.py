@@ -102,14 +102,14 @@ def test_images_without_a_channel_get_one_by_reshape(root):
         ({"label_key": "kind"}, r"data\.label_key \(kind\): .*did you mean 'meta/kind'"),
     ],
 )
-def test_keys_are_found_wrong_in_the_metadata_alone(root, keys, message):
+def test_wrong_keys_are_found_from_metadata_alone(root, keys, message):
     with pytest.raises(UserError, match=message):
         describe_dataset(create_odd(root, **keys))
 
 
 @pytest.mark.parametrize("op", ["decode_jpeg_and", "decode_jpeg_scaled_and"])
 @pytest.mark.parametrize("order", ["exact", "sharded"])
-def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, order, op, capfd):
+def test_a_jpeg_only_op_names_its_input_before_the_first_batch(root, order, op, capfd):
     text = JPEG_PP.replace("decode_jpeg_and", op)
     config = create_odd(root, train_pp=text, eval_pp=text, order=order)
     words = (
@@ -134,14 +134,14 @@ def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, or
         (9, r"\(kind/9\.png: it is a TIFF, which decode does not support; .*\); convert the file"),
     ],
 )
-def test_what_is_wrong_with_a_picture_is_told_with_its_file_name(root, number, reason):
+def test_a_faulty_image_is_reported_with_its_file_name(root, number, reason):
     config = create_odd(root, eval_split=f"validation[{number - 1}:{number + 1}]")
     with pytest.raises(UserError, match=rf"record {number} cannot be read {reason}") as caught:
         read_first(config)
     assert not re.search(r"\{\{|\[\[|Op:|node|Iterator", str(caught.value))
 
 
-def test_an_op_that_an_example_does_not_suit_is_named(root):
+def test_an_op_that_fails_on_an_example_is_named(root):
     config = create_odd(root, eval_pp="decode|random_crop(9)|value_range(-1, 1)")
     with pytest.raises(
         UserError, match=r"record 0 cannot.*data\.eval_pp fails in random_crop\(9\)"
@@ -150,7 +150,7 @@ def test_an_op_that_an_example_does_not_suit_is_named(root):
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])
-def test_a_dataset_that_vanishes_in_mid_run_is_named_in_one_line(root, tmp_path, order):
+def test_a_dataset_deleted_during_a_run_is_named_in_one_line(root, tmp_path, order):
     shutil.copytree(root / "odd", tmp_path / "odd")
     config = create_odd(tmp_path, order=order, global_batch_size=1, shuffle_gib=1e-9)
     batches = iter(open_loader(config, "train").batches())

@@ -71,7 +71,7 @@ def read_pass(loader):
 @pytest.mark.parametrize("order", ["exact", "sharded"])
 @pytest.mark.parametrize("role", ["train", "eval"])
 @pytest.mark.parametrize("split", FIRST_WRONG)
-def test_a_label_that_is_no_class_stops_the_loader(root, split, role, order):
+def test_a_label_outside_the_classes_stops_the_loader(root, split, role, order):
     with pytest.raises(UserError) as caught:
         read_pass(open_kinds(root, split, role, order=order))
     text = str(caught.value)
@@ -87,7 +87,7 @@ def test_a_label_that_is_no_class_stops_the_loader(root, split, role, order):
         assert (count, int(label)) == (len(wrong), FIRST_WRONG[split])
 
 
-def test_labels_are_measured_by_the_models_classes_not_the_datasets(root):
+def test_labels_are_checked_against_the_models_classes(root):
     labels = torch.cat([b.labels for b in read_pass(open_kinds(root, "one_based", "eval", 4))])
     assert labels.dtype == torch.int32
     assert labels.tolist() == [1, 2, 3] * (EXAMPLES // 3)

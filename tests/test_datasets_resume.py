@@ -77,7 +77,7 @@ def resumed(root) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(("order", "index", "count"), CASES)
-def test_a_new_process_continues_with_the_batches_of_the_unbroken_run(
+def test_a_new_process_continues_with_the_uninterrupted_runs_batches(
     root, resumed, order, index, count
 ):
     loader = open_loader(get_config(root)[order], "train", shard=(index, count))

@@ -64,7 +64,7 @@ def test_the_build_context_holds_no_runs_no_data_and_no_environment():
 
 
 @pytest.mark.parametrize(("flags", "build"), [((), "TPU=0"), (("--tpu",), "TPU=1")])
-def test_build_and_run_have_the_flags_of_their_devices(cloud, flags, build):
+def test_build_and_run_pass_the_flags_of_their_devices(cloud, flags, build):
     data = str(cloud.folder)
     assert cloud.run("train.container", "build", *flags).returncode == 0
     assert cloud.get_calls()[-1][:3] == ["docker", "build", f"--build-arg={build}"]

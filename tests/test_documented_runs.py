@@ -269,7 +269,7 @@ def read_facts(place: Workplace, name: str) -> dict:
     return json.loads((place.folder / "runs" / name / "run.json").read_text())
 
 
-def test_every_documented_command_is_run_or_said_why_not():
+def test_every_documented_command_is_run_or_has_a_reason():
     every = {command for commands in COMMANDS.values() for command in commands}
     run = {command for name in RUN_HERE for command in COMMANDS[name]}
     run |= {command for command in every if re.match(SLOW, command)}
@@ -278,7 +278,7 @@ def test_every_documented_command_is_run_or_said_why_not():
         assert (reasons is None) == (command in run and flags is not None), command
 
 
-def test_no_pattern_has_outlived_its_command():
+def test_every_pattern_matches_a_documented_command():
     commands = [command for commands in COMMANDS.values() for command in commands]
     used = {find(table, command) for table in (SHORTENED, NOT_RUN) for command in commands}
     assert used - {None} == {*SHORTENED, *NOT_RUN}
@@ -291,7 +291,7 @@ def test_no_pattern_has_outlived_its_command():
 @pytest.mark.parametrize(
     "name", ["digits_teacher/teacher", "digits_kd/student"], ids=["teacher", "student"]
 )
-def test_a_run_of_the_readme_lies_where_it_says(name, readme):
+def test_a_run_of_the_readme_is_written_where_stated(name, readme):
     command = next(one for one in readme.done if one.endswith(f"run_id={name.split('/')[1]}"))
     new = readme.done[command].new
     assert {path.split("/")[0] for path in new} == {"runs"}
@@ -305,13 +305,13 @@ def test_a_run_of_the_readme_lies_where_it_says(name, readme):
     assert load_file(readme.folder / "runs" / name / "student.safetensors")
 
 
-def test_the_dataset_lies_below_data_and_nothing_else_is_made(readme):
+def test_the_dataset_is_written_below_data_only(readme):
     new = readme.done["python -m tools.prepare_dataset digits --out data"].new
     folders = {path.rpartition("/")[0] for path in new}
     assert folders == {"data/digits/1.0.0"}
 
 
-def test_the_parts_of_the_readme_leave_nothing_elsewhere(readme):
+def test_commands_of_the_readme_write_nothing_elsewhere(readme):
     assert {path.split("/")[0] for path in readme.find_files()} <= {
         "photos",
         "mnist_files",
@@ -347,7 +347,7 @@ def test_a_folder_becomes_two_versions_in_two_formats(data):
     assert len([path for path in data.find_files() if path.startswith("photos/")]) == 24
 
 
-def test_the_contact_sheet_lies_in_the_working_directory(data):
+def test_the_contact_sheet_is_written_to_the_working_directory(data):
     done = next(one for command, one in data.done.items() if "--save-grid" in command)
     assert done.new == {"sheet.png"}
     assert "images/s" in done.output
@@ -355,7 +355,7 @@ def test_the_contact_sheet_lies_in_the_working_directory(data):
         assert sheet.width > 6 * 32
 
 
-def test_a_run_that_was_broken_off_went_on_in_its_directory(checkpoints):
+def test_an_interrupted_run_resumed_in_its_directory(checkpoints):
     facts = read_facts(checkpoints, "digits_student/first")
     assert (facts["status"], facts["attempts"]) == ("complete", 2)
     lines = (checkpoints.folder / "runs/digits_student/first/attempts.jsonl").read_text()
@@ -367,7 +367,7 @@ def test_a_run_that_was_broken_off_went_on_in_its_directory(checkpoints):
     assert get_run("digits_student/first", checkpoints.find_files()) == RUN_FILES
 
 
-def test_exports_lie_where_out_says_and_other_looks_write_nothing(checkpoints):
+def test_exports_are_written_to_out_and_evaluations_write_nothing(checkpoints):
     looks = {
         command.split()[3]: one.new
         for command, one in checkpoints.done.items()
@@ -381,7 +381,7 @@ def test_exports_lie_where_out_says_and_other_looks_write_nothing(checkpoints):
     assert all(weights[name].equal(tensor) for name, tensor in trained.items())
 
 
-def test_answers_lie_in_out_and_a_run_is_taught_by_them(distillation):
+def test_stored_logits_are_written_to_out_and_train_a_run(distillation):
     planned, stored = (
         distillation.done[one] for one in COMMANDS["docs/distillation.md"] if "--out runs/a" in one
     )
@@ -391,7 +391,7 @@ def test_answers_lie_in_out_and_a_run_is_taught_by_them(distillation):
     assert read_facts(distillation, "digits_kd/stored")["status"] == "complete"
 
 
-def test_a_report_lies_in_out(distillation):
+def test_a_report_is_written_to_out(distillation):
     done = next(one for command, one in distillation.done.items() if "kd_report" in command)
     assert done.new == {"report/kd_report.json", "report/kd_report.png"}
     (row,) = json.loads((distillation.folder / "report/kd_report.json").read_text())
@@ -400,7 +400,7 @@ def test_a_report_lies_in_out(distillation):
     assert row["teacher"] > row["student"] > 10 < row["alone"]
 
 
-def test_the_first_hour_leaves_trained_runs_and_tells_of_them(first_hour):
+def test_the_first_hour_leaves_trained_runs_and_lists_them(first_hour):
     for name in ("mnist/first", "digits_teacher/first", "digits_kd/taught"):
         facts = read_facts(first_hour, name)
         assert (facts["status"], facts["reason"][:4]) == ("complete", "all ")
@@ -439,7 +439,7 @@ def test_a_regression_teaches_and_stands_in_its_table(workplace):
     assert len([line for line in table.splitlines() if line.startswith("| linnerud |")]) == 5
 
 
-def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
+def test_queries_about_runs_succeed_and_change_no_run(asked):
     commands = [one for one in COMMANDS["docs/store.md"] if find(NOT_RUN, one) is None]
     done = {one: asked.done[one] for one in commands}
     new = {path for one in done.values() for path in one.new}
@@ -453,7 +453,7 @@ def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
     assert "train.seed" in done[COMPARED].output
 
 
-def test_all_that_the_documents_make_lies_in_these_places(distillation, data, asked, language):
+def test_documented_commands_write_only_to_known_places(distillation, data, asked, language):
     assert {path.split("/")[0] for path in data.find_files()} == {
         "photos",
         "mnist_files",

@@ -67,7 +67,7 @@ WIDE = "word " * 27
         (f"```text\n{WIDE}\n```\n{TALL}", "line 4 begins 9 lines"),
     ],
 )
-def test_what_is_too_long_is_found(text: str, first: str):
+def test_too_long_lines_and_paragraphs_are_found(text: str, first: str):
     (wrong,) = find_long(text)
     assert wrong.startswith(first)
 

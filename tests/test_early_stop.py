@@ -65,7 +65,7 @@ def test_a_score_counts_as_better_by_more_than_the_delta(min_delta, scores, wait
 
 
 @pytest.mark.parametrize("patience", [1, 2, 3])
-def test_the_rate_is_cut_where_pytorchs_scheduler_cuts_it(patience):
+def test_the_learning_rate_is_cut_where_pytorchs_scheduler_cuts_it(patience):
     scores = [1, 2, 2, 1.5, 2.4, 2, 2, 2, 2.6, 2.5, 2.4, 2.3, 2.2, 3, 3, 3, 3, 3]
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=1.0)
@@ -100,7 +100,7 @@ def test_a_patience_is_one_more_than_that_of_timms_scheduler(patience):
         assert all(alike)
 
 
-def test_the_flag_of_timm_is_answered_by_the_key_and_the_difference(tmp_path, capsys):
+def test_timms_patience_flag_is_refused_with_the_key_and_the_difference(tmp_path, capsys):
     assert main.main(create_argv(tmp_path, "--patience-epochs=4")) == 2
     assert "use --optim.plateau_patience=N+1 (timm's N" in capsys.readouterr().err
 
@@ -113,7 +113,7 @@ def test_evaluations_of_the_warm_up_cut_nothing():
     assert stop.count(waited, 16, 1.0).cuts == 1
 
 
-def test_an_evaluation_that_is_made_again_counts_once():
+def test_a_repeated_evaluation_counts_once():
     stop = EarlyStop(2)
     waited = stop.count(stop.count(Waited(), 4, 1.0), 8, 0.5)
     assert stop.count(waited, 8, 0.5) == waited == Waited(1.0, 1, 8)
@@ -138,7 +138,7 @@ def get_last_step(folder: Path) -> int:
     return max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*"))
 
 
-def test_the_run_ends_where_its_scores_say(unbroken):
+def test_the_run_ends_when_its_scores_stop_improving(unbroken):
     lines = [line for line in read_metrics(unbroken) if line["kind"] == "eval"]
     best, since = -1.0, 0
     for line in lines[:-1]:
@@ -148,7 +148,7 @@ def test_the_run_ends_where_its_scores_say(unbroken):
     assert lines[-1]["step"] == get_last_step(unbroken) < 360
 
 
-def test_the_rate_falls_where_the_scores_say(unbroken):
+def test_the_learning_rate_falls_when_scores_stop_improving(unbroken):
     """After each evaluation that was no better, by a tenth; seen in the log lines behind it."""
     lines, best, lr = read_metrics(unbroken), -1.0, 1e-2
     cuts = 0
@@ -162,7 +162,7 @@ def test_the_rate_falls_where_the_scores_say(unbroken):
     assert cuts >= 3
 
 
-def test_the_run_says_why_it_ended(unbroken):
+def test_the_run_logs_why_it_ended(unbroken):
     facts = read_facts(unbroken)
     assert facts["status"] == "complete"
     begin = f"ended early after step {get_last_step(unbroken)} of 360: 3 evaluations in a row gave"
@@ -171,7 +171,7 @@ def test_the_run_says_why_it_ended(unbroken):
     assert (unbroken / "student.safetensors").exists()
 
 
-def test_a_run_that_goes_on_from_any_of_its_steps_ends_alike(unbroken, tmp_path):
+def test_a_run_resumed_from_any_step_ends_alike(unbroken, tmp_path):
     """From just before, at and after evaluations; nothing but the checkpoint tells the past."""
     last, steps = get_last_step(unbroken), sorted(unbroken.glob("checkpoints/step_*"))
     numbers = [int(path.name[5:]) for path in steps]
@@ -203,7 +203,7 @@ def assert_same_end(folder: Path, other: Path, step: int) -> None:
     ]
 
 
-def test_a_run_that_ended_early_does_not_train_on(unbroken, tmp_path):
+def test_a_run_that_ended_early_is_not_trained_further(unbroken, tmp_path):
     folder = tmp_path / "tiny" / "a"
     shutil.copytree(unbroken, folder, ignore=shutil.ignore_patterns("run.lock"))
     last = get_last_step(folder)
@@ -246,13 +246,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("flags", "words"), REFUSED)
-def test_a_patience_that_can_do_nothing_is_refused(flags, words, tmp_path, capsys):
+def test_a_patience_without_effect_is_refused(flags, words, tmp_path, capsys):
     assert main.main(create_argv(tmp_path, *flags)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert list(tmp_path.iterdir()) == []
 
 
-def test_evaluations_rise_in_step(unbroken):
+def test_evaluations_are_evenly_spaced_in_steps(unbroken):
     steps = [line["step"] for line in read_metrics(unbroken) if line["kind"] == "eval"]
     assert all(later - earlier == 3 for earlier, later in pairwise(steps))

@@ -169,7 +169,7 @@ def test_evaluation_is_exact_where_the_batch_does_not_divide_the_split(device):
     assert model.training
 
 
-def test_equal_logits_do_not_count_as_correct():
+def test_tied_logits_do_not_count_as_correct():
     class Constant(nn.Module):
         def forward(self, images):
             return torch.zeros(len(images), CLASSES)
@@ -223,7 +223,7 @@ def test_terms_are_the_means_of_the_micro_batches():
     assert (float(scalars["loss/kd"]), float(scalars["loss/twice"])) == (4.0, 8.0)
 
 
-def test_micro_batches_say_which_one_is_the_last():
+def test_the_last_micro_batch_is_marked():
     runtime, told = create_cpu_runtime(), []
     state = create_state(runtime, create_vit(), SGD)
     backward = runtime.backward
@@ -409,7 +409,7 @@ def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():
     assert state.step == 2
 
 
-def test_a_loader_that_ends_early_is_no_quiet_end_of_the_run():
+def test_a_loader_that_ends_early_raises_an_error():
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
     callbacks = LoopCallbacks(lambda step: create_batches(3))

@@ -82,7 +82,7 @@ def poisoned(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_a_bad_batch_is_skipped_after_going_back(tmp_path, poisoned, device):
+def test_a_bad_batch_is_skipped_after_a_rollback(tmp_path, poisoned, device):
     """Step 5 is bad; the log point is step 8, so checkpoint 6 finds it: back to 4."""
     poisoned(5)
     flags = ("--train.on_nonfinite=rollback", "--train.log_every_steps=4")
@@ -98,7 +98,7 @@ def test_a_bad_batch_is_skipped_after_going_back(tmp_path, poisoned, device):
     assert all(torch.isfinite(v).all() for v in parts["model"].values())
 
 
-def test_answers_of_an_evaluation_that_is_taken_back_are_dropped(tmp_path, poisoned, monkeypatch):
+def test_hits_of_a_rolled_back_evaluation_are_dropped(tmp_path, poisoned, monkeypatch):
     """Step 4 is bad and found at log point 8, behind the evaluation of step 6."""
     poisoned(4)
     path, dropped, drop = tmp_path / "tiny" / "a" / HITS_FILE, [], HitsFile.drop_later_than
@@ -148,7 +148,7 @@ def test_a_resumed_run_skips_the_same_batch(tmp_path, poisoned, monkeypatch):
     assert ["loss/total" in line for line in skipped] == [False]
 
 
-def test_going_back_past_a_broken_checkpoint_writes_it_anew(tmp_path, poisoned, monkeypatch):
+def test_a_rollback_past_a_broken_checkpoint_rewrites_it(tmp_path, poisoned, monkeypatch):
     poisoned(5)
     note, broken = RunSession.note_checkpoint, []
 
@@ -167,7 +167,7 @@ def test_going_back_past_a_broken_checkpoint_writes_it_anew(tmp_path, poisoned, 
     assert [x["step"] for x in get_lines(folder.parent) if "lr" in x] == list(range(1, 9))
 
 
-def test_a_run_that_goes_back_too_often_ends(tmp_path, poisoned, capsys):
+def test_a_run_with_too_many_rollbacks_ends(tmp_path, poisoned, capsys):
     poisoned(3, 5, 6)
     flags = ("--train.on_nonfinite=rollback", "--train.max_rollbacks=2")
     assert run(tmp_path, *flags) == 1
@@ -180,14 +180,14 @@ def test_a_run_that_goes_back_too_often_ends(tmp_path, poisoned, capsys):
         assert all(torch.isfinite(value).all() for value in parts["model"].values())
 
 
-def test_a_bad_first_batch_goes_back_to_the_start(tmp_path, poisoned):
+def test_a_bad_first_batch_rolls_back_to_the_start(tmp_path, poisoned):
     poisoned(0)
     assert run(tmp_path, "--train.on_nonfinite=rollback") == 0
     assert Run(tmp_path / "tiny" / "a").read()["skipped_steps"] == [0]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_continued_run_of_low_precision_is_the_same(tmp_path, precision):
+def test_a_resumed_low_precision_run_equals_an_uninterrupted_one(tmp_path, precision):
     """With float16 the loss's scale is part of the state."""
     flags = (f"--runtime.precision={precision}", "--train.keep_checkpoints=9", "--update_freq=2")
     assert run(tmp_path, *flags) == 0
@@ -215,7 +215,7 @@ def cut_a_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, cut_a_file])
-def test_a_damaged_checkpoint_gives_way_to_an_older_one(tmp_path, damage, capsys):
+def test_a_damaged_checkpoint_falls_back_to_an_older_one(tmp_path, damage, capsys):
     assert run(tmp_path) == 0
     folder = tmp_path / "tiny" / "a"
     lines, weights = get_lines(folder), load_file(folder / "student.safetensors")
@@ -250,7 +250,7 @@ def test_a_run_killed_in_its_first_write_starts_over(tmp_path):
     assert not list((folder / "checkpoints").glob(".writing*"))
 
 
-def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path):
+def test_resuming_from_an_older_checkpoint_moves_later_ones_aside(tmp_path):
     assert run(tmp_path, "--train.keep_checkpoints=9") == 0
     folder = tmp_path / "tiny" / "a"
     place = folder / "checkpoints" / "step_00000004"
@@ -260,9 +260,7 @@ def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path):
     assert aside == ["aside_step_00000006", "aside_step_00000008"]
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_why(
-    tmp_path, monkeypatch, capsys
-):
+def test_an_unwritable_checkpoint_ends_the_run_with_the_reason(tmp_path, monkeypatch, capsys):
     from utils.checkpoint import files
 
     original = files.save_file
@@ -286,7 +284,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_why(
 @pytest.mark.parametrize(
     "moment", ["utils.checkpoint.files.save_file", "job.callbacks.RunCallbacks.begin_step"]
 )
-def test_a_disk_that_takes_nothing_more_gives_one_reason(tmp_path, monkeypatch, capsys, moment):
+def test_a_full_disk_gives_one_reason(tmp_path, monkeypatch, capsys, moment):
     """The kernel refuses every write from then on, that of the run's end to run.json as well."""
     limits, calls = resource.getrlimit(resource.RLIMIT_FSIZE), []
     original = resolve_name(moment)
@@ -312,7 +310,7 @@ def test_a_disk_that_takes_nothing_more_gives_one_reason(tmp_path, monkeypatch, 
     assert [line["step"] for line in lines] == list(range(1, 9))
 
 
-def test_a_run_whose_directory_is_removed_ends_and_says_so(tmp_path, monkeypatch, capsys):
+def test_a_run_whose_directory_is_removed_ends_with_that_reason(tmp_path, monkeypatch, capsys):
     def remove(*where) -> Iterator:
         for step, batch in enumerate(iterate_batches(*where)):
             if step == 5:
@@ -337,7 +335,7 @@ def test_a_changed_configuration_is_refused_with_the_difference(tmp_path, capsys
     assert "changed since the checkpoint was written: train.steps was 8, is 10" in err
 
 
-def test_other_threads_are_told_and_refused_where_bits_must_not_differ(tmp_path, capsys):
+def test_another_thread_count_warns_and_is_refused_if_deterministic(tmp_path, capsys):
     assert run(tmp_path) == 0
     capsys.readouterr()
     more = ("--resume=auto", "--train.steps=9", "--runtime.num_threads=2")
@@ -356,7 +354,7 @@ def test_other_threads_are_told_and_refused_where_bits_must_not_differ(tmp_path,
     torch.set_num_threads(1)
 
 
-def test_a_run_that_another_program_writes_is_refused_by_name(tmp_path, capsys, monkeypatch):
+def test_a_run_owned_by_another_program_is_refused_by_name(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("store.record.lock._WAIT_S", 0.0)
     monkeypatch.setattr("store.record.lock.refuse_if_owned.__defaults__", (0.0,))
     assert run(tmp_path) == 0
@@ -370,7 +368,7 @@ def test_a_run_that_another_program_writes_is_refused_by_name(tmp_path, capsys, 
     assert run(tmp_path, "--resume=auto", "--train.steps=9") == 0
 
 
-def test_a_run_may_start_from_anothers_weights(tmp_path, capsys):
+def test_a_run_may_start_from_another_runs_weights(tmp_path, capsys):
     assert run(tmp_path) == 0
     first = tmp_path / "tiny" / "a"
     flags = (
@@ -400,7 +398,7 @@ def test_a_run_may_start_from_anothers_weights(tmp_path, capsys):
     assert re.search(r"(\d+) of (?!\1)\d+ tensors start from", capsys.readouterr().err)
 
 
-def test_a_run_goes_on_from_a_store_on_a_new_machine(tmp_path):
+def test_a_run_resumes_from_a_store_on_a_new_machine(tmp_path):
     """The run's own directory is lost with the machine; its checkpoints are not."""
     root = f"memory://{uuid.uuid4().hex}"
     flags = (f"--run.checkpoint_root={root}", "--train.keep_checkpoints=9")
@@ -432,7 +430,7 @@ sys.exit(main.main(sys.argv[1:]))
 """
 
 
-def test_a_loop_that_stands_still_is_ended_and_names_its_span(tmp_path):
+def test_a_hanging_loop_is_ended_and_names_its_span(tmp_path):
     flags = create_argv(tmp_path, *SAVING, "--train.stall_timeout_s=5")
     done = subprocess.run(
         [get_command([])[0], "-c", _STAND_STILL, *flags],

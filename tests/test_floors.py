@@ -315,11 +315,11 @@ def _is_function(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
-def test_the_house_keeps_its_floors():
+def test_imports_follow_the_layers():
     assert find_violations(ROOT) == []
 
 
-def test_every_source_is_looked_at():
+def test_every_source_file_is_checked():
     names = {path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)}
     rooms = (
         "main.py",
@@ -426,7 +426,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize(("name", "text"), ALLOWED)
-def test_what_the_rules_allow_is_no_violation(tmp_path, name, text):
+def test_permitted_imports_are_no_violation(tmp_path, name, text):
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
@@ -447,7 +447,7 @@ def find_task_words(text: str) -> set[str]:
     return found & TASK_WORDS
 
 
-def test_the_engine_knows_no_kind_of_task():
+def test_the_engine_names_no_task():
     assert find_task_words((ROOT / "engine.py").read_text(encoding="utf-8")) == set()
 
 
@@ -461,5 +461,5 @@ def test_the_engine_knows_no_kind_of_task():
         ("import classes", "classes"),
     ],
 )
-def test_a_planted_word_of_a_task_is_found(text, word):
+def test_a_planted_task_name_is_found(text, word):
     assert find_task_words(text) == {word}

@@ -31,7 +31,7 @@ def run(root: Path, name: str, *flags: str, device: str = "cpu") -> Path:
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_frozen_blocks_stay_have_no_state_and_go_on_bit_for_bit(tmp_path, device):
+def test_frozen_blocks_stay_unchanged_without_state_and_resume(tmp_path, device):
     start = write_vit(tmp_path / "Ti.npz", create_vit(seed=5))
     flags = (
         f"--init-from={start}",
@@ -89,20 +89,20 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flag", "words"), WRONG)
-def test_patterns_that_mean_nothing_are_refused(tmp_path, capsys, flag, words):
+def test_invalid_patterns_are_refused(tmp_path, capsys, flag, words):
     assert main.main(create_argv(tmp_path, "--run.check_only=true", flag)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert words in error
 
 
-def test_what_is_frozen_cannot_be_slowed_or_thawed(tmp_path, capsys):
+def test_frozen_parameters_cannot_be_slowed_or_unfrozen(tmp_path, capsys):
     for key in ("lr_factors", "unfreeze"):
         flags = (BODY, f'--optim.{key}={{"blocks.*":1}}')
         assert main.main(create_argv(tmp_path, "--run.check_only=true", *flags)) == 2
         assert f"optim.{key} ('blocks.*') matches no name" in capsys.readouterr().err
 
 
-def test_groups_take_the_factors_of_the_first_pattern():
+def test_groups_use_the_factors_of_the_first_matching_pattern():
     section = OptimSection(
         lr=1.0,
         min_lr=1.0,
@@ -132,7 +132,7 @@ def test_groups_take_the_factors_of_the_first_pattern():
     assert after["blocks.0.mlp.fc1.bias"] == (0.1, 0.0)
 
 
-def test_later_blocks_begin_to_move_when_their_epoch_comes(tmp_path):
+def test_blocks_start_training_at_their_epoch(tmp_path):
     start = create_vit().state_dict()
     place = run(
         tmp_path,
@@ -192,6 +192,6 @@ def test_frozen_blocks_of_an_archive_beat_a_start_from_scratch(tmp_path, digits_
     assert statistics.mean(scores["tuned"]) > statistics.mean(scores["scratch"])
 
 
-def test_a_frozen_pattern_names_a_way_out():
+def test_an_unmatched_frozen_pattern_suggests_a_similar_one():
     with pytest.raises(UserError, match="did you mean"):
         freeze(create_vit(), ["blocks.0.attn.qk.weight"])

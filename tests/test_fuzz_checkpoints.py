@@ -81,7 +81,7 @@ def read_bytes(folder: Path) -> dict[str, bytes]:
 
 
 @given(deeds=damages())
-def test_a_damaged_checkpoint_is_refused_or_is_what_was_written(origin, tmp_path, deeds):
+def test_a_damaged_checkpoint_is_refused_or_read_correctly(origin, tmp_path, deeds):
     """Reading never gives other tensors than those that were written, and changes nothing."""
     place = tmp_path / "checkpoints"
     shutil.rmtree(place, ignore_errors=True)
@@ -125,7 +125,7 @@ def check_one_line(output_dir: Path, flags: tuple[str, ...]) -> int:
     metrics=st.none() | st.binary(max_size=80),
     facts=st.none() | st.binary(max_size=40),
 )
-def test_a_run_with_damaged_files_goes_on_or_refuses_in_one_line(
+def test_a_run_with_damaged_files_resumes_or_refuses_in_one_line(
     origin, tmp_path, newer, older, metrics, facts
 ):
     output_dir = tmp_path / "runs"

@@ -145,7 +145,7 @@ def _hang() -> None:
     threading.Event().wait()
 
 
-def test_ranks_add_up_and_speak_to_each_other(tmp_path, monkeypatch):
+def test_ranks_sum_gather_and_broadcast(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch_processes(3, TIMEOUT_S, give_rank_sums, str(tmp_path)) == 0
     for rank in range(3):
@@ -157,13 +157,13 @@ def test_ranks_add_up_and_speak_to_each_other(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("said", "share"), [("", 2), ("3", 3)])
-def test_cores_are_shared_out_unless_it_is_said_how(monkeypatch, said, share):
+def test_cores_are_divided_among_ranks_unless_set(monkeypatch, said, share):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
     monkeypatch.setenv("OMP_NUM_THREADS", said)
     assert get_core_share(4) == share
 
 
-def test_gradients_are_summed_in_the_type_that_is_asked_for(tmp_path):
+def test_gradients_are_summed_in_the_requested_type(tmp_path):
     assert launch_processes(2, TIMEOUT_S, sum_gradients, str(tmp_path)) == 0
     exact, rounded = 1 + 2.0**-10, 1.0
     for rank in range(2):
@@ -193,7 +193,7 @@ def test_the_group_gives_its_ranks_exit_code():
         ),
     ],
 )
-def test_one_rank_ends_all_and_is_named(act, cause, tmp_path):
+def test_a_failed_rank_ends_all_and_is_named(act, cause, tmp_path):
     with pytest.raises(GroupError, match=cause):
         launch_processes(3, TIMEOUT_S, add_up_forever, str(tmp_path), 1, act)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid_*")]
@@ -201,7 +201,7 @@ def test_one_rank_ends_all_and_is_named(act, cause, tmp_path):
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
-def test_what_a_user_can_mend_comes_from_a_rank_as_such(tmp_path):
+def test_a_ranks_user_error_is_reported_as_such(tmp_path):
     with pytest.raises(UserError, match=r"^data.root is empty; name it$"):
         launch_processes(2, TIMEOUT_S, add_up_forever, str(tmp_path), 0, "refuse")
 
@@ -237,7 +237,7 @@ def test_no_rank_outlives_the_process_that_started_it(tmp_path):
     assert alive == []
 
 
-def test_a_record_holds_the_first_cause_and_not_its_consequences(tmp_path):
+def test_a_failure_record_holds_the_cause_not_its_consequences(tmp_path):
     records = [
         {"rank": 0, "kind": "consequence", "text": "Connection closed by peer", "time": 1.0},
         {"rank": 1, "kind": "error", "text": "KeyError: 'image'", "time": 2.0},
@@ -261,7 +261,7 @@ def test_a_record_holds_the_first_cause_and_not_its_consequences(tmp_path):
         (UserError("timeout of a Distillation"), "user"),
     ],
 )
-def test_a_lost_rank_is_told_from_a_models_name(error, kind, tmp_path, monkeypatch):
+def test_a_lost_rank_is_distinguished_from_a_models_name(error, kind, tmp_path, monkeypatch):
     monkeypatch.setenv(RECORDS, str(tmp_path))
     record_failure(0, error)
     assert [failure.kind for failure in read_failures(tmp_path)] == [kind]
@@ -296,7 +296,7 @@ def test_main_ends_with_the_killed_rank_in_its_last_line(tmp_path):
     assert not any(psutil.pid_exists(rank.pid) for rank in ranks)
 
 
-def test_bad_input_is_said_by_one_rank_alone(tmp_path):
+def test_bad_input_is_reported_by_one_rank_only(tmp_path):
     """Under torchrun every rank checks the configuration, and one of them speaks."""
     flags = create_argv(tmp_path, "--runtime.num_processes=2", "--data.global_batch_size=15")
     said = []

@@ -146,7 +146,7 @@ def test_running_statistics_become_the_mean_of_all_ranks():
     assert found == [wanted, wanted]
 
 
-def test_hosts_fetch_alike_where_a_checkpoint_is_known(tmp_path):
+def test_hosts_agree_when_a_checkpoint_is_already_written(tmp_path):
     """Steps 3 and 6 are a checkpoint's and a best evaluation's; step 6 is the end as well."""
     flags = ("--train.steps=6", "--train.checkpoint_every_steps=3", "--train.eval_every_epochs=0.5")
     assert run_hosts(tmp_path, *flags) == [0, 0]
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_hosts(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("hosts", [1, 2])
-def test_waiting_for_an_upload_is_no_standing_still(tmp_path, monkeypatch, hosts):
+def test_waiting_for_an_upload_does_not_count_as_hanging(tmp_path, monkeypatch, hosts):
     """Each write lasts until the loop, which waits for it, has given some more signs of life."""
     beats = threading.Semaphore(0)
     monkeypatch.setattr("job.saving.LOOK_EVERY_S", 0.01)

@@ -66,7 +66,7 @@ def _find(place: str) -> Callable:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_goes_on_after_ctrl_c(moment, tmp_path: Path, monkeypatch, capfd):
+def test_a_run_resumes_after_ctrl_c(moment, tmp_path: Path, monkeypatch, capfd):
     place, call, code, status = MOMENTS[moment]
     calls = press_ctrl_c_at(monkeypatch, place, call)
     assert main.main(create_argv(tmp_path, *FLAGS)) == code

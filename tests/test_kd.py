@@ -138,7 +138,7 @@ def test_the_distillation_token_learns_the_teachers_classes(digits_root, teacher
     assert torch.equal(moved["head.bias"], start["head.bias"])
 
 
-def test_a_token_loss_inside_another_finds_its_head(digits_root, teacher_run, tmp_path):
+def test_a_nested_token_loss_gets_its_head(digits_root, teacher_run, tmp_path):
     term = {"name": "multi_avg_prob", "args": {"loss": "deit_soft"}}
     flags = get_terms(teacher_run, term)
     runtime, _, parts = build(digits_root, tmp_path, *flags, config=TOKEN)
@@ -169,7 +169,7 @@ def test_several_terms_add_up_by_their_scheduled_weights(digits_root, teacher_ru
         assert line["loss/total"] == pytest.approx(wanted, rel=1e-4)
 
 
-def test_a_student_is_born_again_from_a_finished_run(digits_root, teacher_run, tmp_path):
+def test_a_student_takes_the_model_args_of_a_finished_run(digits_root, teacher_run, tmp_path):
     facts = json.loads((teacher_run / "student.json").read_text())
     args = {name: value for name, value in facts["args"].items() if name != "img_size"}
     flags = (*get_terms(teacher_run, {"name": "kd"}), f"--model.args={json.dumps(args)}")
@@ -178,7 +178,7 @@ def test_a_student_is_born_again_from_a_finished_run(digits_root, teacher_run, t
     assert mine["args"] == theirs["args"]
 
 
-def test_the_students_own_average_teaches(digits_root, tmp_path):
+def test_the_students_own_average_can_be_the_teacher(digits_root, tmp_path):
     flags = ("--distill.teacher=ema", "--kd=kd", "--model_ema", "--model_ema_decay=0.9")
     run, lines = train(digits_root, tmp_path, *flags)
     assert lines[0]["loss/kd"] == pytest.approx(0.0, abs=1e-9)
@@ -186,7 +186,7 @@ def test_the_students_own_average_teaches(digits_root, tmp_path):
     assert run.read()["teachers"] == []
 
 
-def test_stored_answers_teach_as_the_live_teacher_does(digits_root, teacher_run, tmp_path):
+def test_stored_logits_train_like_the_live_teacher(digits_root, teacher_run, tmp_path):
     from tools import cache_teacher
 
     taught = (*get_terms(teacher_run, {"name": "kd"}), "--mixup=0.5")
@@ -224,7 +224,7 @@ def test_two_teachers_of_other_dtypes_views_and_classes_teach(digits_root, teach
     assert facts["final"]["agreement"] != facts["final"]["agreement_2"]
 
 
-def test_a_teacher_that_knows_nothing_ends_the_run_before_it_begins(
+def test_an_uninformative_teacher_is_refused_before_training(
     digits_root, teacher_run, tmp_path, capsys
 ):
     labels = tmp_path / "map.json"
@@ -236,7 +236,7 @@ def test_a_teacher_that_knows_nothing_ends_the_run_before_it_begins(
     assert not (tmp_path / "kd").exists()
 
 
-def test_consistent_teachers_see_the_crop_and_independent_ones_another(
+def test_consistent_teachers_see_the_students_crop_and_others_their_own(
     digits_root, teacher_run, tmp_path
 ):
     flags = (
@@ -298,7 +298,7 @@ def test_the_export_is_the_student_alone_and_the_checkpoint_keeps_projections(
         ({"fc_norm": "block.0"}, "teacher has no layer 'block.0'; did you mean 'blocks.0'"),
     ],
 )
-def test_a_wrong_layer_ends_the_run_with_near_ones(
+def test_an_unknown_layer_is_refused_with_similar_ones(
     digits_root, teacher_run, tmp_path, capsys, layers, message
 ):
     flags = get_terms(teacher_run, {"name": "fitnet", "layers": layers})
@@ -311,7 +311,7 @@ RECIPES = sorted(path.stem for path in (ROOT / "configs/kd").glob("digits_*.yaml
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_digits_recipe_trains_through(name, digits_root, teacher_run, tmp_path):
+def test_a_digits_recipe_trains_to_its_end(name, digits_root, teacher_run, tmp_path):
     flags = [
         "--config",
         str(ROOT / f"configs/kd/{name}.yaml"),

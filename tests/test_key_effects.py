@@ -91,7 +91,7 @@ def test_the_tests_that_are_named_are_there(file):
         assert any(spelling in text for spelling in spellings), key
 
 
-def test_pretrained_asks_for_hub_weights(tmp_path, monkeypatch):
+def test_pretrained_loads_hub_weights(tmp_path, monkeypatch):
     """There is no hub here: what timm is asked for is seen."""
     asked = []
     create = models_factory.timm.create_model
@@ -107,7 +107,7 @@ def test_pretrained_asks_for_hub_weights(tmp_path, monkeypatch):
     assert asked == [False, True]
 
 
-def test_a_compile_cache_keeps_to_its_size(tmp_path):
+def test_a_compile_cache_keeps_its_size_limit(tmp_path):
     for limit, left in ((1.0, 2), (1500 / 2**30, 1)):
         for name in ("old", "new"):
             (tmp_path / "rank_0").mkdir(exist_ok=True)
@@ -117,7 +117,7 @@ def test_a_compile_cache_keeps_to_its_size(tmp_path):
         assert len(list((tmp_path / "rank_0").iterdir())) == left
 
 
-def test_tensorboard_events_are_written_where_asked_for(tmp_path):
+def test_tensorboard_events_are_written_on_request(tmp_path):
     for word in ("false", "true"):
         flags = ("--train.steps=1", f"--run.tensorboard={word}", f"--run.run_id={word}")
         assert main.main(create_argv(tmp_path, *flags)) == 0

@@ -40,7 +40,7 @@ def make_adapted():
     return plain, adapted
 
 
-def test_an_adapted_layer_is_its_merged_weights():
+def test_an_adapted_layer_equals_its_merged_weights():
     plain, adapted = make_adapted()
     layer, base = adapted.blocks[0].mlp.fc1, plain.blocks[0].mlp.fc1.weight
     wanted = base + 2.0 * layer.lora_up @ layer.lora_down
@@ -55,7 +55,7 @@ def test_an_adapted_layer_is_its_merged_weights():
     torch.testing.assert_close(patched(IMAGES), answers, rtol=1e-4, atol=1e-4)
 
 
-def test_gradients_are_those_of_the_sum_of_weights():
+def test_gradients_equal_those_of_the_merged_weights():
     _, adapted = make_adapted()
     layer = adapted.blocks[0].mlp.fc2
     inputs = torch.randn(5, layer.in_features)
@@ -77,7 +77,7 @@ def run(root: Path, name: str, *flags: str, device: str = "cpu") -> Path:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
-def test_adapters_learn_go_on_bit_for_bit_and_are_merged_in_exports(tmp_path, device):
+def test_adapters_train_resume_bit_for_bit_and_are_merged_in_exports(tmp_path, device):
     start = write_vit(tmp_path / "Ti.npz", create_vit(seed=5))
     flags = (
         f"--init-from={start}",
@@ -126,12 +126,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "words"), WRONG)
-def test_adapters_that_mean_nothing_are_refused(tmp_path, capsys, flags, words):
+def test_invalid_adapters_are_refused(tmp_path, capsys, flags, words):
     assert main.main(create_argv(tmp_path, "--run.check_only=true", *flags)) == 2
     assert words in capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_a_model_whose_only_linear_layer_is_its_head_has_nothing_to_adapt():
+def test_a_model_without_linear_layers_below_the_head_is_refused():
     words = "adapts linear layers, and this model has fc, the head, which is trained whole"
     with pytest.raises(UserError, match=words):
         adapt(timm.create_model("resnet10t", num_classes=3), ["layer*"], 2, 4.0)

@@ -88,7 +88,7 @@ def get_training_lines(folder: Path) -> list[dict]:
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_a_teacher_is_untouched_after_20_steps(tmp_path, device):
+def test_a_teacher_is_unchanged_after_20_steps(tmp_path, device):
     """A teacher with BatchNorm and dropout: no gradient, no new weights, no new statistics."""
     torch.manual_seed(3)
     args = {"in_chans": 1, "drop_rate": 0.5}
@@ -250,7 +250,7 @@ def test_the_seed_decides_a_run(tmp_path):
     assert a != c
 
 
-def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_root):
+def test_a_run_directory_holds_the_complete_record(teacher_run, digits_root):
     config = load_config(["--config", str(teacher_run / "config_resolved.yaml")])
     assert config.data.root == str(digits_root)
     assert config.train.epochs == 6
@@ -305,7 +305,7 @@ def test_an_export_loads_into_plain_timm(teacher_run):
     assert logits.shape == (2, 10)
 
 
-def test_an_average_is_what_is_evaluated_and_exported(tmp_path):
+def test_the_average_is_evaluated_and_exported(tmp_path):
     flags = ("--model_ema", "--model_ema_decay=0.5", "--train.steps=4", "--run.run_id=a")
     assert main.main(create_argv(tmp_path, *flags)) == 0
     folder = tmp_path / "tiny" / "a"
@@ -317,7 +317,7 @@ def test_an_average_is_what_is_evaluated_and_exported(tmp_path):
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_eval_gives_the_runs_own_metrics_and_writes_nothing(tmp_path, device, capsys):
+def test_eval_reproduces_the_runs_metrics_and_writes_nothing(tmp_path, device, capsys):
     flags = create_argv(tmp_path, "--train.steps=4", "--run.run_id=a", "--model_ema", device=device)
     assert main.main(flags) == 0
     folder = tmp_path / "tiny" / "a"
@@ -335,7 +335,7 @@ def test_eval_gives_the_runs_own_metrics_and_writes_nothing(tmp_path, device, ca
     assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))} == before
 
 
-def test_weights_of_an_earlier_run_are_where_a_new_one_starts(tmp_path):
+def test_a_run_starts_from_the_weights_of_an_earlier_one(tmp_path):
     assert main.main(create_argv(tmp_path, "--train.steps=2", "--run.run_id=a")) == 0
     folder = tmp_path / "tiny" / "a"
     _, _, parts = build(tmp_path, f"--model.weights={folder}", "--seed=9")
@@ -364,7 +364,7 @@ def test_a_run_whose_loss_is_not_finite_fails_and_names_the_step(tmp_path, capsy
     assert not (tmp_path / "tiny" / "a" / "student.safetensors").exists()
 
 
-def test_a_run_over_its_graph_budget_fails_and_says_so(tmp_path, capsys):
+def test_a_run_over_its_graph_budget_fails_with_the_reason(tmp_path, capsys):
     flags = create_argv(
         tmp_path,
         "--train.steps=4",
@@ -394,7 +394,7 @@ def test_a_broken_loader_ends_the_run_with_its_cause(tmp_path, monkeypatch):
     assert facts["reason"] == "OSError: the disk is gone"
 
 
-def test_an_interrupted_run_says_so_and_can_be_continued(tmp_path):
+def test_an_interrupted_run_is_recorded_as_such_and_resumes(tmp_path):
     """Ctrl-C in mid-run: saved, code 75, no traceback; then `--resume auto` goes on from there."""
     flags = create_argv(
         tmp_path,

@@ -67,7 +67,7 @@ def evaluate_fixed(model: nn.Module, batch, runtime) -> dict[str, float]:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_an_answer_that_is_no_number_is_wrong_and_seen(device, value):
+def test_a_nan_output_counts_as_wrong_and_is_reported(device, value):
     """Three of 16 right answers are spoilt, each in another way, and so is the padding."""
     runtime, batch = RUNTIMES[device](), create_batch(20, valid=16)
     logits = create_right_logits(batch.labels)
@@ -82,7 +82,7 @@ def test_an_answer_that_is_no_number_is_wrong_and_seen(device, value):
     assert found["examples"] == 16
 
 
-def test_padding_that_is_no_number_spoils_nothing():
+def test_nan_padding_has_no_effect():
     runtime, batch = create_cpu_runtime(), create_batch(20, valid=16)
     logits = create_right_logits(batch.labels)
     clean = evaluate_fixed(Fixed(logits.clone()), batch, runtime)
@@ -92,7 +92,7 @@ def test_padding_that_is_no_number_spoils_nothing():
     assert clean["ece"] == pytest.approx(1 - confidence, rel=1e-5)
 
 
-def test_a_class_that_is_ruled_out_is_no_fault():
+def test_a_logit_of_minus_infinity_is_no_fault():
     batch = create_batch(16)
     logits = create_right_logits(batch.labels)
     logits[torch.arange(16), (batch.labels.long() + 1) % CLASSES] = -math.inf
@@ -103,7 +103,7 @@ def test_a_class_that_is_ruled_out_is_no_fault():
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_answers_that_are_no_numbers_agree_with_nobody(device):
+def test_nan_outputs_never_count_as_agreement(device):
     """Class 0 is what argmax makes of NaN: a model that says 0 must not agree with it."""
     runtime, batch = RUNTIMES[device](), create_batch(16, valid=12)
     zeros = create_right_logits(torch.zeros(16))
@@ -138,7 +138,7 @@ def run_fit(scores: list[dict[str, float]]) -> tuple[list, object]:
     return saved, None
 
 
-def test_an_evaluation_that_is_not_finite_is_no_best_one_and_warned_of(caplog):
+def test_a_non_finite_evaluation_warns_and_is_never_the_best(caplog):
     bad = {"top1": 90.0, "loss": math.nan}
     saved, error = run_fit([{"top1": 10.0, "loss": 1.0}, bad, {"top1": 20.0, "loss": 1.0}])
     assert error is None
@@ -146,7 +146,7 @@ def test_an_evaluation_that_is_not_finite_is_no_best_one_and_warned_of(caplog):
     assert "the evaluation after step 4 was not finite" in caplog.text
 
 
-def test_a_last_evaluation_that_is_not_finite_ends_the_run():
+def test_a_non_finite_last_evaluation_fails_the_run():
     bad = {"top1": 90.0, "loss": math.nan}
     saved, error = run_fit([{"top1": 10.0, "loss": 1.0}, {"top1": 20.0, "loss": 1.0}, bad])
     assert "the evaluation after step 6 was not finite (loss): the weights" in str(error)
@@ -171,9 +171,7 @@ def spoilt_folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_evaluating_weights_that_are_no_numbers_is_no_success(
-    device, spoilt_folder, tmp_path, capsys
-):
+def test_evaluating_nan_weights_fails(device, spoilt_folder, tmp_path, capsys):
     weights = spoilt_folder / "student.safetensors"
     flags = create_argv(tmp_path, "--eval", f"--model.weights={weights}", device=device)
     assert main.main(flags) == EXIT_FAILED
@@ -183,9 +181,7 @@ def test_evaluating_weights_that_are_no_numbers_is_no_success(
 
 
 @pytest.mark.parametrize("weak", ["false", "true"])
-def test_a_teacher_that_answers_no_numbers_is_refused_by_name(
-    weak, spoilt_folder, tmp_path, capsys
-):
+def test_a_teacher_with_nan_outputs_is_refused_by_name(weak, spoilt_folder, tmp_path, capsys):
     teachers = json.dumps([{"weights": str(spoilt_folder)}])
     flags = create_argv(
         tmp_path,
@@ -200,7 +196,7 @@ def test_a_teacher_that_answers_no_numbers_is_refused_by_name(
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_no_numbers_are_refused_by_the_name_of_a_tensor(tmp_path, capsys, value):
+def test_nan_weights_are_refused_with_the_name_of_a_tensor(tmp_path, capsys, value):
     tensors = create_vit().state_dict()
     tensors["norm.bias"][3] = value
     (tmp_path / "weights").mkdir()
@@ -217,7 +213,7 @@ def test_weights_that_are_no_numbers_are_refused_by_the_name_of_a_tensor(tmp_pat
         assert "holds numbers that are not finite: 1 of 16 in norm.bias, in 1 of" in text
 
 
-def test_an_infinite_mask_is_no_fault_of_weights():
+def test_an_infinite_mask_among_weights_is_accepted():
     model = nn.Linear(2, 2)
     model.register_buffer("mask", torch.full((2, 2), -math.inf))
     weights = {name: value.clone() for name, value in model.state_dict().items()}
@@ -244,7 +240,7 @@ class StoredTensors(Weights):
         raise NotImplementedError
 
 
-def test_a_prediction_that_is_no_number_is_an_error_of_its_row(spoilt_folder, tmp_path, capsys):
+def test_a_nan_prediction_is_an_error_of_its_row(spoilt_folder, tmp_path, capsys):
     write_digits(tmp_path / "images")
     argv = [str(spoilt_folder), str(tmp_path / "images"), "--device", "cpu", "--out"]
     assert predict([*argv, str(tmp_path / "a.csv")]) == EXIT_FAILED
@@ -259,7 +255,7 @@ def test_a_prediction_that_is_no_number_is_an_error_of_its_row(spoilt_folder, tm
     assert len(rows) == 12 and all(not row["best"] and "not finite" in row["error"] for row in rows)
 
 
-def test_answers_that_are_no_numbers_are_neither_judged_nor_exported(
+def test_models_with_nan_outputs_are_neither_evaluated_nor_exported(
     spoilt_folder, digits_root, tmp_path, capsys
 ):
     sets = ["--sets", "mine=digits@test", f"--data.root={digits_root}", "--runtime.device=cpu"]

@@ -16,7 +16,7 @@ FLAGS = "--train.epochs=3 --runtime.device=cpu --runtime.num_threads=1 --optim.w
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_whole_and_holds_no_answers(path):
+def test_a_notebook_is_valid_and_holds_no_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -26,7 +26,7 @@ def test_a_notebook_is_whole_and_holds_no_answers(path):
 
 
 @pytest.mark.slow
-def test_the_digits_are_learnt_from_top_to_bottom(tmp_path, monkeypatch):
+def test_the_digits_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
     """In a kernel of its own, with this environment in the place of the one that is set up."""
     monkeypatch.setenv("TRAINER_PYTHON", sys.executable)
     monkeypatch.setenv("TRAINER_OUT", str(tmp_path))

@@ -75,7 +75,7 @@ def test_the_old_runs_are_small():
 
 
 @pytest.mark.parametrize("name", FLAGS)
-def test_an_old_run_goes_on(name, runs):
+def test_an_old_run_resumes(name, runs):
     before = load_file(runs / name / "student.safetensors")
     flags = (*FLAGS[name], f"--run.run_id={name}", "--run.resume=auto", "--train.steps=6")
     assert start(runs, *flags) == 0
@@ -95,7 +95,7 @@ def test_an_old_run_goes_on(name, runs):
 
 @pytest.mark.parametrize("name", FLAGS)
 @pytest.mark.parametrize("kind", ["checkpoint", "export"])
-def test_what_an_old_run_has_learnt_is_judged_as_it_was_then(name, kind, runs, capsys):
+def test_an_old_run_evaluates_to_its_recorded_metrics(name, kind, runs, capsys):
     place = runs / name
     final = json.loads((place / "run.json").read_text())["final"]
     flags = [f"--run.resume={place / 'checkpoints' / 'step_00000004'}"]
@@ -108,7 +108,7 @@ def test_what_an_old_run_has_learnt_is_judged_as_it_was_then(name, kind, runs, c
     assert f"loss {final['eval_loss']:.4f}" in told
 
 
-def test_old_answers_still_teach(runs, monkeypatch):
+def test_old_teacher_caches_still_train(runs, monkeypatch):
     """The teacher's weights are read once, to see that the answers are its own."""
     hashed = []
     monkeypatch.setattr(

@@ -77,7 +77,7 @@ def test_norms_biases_and_layer_scale_of_a_conv_net_do_not_decay():
         assert group["weight_decay"] == expected, name
 
 
-def test_tokens_and_tables_do_not_decay_in_a_model_that_does_not_say_so():
+def test_tokens_and_tables_do_not_decay_in_models_without_a_declaration():
     class Bare(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -197,7 +197,7 @@ def test_a_schedule_starts_at_the_warm_up_rate_and_peaks_after_it(name):
 
 
 @pytest.mark.parametrize(("factor", "count", "total"), [(1.0, 3, 12), (2.0, 3, 28)])
-def test_cycles_are_timms(factor, count, total):
+def test_cycles_equal_timms(factor, count, total):
     """At every step, a cycle's first one among them, without a warm-up."""
     weight = nn.Parameter(torch.zeros(1))
     timms = CosineLRScheduler(
@@ -234,12 +234,12 @@ def test_a_cycle_shorter_than_a_step_is_refused(count, factor):
 @pytest.mark.parametrize(
     "args", [{"adjust_lr_fn": "foo"}, {"ns_coefficients": [1, 2]}, {"nothing": 1}]
 )
-def test_arguments_that_muon_refuses_at_its_first_step_are_told_before(args):
+def test_arguments_that_muon_refuses_are_refused_before_the_first_step(args):
     with pytest.raises(UserError, match=r"optim\.name 'nadamuon' refuses its arguments"):
         create_optimizer(OptimSection(name="nadamuon", args=args), nn.Linear(4, 4))
 
 
-def test_cycles_begin_behind_the_warm_up_in_every_shape_that_has_them():
+def test_cycles_start_after_the_warm_up_in_every_schedule_with_cycles():
     for name in ("cosine", "linear", "polynomial"):
         schedule = create_test_schedule(name, cycles=2, cycle_decay=0.25)
         half = WARMUP + (TOTAL - WARMUP) // 2
@@ -249,7 +249,7 @@ def test_cycles_begin_behind_the_warm_up_in_every_shape_that_has_them():
         assert schedule.lr_at(TOTAL) == pytest.approx(0.1)
 
 
-def test_cuts_lower_the_rate_down_to_the_least():
+def test_cuts_lower_the_learning_rate_down_to_its_minimum():
     schedule = create_test_schedule("plateau")
     assert [schedule.get_lr(9, cuts) for cuts in range(5)] == pytest.approx(
         [0.8, 0.4, 0.2, 0.1, 0.1]
@@ -263,7 +263,7 @@ def test_every_schedule_of_the_configuration_is_tested_here():
     assert set(field.annotation.__args__) == set(SHAPES)
 
 
-def test_a_warm_up_inside_is_timms_without_its_prefix():
+def test_a_warm_up_inside_the_schedule_equals_timms_without_prefix():
     """By timm's own scheduler, at every step."""
     theirs = CosineLRScheduler(
         torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.8),
@@ -287,7 +287,7 @@ def test_warm_up_in_epochs_is_as_many_steps():
     assert schedule.lr_at(8) == pytest.approx(0.8)
 
 
-def test_warm_up_of_no_step_starts_at_the_peak():
+def test_a_warm_up_of_zero_steps_starts_at_the_peak():
     assert create_test_schedule("cosine", warmup_steps=0).lr_at(0) == pytest.approx(0.8)
 
 
@@ -310,7 +310,7 @@ def test_the_weight_decay_schedule_is_a_cosine_and_never_touches_no_decay_groups
     assert {group["decays"] for group in optimizer.param_groups} == {True, False}
 
 
-def test_a_weight_decay_that_begins_at_zero_still_has_groups_that_decay():
+def test_a_weight_decay_that_starts_at_zero_still_has_decay_groups():
     section = BASE.model_copy(update={"weight_decay": 0.0, "weight_decay_end": 0.4})
     optimizer = create_optimizer(section, create_distilled_vit())
     assert {group["decays"] for group in optimizer.param_groups} == {True, False}
@@ -319,7 +319,7 @@ def test_a_weight_decay_that_begins_at_zero_still_has_groups_that_decay():
     assert max(decays) == pytest.approx(0.4)
 
 
-def test_projections_of_losses_decay_from_zero_on_too():
+def test_projections_of_losses_follow_a_weight_decay_from_zero():
     section = BASE.model_copy(update={"weight_decay": 0.0, "weight_decay_end": 0.4})
     loss_modules = nn.Linear(2, 2)
     groups = create_optimizer(section, create_vit(), loss_modules=loss_modules).param_groups
@@ -336,7 +336,7 @@ def test_learning_rate_and_weight_decay_end_at_the_same_step():
     assert schedule.decay_at(TOTAL) == pytest.approx(0.4)
 
 
-def test_a_cooldown_that_begins_in_the_warm_up_is_refused():
+def test_a_cooldown_that_starts_in_the_warm_up_is_refused():
     with pytest.raises(UserError, match=r"cooldown_fraction \(0.9\) of the run's 24.*warm-up of 4"):
         create_test_schedule("wsd", cooldown_fraction=0.9)
 

@@ -23,18 +23,18 @@ from utils.config.sections import OptimSection
 from utils.errors import UserError
 
 
-def test_an_unknown_optimizer_is_refused_with_a_near_name():
+def test_an_unknown_optimizer_is_refused_with_a_similar_name():
     with pytest.raises(UserError, match=r"optim.name 'adamww'.*did you mean 'adamw'"):
         check_optimizer_name("adamww")
 
 
 @pytest.mark.parametrize("name", ["kron", "lookahead"])
-def test_an_optimizer_that_cannot_work_is_refused_with_its_reason(name):
+def test_an_unsupported_optimizer_is_refused_with_its_reason(name):
     with pytest.raises(UserError, match="is refused: it"):
         check_optimizer_name(name)
 
 
-def test_an_optimizer_that_is_not_proven_warns(caplog):
+def test_an_untested_optimizer_warns(caplog):
     check_optimizer_name("nadam")
     assert "nadam is not proven on XLA" in caplog.text
     caplog.clear()
@@ -56,14 +56,14 @@ def take_steps(count: int, **changes: object) -> list[float]:
     return found
 
 
-def test_momentum_is_what_is_asked_for():
+def test_momentum_is_set_as_configured():
     """Heavy ball: v = momentum * v + g."""
     first, second = take_steps(2, name="momentum", momentum=0.3)
     assert first == pytest.approx(1 - 0.1)
     assert second == pytest.approx(first - 0.1 * (0.3 * 1 + 0.5))
 
 
-def test_betas_are_what_is_asked_for():
+def test_betas_are_set_as_configured():
     """Adam's second step by hand, with both moments corrected for their start."""
     first, second = take_steps(2, name="adamw", betas=(0.5, 0.9), eps=1e-12)
     moment = (0.5 * 0.5 * 1 + 0.5 * 0.5) / (1 - 0.5**2)
@@ -72,12 +72,12 @@ def test_betas_are_what_is_asked_for():
     assert second == pytest.approx(first - 0.1 * moment / square**0.5)
 
 
-def test_eps_is_what_is_asked_for():
+def test_eps_is_set_as_configured():
     """Adam's first step is lr * g / (|g| + eps)."""
     assert take_steps(1, name="adamw", eps=1.0) == pytest.approx([1 - 0.1 / 2])
 
 
-def test_arguments_that_an_optimizer_does_not_take_are_refused():
+def test_unsupported_optimizer_arguments_are_refused():
     with pytest.raises(UserError, match=r"optim.name 'adamw' refuses its arguments"):
         create_groups(create_vit(), args={"no_such_thing": 1})
 
@@ -105,7 +105,7 @@ def test_prepared_state_gives_the_same_bits_as_lazy_state(name):
 
 
 @pytest.mark.parametrize("name", PREPARABLE)
-def test_preparing_the_state_leaves_the_parameters_alone(name):
+def test_preparing_the_state_does_not_change_parameters(name):
     runtime, model = create_cpu_runtime(), create_vit()
     before = [p.detach().clone() for p in model.parameters()]
     section = BASE.model_copy(update={"name": name, "lr": 1.0})

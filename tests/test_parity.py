@@ -191,7 +191,7 @@ def check_hits(found: dict[str, Hits], lines: list[dict]) -> None:
     assert found["best"].count() == max(round(value * EXAMPLES / 100) for value in top1.values())
 
 
-def test_every_device_has_a_form():
+def test_every_device_has_a_parity_form():
     """GPUs have theirs in tests/device, where there is one."""
     assert {form.device for form in FORMS.values()} | {"cuda"} == set(DEVICES)
 

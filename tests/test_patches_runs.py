@@ -96,7 +96,7 @@ def test_a_patched_run_resumes_bit_for_bit(folder, tmp_path):
 
 
 @pytest.mark.xla
-def test_a_patched_checkpoint_goes_on_without_patches(folder, tmp_path):
+def test_a_patched_checkpoint_resumes_without_patches(folder, tmp_path):
     start = folder / "tiny/patched/checkpoints/step_00000002"
     allowed = '--run.allow_changes=["model.xla_patches", "runtime.device"]'
     place = f"--run.resume={copy(start, tmp_path)}"
@@ -122,7 +122,7 @@ def find_export(folder: Path) -> Path:
 
 
 @pytest.mark.xla
-def test_an_average_of_patched_convolutions_is_the_average():
+def test_averaged_weights_of_patched_convolutions_are_correct():
     from torch import nn
 
     from models.patches.table import apply_patches

@@ -50,7 +50,7 @@ def _get_name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
 
 
-def test_no_configured_place_becomes_a_path():
+def test_no_configured_location_becomes_a_local_path():
     found = []
     for path in list_sources(ROOT):
         name = path.relative_to(ROOT).as_posix()
@@ -75,7 +75,7 @@ def test_a_planted_path_is_found(text):
 
 
 @pytest.mark.parametrize("text", ["open_folder(place)", "to_path(root)", "Path(__file__)"])
-def test_what_goes_through_the_file_layer_is_none(text):
+def test_access_through_the_file_layer_is_no_violation(text):
     assert find_paths("a.py", text) == []
 
 

@@ -70,13 +70,13 @@ def start(tmp_path):
     return started
 
 
-def test_a_group_asked_to_end_before_its_first_step_may_come_again(start):
+def test_a_group_stopped_before_its_first_step_may_be_restarted(start):
     process = start(_GROUP)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
 
 
-def test_children_that_another_library_started_get_the_signal(start):
+def test_child_processes_of_other_libraries_get_the_signal(start):
     process = start(_CHILDREN)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
@@ -97,7 +97,7 @@ def test_a_rank_that_is_killed_alone_is_a_failure(start, tmp_path):
     assert process.wait() == 1
 
 
-def test_sigterm_saves_the_step_and_the_run_goes_on_from_it(tmp_path):
+def test_sigterm_saves_the_step_and_the_run_resumes_from_it(tmp_path):
     """Two processes agree on the step; exit code 75, no traceback."""
     flags = (
         "--train.steps=1000000",

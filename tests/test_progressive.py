@@ -63,7 +63,9 @@ def create_flags(digits_root: Path, folder: Path, name: str, device: str) -> lis
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_digits_grow_in_a_graph_for_each_size_and_go_on_bit_for_bit(digits_root, tmp_path, device):
+def test_growing_images_take_one_graph_per_size_and_resume_bit_for_bit(
+    digits_root, tmp_path, device
+):
     whole = tmp_path / "sizes" / "whole"
     assert main.main(create_flags(digits_root, tmp_path, "whole", device)) == 0
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
@@ -83,7 +85,7 @@ def test_digits_grow_in_a_graph_for_each_size_and_go_on_bit_for_bit(digits_root,
 
 
 @pytest.mark.slow
-def test_further_sizes_are_declared_to_the_budget_and_no_graph_more(digits_root, tmp_path):
+def test_each_further_size_adds_exactly_its_graphs_to_the_budget(digits_root, tmp_path):
     """A budget that is just enough for two sizes, and one less: each in a fresh process."""
     flags = create_flags(digits_root, tmp_path, "free", "xla")
     assert run_series([flags]).returncode == 0
@@ -96,7 +98,7 @@ def test_further_sizes_are_declared_to_the_budget_and_no_graph_more(digits_root,
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "adafactor"])
-def test_steps_of_shapes_to_come_leave_nothing_behind(tmp_path, optimizer):
+def test_warm_up_steps_of_later_sizes_leave_no_trace(tmp_path, optimizer):
     """Whether the optimizer's state is there before its first step or not."""
     config = create_config(
         tmp_path,
@@ -141,7 +143,7 @@ def test_the_side_is_a_function_of_the_step():
     assert Resizing(TrainSection(), 8, 10).get_side(3) == 8
 
 
-def test_pixels_are_resampled_as_torch_does():
+def test_pixels_are_resampled_like_torch():
     pixels = torch.rand(2, 3, 24, 24) * 255
     wanted = functional.interpolate(pixels, size=(16, 16), mode="bilinear", antialias=True)
     found = resize_pixels(pixels, {RESAMPLER: create_resampler(24, 16)})

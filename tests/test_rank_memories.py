@@ -82,7 +82,7 @@ def read_losses(run: Path) -> list[dict[str, float]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_two_ranks_remember_what_one_does_and_go_on_bit_for_bit(
+def test_two_ranks_keep_the_memory_of_one_and_resume_bit_for_bit(
     digits_root, teacher, tmp_path, device
 ):
     def say(name: str, *flags: str) -> list[str]:

@@ -64,7 +64,7 @@ def test_the_readme_shows_the_commands_of_the_project():
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_file_that_a_document_names_is_there(path):
+def test_every_file_named_in_a_document_exists(path):
     text = path.read_text(encoding="utf-8")
     links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     missing = [link for link in links if not (path.parent / link).exists()]
@@ -81,7 +81,7 @@ def test_no_placeholder_is_left(path):
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
-def test_every_block_that_a_reader_may_type_is_collected(path):
+def test_every_block_of_commands_is_collected(path):
     text = path.read_text(encoding="utf-8")
     assert find_uncollected(text) == []
     blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
@@ -122,7 +122,7 @@ def test_commands_are_read_from_bash_blocks_alone():
 @pytest.mark.parametrize(
     "command", ["rm -rf runs", "python other.py", "gcloud auth login", "python -m timm"]
 )
-def test_a_command_without_a_dry_form_is_an_error(command, places):
+def test_a_command_without_a_dry_run_is_an_error(command, places):
     with pytest.raises(UnknownCommandError):
         run_dry(command, places)
 
@@ -140,6 +140,6 @@ WRONG = [
 
 
 @pytest.mark.parametrize("command", WRONG)
-def test_a_wrong_command_fails_its_dry_form(command, places):
+def test_a_wrong_command_fails_its_dry_run(command, places):
     with pytest.raises((AssertionError, UserError)):
         run_dry(command, places)

@@ -36,7 +36,7 @@ def take(count: int, repeats: int, start: int = 0) -> tuple[np.ndarray, np.ndarr
 
 
 @pytest.mark.parametrize(("repeats", "ranks"), [(3, 4), (2, 8), (4, 1)])
-def test_batches_hold_the_examples_of_timms_sampler(repeats, ranks):
+def test_batches_hold_the_same_examples_as_timms_sampler(repeats, ranks):
     """timm's batch of all ranks for the same permutation, as a multiset: it deals it otherwise."""
     order = get_permutation(EXAMPLES, 5, 2)
     samplers = [
@@ -67,7 +67,7 @@ def test_repeats_are_the_same_on_one_shard_or_eight_and_from_any_position():
     np.testing.assert_array_equal(take(1, 1)[0].reshape(-1), get_permutation(EXAMPLES, 5, 2))
 
 
-def test_copies_of_a_real_image_are_cut_anew_each_time(digits_root):
+def test_repeats_of_an_image_are_cropped_differently(digits_root):
     flags = [
         "--config=configs/digits_student.yaml",
         f"--data.root={digits_root}",
@@ -88,7 +88,7 @@ def test_copies_of_a_real_image_are_cut_anew_each_time(digits_root):
     parts.close()
 
 
-def test_repeats_are_refused_where_files_are_dealt_out(digits_root, tmp_path, capsys):
+def test_repeats_are_refused_with_sharded_files(digits_root, tmp_path, capsys):
     flags = [
         "--config=configs/digits_student.yaml",
         f"--data.root={digits_root}",
@@ -101,7 +101,7 @@ def test_repeats_are_refused_where_files_are_dealt_out(digits_root, tmp_path, ca
 
 
 @pytest.mark.parametrize(("mode", "shared"), [("pair", 2), ("element", 1), ("batch", 64)])
-def test_a_coefficient_is_shared_by_whom_the_mode_says(mode, shared):
+def test_mixing_coefficients_are_shared_as_the_mode_requires(mode, shared):
     section = TrainSection(mixup_alpha=0.8, cutmix_alpha=1.0, seed=4, mix_mode=mode)
     drawn = Mixing(section).sample(3, 64, (32, 32))
     groups = drawn[LAM].view(-1, shared)
@@ -109,7 +109,7 @@ def test_a_coefficient_is_shared_by_whom_the_mode_says(mode, shared):
     assert len(groups[:, 0].unique()) > len(groups) // 2
 
 
-def test_mixing_ends_at_its_epoch_and_not_before():
+def test_mixing_ends_exactly_at_its_epoch():
     section = TrainSection(mixup_alpha=0.8, cutmix_alpha=1.0, mix_off_epoch=2.5)
     mixing, plain = Mixing(section, 10), Mixing(section.model_copy(update={"mix_off_epoch": None}))
     before, after = mixing.sample(24, 64, (32, 32)), mixing.sample(25, 64, (32, 32))
@@ -144,7 +144,7 @@ def test_adaptive_clipping_equals_timms():
     assert float(norm) == pytest.approx(float(torch.cat([g.flatten() for g in before]).norm()))
 
 
-def test_clipping_by_value_is_pytorchs():
+def test_clipping_by_value_equals_pytorchs():
     ours, theirs = create_gradients(), create_gradients()
     clip_gradients(list(ours.parameters()), Clipping(value=0.05))
     nn.utils.clip_grad_value_(theirs.parameters(), 0.05)
@@ -152,7 +152,7 @@ def test_clipping_by_value_is_pytorchs():
         assert torch.equal(one.grad, other.grad)
 
 
-def test_averages_are_the_weights_until_they_begin():
+def test_averages_equal_the_weights_until_they_start():
     averaging = Averaging((0.9, 0.5), start_step=3)
     assert averaging.get_weights(2) == [1.0, 1.0]
     for step in (3, 7, 200):
@@ -176,7 +176,7 @@ def test_averages_are_the_weights_until_they_begin():
         ("adamw", "linear", 0.4),
     ],
 )
-def test_the_rate_follows_the_batch_as_timms_does(tmp_path, name, scaling, wanted):
+def test_the_learning_rate_scales_with_the_batch_as_in_timm(tmp_path, name, scaling, wanted):
     config = create_config(
         tmp_path,
         "--optim.base_lr=0.1",

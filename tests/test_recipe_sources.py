@@ -138,7 +138,7 @@ def agrees(recipe: Recipe, name: str, stated: Any) -> bool:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_is_its_source_but_for_what_it_lists(name):
+def test_a_recipe_equals_its_source_except_for_listed_differences(name):
     recipe = load(name)
     source = recipe.config.source
     assert source.paper, "source.paper is missing"
@@ -150,7 +150,7 @@ def test_a_recipe_is_its_source_but_for_what_it_lists(name):
 
 
 @pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.published])
-def test_a_recipe_with_a_published_figure_states_all_that_decides_it(name):
+def test_a_recipe_with_a_published_result_states_every_value_behind_it(name):
     source = load(name).config.source
     law = source.values.get("crop.law")
     wanted = REQUIRED - SMALL if law in ("padded", "resized") else REQUIRED
@@ -158,7 +158,7 @@ def test_a_recipe_with_a_published_figure_states_all_that_decides_it(name):
     assert source.code and source.commit
 
 
-def test_planted_differences_are_found_by_their_names():
+def test_planted_differences_are_found_by_name():
     """Faults that a Mixer's recipe had, and another view of evaluation."""
     recipe = load("imagenet/mixer_b16.yaml")
     config = change(
@@ -179,7 +179,7 @@ def test_planted_differences_are_found_by_their_names():
     }
 
 
-def test_a_difference_of_what_is_not_stated_is_refused():
+def test_a_listed_difference_without_a_stated_value_is_refused():
     with pytest.raises(ValueError, match=r"is missing in source\.values"):
         SourceSection(values={"optim.lr": 1.0}, differs={"optim.name": "a reason"})
 
@@ -236,7 +236,7 @@ def list_crops() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("text", "name"), list_crops().items())
-def test_boxes_are_drawn_by_the_law_of_the_crop(text, name):
+def test_crop_boxes_have_the_stated_distribution(text, name):
     """Mean area and mean logarithm of the ratio of 400 boxes, within four standard errors."""
     import tensorflow as tf
 
@@ -267,7 +267,7 @@ def list_policies() -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("policy", "name"), list_policies().items())
-def test_a_policy_is_what_timm_reads_from_the_sources_words(policy, name):
+def test_a_policy_equals_what_timm_reads_from_the_source(policy, name):
     """timm's own parser of `--aa` against the arguments of the op that the recipe runs."""
     theirs = rand_augment_transform(policy, {})
     op = next(op for op in load(name).train_ops if op.name == "timm_randaug")
@@ -281,7 +281,7 @@ def test_a_policy_is_what_timm_reads_from_the_sources_words(policy, name):
 
 
 @pytest.mark.parametrize("name", [n for n, source in SOURCES.items() if VIEW in source.values])
-def test_evaluation_shows_the_middle_that_its_string_states(name):
+def test_evaluation_crops_the_stated_centre(name):
     import tensorflow as tf
 
     from big_vision.pp.builder import get_preprocess_fn
@@ -296,7 +296,7 @@ def test_evaluation_shows_the_middle_that_its_string_states(name):
     assert wide == pytest.approx(0.75 * size / side, abs=0.02)
 
 
-def test_every_name_that_is_measured_is_stated_by_a_recipe():
+def test_every_measured_name_is_stated_by_a_recipe():
     stated = {name for recipe in RECIPES for name in SOURCES[recipe].values}
     keys = {
         f"{section}.{key}"
@@ -308,6 +308,6 @@ def test_every_name_that_is_measured_is_stated_by_a_recipe():
         assert ".".join(name.split(".")[:2]) in keys, name
 
 
-def test_the_results_page_is_what_the_recipes_say():
+def test_the_results_page_matches_the_recipes():
     """source.paper, source.code, source.commit and source.published are written nowhere else."""
     assert (ROOT / DOCUMENT).read_text(encoding="utf-8") == format_page()

@@ -83,7 +83,7 @@ def test_a_recipe_learns_real_digits_in_one_graph(runs):
     assert [line for line in runs["whole"] if line["kind"] == "train"][-1]["graphs_train"] == 1
 
 
-def test_each_average_is_judged_at_every_evaluation(runs):
+def test_each_average_is_evaluated_every_time(runs):
     """Of averages that are set apart by their memory alone, each has its own numbers."""
     last = runs["whole"][-1]
     assert last["ema2/examples"] == last["examples"]
@@ -92,7 +92,7 @@ def test_each_average_is_judged_at_every_evaluation(runs):
     assert last["graphs_eval"] <= 2
 
 
-def test_a_recipe_that_goes_on_gives_the_same_bits(runs):
+def test_a_resumed_recipe_gives_the_same_bits(runs):
     lines = [line for line in runs["parts"] if line["attempt"] == 2]
     whole, again = get_losses(runs["whole"]), get_losses(lines)
     assert list(again) == list(range(HALF + 1, STEPS + 1))

@@ -44,7 +44,7 @@ def get_error(capsys) -> str:
     return line
 
 
-def test_one_image_more_in_the_folder_is_noticed_on_resume(tmp_path, capsys):
+def test_an_added_image_is_noticed_on_resume(tmp_path, capsys):
     from PIL import Image
 
     for name in ("cat", "dog"):
@@ -63,7 +63,7 @@ def test_one_image_more_in_the_folder_is_noticed_on_resume(tmp_path, capsys):
     assert train(tmp_path / "runs", *again, '--run.allow_changes=["data.train_split"]') == 0
 
 
-def test_an_order_that_follows_the_root_does_not_change_within_an_epoch(tmp_path, capsys):
+def test_an_order_that_depends_on_the_root_stays_fixed_within_an_epoch(tmp_path, capsys):
     write_records(tmp_path)
     flags = ["--data.name=records", "--data.eval_split=validation[:8]", "--train.steps=3"]
     assert train(tmp_path / "runs", *flags, f"--data.root={tmp_path}") == 0

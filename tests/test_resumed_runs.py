@@ -31,7 +31,7 @@ RESUMED = (
 )
 
 
-def test_a_continued_run_equals_an_unbroken_one_bit_for_bit(tmp_path):
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
     """Half a run, a new process, the other half: metrics and weights, under XLA and on the CPU."""
     continued = []
     for device in ("xla", "cpu"):
@@ -69,7 +69,7 @@ def test_a_continued_run_equals_an_unbroken_one_bit_for_bit(tmp_path):
     assert [line["graphs_train"] for line in lines] == [1] * 9 + [2] * 9
 
 
-def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next(tmp_path):
+def test_a_run_stopped_at_an_epochs_end_resumes_with_the_next(tmp_path):
     flags = create_argv(tmp_path, "--epochs=2", "--run.run_id=a")
     assert main.main(flags) == 0
     folder = tmp_path / "tiny" / "a"
@@ -83,7 +83,7 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next(tmp_path):
     assert len(list((tmp_path / "tiny").iterdir())) == 1
 
 
-def test_a_complete_run_that_is_continued_stays_as_it_is(tmp_path, capsys):
+def test_resuming_a_complete_run_changes_nothing(tmp_path, capsys):
     flags = create_argv(tmp_path, "--epochs=1", "--run.run_id=a")
     assert main.main(flags) == 0
     folder = tmp_path / "tiny" / "a"
@@ -105,7 +105,7 @@ def test_a_complete_run_that_is_continued_stays_as_it_is(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("length", ["--train.steps=5", "--train.epochs=1"])
-def test_a_run_that_has_done_more_steps_is_not_made_shorter(tmp_path, capsys, length):
+def test_a_run_beyond_the_new_number_of_steps_is_refused(tmp_path, capsys, length):
     assert main.main(create_argv(tmp_path, "--train.steps=7", "--run.run_id=a")) == 0
     config = (tmp_path / "tiny" / "a" / "config_resolved.yaml").read_bytes()
     capsys.readouterr()

@@ -45,7 +45,7 @@ def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
     return set(open_rooms)
 
 
-def test_the_house_is_small_and_has_no_circle():
+def test_packages_are_small_and_have_no_import_cycle():
     """`utils` is four rooms of different floors behind one name, so it stands apart."""
     arrows = draw_house(ROOT)
     assert len(arrows) <= 17
@@ -53,7 +53,7 @@ def test_the_house_is_small_and_has_no_circle():
     assert find_circle(arrows, set(arrows) - {"utils"}) == set()
 
 
-def test_a_planted_circle_is_found():
+def test_a_planted_import_cycle_is_found():
     arrows = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}
     assert find_circle(arrows, set(arrows)) >= {"a", "b", "c"}
     assert find_circle({"a": {"b"}, "b": set()}, {"a", "b"}) == set()

@@ -65,7 +65,7 @@ def create_flags(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
-def test_a_student_of_turned_images_goes_on_bit_for_bit_in_one_graph(teacher, tmp_path, device):
+def test_a_student_of_rotated_images_resumes_bit_for_bit_in_one_graph(teacher, tmp_path, device):
     whole = tmp_path / "tiny" / "whole"
     flags = partial(create_flags, tmp_path, teacher, device=device)
     assert main.main(flags("whole")) == 0
@@ -84,7 +84,7 @@ def test_a_student_of_turned_images_goes_on_bit_for_bit_in_one_graph(teacher, tm
         assert all(torch.equal(found[name], value) for name, value in last.items())
 
 
-def test_a_step_asks_both_about_four_images_in_one_batch(teacher, tmp_path):
+def test_a_step_passes_four_rotations_through_both_models_in_one_batch(teacher, tmp_path):
     """The step's loss is that of answers which are asked for here, turn by turn."""
     config = load_config(create_flags(tmp_path, teacher, "one"))
     parts = build_parts(create_cpu_runtime(), check(config))
@@ -128,13 +128,13 @@ def test_a_step_asks_both_about_four_images_in_one_batch(teacher, tmp_path):
     parts.close()
 
 
-def test_turned_copies_follow_their_image():
+def test_rotated_copies_follow_their_image():
     pixels = torch.arange(2 * 3 * 4 * 4.0).reshape(2, 3, 4, 4)
     wanted = [torch.rot90(image, turn, (1, 2)) for image in pixels for turn in range(4)]
     assert torch.equal(turn_pixels(pixels), torch.stack(wanted))
 
 
-def test_the_teachers_head_learns_for_its_steps_and_never_again():
+def test_the_teachers_head_trains_for_its_steps_only():
     """The student learns which copy belongs to which from then on, and needs no labels for it."""
     loss, inputs = create_example_loss("sskd", head_steps=3, weights=[0, 0, 1]), create_inputs("")
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.5, weight_decay=0.1)
@@ -165,7 +165,7 @@ def test_the_teachers_head_learns_for_its_steps_and_never_again():
 
 
 @pytest.mark.slow
-def test_two_processes_parts_and_xla_learn_what_one_does(teacher, tmp_path):
+def test_two_processes_micro_batches_and_xla_train_alike(teacher, tmp_path):
     flags = partial(create_flags, tmp_path, teacher)
     two = run_series([flags("two", "--runtime.cpu_processes=2")])
     # A part of a step is a call: the head learns for as many steps with twice the calls.
@@ -199,7 +199,7 @@ def test_two_processes_parts_and_xla_learn_what_one_does(teacher, tmp_path):
         ),
     ],
 )
-def test_copies_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path, change, words):
+def test_unsupported_rotations_are_refused_in_one_line(teacher, tmp_path, change, words):
     config = load_config(create_flags(tmp_path, teacher, "bad"))
     for section in change.get("distill", {}).get("teachers", ()):
         section["weights"] = str(teacher)
@@ -208,7 +208,7 @@ def test_copies_that_do_not_fit_are_refused_in_one_line(teacher, tmp_path, chang
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_images_that_are_no_squares_are_refused_as_soon_as_their_shape_is_known(teacher, tmp_path):
+def test_non_square_images_are_refused_once_their_shape_is_known(teacher, tmp_path):
     config = load_config(create_flags(tmp_path, teacher, "one"))
     losses = WeightedLoss([("sskd", create_example_loss("sskd"), 1.0)])
     check_rotations(config, losses, {"train": None})

@@ -44,7 +44,7 @@ def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("arguments", [(), ("help",), ("--help",)])
-def test_without_a_command_it_lists_them(arguments):
+def test_without_a_command_the_script_lists_them(arguments):
     done = start_bare(*arguments)
     assert done.returncode == 0
     for command in COMMANDS:
@@ -155,14 +155,14 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("arguments", "call"), CALLS)
-def test_a_command_calls_what_it_says_and_does_not_set_up_again(tmp_path, arguments, call):
+def test_a_command_runs_its_program_without_another_setup(tmp_path, arguments, call):
     done = start_script(arguments, tmp_path)
     assert done.returncode == 0, done.stderr
     assert get_call(done) == call
     assert "setting up" not in done.stdout
 
 
-def test_all_tests_are_the_suite_and_each_file_of_long_proofs_alone(tmp_path):
+def test_all_tests_are_the_suite_and_each_slow_file_separately(tmp_path):
     done = start_script(("test-all",), tmp_path)
     assert done.returncode == 0, done.stderr
     suite, *proofs = [call.split("\n") for call in done.stdout.split("CALL\n")[1:]]
@@ -182,7 +182,7 @@ def test_setup_does_nothing_where_the_requirements_are_unchanged(tmp_path):
     assert set(before) == {tmp_path / "venv" / name for name in names}
 
 
-def test_other_requirements_set_up_again_and_pin_torch_first(tmp_path):
+def test_changed_requirements_rerun_setup_with_torch_pinned_first(tmp_path):
     """A Python that only writes down its calls stands in for the long installation."""
     fake, calls, venv = tmp_path / "python3.11", tmp_path / "calls", tmp_path / "venv"
     # `python -m venv DIR` makes the directory with a copy of this very script as its Python.
@@ -219,7 +219,7 @@ def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monke
     ("command", "part"),
     [("service", "service"), ("test", "service"), ("export", "export"), ("test", "export")],
 )
-def test_what_a_part_needs_is_installed_once_and_never_by_setup(tmp_path, command, part):
+def test_optional_requirements_are_installed_once_and_never_by_setup(tmp_path, command, part):
     start_script(("setup",), tmp_path)
     stamp = tmp_path / "venv" / f".extra-{part}"
     stamp.write_text("of an older list of requirements\n")

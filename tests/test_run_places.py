@@ -40,7 +40,7 @@ def finished(tmp_path_factory) -> Path:
     return output
 
 
-def test_the_later_of_two_programs_that_both_found_the_place_free_is_refused(tmp_path):
+def test_of_two_programs_that_found_a_directory_free_the_later_is_refused(tmp_path):
     job = check(load_config([*FLAGS, f"--run.output_dir={tmp_path}"]))
     # The other one begins and ends between this one's look and its lock.
     assert run(tmp_path) == 0
@@ -51,7 +51,7 @@ def test_the_later_of_two_programs_that_both_found_the_place_free_is_refused(tmp
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
-def test_a_later_checkpoint_than_the_one_looked_at_is_gone_on_from(tmp_path, capsys):
+def test_a_run_resumes_from_a_checkpoint_newer_than_the_checked_one(tmp_path, capsys):
     flags = [*FLAGS, f"--run.output_dir={tmp_path}", "--train.steps=2", "--run.resume=auto"]
     assert program.main(flags) == 0
     job = check(load_config([*flags, "--train.steps=6"]))
@@ -63,7 +63,7 @@ def test_a_later_checkpoint_than_the_one_looked_at_is_gone_on_from(tmp_path, cap
 
 
 @pytest.mark.parametrize("run_id", ["../../precious", ".", "..", "/tmp/x", "a b"])
-def test_a_path_is_no_name_even_with_overwrite(tmp_path, capsys, run_id):
+def test_a_path_as_a_run_name_is_refused_even_with_overwrite(tmp_path, capsys, run_id):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.tex").write_text("years of work")
@@ -73,7 +73,7 @@ def test_a_path_is_no_name_even_with_overwrite(tmp_path, capsys, run_id):
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
 
 
-def test_overwrite_leaves_what_never_was_a_run_alone(tmp_path, capsys):
+def test_overwrite_keeps_directories_that_are_no_runs(tmp_path, capsys):
     (tmp_path / "tiny" / "a").mkdir(parents=True)
     (tmp_path / "tiny" / "a" / "thesis.tex").write_text("years of work")
     assert run(tmp_path, "--run.overwrite=true") == 2
@@ -82,7 +82,7 @@ def test_overwrite_leaves_what_never_was_a_run_alone(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("place", ["tiny", "tiny/a"])
-def test_a_file_where_a_run_would_lie_is_refused_by_the_check(tmp_path, capsys, place):
+def test_a_file_in_place_of_a_run_is_refused_by_the_check(tmp_path, capsys, place):
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text("mine")
     assert run(tmp_path, "--check") == 2
@@ -90,7 +90,7 @@ def test_a_file_where_a_run_would_lie_is_refused_by_the_check(tmp_path, capsys, 
     assert f"the run would be in {tmp_path}/tiny/a, but {tmp_path / place} is a file" in line
 
 
-def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, monkeypatch):
+def test_a_replaced_run_is_deleted_only_after_the_new_ones_checkpoint(finished, monkeypatch):
     experiment = finished / "tiny"
     first = json.loads((experiment / "a" / "run.json").read_text())
     weights = (experiment / "a" / "student.safetensors").read_bytes()
@@ -111,7 +111,7 @@ def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, mo
     assert sorted(path.name for path in experiment.iterdir()) == ["a", "aside_a"]
 
 
-def test_time_and_graphs_count_over_attempts_and_each_line_names_its_own(tmp_path):
+def test_time_and_graphs_add_up_over_attempts_named_in_each_line(tmp_path):
     assert run(tmp_path, "--train.steps=3", "--train.checkpoint_every_steps=3") == 0
     assert run(tmp_path, "--train.steps=6", "--run.resume=auto") == 0
     lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if line["kind"] == "train"]
@@ -122,7 +122,7 @@ def test_time_and_graphs_count_over_attempts_and_each_line_names_its_own(tmp_pat
     assert (facts["attempts"], facts["final_up_to_step"], facts["status"]) == (2, 6, "complete")
 
 
-def test_tensorboard_shows_what_the_lines_say_after_going_on(tmp_path):
+def test_tensorboard_matches_the_metrics_after_resuming(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     flags = ("--run.tensorboard=true", "--train.checkpoint_every_steps=3")
@@ -169,7 +169,7 @@ def make_full(folder: Path) -> Path:
         "store.record.session.write_environment",
     ],
 )
-def test_a_disk_that_takes_nothing_at_the_start_is_refused_and_keeps_nothing(
+def test_a_disk_full_at_the_start_is_refused_without_leftovers(
     tmp_path, monkeypatch, capsys, moment
 ):
     limits, original = resource.getrlimit(resource.RLIMIT_FSIZE), resolve_name(moment)
@@ -192,7 +192,7 @@ def test_a_disk_that_takes_nothing_at_the_start_is_refused_and_keeps_nothing(
 
 
 @pytest.mark.parametrize(("kib", "code"), [(8, 2), (16, 2), (40, 1), (256, 1)])
-def test_a_disk_that_fills_at_any_time_gives_one_line(tmp_path, capsys, kib, code):
+def test_a_disk_that_fills_up_at_any_time_gives_one_line(tmp_path, capsys, kib, code):
     """Before the first facts stand whole the place is refused; later the run is stopped."""
     disk = mount_disk(tmp_path, kib)
     try:
@@ -215,7 +215,7 @@ def test_a_disk_that_fills_at_any_time_gives_one_line(tmp_path, capsys, kib, cod
         (make_full, "No space left on device"),
     ],
 )
-def test_a_place_that_cannot_be_written_is_one_line_before_a_device(
+def test_an_unwritable_directory_is_refused_before_a_device_is_touched(
     tmp_path, capsys, monkeypatch, place, reason
 ):
     monkeypatch.setattr("job.entry.launch", None)

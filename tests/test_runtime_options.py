@@ -128,7 +128,7 @@ def test_a_contradicting_environment_is_refused(monkeypatch):
 
 
 @pytest.mark.skipif(has_tpu(), reason="there is a TPU")
-def test_a_tpu_that_is_not_here_is_refused(monkeypatch):
+def test_a_missing_tpu_is_refused(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     with pytest.raises(UserError, match=r"PJRT_DEVICE \('TPU'\).*no TPU chip is here.*unset it"):
         choose_device(RuntimeSection(device="xla"))
@@ -144,7 +144,7 @@ def test_variables_that_narrow_weights_are_refused_on_xla(monkeypatch, variable)
     assert choose_device(RuntimeSection(device="cpu")) == "cpu"
 
 
-def test_one_of_several_processes_must_know_where_they_meet(monkeypatch):
+def test_one_of_several_processes_needs_the_rendezvous_address(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match=r"\(2\).*MASTER_ADDR and MASTER_PORT is not set"):
@@ -157,7 +157,7 @@ def test_one_of_several_processes_must_know_where_they_meet(monkeypatch):
         choose_device(RuntimeSection(device="xla"))
 
 
-def test_versions_that_do_not_pair_are_refused_with_those_that_do(monkeypatch):
+def test_incompatible_versions_are_refused_with_the_compatible_ones(monkeypatch):
     versions = {"torch": "2.11.0+cpu", "torch_xla": "2.9.0"}
     monkeypatch.setattr(importlib.metadata, "version", versions.get)
     with pytest.raises(UserError, match=r"torch 2.11.0\+cpu.*torch==2.9.0 torch_xla==2.9.0"):
@@ -191,7 +191,7 @@ def test_ranks_and_blocks_are_checked_before_anything_starts(flags, message, tmp
     assert not list(tmp_path.iterdir())
 
 
-def test_a_backend_that_reaches_no_other_process_is_refused(monkeypatch):
+def test_a_backend_without_inter_process_communication_is_refused(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_backend", lambda: "xla")
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
@@ -200,7 +200,7 @@ def test_a_backend_that_reaches_no_other_process_is_refused(monkeypatch):
         check_collectives(world_size=1)
 
 
-def test_processes_find_each_other_by_way_of_xla(monkeypatch):
+def test_processes_find_each_other_through_xla(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", str(find_port()))
@@ -249,7 +249,7 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale():
     assert runtime.updates.scaler.get_scale() < scale
 
 
-def test_channels_last_and_compile_change_layout_and_call_alone():
+def test_channels_last_and_compile_change_only_layout_and_call():
     section = RuntimeSection(device="cpu", channels_last=True, compile=True)
     runtime = create_runtime(section)
     model, same = TinyConvNet(), TinyConvNet()
@@ -263,7 +263,7 @@ def test_channels_last_and_compile_change_layout_and_call_alone():
 
 
 @pytest.mark.slow
-def test_code_of_one_vector_width_is_not_taken_from_the_cache_for_another(tmp_path):
+def test_cached_code_is_not_reused_for_another_vector_width(tmp_path):
     """PyTorch's cache of compiled code lies in a folder that machines may share."""
     code = (
         "import torch\n"
@@ -291,7 +291,7 @@ def test_code_of_one_vector_width_is_not_taken_from_the_cache_for_another(tmp_pa
 
 @pytest.mark.parametrize("device", RUNTIMES)
 @pytest.mark.parametrize("kind", ["remat", "scan"])
-def test_blocks_give_equal_values_and_gradients_either_way(device, kind):
+def test_recomputed_and_scanned_blocks_give_equal_values_and_gradients(device, kind):
     runtime = RUNTIMES[device]()
     batch = create_batch(8)
     images = batch.images.permute(0, 3, 1, 2).float() / 255
@@ -311,7 +311,7 @@ def test_blocks_give_equal_values_and_gradients_either_way(device, kind):
         assert torch.allclose(found[kind][name], value, rtol=1e-5, atol=1e-7), name
 
 
-def test_a_block_is_computed_again_where_its_input_has_a_gradient():
+def test_a_block_is_recomputed_if_its_input_needs_a_gradient():
     runtime, calls = create_xla_runtime(), []
     layer = runtime.prepare(torch.nn.Linear(2, 2))
 
@@ -342,7 +342,7 @@ def test_recomputing_draws_the_same_dropout():
     assert torch.allclose(found[1], found[0], rtol=1e-5, atol=1e-8)
 
 
-def test_evaluation_computes_nothing_again():
+def test_evaluation_recomputes_nothing():
     calls = []
     model = create_vit(depth=2).eval()
     recompute_blocks(model, lambda function, *args: calls.append(1) or function(*args))
@@ -392,7 +392,7 @@ def test_batch_norm_keeps_low_precision_activations_and_float32_statistics():
     assert module.running_mean.dtype == torch.float32
 
 
-def test_synchronised_batch_norm_normalises_by_the_sum_of_all():
+def test_synchronised_batch_norm_normalises_by_all_ranks_statistics():
     """Two ranks in one process: the sum adds what the other rank has."""
     torch.manual_seed(0)
     batch = torch.randn(8, 1, 4, 4)
@@ -442,7 +442,7 @@ def read_trace(folder: Path) -> Counter[str]:
     return Counter(event.get("name") for event in json.loads(text)["traceEvents"])
 
 
-def test_the_compile_cache_is_off_on_the_cpu_and_on_elsewhere(tmp_path):
+def test_the_compile_cache_is_on_except_on_the_cpu(tmp_path):
     section = RuntimeSection(compile_cache=str(tmp_path))
     assert prepare_cache(section, "CPU", rank=0) is None
     assert prepare_cache(RuntimeSection(compile_cache=""), "TPU", rank=0) is None
@@ -450,7 +450,7 @@ def test_the_compile_cache_is_off_on_the_cpu_and_on_elsewhere(tmp_path):
     assert (tmp_path / "rank_3").is_dir()
 
 
-def test_the_compile_cache_drops_what_was_used_longest_ago(tmp_path):
+def test_the_compile_cache_drops_the_least_recently_used_entries(tmp_path):
     for age, name in enumerate(["new", "middle", "old"]):
         path = tmp_path / name
         path.write_bytes(bytes(1000))

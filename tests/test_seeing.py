@@ -87,7 +87,9 @@ def build(flags: list[str]) -> tuple[RunConfig, object, object]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_kept_tokens_are_one_graph_and_go_on_bit_for_bit(digits_root, teacher, tmp_path, device):
+def test_token_dropping_takes_one_graph_and_resumes_bit_for_bit(
+    digits_root, teacher, tmp_path, device
+):
     whole, arguments = tmp_path / "seen" / "whole", (digits_root, tmp_path, teacher)
     assert main.main(create_flags(*arguments, "whole", keep_tokens=0.5, device=device)) == 0
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
@@ -104,7 +106,7 @@ def test_kept_tokens_are_one_graph_and_go_on_bit_for_bit(digits_root, teacher, t
 
 
 @pytest.mark.slow
-def test_two_processes_parts_and_xla_see_the_patches_that_one_sees(digits_root, teacher, tmp_path):
+def test_two_processes_micro_batches_and_xla_keep_the_same_patches(digits_root, teacher, tmp_path):
     def say(name, *flags, device="cpu"):
         arguments = (digits_root, tmp_path, teacher, name)
         return create_flags(*arguments, keep_tokens=0.5, device=device, flags=flags)
@@ -120,7 +122,7 @@ def test_two_processes_parts_and_xla_see_the_patches_that_one_sees(digits_root, 
     assert all(one == pytest.approx(other, rel=1e-3) for other in rest)
 
 
-def test_the_teacher_sees_the_patches_that_the_class_token_looks_at(digits_root, teacher, tmp_path):
+def test_the_teacher_keeps_the_patches_with_most_class_attention(digits_root, teacher, tmp_path):
     """Attention and the teacher's shortened pass are written again here, block by block."""
     flags = create_flags(digits_root, tmp_path, teacher, "one", keep_tokens=0.25)
     config, job, parts = build(flags)
@@ -160,7 +162,7 @@ def test_the_teacher_sees_the_patches_that_the_class_token_looks_at(digits_root,
     parts.close()
 
 
-def test_patches_are_kept_behind_the_prefix():
+def test_kept_patches_follow_the_prefix_tokens():
     kept, tokens = KeptTokens(2, 3, 4), torch.arange(24.0).view(2, 6, 2)
     assert kept(tokens) is tokens
     kept.chosen = torch.tensor([[3, 0, 1], [2, 1, 0]])
@@ -184,7 +186,7 @@ def test_patches_are_kept_behind_the_prefix():
         ("deit_tiny_distilled_patch16_224", 2),
     ],
 )
-def test_class_register_and_distillation_tokens_all_stay(name, prefix):
+def test_class_register_and_distillation_tokens_are_always_kept(name, prefix):
     from timm import create_model as create_timm
 
     arguments = {**STUDENT, "img_size": 8, "num_classes": 3}
@@ -202,7 +204,7 @@ def test_class_register_and_distillation_tokens_all_stay(name, prefix):
     assert whole.shape == less.shape == (2, 3)
 
 
-def test_a_teacher_that_keeps_all_is_the_teacher_that_it_was():
+def test_a_teacher_that_keeps_all_tokens_is_unchanged():
     """Stored answers name teachers by their hash, which a later key must not change."""
     plain = TeacherSection(model="resnet18")
     assert "keep_tokens" in plain.model_dump()
@@ -211,7 +213,7 @@ def test_a_teacher_that_keeps_all_is_the_teacher_that_it_was():
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_student_and_teacher_see_two_sides_of_one_crop(digits_root, teacher, tmp_path, follows):
+def test_student_and_teacher_see_one_crop_at_two_sizes(digits_root, teacher, tmp_path, follows):
     """The student at 8 of 12 pixels; the teacher the crop at its own side, or the student's."""
     flags = [
         f"--data.train_pp={CROP}",
@@ -241,7 +243,7 @@ def test_student_and_teacher_see_two_sides_of_one_crop(digits_root, teacher, tmp
     parts.close()
 
 
-def test_a_random_teacher_at_the_students_side_is_tried_at_the_images_side(tmp_path):
+def test_a_random_teacher_at_the_students_size_accepts_the_images_size(tmp_path):
     section = TeacherSection(
         model="vit_tiny_patch16_224", size="student", args={**TEACHER, "dynamic_img_size": True}
     )
@@ -250,7 +252,7 @@ def test_a_random_teacher_at_the_students_side_is_tried_at_the_images_side(tmp_p
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_teacher_stays_at_its_side_or_follows_while_the_students_grows(
+def test_a_teacher_keeps_its_size_or_follows_the_growing_student(
     digits_root, teacher, tmp_path, follows
 ):
     """8 pixels in the first epoch of 2 steps, 12 from the second one on."""
@@ -279,7 +281,7 @@ def test_a_teacher_stays_at_its_side_or_follows_while_the_students_grows(
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "xla"])
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
+def test_a_distilled_run_of_several_sizes_resumes_within_each(
     digits_root, teacher, tmp_path, follows, device
 ):
     """4 steps at 8 pixels, 4 at 12 and 4 at 8 again; from steps 2, 5, 6 and 11, bit for bit."""
@@ -365,7 +367,7 @@ def test_a_taught_run_of_several_sides_goes_on_in_the_middle_of_each(
         ({"size": "student"}, "needs train.image_sizes; set it"),
     ],
 )
-def test_what_a_teacher_cannot_see_is_refused_in_one_line(
+def test_images_a_teacher_cannot_take_are_refused_in_one_line(
     digits_root, teacher, tmp_path, says, words
 ):
     if says.get("model"):
@@ -375,7 +377,7 @@ def test_what_a_teacher_cannot_see_is_refused_in_one_line(
     assert words in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_students_attention_is_asked_of_vision_transformers_alone():
+def test_class_attention_of_other_models_than_vits_is_refused():
     from utils.config.sections import ModelSection
 
     model = create_model(ModelSection(name="resnet10t"), num_classes=3)

@@ -94,7 +94,7 @@ def load(run: Path, step: int, part: str) -> dict[str, torch.Tensor]:
         *(pytest.param(name, "xla", marks=pytest.mark.slow) for name in ("selves", "peer", "self")),
     ],
 )
-def test_a_run_is_one_graph_and_goes_on_bit_for_bit(digits_root, tmp_path, method, device):
+def test_a_run_takes_one_graph_and_resumes_bit_for_bit(digits_root, tmp_path, method, device):
     whole = tmp_path / "own" / "whole"
     assert main.main([*create_flags(digits_root, tmp_path, "whole", device), *METHODS[method]]) == 0
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
@@ -145,7 +145,7 @@ def check_self(run: Path, lines: list[dict[str, float]]) -> None:
 
 
 @pytest.mark.slow
-def test_a_peers_running_statistics_are_those_of_all_ranks(digits_root, tmp_path):
+def test_a_peers_running_statistics_cover_all_ranks(digits_root, tmp_path):
     """Of the first layer, whose mean over a batch is the mean of its parts' means."""
     flags = [
         "--distill.peer=resnet10t",
@@ -165,7 +165,7 @@ def test_a_peers_running_statistics_are_those_of_all_ranks(digits_root, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, tmp_path, method):
+def test_two_processes_micro_batches_and_xla_train_alike(digits_root, tmp_path, method):
     """Cosub with a stochastic depth that drops nothing in 8 steps: ranks draw their own."""
     more = [*METHODS[method], *(["--drop_path=1e-9"] if method == "self" else [])]
 
@@ -224,13 +224,13 @@ def test_each_student_learns_from_the_targets_and_the_other(digits_root, tmp_pat
     parts.close()
 
 
-def test_the_past_is_taken_when_an_epoch_ends():
+def test_the_past_model_is_copied_at_the_end_of_an_epoch():
     plan = Averaging((0.5,), keep_every=3)
     assert [plan.get_weights(step)[1] for step in range(7)] == [0, 0, 1, 0, 0, 1, 0]
     assert Averaging((0.5,)).get_weights(2) == plan.get_weights(2)[:1]
 
 
-def test_a_peer_sees_what_the_student_sees_and_is_tried_at_that_side(digits_root, tmp_path):
+def test_a_peer_sees_the_students_images_and_is_checked_at_their_size(digits_root, tmp_path):
     """8 of 12 pixels: the peer is made for 8, and would not take the crop as it comes."""
     says = ["decode(channels=1)|resize(12)|value_range(-1, 1)", "--train.image_sizes={0: 8}"]
     flags = [*create_flags(digits_root, tmp_path, "sides"), *METHODS["peer"]]
@@ -273,7 +273,7 @@ def test_a_peer_sees_what_the_student_sees_and_is_tried_at_that_side(digits_root
         (["--distill.alpha_schedule=epochs"], "needs distill.loss or distill.losses"),
     ],
 )
-def test_what_students_cannot_teach_each_other_by_is_refused(digits_root, tmp_path, flags, words):
+def test_losses_unusable_between_peers_are_refused(digits_root, tmp_path, flags, words):
     with pytest.raises(UserError) as raised:
         check(load_config([*create_flags(digits_root, tmp_path, "bad"), *flags]))
     assert words in str(raised.value) and "\n" not in str(raised.value)

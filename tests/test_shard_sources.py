@@ -72,7 +72,7 @@ def test_every_digit_arrives_with_its_label(roots, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_shards_deliver_what_one_does_from_anywhere(roots, kind):
+def test_eight_shards_deliver_the_examples_of_one_from_any_position(roots, kind):
     data = create_digits(roots, kind, train_pp=PP.replace("|value", "|flip_lr|value"))
     whole = take(open_loader(data), 9)
     shards = [take(open_loader(data, shard=(i, 8)), 9) for i in range(8)]
@@ -85,14 +85,14 @@ def test_eight_shards_deliver_what_one_does_from_anywhere(roots, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_sharded_order_deals_out_every_example_once(roots, kind):
+def test_the_sharded_order_delivers_every_example_once(roots, kind):
     data = create_digits(roots, kind, order="sharded", global_batch_size=8)
     loaders = [open_loader(data, shard=(i, 2)) for i in range(2)]
     seen = [b.indices for loader in loaders for b in take(loader, 15)]
     assert sorted(torch.cat(seen).tolist()) == list(range(120))
 
 
-def test_what_datasets_itself_saved_is_read():
+def test_datasets_saved_by_the_datasets_library_are_read():
     """Version 5.2.0 wrote it: 40 digits, shuffled, in two files; 20 more in their order."""
     from sklearn.datasets import load_digits
 
@@ -139,7 +139,7 @@ def create_argv(output: Path, kind: str, root: Path, *flags: str) -> list[str]:
     ]
 
 
-def test_runs_on_both_layouts_and_a_resumed_one_have_the_same_weights(roots, tmp_path, capsys):
+def test_runs_on_both_formats_and_a_resumed_one_have_equal_weights(roots, tmp_path, capsys):
     """The same digits in the same order: 9 steps, and from step 5 on again."""
     found = {}
     for kind in KINDS:
@@ -157,7 +157,7 @@ def test_runs_on_both_layouts_and_a_resumed_one_have_the_same_weights(roots, tmp
     assert all(torch.equal(found["hf"][name], value) for name, value in found["webdataset"].items())
 
 
-def test_photographs_in_tars_of_json_and_in_arrow_look_alike(tmp_path):
+def test_photographs_from_tars_and_arrow_files_are_equal(tmp_path):
     photographs = get_photographs()
     files = []
     for one in photographs:
@@ -192,7 +192,7 @@ def test_photographs_in_tars_of_json_and_in_arrow_look_alike(tmp_path):
     assert a.ids == tuple(f"photos-0.tar__a/{one.name}" for one in photographs)
 
 
-def test_braces_are_spread_as_a_shell_does():
+def test_braces_are_expanded_like_in_a_shell():
     assert expand_braces("a-{008..011}.tar") == [f"a-{n:03d}.tar" for n in range(8, 12)]
     assert expand_braces("{a,b}/{1..2}") == ["a/1", "a/2", "b/1", "b/2"]
     assert expand_braces("{2..0}") == ["2", "1", "0"]
@@ -302,7 +302,7 @@ WRONG_TARS = {
 
 
 @pytest.mark.parametrize("kind", WRONG_TARS)
-def test_a_tar_that_cannot_be_read_is_named_with_its_reason(roots, tmp_path, kind):
+def test_an_unreadable_tar_is_named_with_its_reason(roots, tmp_path, kind):
     shutil.copytree(roots["webdataset"], tmp_path, dirs_exist_ok=True)
     values = damage(kind, tmp_path)
     with pytest.raises(UserError, match=WRONG_TARS[kind]) as caught:
@@ -327,7 +327,7 @@ WRONG_NAMES = {
 
 
 @pytest.mark.parametrize("case", WRONG_NAMES)
-def test_what_is_not_there_is_told_with_the_nearest_name(roots, case):
+def test_a_missing_file_is_reported_with_a_similar_name(roots, case):
     kind, values, message = WRONG_NAMES[case]
     given = {**roots, kind: values.get("root", roots[kind])}
     values = {key: value for key, value in values.items() if key != "root"}
@@ -375,7 +375,7 @@ WRONG_ARROW = {
 
 
 @pytest.mark.parametrize("kind", WRONG_ARROW)
-def test_a_directory_that_is_no_dataset_is_told_so(roots, tmp_path, kind):
+def test_a_directory_without_a_dataset_is_reported_as_such(roots, tmp_path, kind):
     shutil.copytree(roots["hf"], tmp_path / "set")
     spoil(kind, tmp_path / "set")
     with pytest.raises(UserError, match=WRONG_ARROW[kind]) as caught:
@@ -383,7 +383,7 @@ def test_a_directory_that_is_no_dataset_is_told_so(roots, tmp_path, kind):
     assert "\n" not in str(caught.value)
 
 
-def test_a_broken_image_is_named_by_tar_and_member_or_passed_over(tmp_path):
+def test_a_broken_image_is_named_by_tar_and_member_or_skipped(tmp_path):
     use_private_cache(tmp_path / "cache")
     digits = [*get_digits(0, 20)]
     digits[7] = digits[7]._replace(image=b"no image")

@@ -152,7 +152,7 @@ def test_a_loader_of_rows_without_images_pads_masks_and_skips(rows, count):
     assert sum(loader.counters["skipped_corrupt"] for loader in loaders) == 1
 
 
-def test_a_training_loader_of_rows_puts_neighbours_in_and_keeps_the_order(rows):
+def test_a_training_loader_of_rows_replaces_bad_ones_and_keeps_the_order(rows):
     loader = create_loader(create_line(), "train", seed=3)
     assert loader.batches_per_epoch == EXAMPLES // 8
     iterator = loader.batches()
@@ -163,7 +163,7 @@ def test_a_training_loader_of_rows_puts_neighbours_in_and_keeps_the_order(rows):
     assert loader.load_examples([7, 9]).inputs.flatten().tolist() == [7.0, 9.0]
 
 
-def test_made_up_data_takes_what_is_known_where_its_name_is_silent():
+def test_synthetic_data_uses_known_sizes_missing_in_its_name():
     data = DataSection(source="synthetic", name="channels=1", eval_pp="value_range(-1, 1)")
     known = {"image_size": 6, "num_classes": 3, "vocab_size": 9}
     loader = create_loader(data, "eval", seed=0, known=known)
@@ -178,7 +178,7 @@ def test_one_unreadable_row_too_many_is_named(rows):
         list(create_loader(data, "eval", seed=0).batches())
 
 
-def test_metadata_of_a_source_without_files_is_told(rows):
+def test_metadata_of_a_source_without_files_is_reported(rows):
     facts = describe_dataset(create_line())
     assert facts.num_examples == {"train": EXAMPLES, "eval": EXAMPLES}
     assert facts.examples["eval"] == {"in_features": 1, "out_features": 1}
@@ -204,7 +204,7 @@ def test_a_run_trains_on_a_source_that_a_test_registered(rows, tmp_path, capsys)
     assert losses[-1] < losses[0]
 
 
-def test_a_source_without_images_is_no_food_for_classification(rows, tmp_path, capsys):
+def test_a_source_without_images_is_refused_for_classification(rows, tmp_path, capsys):
     assert main.main(create_argv(tmp_path, "--data.source=line")) == EXIT_USER_ERROR
     error = capsys.readouterr().err.splitlines()[-1]
     assert "data.source (line) has no labelled images" in error
@@ -213,7 +213,7 @@ def test_a_source_without_images_is_no_food_for_classification(rows, tmp_path, c
 @pytest.mark.parametrize(
     ("name", "near"), [("foldr", "did you mean 'folder'"), ("parquet", "known: arrays, folder, ")]
 )
-def test_an_unknown_source_is_refused_with_the_nearest_names(tmp_path, capsys, name, near):
+def test_an_unknown_source_is_refused_with_similar_names(tmp_path, capsys, name, near):
     assert main.main(create_argv(tmp_path, f"--data.source={name}")) == EXIT_USER_ERROR
     error = capsys.readouterr().err.splitlines()[-1]
     assert f"unknown data.source '{name}'" in error and near in error

@@ -78,14 +78,14 @@ def count_bytes(graph: str) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
-def test_devices_add_up_gradients_and_gather_nothing(tmp_path):
+def test_devices_sum_gradients_and_gather_nothing(tmp_path):
     found, parameters = run_and_read(tmp_path)
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
 @pytest.mark.slow
-def test_gradients_are_added_up_in_float32_under_bf16_too(tmp_path):
+def test_gradients_are_summed_in_float32_under_bf16_too(tmp_path):
     found, parameters = run_and_read(tmp_path, "--runtime.precision=bf16")
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert ("all-reduce", "bf16") not in found
@@ -93,7 +93,7 @@ def test_gradients_are_added_up_in_float32_under_bf16_too(tmp_path):
 
 
 @pytest.mark.slow
-def test_bf16_sums_are_there_for_who_asks(tmp_path):
+def test_gradients_are_summed_in_bf16_on_request(tmp_path):
     flags = ("--runtime.precision=bf16", "--runtime.reduce_dtype=bf16")
     found, parameters = run_and_read(tmp_path, *flags)
     total = found["all-reduce", "bf16"] + found["all-reduce", "f32"]
@@ -101,14 +101,14 @@ def test_bf16_sums_are_there_for_who_asks(tmp_path):
     assert total < 4 * parameters
 
 
-def test_accumulation_adds_gradients_up_over_devices_once(tmp_path):
+def test_accumulation_sums_gradients_over_devices_once(tmp_path):
     found, parameters = run_and_read(tmp_path, "--train.accumulate_steps=2")
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
 @pytest.mark.slow
-def test_accumulation_adds_gradients_of_convolutions_up_once(tmp_path):
+def test_accumulation_sums_gradients_of_convolutions_once(tmp_path):
     found, sizes = run_and_size(tmp_path, *CONVNET, "--train.accumulate_steps=2")
     assert {kind for kind, _ in found} == {"all-reduce"}
     channels = sum(size for name, size in sizes.items() if name.endswith("running_mean"))

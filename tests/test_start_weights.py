@@ -61,7 +61,7 @@ def test_a_run_starts_from_a_jax_archive(tmp_path, big_vision):
     assert_alike(run(tmp_path, "a", f"{flag}={place}"), vit.state_dict())
 
 
-def test_an_archive_teaches_and_a_resnet_of_bit_is_read(tmp_path):
+def test_an_archive_serves_as_teacher_and_a_bit_resnet_is_read(tmp_path):
     vit = create_vit(seed=5)
     place = write_vit(tmp_path / "Ti.npz", vit)
     facts = {"model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}}
@@ -92,7 +92,7 @@ WRONG_ARCHIVES = [
 
 
 @pytest.mark.parametrize(("content", "reason"), WRONG_ARCHIVES)
-def test_an_archive_that_is_none_of_the_model_is_refused(tmp_path, capsys, content, reason):
+def test_an_archive_of_another_model_is_refused(tmp_path, capsys, content, reason):
     place = tmp_path / "x.npz"
     if isinstance(content, bytes):
         place.write_bytes(content)
@@ -141,7 +141,7 @@ def test_another_number_of_classes_starts_a_new_head(tmp_path, capsys, key):
     assert_alike(found, create_vit(seed=5).state_dict() | head)
 
 
-def test_a_head_that_nobody_has_trained_is_not_judged(tmp_path, capsys):
+def test_an_untrained_head_is_not_evaluated(tmp_path, capsys):
     section = ModelSection(name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS)
     save_file(create_model(section, num_classes=21).state_dict(), tmp_path / "a.safetensors")
     weights = f"--model.weights={tmp_path / 'a.safetensors'}"
@@ -177,7 +177,7 @@ def test_positions_patches_and_channels_of_another_size_are_resampled(tmp_path, 
     assert_alike(run(tmp_path, "b", f"--model.weights={archive}"), same.state_dict())
 
 
-def test_what_does_not_fit_is_named_by_patterns(tmp_path, capsys):
+def test_mismatched_weights_are_named_by_patterns(tmp_path, capsys):
     vit = create_vit(seed=5)
     names = {"blocks.": "encoder.layers.", "": "backbone."}
     tensors = {
@@ -212,7 +212,7 @@ def shared(tmp_path) -> Path:
     return tmp_path / "shared"
 
 
-def test_a_shared_folder_is_a_name_weights_and_a_teacher(tmp_path, shared, monkeypatch):
+def test_a_shared_folder_serves_as_name_weights_and_teacher(tmp_path, shared, monkeypatch):
     wanted = load_file(shared / "model.safetensors")
     place = f"local-dir:{shared}"
     plain = ("--model.args={}", "--model.image_size=null")
@@ -267,14 +267,14 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path, shared, capsys):
 @pytest.mark.parametrize(
     "content", [b'{"architecture": "vit_ti', b'{"model_type": "qw', b"", b"\xff"]
 )
-def test_a_config_that_cannot_be_read_is_said_to_be_so(tmp_path, shared, capsys, content):
+def test_an_unreadable_config_is_reported(tmp_path, shared, capsys, content):
     (shared / "config.json").write_bytes(content)
     error = get_error(tmp_path, capsys, f"--model.weights=local-dir:{shared}")
     assert f"model.weights ('local-dir:{shared}'): config.json cannot be read: " in error
     assert error.endswith("is it whole? copy it again")
 
 
-def test_a_hub_that_nobody_reaches_is_refused_at_once(tmp_path, monkeypatch):
+def test_an_unreachable_hub_is_refused_at_once(tmp_path, monkeypatch):
     """Its client would try six times for each file, and wait in between."""
     from huggingface_hub import constants
     from huggingface_hub.utils import _http

@@ -101,7 +101,7 @@ def find_repeated_classes(texts: dict[str, str]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
-def test_a_class_name_stands_once():
+def test_every_class_name_is_unique():
     names = {path.relative_to(ROOT).as_posix(): path for path in list_sources(ROOT)}
     texts = {n: p.read_text(encoding="utf-8") for n, p in names.items() if n[:6] != "tests/"}
     assert find_repeated_classes(texts) == {}
@@ -131,7 +131,7 @@ def find_untyped(texts: dict[str, str]) -> dict[str, int]:
     return {name: count for name, (count, _) in counts.items() if count}
 
 
-def test_seams_have_types():
+def test_interfaces_have_type_annotations():
     """TensorFlow's tensors have no type worth its name, so `big_vision/` is not counted."""
     names = {path.relative_to(ROOT).as_posix(): path for path in list_sources(ROOT)}
     texts = {
@@ -214,7 +214,7 @@ def test_the_type_checker_finds_nothing_in_the_tests(tmp_path):
     assert check_types("--preset", "basic", planted).returncode == 1
 
 
-def test_version_control_hides_no_source():
+def test_gitignore_hides_no_source():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout: nothing can be hidden from one")
     names = [path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)]

@@ -51,7 +51,7 @@ def finish(process: subprocess.Popen) -> tuple[int, list[str]]:
     return process.returncode, sorted(text.splitlines(), key=lambda s: s.startswith("supervise:"))
 
 
-def test_a_preempted_run_goes_on_until_it_is_complete(supervise):
+def test_a_preempted_run_is_resumed_until_it_is_complete(supervise):
     codes = ("exit 75", "exit 75", "exit 75", "exit 75", "exit 0")
     code, lines = finish(supervise(*codes, SUPERVISE_SOON_S="0"))
     assert code == 0
@@ -70,7 +70,7 @@ def test_preemptions_soon_after_the_start_have_a_limit_and_pauses(supervise):
     assert lines[-1] == f"supervise: stopped: {wanted}"
 
 
-def test_preemptions_that_let_a_start_save_have_longer_and_longer_pauses(supervise, tmp_path):
+def test_preemptions_after_a_save_have_increasing_pauses(supervise, tmp_path):
     sleep = tmp_path / "sleep"
     sleep.write_text("#!/bin/sh\n")  # the pauses are told, not waited for
     sleep.chmod(0o755)
@@ -91,14 +91,14 @@ def test_crashes_in_a_row_have_a_limit(supervise):
     assert lines[-1] == f"supervise: {wanted}"
 
 
-def test_a_new_checkpoint_between_crashes_starts_the_count_again(supervise):
+def test_a_new_checkpoint_between_crashes_resets_the_count(supervise):
     code, lines = finish(supervise(*(SAVED.format(n, 1) for n in range(1, 6)), "exit 0"))
     assert code == 0
     assert len(supervise.calls()) == 6
     assert sum("1 of 2 in a row" in line for line in lines) == 5
 
 
-def test_what_a_person_must_mend_is_not_tried_again(supervise):
+def test_a_user_error_is_not_retried(supervise):
     code, lines = finish(supervise("echo error: optim.lr >&2; exit 2", "exit 0"))
     assert code == 2
     assert len(supervise.calls()) == 1
@@ -107,7 +107,7 @@ def test_what_a_person_must_mend_is_not_tried_again(supervise):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_passed_on_once_and_ends_the_watch(supervise, number):
+def test_a_signal_is_forwarded_once_and_ends_supervision(supervise, number):
     count = "n=0; trap 'n=$((n + 1)); echo got $n >&2' TERM; echo ready >&2; "
     wait = "while [ $n -eq 0 ]; do read -t 0.1 < <(:); done; exit 75"
     process = supervise(count + wait, "exit 0")
@@ -123,7 +123,7 @@ def test_a_signal_is_passed_on_once_and_ends_the_watch(supervise, number):
     assert lines[-1].startswith(f"supervise: stopped: asked to by SIG{number.name[3:]}")
 
 
-def test_a_run_without_a_name_gets_one_that_it_keeps(supervise):
+def test_an_unnamed_run_gets_a_name_and_keeps_it(supervise):
     flags = ("--config", "a.yaml")
     code, lines = finish(supervise("exit 75", "exit 0", flags=flags))
     assert code == 0
@@ -133,7 +133,7 @@ def test_a_run_without_a_name_gets_one_that_it_keeps(supervise):
     assert lines[0].startswith("supervise: the run's name is supervised-")
 
 
-def test_without_arguments_it_says_what_it_wants(supervise):
+def test_without_arguments_the_supervisor_prints_its_usage(supervise):
     code, lines = finish(supervise(flags=()))
     assert code == 2
     assert lines == [

@@ -90,7 +90,7 @@ def test_probabilities_are_averaged_by_weight():
 
 
 @pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 1.0, 1.0), (0.7, 0.1, 0.3)])
-def test_the_share_of_a_probability_is_the_float32_that_it_always_was(weights):
+def test_teacher_weights_are_the_same_float32_shares_as_before(weights):
     """Logarithms of shares are part of what a run computes: another last bit is another run."""
     answers = torch.randn(len(weights), 5, 7, generator=torch.Generator().manual_seed(0))
     shares = [torch.tensor(weight / sum(weights)) for weight in weights]
@@ -108,7 +108,7 @@ def test_logits_are_averaged_by_weight():
     torch.testing.assert_close(answer, 0.75 * first + 0.25 * second)
 
 
-def test_separate_answers_and_a_single_one_stay_as_they_are():
+def test_separate_and_single_outputs_are_unchanged():
     first, second = torch.randn(2, 5, 7)
     assert combine_answers((first, second), (1.0, 1.0), "separate") == (first, second)
     assert combine_answers((first,), (0.3,), "probs") == (first,)
@@ -150,14 +150,14 @@ def test_a_view_resizes_like_torch_and_stays_on_the_device(create_runtime, side)
     torch.testing.assert_close(found, (resized - mean) / std, rtol=1e-4, atol=1e-3)
 
 
-def test_a_view_squares_what_is_not_square():
+def test_a_view_makes_images_square():
     pixels = 255 * torch.rand(1, 1, 8, 12)
     found = InputTransform((0.0,), (1.0,), size=8)(pixels)
     wanted = functional.interpolate(pixels, size=(8, 8), mode="bilinear", antialias=True)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-3)
 
 
-def test_a_run_directory_tells_its_normalisation_and_a_section_overrides_it(tmp_path):
+def test_a_section_overrides_a_run_directorys_normalisation(tmp_path):
     folder = export(tmp_path / "own", 3, mean=[10.0], std=[20.0])
     pixels = 255 * torch.rand(2, 1, 8, 8)
     (told,) = create([{"weights": str(folder)}])
@@ -166,13 +166,13 @@ def test_a_run_directory_tells_its_normalisation_and_a_section_overrides_it(tmp_
     torch.testing.assert_close(overridden.transform(pixels), (pixels - 1) / 2)
 
 
-def test_a_teacher_without_a_view_sees_what_the_student_sees(folders):
+def test_a_teacher_without_a_view_sees_the_students_images(folders):
     (teacher,) = create([{"weights": str(folders[0])}])
     pixels = 255 * torch.rand(2, 1, 8, 8)
     torch.testing.assert_close(teacher.transform(pixels), (pixels - 127.5) / 127.5)
 
 
-def test_a_bf16_teacher_answers_float32_near_the_full_one(folders):
+def test_a_bf16_teacher_gives_float32_outputs_near_the_full_precision_ones(folders):
     full, half = create(
         [{"weights": str(folders[0])}, {"weights": str(folders[0]), "dtype": "bf16"}]
     )
@@ -216,7 +216,7 @@ def test_a_teacher_of_other_classes_without_a_map_is_refused(tmp_path):
         create([{"weights": str(folder)}], device="meta")
 
 
-def test_a_hash_tells_weights_views_and_label_maps_apart(folders, tmp_path):
+def test_the_hash_depends_on_weights_views_and_label_maps(folders, tmp_path):
     labels = tmp_path / "map.json"
     labels.write_text("[0, 1]")
     sections = [
@@ -232,7 +232,7 @@ def test_a_hash_tells_weights_views_and_label_maps_apart(folders, tmp_path):
     assert hash_teacher(sections[0]) == hashes[0]
 
 
-def test_an_ema_teacher_is_the_average_of_the_student(tmp_path):
+def test_an_ema_teacher_is_the_students_average(tmp_path):
     flags = ("--distill.teacher=ema", "--kd=kd", "--model_ema", "--model_ema_decay=0.9")
     runtime, parts = build(tmp_path, *flags)
     (teacher,) = parts.task.teachers
@@ -279,7 +279,7 @@ def test_an_average_may_teach_beside_a_teacher_of_its_own_weights(folders, tmp_p
         ([{"name": "dist"}], {"group_size": 5}, "group_size .5. does not divide"),
     ],
 )
-def test_losses_that_their_teachers_cannot_feed_are_refused(
+def test_losses_without_the_teachers_they_need_are_refused(
     folders, tmp_path, losses, flags, message
 ):
     sections = [{"weights": str(folder)} for folder in folders]
@@ -287,7 +287,7 @@ def test_losses_that_their_teachers_cannot_feed_are_refused(
         check(create_config(tmp_path, *get_flags(sections, losses, **flags)))
 
 
-def test_weights_of_teachers_that_nobody_averages_are_refused(folders, tmp_path):
+def test_teacher_weights_without_averaging_are_refused(folders, tmp_path):
     sections = [{"weights": str(folders[0]), "weight": 2.0}, {"weights": str(folders[1])}]
     flags = get_flags(sections, [{"name": "multi_avg_prob"}], ensemble="separate")
     with pytest.raises(UserError, match=r"weight \(\[2\.0, 1\.0\]\) has no effect with .*separate"):
@@ -297,7 +297,7 @@ def test_weights_of_teachers_that_nobody_averages_are_refused(folders, tmp_path)
     check(create_config(tmp_path, *flags))
 
 
-def test_a_run_whose_teacher_has_changed_is_not_continued(tmp_path, capsys):
+def test_resuming_with_a_changed_teacher_is_refused(tmp_path, capsys):
     """The path is the same, and so is all that the configuration says."""
     place = export(tmp_path / "teacher", 1) / "student.safetensors"
     flags = [
@@ -316,7 +316,7 @@ def test_a_run_whose_teacher_has_changed_is_not_continued(tmp_path, capsys):
     shutil.rmtree(tmp_path / "tiny")
 
 
-def test_a_checkpoint_that_is_exported_teaches_as_its_run_does(folders, tmp_path):
+def test_an_exported_checkpoint_teaches_like_its_run(folders, tmp_path):
     """Beside another export in the same folder, whose facts are not its own."""
     ranges = [f"--data.{key}=value_range(0, 1)" for key in ("train_pp", "eval_pp")]
     flags = ("--run.run_id=a", "--train.steps=1", *ranges)
@@ -331,7 +331,7 @@ def test_a_checkpoint_that_is_exported_teaches_as_its_run_does(folders, tmp_path
     assert torch.equal(mine(pixels), theirs(pixels))
 
 
-def test_a_run_that_is_given_as_the_teachers_name_is_told_its_key(tmp_path):
+def test_a_run_given_as_the_teachers_name_is_refused_with_the_right_key(tmp_path):
     run = Path(__file__).parent / "fixtures" / "old_runs" / "plain"
     flags = [f"--distill.teacher={run}", "--kd=kd"]
     with pytest.raises(UserError, match=rf"is a run, .* distill.teacher_weights .*_path {run}\)"):

@@ -35,7 +35,7 @@ def run_planted(folder: Path, body: str, *options: str) -> subprocess.CompletedP
     ],
     ids=["aborts", "leaves", "hangs"],
 )
-def test_a_test_that_ends_its_worker_ends_the_run_by_name(body, options, tmp_path):
+def test_a_test_that_kills_its_worker_fails_by_name(body, options, tmp_path):
     done = run_planted(tmp_path, body, *options)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "crashed while running 'test_planted.py::test_planted'" in done.stdout

@@ -29,11 +29,11 @@ def split_lines(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("command", "shown"), SHOWN)
-def test_what_is_shown_is_what_the_dry_run_prints(command, shown):
+def test_documented_output_equals_the_dry_runs(command, shown):
     assert split_lines(shown) == [shlex.split(line) for line in show_dry(command)]
 
 
-def test_every_kind_of_launch_is_shown_with_its_commands():
+def test_every_kind_of_launch_is_documented_with_its_commands():
     modules = {(find_launch(command)[0], find_launch(command)[1][0]) for command, _ in SHOWN}
     for verb in ("create", "sync", "setup", "run", "logs", "delete"):
         assert ("train.tpu_vm", verb) in modules
@@ -47,13 +47,13 @@ def test_every_kind_of_launch_is_shown_with_its_commands():
     } <= {module for module, _ in modules}
 
 
-def test_every_launch_that_is_not_shown_has_a_dry_run_too():
+def test_undocumented_launches_have_a_dry_run_too():
     launches = [command for command in ALONE if find_launch(command) is not None]
     assert len(launches) > len(SHOWN)
     assert all(show_dry(command) for command in launches)
 
 
-def test_a_shown_command_that_differs_would_be_found():
+def test_a_differing_documented_command_is_found():
     command, shown = SHOWN[0]
     assert split_lines(shown.replace("PROJECT", "OTHER")) != split_lines(
         "\n".join(show_dry(command))
@@ -66,7 +66,7 @@ def test_a_wrapped_command_is_the_same_command():
     assert split_lines(wrap(line)) == [shlex.split(line)]
 
 
-def test_the_table_of_generations_is_the_programs():
+def test_the_table_of_generations_equals_the_programs():
     rows = re.findall(
         r"^\| (v\w+) \| `(\S+)-N` \| (\w+) \| `(\S+)` \| `\S+-(\d+)` \|$", TEXT, re.MULTILINE
     )
@@ -92,12 +92,12 @@ def test_the_exit_codes_of_the_launcher_are_listed(code):
         "PREEMPTED",
     ],
 )
-def test_symptoms_point_to_what_shows_them(symptom):
+def test_symptoms_point_to_the_commands_that_show_them(symptom):
     rows = [line for line in TEXT.splitlines() if line.startswith("|") and symptom in line]
     assert rows and all(line.count("|") == 4 for line in rows)
 
 
-def test_keys_that_the_document_names_are_there():
+def test_keys_named_in_the_document_exist():
     from utils.config.data import DataSection
     from utils.config.execution import RuntimeSection
     from utils.config.train import TrainSection

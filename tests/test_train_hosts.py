@@ -123,7 +123,7 @@ def test_xla_hosts_train_as_one(tmp_path, alone, hosts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
-def test_one_host_dying_ends_all_and_resume_auto_goes_on(tmp_path, hosts):
+def test_a_dying_host_ends_all_and_resume_auto_continues(tmp_path, hosts):
     """The outcome is that of hosts that never died, to the bit."""
     cloud = start_hosts(tmp_path / "cloud", hosts)
     shared = ("--runtime.device=cpu", f"--run.output_dir={tmp_path}/shared")
@@ -149,7 +149,7 @@ def test_one_host_dying_ends_all_and_resume_auto_goes_on(tmp_path, hosts):
 
 
 @pytest.mark.slow
-def test_a_preempted_run_saves_and_goes_on_by_itself(tmp_path):
+def test_a_preempted_run_saves_and_resumes_by_itself(tmp_path):
     """SIGTERM on one worker, as before a maintenance: exit code 75, then a restart to the end."""
     cloud = start_hosts(tmp_path / "cloud", 2)
     process = cloud.start(
@@ -221,7 +221,7 @@ def test_shards_of_the_hosts_are_disjoint_and_complete(tmp_path, digits_root, ho
 
 
 @pytest.mark.slow
-def test_a_config_that_is_wrong_for_the_group_is_refused_once(tmp_path):
+def test_a_config_invalid_for_the_group_is_refused_once(tmp_path):
     cloud = start_hosts(tmp_path / "cloud", 4)
     process = train(cloud, "r1", "--runtime.device=cpu", "--data.global_batch_size=63")
     output, _ = process.communicate()

@@ -49,7 +49,7 @@ def test_a_spot_experiment_is_a_managed_job(cloud, capfd):
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-deit-s-token\n"
 
 
-def test_two_words_are_enough_where_the_environment_names_a_bucket(cloud, capfd, monkeypatch):
+def test_two_arguments_suffice_if_the_environment_names_a_bucket(cloud, capfd, monkeypatch):
     words = ["launch", "v5litepod-8", "kd/deit_s_token"]
     assert cluster.main(words) == 2
     error = capfd.readouterr().err
@@ -62,9 +62,7 @@ def test_two_words_are_enough_where_the_environment_names_a_bucket(cloud, capfd,
     assert read_task(cloud)["envs"]["OUTPUT_DIR"] == "gs://mine/runs"
 
 
-def test_a_flag_goes_before_the_experiments_bucket_and_that_before_the_environments(
-    tmp_path, monkeypatch
-):
+def test_a_flag_overrides_the_experiments_bucket_and_that_the_environments(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "ROOT", tmp_path)
     (tmp_path / "own.yaml").write_text("run:\n  output_dir: gs://own/runs\n")
     monkeypatch.setenv("OUTPUT_DIR", "gs://mine/runs")
@@ -76,7 +74,7 @@ def test_a_flag_goes_before_the_experiments_bucket_and_that_before_the_environme
         cluster.find_output(None, "own.yaml")
 
 
-def test_words_behind_two_dashes_are_checked_and_go_to_the_run(cloud, capfd):
+def test_arguments_after_two_dashes_are_checked_and_passed_to_the_run(cloud, capfd):
     words = ["launch", "v4-8", "digits_kd", OUTPUT]
     assert cluster.main(words) == 2
     assert "distill.teacher is empty" in capfd.readouterr().err
@@ -87,7 +85,7 @@ def test_words_behind_two_dashes_are_checked_and_go_to_the_run(cloud, capfd):
     assert ended.value.code == 2
 
 
-def test_an_on_demand_experiment_is_a_cluster_that_can_be_used_again(cloud):
+def test_an_on_demand_experiment_is_a_reusable_cluster(cloud):
     words = ["launch", "tpu-v4-8", "digits_student", OUTPUT, "--on-demand"]
     assert cluster.main(words) == 0
     assert cloud.get_calls()[-1][1:3] == ["launch", "--cluster=trainer-digits-student"]
@@ -95,7 +93,7 @@ def test_an_on_demand_experiment_is_a_cluster_that_can_be_used_again(cloud):
     assert cluster.main(words) == 0
 
 
-def test_what_runs_is_neither_replaced_nor_forgotten(cloud, capfd):
+def test_a_running_job_is_neither_replaced_nor_forgotten(cloud, capfd):
     assert cluster.main(["launch", "v4-8", "digits_student", OUTPUT, "--on-demand"]) == 0
     capfd.readouterr()
     assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 2
@@ -132,7 +130,7 @@ def test_a_managed_job_is_forgotten_only_when_it_has_ended(cloud, status, runs):
     assert cluster.main(["forget"]) == (2 if runs else 0)
 
 
-def test_a_skypilot_that_cannot_be_asked_forgets_nothing(cloud, capfd):
+def test_an_unreachable_skypilot_forgets_nothing(cloud, capfd):
     assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 0
     (cloud.folder / "sky_failure").write_text("API server is not reachable")
     assert cluster.main(["forget"]) == 2
@@ -140,7 +138,7 @@ def test_a_skypilot_that_cannot_be_asked_forgets_nothing(cloud, capfd):
     assert (cloud.folder / ".cluster_name").exists()
 
 
-def test_a_launch_that_fails_keeps_the_name_as_something_may_have_begun(cloud):
+def test_a_failed_launch_keeps_the_name(cloud):
     (cloud.folder / "sky_failure").write_text("provision failed")
     assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 1
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-digits-teacher\n"
@@ -185,7 +183,7 @@ def test_a_host_that_refuses_is_named(cloud, capfd, monkeypatch):
 
 
 @pytest.mark.parametrize("accelerator", ["v4-8", "v5litepod-8", "v5p-8", "v6e-8"])
-def test_a_rendered_task_has_no_hole_and_no_key(accelerator):
+def test_a_rendered_task_has_no_placeholder_and_no_key(accelerator):
     job = SkyJob("n", accelerator, "c.yaml", "gs://b", "r", region="us-west4")
     text = render(job, TEMPLATE.read_text())
     assert "{{" not in text
@@ -202,12 +200,12 @@ def test_a_rendered_task_has_no_hole_and_no_key(accelerator):
         ("a: [", "is not valid YAML"),
     ],
 )
-def test_a_template_with_a_hole_or_a_key_is_refused(template, text):
+def test_a_template_with_a_placeholder_or_a_key_is_refused(template, text):
     with pytest.raises(UserError, match=text):
         render(JOB, template)
 
 
-def test_a_value_cannot_open_a_hole():
+def test_a_value_cannot_add_a_placeholder():
     with pytest.raises(UserError, match=r"contains \{\{ or"):
         render(SkyJob("n", "v4-8", "{{name}}", "gs://b", "r"), "a: {{config}}")
 

@@ -53,7 +53,7 @@ def test_an_unknown_accelerator_type_is_refused(wrong):
         find_generation(wrong)
 
 
-def test_create_asks_once_and_says_so_the_second_time(cloud):
+def test_create_makes_one_request_and_reports_an_existing_vm(cloud):
     first = run(cloud, *CREATE, "--spot")
     assert (first.returncode, first.stdout) == (0, "vm is created: v5litepod-8\n")
     assert cloud.load("tpu-vm")["vm"]["runtimeVersion"] == "v2-alpha-tpuv5-lite"
@@ -86,14 +86,14 @@ def test_create_starts_a_stopped_one_and_stop_can_be_repeated(cloud):
         ({"acceleratorType": "v5litepod-8", "state": "PREEMPTED"}, "is PREEMPTED: delete it"),
     ],
 )
-def test_create_refuses_what_it_would_not_make(cloud, facts, text):
+def test_create_refuses_conflicting_existing_vms(cloud, facts, text):
     cloud.create("vm", **facts)
     done = run(cloud, *CREATE)
     assert done.returncode == 2 and text in done.stdout
     assert "tpu-vm create" not in cloud.get_verbs()
 
 
-def test_no_capacity_is_told_in_clouds_own_words(cloud):
+def test_missing_capacity_is_reported_in_the_clouds_words(cloud):
     cloud.save("failures", {"tpu-vm create": [{"error": "RESOURCE_EXHAUSTED: no more capacity"}]})
     done = run(cloud, *CREATE)
     assert done.returncode == 2
@@ -118,7 +118,7 @@ def test_a_queued_request_that_has_failed_is_replaced(cloud):
     assert cloud.load("queued-resources")["vm"]["state"]["state"] == "ACTIVE"
 
 
-def test_delete_asks_unless_told_and_can_be_repeated(cloud):
+def test_delete_needs_yes_and_can_be_repeated(cloud):
     run(cloud, *CREATE)
     asked = run(cloud, "delete", "vm")
     assert asked.returncode == 2 and "add --yes" in asked.stdout
@@ -264,7 +264,7 @@ def get_given(cloud: Cloud) -> list[str]:
     return (cloud.get_home(1) / "given").read_text().splitlines()
 
 
-def test_a_run_that_is_preempted_twice_goes_on_until_it_is_done(cloud):
+def test_a_run_preempted_twice_resumes_until_complete(cloud):
     done = run_program(cloud, "75 75 0")
     assert done.returncode == 0, done.stdout
     first = "--config c.yaml --run.run_id=r1"
@@ -272,7 +272,7 @@ def test_a_run_that_is_preempted_twice_goes_on_until_it_is_done(cloud):
     assert done.stdout.count("preempted (exit code 75); restart") == 2
 
 
-def test_a_machine_that_vanished_is_made_again_and_the_run_goes_on(cloud):
+def test_a_vanished_machine_is_recreated_and_the_run_resumes(cloud):
     flags = ("--accelerator-type=v5litepod-8", "--zone=z", "--spot")
     done = run_program(cloud, "vanish 0", *flags)
     assert done.returncode == 0, done.stdout
@@ -284,41 +284,41 @@ def test_a_machine_that_vanished_is_made_again_and_the_run_goes_on(cloud):
     assert "--spot" in created[-1]
 
 
-def test_a_machine_that_vanished_needs_the_flags_to_make_it_again(cloud):
+def test_recreating_a_vanished_machine_needs_its_flags(cloud):
     done = run_program(cloud, "vanish 0", "--max-restarts=1")
     assert done.returncode == 255
     assert "add --accelerator-type" in done.stdout
     assert "gave up after 1 restarts" in done.stdout
 
 
-def test_a_run_gives_up_after_so_many_restarts(cloud):
+def test_a_run_gives_up_after_its_limit_of_restarts(cloud):
     done = run_program(cloud, "75 75 75 75", "--max-restarts=2")
     assert done.returncode == 75
     assert len(get_given(cloud)) == 3
     assert "gave up after 2 restarts" in done.stdout
 
 
-def test_a_start_that_lasts_is_not_counted(cloud):
+def test_a_long_lived_start_does_not_count_as_a_restart(cloud):
     """With --soon-s=0 every start has lasted: preempted five times over some days, say."""
     done = run_program(cloud, "75 75 75 75 75 0", "--max-restarts=2", "--soon-s=0")
     assert done.returncode == 0
     assert done.stdout.count("restart 1 of 2") == 5
 
 
-def test_a_programs_own_failure_is_not_repeated(cloud):
+def test_a_programs_own_failure_is_not_retried(cloud):
     done = run_program(cloud, "1 0")
     assert done.returncode == 1
     assert len(get_given(cloud)) == 1
     assert "exit code 1 is no preemption" in done.stdout
 
 
-def test_a_preempted_machine_is_deleted_and_made_again(cloud):
+def test_a_preempted_machine_is_deleted_and_recreated(cloud):
     done = run_program(cloud, "0", "--accelerator-type=v5litepod-8", state="PREEMPTED")
     assert done.returncode == 0, done.stdout
     assert cloud.get_verbs().count("tpu-vm delete") == 1
 
 
-def test_a_machine_on_its_way_is_waited_for(cloud):
+def test_a_machine_being_created_is_waited_for(cloud):
     done = run_program(cloud, "0", state="CREATING", then=["STARTING", "STARTING", "READY"])
     assert done.returncode == 0, done.stdout
     waits = [line for line in done.stdout.splitlines() if line.endswith(": waiting")]
@@ -349,7 +349,7 @@ def test_a_run_uses_the_environment_of_setup_unless_it_names_another(cloud, flag
     assert f" {shown} -- python main.py" in done.stdout.splitlines()[-1]
 
 
-def test_a_run_that_has_a_name_keeps_it():
+def test_a_named_run_keeps_its_name():
     words = ("python", "main.py", "--run.run_id", "mine")
     assert name_run(RemoteCommand(words), "r1").words == words
 
@@ -382,7 +382,7 @@ def test_a_wrong_call_gives_one_line_and_code_2(cloud, words, text):
     assert text in done.stdout and done.stdout.count("\n") == 1
 
 
-def test_the_odd_worker_out_is_starred():
+def test_a_deviating_worker_is_starred():
     table = describe_workers(
         {"0": {"torch": "2.9.0"}, "1": {"torch": "2.8.0"}, "2": {"torch": "2.9.0"}}
     )
@@ -391,7 +391,7 @@ def test_the_odd_worker_out_is_starred():
     assert table.splitlines() == ["       w0       w10", "torch  2.9.0 *  - *"]
 
 
-def test_builds_of_a_version_count_as_it_and_missing_libtpu_does_not_pass():
+def test_builds_of_a_version_match_it_and_a_missing_libtpu_fails():
     columns = {"0": {"torch": "2.9.0+cpu", "libtpu": "none"}}
     problems = find_problems(columns, {"torch": "2.9.0"})
     assert len(problems) == 1 and "no libtpu" in problems[0]
@@ -409,7 +409,7 @@ def test_a_project_is_prepared_once(cloud):
     assert len(creations) == 1
 
 
-def test_a_project_that_cannot_be_asked_is_told(cloud):
+def test_an_inaccessible_project_is_reported(cloud):
     cloud.save("failures", {"services enable": [{"error": "PERMISSION_DENIED: p"}]})
     done = cloud.run(*PROJECT)
     assert done.returncode == 2 and "PERMISSION_DENIED" in done.stdout

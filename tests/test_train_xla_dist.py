@@ -102,7 +102,7 @@ def test_a_worker_killed_by_a_signal_gives_128_plus_its_number(cloud):
     assert cloud.run(*words(cloud, "python", "-c", code)).returncode == 137
 
 
-def test_after_exit_75_the_others_have_time_to_end_by_themselves(cloud):
+def test_after_exit_75_the_other_workers_may_end_by_themselves(cloud):
     code = (
         "import os, sys, time\n"
         "time.sleep(0.7 if os.environ['TPU_WORKER_ID'] != '2' else 0); sys.exit(75)"
@@ -170,7 +170,7 @@ def test_a_worker_that_cannot_be_reached_is_named_and_the_others_end(cloud):
 
 
 @pytest.mark.slow
-def test_a_worker_that_never_begins_is_named(cloud):
+def test_a_worker_that_never_starts_is_named(cloud):
     """Worker 2 cannot begin: its home holds a program in place of python3 that hangs."""
     bin_dir = cloud.folder / "bin"
     bin_dir.mkdir()
@@ -189,7 +189,7 @@ def test_a_worker_that_never_begins_is_named(cloud):
     assert get_groups(cloud) == []
 
 
-def test_a_connection_that_is_made_again_does_not_run_the_command_twice(cloud):
+def test_a_reconnection_does_not_run_the_command_twice(cloud):
     """gcloud connects again after ssh's 255: the worker must not start a second program."""
     for worker in range(4):
         (cloud.get_home(worker) / ".xla_dist" / "r1").mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_a_connection_that_is_made_again_does_not_run_the_command_twice(cloud):
     assert "worker 0 /" not in done.stdout
 
 
-def test_what_an_earlier_launch_left_is_refused_and_ended_on_request(cloud):
+def test_leftovers_of_an_earlier_launch_are_refused_and_ended_on_request(cloud):
     first = launch(cloud, "python", "-c", WAIT)
     read_until(first, "] begun", 4)
     again = [word.replace("r1", "r2") for word in words(cloud, *ECHO)]
@@ -223,7 +223,7 @@ def test_a_launch_can_be_ended_from_elsewhere_by_its_name(cloud):
     assert first.communicate()[0] and first.returncode == 143
 
 
-def test_a_worker_that_is_told_to_end_before_it_began_never_begins(cloud):
+def test_a_worker_stopped_before_its_start_never_starts(cloud):
     assert cloud.run("train.xla_dist", "--tpu=pod", "--stop=r1").returncode == 0
     done = cloud.run(*words(cloud, *ECHO))
     assert done.returncode == 143
@@ -231,7 +231,7 @@ def test_a_worker_that_is_told_to_end_before_it_began_never_begins(cloud):
     assert "worker 0 /" not in done.stdout
 
 
-def test_lines_of_all_sizes_and_progress_bars_arrive_whole(cloud):
+def test_lines_of_all_sizes_and_progress_bars_arrive_complete(cloud):
     code = (
         "import sys\n"
         "for n in range(200): print('x' * (n * 7 % 900), n, flush=False)\n"
@@ -273,7 +273,7 @@ def test_the_dry_run_prints_the_commands_and_runs_none(cloud):
     assert cloud.get_calls() == []
 
 
-def test_a_program_with_a_path_is_looked_for_in_the_workdir(cloud):
+def test_a_program_with_a_path_is_searched_in_the_workdir(cloud):
     for worker in range(4):
         script = cloud.get_home(worker) / "tree" / "run.sh"
         script.parent.mkdir(parents=True)
@@ -298,7 +298,7 @@ def test_environments_of_venv_and_conda_are_used(cloud):
     assert f"[w3] python: main.py in {cloud.get_home(3)}/own\n" in done.stdout
 
 
-def test_flags_of_the_removed_launcher_are_ignored_with_a_word(cloud):
+def test_flags_of_the_removed_launcher_are_ignored_with_a_message(cloud):
     flags = ("--restart-tpuvm-pod-server", "--tpuvm-server-port=1")
     done = cloud.run(*words(cloud, *ECHO, flags=flags))
     assert done.returncode == 0
@@ -329,7 +329,7 @@ def test_a_tpu_that_is_not_ready_is_refused(cloud, state):
     assert f"'pod' is {state}, not READY" in done.stdout
 
 
-def test_a_cloud_that_cannot_be_asked_is_not_taken_for_one_without_the_tpu(cloud):
+def test_an_unreachable_cloud_is_not_taken_for_one_without_the_tpu(cloud):
     cloud.save("failures", {"tpu-vm describe": [{"error": "PERMISSION_DENIED: no access"}]})
     done = cloud.run(*words(cloud, *ECHO))
     assert done.returncode == 2

@@ -66,7 +66,7 @@ def create_flags(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
-def test_two_views_train_in_one_graph_and_go_on_bit_for_bit(
+def test_two_views_train_in_one_graph_and_resume_bit_for_bit(
     digits_root, teacher_run, tmp_path, device
 ):
     whole = tmp_path / "views" / "whole"
@@ -85,7 +85,7 @@ def test_two_views_train_in_one_graph_and_go_on_bit_for_bit(
     assert all(torch.equal(found[name], value) for name, value in last.items())
 
 
-def test_both_views_are_of_the_same_examples_and_cut_alike(digits_root, teacher_run, tmp_path):
+def test_both_views_show_the_same_examples_and_crops(digits_root, teacher_run, tmp_path):
     """The step's loss is that of answers which are asked for here, one view after the other."""
     config = load_config(create_flags(digits_root, tmp_path, teacher_run, "one"))
     parts = build_parts(create_cpu_runtime(), check(config))
@@ -139,7 +139,7 @@ def test_shards_read_their_parts_of_both_views(digits_root, teacher_run, tmp_pat
 
 
 @pytest.mark.slow
-def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, teacher_run, tmp_path):
+def test_two_processes_micro_batches_and_xla_train_alike(digits_root, teacher_run, tmp_path):
     flags = partial(create_flags, digits_root, tmp_path, teacher_run)
     two = run_series([[*flags("two"), "--runtime.cpu_processes=2"]])
     others = run_series(
@@ -173,7 +173,7 @@ def test_two_processes_parts_and_xla_learn_what_one_does(digits_root, teacher_ru
         (["--distill.teacher_cache=somewhere"], "and distill.views exclude each other"),
     ],
 )
-def test_views_that_do_not_fit_are_refused_in_one_line(
+def test_incompatible_views_are_refused_in_one_line(
     digits_root, teacher_run, tmp_path, change, words
 ):
     with pytest.raises(UserError) as raised:

@@ -82,7 +82,7 @@ def list_runs(store: Path, text: str, capsys) -> list[str]:
     return [row["name"] for row in json.loads(capsys.readouterr().out)["runs"]]
 
 
-def test_a_student_notes_its_teachers_run_and_what_it_had_reached_then(store):
+def test_a_student_records_its_teachers_run_and_metrics(store):
     (known,) = fit_ancestors(RunRecord(store / "digits" / "second").facts.lineage)
     teacher = RunRecord(store / "digits" / "first")
     assert (known.id, known.path) == (teacher.facts.id, "digits/first")
@@ -94,7 +94,7 @@ def test_a_student_notes_its_teachers_run_and_what_it_had_reached_then(store):
     )
 
 
-def test_a_chain_stands_in_its_youngest_run_alone(store):
+def test_the_youngest_run_holds_its_whole_chain(store):
     third = RunRecord(store / "digits" / "third")
     shutil.rmtree(store / "digits" / "second")
     nearest, eldest = fit_ancestors(third.facts.lineage)
@@ -111,7 +111,7 @@ def refresh(store: Path) -> RunIndex:
     return index
 
 
-def test_a_moved_teacher_is_found_by_its_id(store, capsys):
+def test_a_moved_teacher_run_is_found_by_its_id(store, capsys):
     shutil.move(store / "digits" / "first", store / "digits" / "elsewhere")
     index, moved = refresh(store), RunRecord(store / "digits" / "elsewhere")
     assert [one.path for one in find_kinship(index, moved).students] == [
@@ -127,7 +127,7 @@ def test_a_moved_teacher_is_found_by_its_id(store, capsys):
     assert find_kinship(refresh(store), RunRecord(other.path)).students == ()
 
 
-def test_weights_that_lie_in_no_run_are_found_by_their_checksum(store):
+def test_weights_outside_of_runs_are_found_by_their_checksum(store):
     first = store / "digits" / "first"
     leave_weights(first)
     teach(make_run(store, "copied", final={}), Ancestor(1, place="/far/w.safetensors", weights=SUM))
@@ -137,7 +137,7 @@ def test_weights_that_lie_in_no_run_are_found_by_their_checksum(store):
     assert note_run(own, open_folder(first))[0].weights == SUM
 
 
-def test_a_copy_of_weights_leads_on_in_both_directions(store, capsys):
+def test_copied_weights_link_runs_in_both_directions(store, capsys):
     """first -> second -> a copy of its file -> copied -> last, who saw copied's checkpoint."""
     leave_weights(store / "digits" / "second")
     copy = Ancestor(1, place="/far/w.safetensors", weights=SUM, judged={"top1": 94.0})
@@ -172,7 +172,7 @@ def test_a_copy_of_weights_leads_on_in_both_directions(store, capsys):
     assert "has learnt from digits/first, which is tagged bad" in said
 
 
-def test_of_runs_with_the_same_weights_a_bad_one_is_meant_and_no_chain_turns_in_a_circle(store):
+def test_of_runs_with_equal_weights_the_bad_one_counts_and_no_cycle_forms(store):
     for name in ("second", "twin"):
         run = store / "digits" / name
         leave_weights(run if run.is_dir() else make_run(store, name, final={}).path)
@@ -187,7 +187,7 @@ def test_of_runs_with_the_same_weights_a_bad_one_is_meant_and_no_chain_turns_in_
     assert find_kinship(refresh(store), record).teachers[0].now == "digits/twin"
 
 
-def test_a_bad_teacher_lists_its_students_and_they_say_so(store, capsys):
+def test_a_bad_teacher_and_its_students_show_each_other(store, capsys):
     assert ask(store, "tag", "first", "--add", "bad") == 0
     said = capsys.readouterr().out
     assert (
@@ -214,7 +214,7 @@ def test_a_bad_teacher_lists_its_students_and_they_say_so(store, capsys):
     assert capsys.readouterr().out == "digits/alone: bad\n"
 
 
-def test_a_teacher_of_two_teachers_is_shown_once_and_told_twice(store, capsys):
+def test_a_common_ancestor_is_printed_once_and_listed_twice(store, capsys):
     first = store / "digits" / "first"
     for name in ("one", "other"):
         own = Ancestor(1, hash=name, place=str(first))
@@ -258,18 +258,18 @@ def test_runs_of_earlier_programs_have_no_lineage_and_are_shown(store, capsys):
         [{"generation": True}],
     ],
 )
-def test_what_is_no_lineage_counts_as_none(told, store):
+def test_an_invalid_lineage_counts_as_empty(told, store):
     assert read_lineage({LINEAGE: told}) == []
     Run(store / "digits" / "second").update(**{LINEAGE: told})
     assert find_kinship(refresh(store), RunRecord(store / "digits" / "second")).teachers == ()
 
 
-def test_values_of_another_kind_are_left_out():
+def test_values_of_wrong_type_are_left_out():
     told = {"generation": 1, "id": 3, "path": "a/b", "scores": {"eval.top1": "x", "eval.loss": 1}}
     assert read_lineage({LINEAGE: [told]}) == [Ancestor(1, path="a/b", scores={"eval.loss": 1.0})]
 
 
-def test_a_later_attempt_keeps_what_was_known_and_adds_another_teacher():
+def test_a_later_attempt_keeps_the_lineage_and_adds_a_teacher():
     old = [Ancestor(1, id="a", scores={"eval.top1": 97.0})]
     again = Ancestor(1, id="a", scores={"eval.top1": 11.0})
     new = Ancestor(1, id="b")
@@ -277,7 +277,7 @@ def test_a_later_attempt_keeps_what_was_known_and_adds_another_teacher():
     assert join_lineages([], [again]) == [again]
 
 
-def test_a_lineage_fits_the_schema_and_a_rebuilt_index_says_the_same(store, tmp_path):
+def test_a_lineage_matches_its_schema_and_a_rebuilt_index(store, tmp_path):
     facts = json.loads((store / "digits" / "third" / "run.json").read_text())
     assert [one.generation for one in RunFile.model_validate(facts).lineage] == [1, 2]
     index = refresh(store)
@@ -288,7 +288,7 @@ def test_a_lineage_fits_the_schema_and_a_rebuilt_index_says_the_same(store, tmp_
     assert sorted(index.read_column("teacher").values()) == sorted(before[0].values())
 
 
-def test_a_damaged_note_of_a_cache_tells_nothing(tmp_path):
+def test_a_damaged_lineage_file_of_a_cache_is_ignored(tmp_path):
     for text in ("", "{", "[]", '{"lineage": 3}'):
         (tmp_path / LINEAGE_FILE).write_text(text)
         assert read_note(open_folder(tmp_path)) == []

@@ -41,7 +41,7 @@ def start_owner(folder) -> subprocess.Popen:
     return owner
 
 
-def test_a_second_program_is_refused_by_the_name_of_the_first(tmp_path):
+def test_a_second_program_is_refused_with_the_name_of_the_first(tmp_path):
     owner = start_owner(tmp_path)
     wanted = rf"process {owner.pid} on {socket.gethostname()}, started \d{{4}}-"
     with pytest.raises(UserError, match=wanted):
@@ -53,7 +53,7 @@ def test_a_second_program_is_refused_by_the_name_of_the_first(tmp_path):
     owner.wait()
 
 
-def test_the_lock_of_a_killed_program_is_taken_over(tmp_path, caplog):
+def test_a_killed_programs_lock_is_taken_over(tmp_path, caplog):
     caplog.set_level("INFO", logger="train")
     owner = start_owner(tmp_path)
     owner.kill()
@@ -67,7 +67,7 @@ def test_the_lock_of_a_killed_program_is_taken_over(tmp_path, caplog):
     lock.release()
 
 
-def test_a_released_lock_is_free_and_names_nobody(tmp_path):
+def test_a_released_lock_is_free_and_names_no_owner(tmp_path):
     lock = RunLock(tmp_path)
     lock.acquire()
     with pytest.raises(UserError, match=f"process {os.getpid()} "):
@@ -80,7 +80,7 @@ def test_a_released_lock_is_free_and_names_nobody(tmp_path):
 
 
 @pytest.mark.parametrize(("age_s", "is_free"), [(30, False), (-500, False), (1000, True)])
-def test_an_owner_on_another_host_counts_while_it_beats(tmp_path, age_s, is_free):
+def test_an_owner_on_another_host_counts_while_its_heartbeat_is_fresh(tmp_path, age_s, is_free):
     """A beat from the future means that a clock went back: it does not free the run."""
     path = tmp_path / LOCK_FILE
     path.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": 1.0}))
@@ -102,7 +102,7 @@ def test_an_owner_on_another_host_counts_while_it_beats(tmp_path, age_s, is_free
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": []}'])
-def test_a_damaged_lock_file_keeps_nobody_out(tmp_path, text):
+def test_a_damaged_lock_file_blocks_no_one(tmp_path, text):
     (tmp_path / LOCK_FILE).write_text(text)
     os.utime(tmp_path / LOCK_FILE, (1.0, 1.0))
     assert find_owner(tmp_path) == {}
@@ -113,12 +113,12 @@ def test_a_damaged_lock_file_keeps_nobody_out(tmp_path, text):
     lock.release()
 
 
-def test_looking_for_an_owner_makes_no_file(tmp_path):
+def test_looking_for_an_owner_creates_no_file(tmp_path):
     assert find_owner(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_that_was_moved_or_removed_meanwhile_is_taken_anew(tmp_path):
+def test_a_lock_moved_or_removed_meanwhile_is_recreated(tmp_path):
     """Its owner set the run aside, or never began it."""
     folder = tmp_path / "a"
     for is_moved in (True, False):
@@ -136,7 +136,7 @@ def test_a_lock_that_was_moved_or_removed_meanwhile_is_taken_anew(tmp_path):
         second.release()
 
 
-def test_a_directory_renamed_while_its_lock_is_opened_is_made_anew(tmp_path, monkeypatch):
+def test_a_directory_renamed_while_its_lock_is_opened_is_recreated(tmp_path, monkeypatch):
     folder = tmp_path / "a"
     renamed = []
     open_file = Path.open
@@ -154,7 +154,7 @@ def test_a_directory_renamed_while_its_lock_is_opened_is_made_anew(tmp_path, mon
     lock.release()
 
 
-def test_a_directory_renamed_while_it_is_being_made_is_made_anew(tmp_path, monkeypatch):
+def test_a_directory_renamed_during_its_creation_is_recreated(tmp_path, monkeypatch):
     """Another program made it and set it aside between this one's two looks at it."""
     folder = tmp_path / "a"
     tries = []

@@ -40,7 +40,7 @@ def get_steps(lines: list[dict]) -> list[tuple[int, int]]:
     return [(line["step"], line["attempt"]) for line in lines]
 
 
-def test_the_bucket_alone_gives_the_history_without_what_was_done_again(tmp_path):
+def test_the_bucket_gives_the_history_without_repeated_steps(tmp_path):
     remote = f"memory://{uuid.uuid4().hex}/a"
     attempt(tmp_path / "one", remote, from_step=0, to_step=13)
     # Another machine, from the checkpoint of step 10.
@@ -53,7 +53,7 @@ def test_the_bucket_alone_gives_the_history_without_what_was_done_again(tmp_path
     assert [one["attempt"] for one in read_attempts(tmp_path / "two")] == [1, 2]
 
 
-def test_segments_are_sent_once_and_never_again(tmp_path):
+def test_segments_are_uploaded_exactly_once(tmp_path):
     remote = f"memory://{uuid.uuid4().hex}/a"
     attempt(tmp_path, remote, from_step=0, to_step=12)
     folder = open_folder(remote).child("metrics")
@@ -82,7 +82,7 @@ def test_a_rewind_within_an_attempt_holds_on_the_bucket_too(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(tmp_path, monkeypatch, seed):
+def test_an_unreliable_store_loses_and_duplicates_nothing(tmp_path, monkeypatch, seed):
     monkeypatch.setattr("utils.storage.retry._FIRST_WAIT_S", 0.0)
     faulty = register(seed)
     remote, draws, done = "faulty://bucket/a", random.Random(seed), 0
@@ -99,7 +99,7 @@ def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(tmp_path, mon
     assert len(faulty.faults) > 5
 
 
-def test_a_store_that_is_away_costs_nothing_once_it_is_back(tmp_path, monkeypatch, caplog):
+def test_an_unreachable_store_is_caught_up_once_it_returns(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("utils.storage.retry._FIRST_WAIT_S", 0.0)
     faulty = register(every=1)
     monkeypatch.setattr("tests.support.faulty.FAULTS", ("refused",))
@@ -115,7 +115,7 @@ def test_a_store_that_is_away_costs_nothing_once_it_is_back(tmp_path, monkeypatc
     assert [line["step"] for line in read_segments(open_folder("faulty://bucket/a"))] == [1, 2]
 
 
-def test_a_segment_that_somebody_deleted_is_told(tmp_path, caplog):
+def test_a_deleted_segment_is_reported(tmp_path, caplog):
     remote = f"memory://{uuid.uuid4().hex}/a"
     attempt(tmp_path, remote, from_step=0, to_step=12)
     open_folder(remote).child("metrics").remove_file("a001-000001.jsonl")
@@ -123,7 +123,7 @@ def test_a_segment_that_somebody_deleted_is_told(tmp_path, caplog):
     assert "segments of attempt 1 are missing" in caplog.text
 
 
-def test_an_attempt_without_an_end_was_killed_and_a_torn_line_swallows_nothing(tmp_path):
+def test_an_attempt_without_an_end_counts_as_killed_and_torn_lines_hide_nothing(tmp_path):
     assert begin_attempt(tmp_path, 0, {"device": "cpu"}) == 1
     with (tmp_path / "attempts.jsonl").open("a") as file:
         file.write('{"attempt": 1, "ended": 12')
@@ -154,7 +154,7 @@ def test_artifacts_are_listed_with_the_checksums_that_the_store_keeps(tmp_path):
     assert json.loads(folder.read_text("artifacts.json"))["artifacts"] == found
 
 
-def test_another_machine_counts_on_from_the_bucket_alone(tmp_path):
+def test_another_machine_continues_from_the_bucket_alone(tmp_path):
     """The first one is lost after step 13; its checkpoint of step 10 is gone on from."""
     remote, wanted = f"memory://{uuid.uuid4().hex}/a", QuantileWriter(0.01, 0)
     for step in range(1, 18):

@@ -32,13 +32,13 @@ def is_valid(name: str, value: object) -> bool:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_published_schema_is_that_of_the_code(name):
+def test_a_published_schema_equals_the_codes(name):
     text = (ROOT / "schemas" / f"{name}.json").read_text(encoding="utf-8")
     assert text == format_schema(name), "python -m tools.runs schemas --out schemas"
     jsonschema.Draft202012Validator.check_schema(json.loads(text))
 
 
-def test_no_schema_is_published_that_nobody_has():
+def test_every_published_schema_has_a_model():
     assert {path.stem for path in (ROOT / "schemas").glob("*.json")} == set(MODELS)
 
 
@@ -84,7 +84,7 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
     return found
 
 
-def test_what_programs_write_fits(documents):
+def test_files_written_by_programs_match_their_schemas(documents):
     assert {name for name, _ in documents} == set(MODELS)
     for name, value in documents:
         assert is_valid(name, value), value

@@ -103,7 +103,7 @@ def make_filter(draw: random.Random) -> str:
     return f" {draw.choice(['and', 'or'])} ".join(terms)
 
 
-def test_two_engines_answer_two_hundred_questions_alike(root, url):
+def test_sqlite_and_postgresql_answer_200_queries_alike(root, url):
     indexes = [RunIndex(str(root)), RunIndex(str(root), url)]
     assert [index.refresh().read for index in indexes] == [40, 40]
     assert indexes[0].read_keys() == indexes[1].read_keys()
@@ -119,7 +119,7 @@ def test_two_engines_answer_two_hundred_questions_alike(root, url):
         assert answers[0] == answers[1], key
 
 
-def test_a_server_keeps_step_with_the_files_and_serves_several_stores(root, url, tmp_path):
+def test_a_server_follows_the_files_of_several_stores(root, url, tmp_path):
     copy = tmp_path / "runs"
     shutil.copytree(root, copy)
     index = RunIndex(str(copy), url)
@@ -133,7 +133,7 @@ def test_a_server_keeps_step_with_the_files_and_serves_several_stores(root, url,
     index.close()
 
 
-def test_a_server_that_is_away_is_one_line(root):
+def test_an_unreachable_server_gives_one_line(root):
     away = "postgresql+psycopg://tester:" + "secret@/postgres?host=/nowhere"
     with pytest.raises(UserError, match="cannot be used") as caught:
         RunIndex(str(root), away).refresh()

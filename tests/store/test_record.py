@@ -23,7 +23,7 @@ from utils.storage.places import open_folder
 OLD = Path(__file__).resolve().parents[1] / "fixtures" / "old_runs"
 
 
-def test_a_run_of_today_is_read_by_the_names_of_filters(tmp_path):
+def test_a_current_run_is_read_under_the_names_of_filters(tmp_path):
     run = make_run(tmp_path, "a", final={"eval_top1": 61.0, "test_loss": 2.0, "parameters": 7})
     record = RunRecord(run.path)
     assert record.path == "digits/a" and record.is_complete
@@ -36,7 +36,7 @@ def test_a_run_of_today_is_read_by_the_names_of_filters(tmp_path):
     assert [one["status"] for one in record.attempts] == ["complete"]
 
 
-def test_a_run_of_version_1_and_one_of_the_first_names_are_read_as_they_are(tmp_path):
+def test_runs_of_earlier_versions_are_read(tmp_path):
     record = RunRecord(OLD / "distilled")
     assert record.values["eval.top1"] == 9.375 and record.values["agreement"] == 0.0
     assert record.values["train.loss/kd"] == pytest.approx(0.0033047, abs=1e-7)
@@ -59,7 +59,7 @@ def test_a_run_of_version_1_and_one_of_the_first_names_are_read_as_they_are(tmp_
         ('{"schema_version": "x"}', "newer one"),
     ],
 )
-def test_what_is_no_run_is_refused_by_name(tmp_path, text, word):
+def test_a_directory_without_a_run_is_refused_by_name(tmp_path, text, word):
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(UserError, match=word) as caught:
@@ -67,7 +67,7 @@ def test_what_is_no_run_is_refused_by_name(tmp_path, text, word):
     assert str(tmp_path) in str(caught.value)
 
 
-def test_numbers_that_are_not_finite_stay_what_they_were(tmp_path):
+def test_non_finite_numbers_are_preserved(tmp_path):
     lines = [
         {
             "step": 1,
@@ -86,7 +86,7 @@ def test_numbers_that_are_not_finite_stay_what_they_were(tmp_path):
 
 
 @pytest.mark.parametrize("steps", [3, 5000])
-def test_the_newest_lines_are_found_from_the_end(tmp_path, steps):
+def test_the_newest_lines_are_read_from_the_end(tmp_path, steps):
     train = make_lines(steps)[:-1]
     early = {"step": 2, "kind": "eval", "top1": 7.0}
     run = make_run(tmp_path, "a", lines=[*train[:2], early, *train[2:]])
@@ -110,7 +110,7 @@ _NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,9}", fullmatch=True)
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(_NAMES, st.dictionaries(_NAMES, _VALUES, max_size=4), max_size=3))
-def test_entries_parsed_one_by_one_are_those_of_the_whole(config):
+def test_entries_parsed_one_by_one_equal_those_of_the_whole_file(config):
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     whole = parse_config(text)
     found = {key: text for pairs in read_sections(text).values() for key, text in pairs}
@@ -119,13 +119,13 @@ def test_entries_parsed_one_by_one_are_those_of_the_whole(config):
 
 
 @pytest.mark.parametrize("text", ["", "a", "- a", "a: &x {b: 1}\nc: *x\n", "a:\n  b: [\n", "a:\n"])
-def test_odd_configurations_are_read_like_any_yaml(text):
+def test_unusual_configurations_are_read_like_any_yaml(text):
     whole = flatten_config(parse_config(text))
     found = {key: json.loads(t) for pairs in read_sections(text).values() for key, t in pairs}
     assert found == whole
 
 
-def test_tags_are_a_file_of_their_own_and_each_stands_once(tmp_path):
+def test_tags_have_their_own_file_and_are_unique(tmp_path):
     run = make_run(tmp_path, "a", config=make_config())
     before = (run.path / "run.json").read_bytes()
     folder = open_folder(run.path)
@@ -139,7 +139,7 @@ def test_tags_are_a_file_of_their_own_and_each_stands_once(tmp_path):
     assert RunRecord(run.path).tags == ["paper"]
 
 
-def test_where_a_recipe_is_published_is_no_setting_of_a_run(tmp_path):
+def test_the_source_of_a_recipe_is_not_a_setting_of_a_run(tmp_path):
     """It lies in the run's directory; neither lists nor comparisons take it for a key."""
     told = {**make_config(), "source": {"paper": "a", "values": {"optim.lr": 0.1}}}
     run = make_run(tmp_path, "a", config=told)

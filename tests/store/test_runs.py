@@ -29,7 +29,7 @@ def start(store: RunStore, name: str, **facts: object) -> Run:
     return run
 
 
-def test_a_begun_run_has_its_configuration_and_status(store):
+def test_a_started_run_has_its_configuration_and_status(store):
     run = store.choose("first", 0)
     assert not run.path.exists()
     start(store, "first")
@@ -44,7 +44,7 @@ def test_a_begun_run_has_its_configuration_and_status(store):
         assert json.loads(store.folder.child("first").read_text("run.json")) == run.read()
 
 
-def test_names_and_ids_of_runs_that_begin_together_differ_and_sort_by_time(monkeypatch):
+def test_names_and_ids_of_concurrent_runs_are_unique_and_sort_by_time(monkeypatch):
     assert len({create_run_name(4) for _ in range(64)}) == 64
     assert len({create_id() for _ in range(1000)}) == 1000
     monkeypatch.setattr("store.record.ids.time.time_ns", lambda: 2_000_000_000)
@@ -57,7 +57,7 @@ def test_names_and_ids_of_runs_that_begin_together_differ_and_sort_by_time(monke
     assert not is_id("x") and not is_id(str(uuid.uuid4()))
 
 
-def test_a_taken_place_is_refused_unless_the_run_in_it_may_be_replaced(store):
+def test_an_existing_run_is_refused_unless_overwritten(store):
     run = store.choose("a", 0)
     check_free(run, overwrite=False)
     start(store, "a")
@@ -67,7 +67,7 @@ def test_a_taken_place_is_refused_unless_the_run_in_it_may_be_replaced(store):
     assert store.find_newest() == run
 
 
-def test_what_never_was_a_run_is_refused_even_with_overwrite_and_stays(tmp_path):
+def test_a_directory_that_is_no_run_is_never_overwritten(tmp_path):
     run = RunStore(str(tmp_path), "digits").choose("thesis", 0)
     run.path.mkdir(parents=True)
     (run.path / "thesis.tex").write_text("years of work")
@@ -91,7 +91,7 @@ def test_a_replaced_run_is_renamed_and_no_longer_the_newest(store):
     assert {set_aside(folder).name for folder in find_leftovers(first)} == {"aside_a-2"}
 
 
-def test_the_newest_run_is_the_one_that_was_begun_last(store, monkeypatch):
+def test_the_newest_run_is_the_most_recently_started(store, monkeypatch):
     assert store.find_newest() is None
     # The clock went back before c was begun.
     for name, now in (("b", 20), ("a", 30), ("c", 10)):
@@ -100,7 +100,7 @@ def test_the_newest_run_is_the_one_that_was_begun_last(store, monkeypatch):
         assert store.find_newest().path.name == name
 
 
-def test_runs_of_the_first_version_are_older_than_those_of_the_second(tmp_path):
+def test_runs_of_version_1_sort_before_those_of_version_2(tmp_path):
     store = RunStore(str(tmp_path), "digits")
     for name, facts in {"a": {"number": 2}, "b": {"number": 1}, "c": {"started": 9.0}}.items():
         (tmp_path / "digits" / name).mkdir(parents=True)
@@ -139,7 +139,7 @@ BAD_NAMES = ["a/b", "../up", "with space", ".", "..", ".hidden", "a\0b", "x" * 1
 
 
 @pytest.mark.parametrize("name", ["", *BAD_NAMES])
-def test_an_experiment_that_is_no_directory_name_is_refused(tmp_path, name):
+def test_an_invalid_experiment_name_is_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"run.experiment .* is not a valid name"):
         RunStore(str(tmp_path), name)
 
@@ -151,11 +151,11 @@ def test_a_run_id_is_one_component_of_a_path(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a", "Größe-1.2_x", "実験", "20300101-120000-seed4"])
-def test_letters_of_any_script_make_a_name(tmp_path, name):
+def test_names_may_have_letters_of_any_script(tmp_path, name):
     assert RunStore(str(tmp_path), name).choose(name, 0).path == tmp_path / name / name
 
 
-def test_facts_noted_by_several_threads_are_all_there(tmp_path):
+def test_updates_by_several_threads_are_all_kept(tmp_path):
     run = start(RunStore(str(tmp_path), "digits"), "a")
 
     def note(number: int) -> None:
@@ -170,7 +170,7 @@ def test_facts_noted_by_several_threads_are_all_there(tmp_path):
     assert all(run.read()[f"thread_{number}"] == 9 for number in range(8))
 
 
-def test_run_json_is_strict_and_tells_numbers_that_are_not_finite_apart(tmp_path):
+def test_run_json_is_strict_json_and_keeps_non_finite_numbers(tmp_path):
     run = start(RunStore(str(tmp_path), "digits"), "a")
     run.update(final={"loss": float("nan"), "deep": [1.0, float("-inf")]}, ece=float("inf"))
 
@@ -184,7 +184,7 @@ def test_run_json_is_strict_and_tells_numbers_that_are_not_finite_apart(tmp_path
     assert run.read()["nonfinite"] == {"final.loss": "nan", "final.deep.1": "-inf"}
 
 
-def test_the_environment_tells_versions_commit_and_host():
+def test_the_environment_records_versions_commit_and_host():
     facts = read_environment()
     assert facts["packages"]["torch"].startswith("2.9.0")
     assert {"torch", "timm", "numpy"} <= facts["packages"].keys()

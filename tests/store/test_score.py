@@ -32,7 +32,7 @@ PARTS = SimpleNamespace(
 
 
 @pytest.mark.parametrize("name", sorted(SUMS))
-def test_the_score_of_a_stored_run_is_that_of_its_task(name):
+def test_a_stored_runs_score_is_its_tasks_metric(name):
     assert set(SUMS) == set(TASKS)
     evaluation = TASKS.get(name).summarise(PARTS, SUMS[name])
     score = choose_score({f"eval.{key}": value for key, value in evaluation.metrics.items()})
@@ -46,7 +46,7 @@ def test_a_probe_that_the_configuration_names_is_the_score():
     assert choose_score({"train.loss/total": 1.0, "test.top1": 3.0}) is None
 
 
-def test_a_task_from_outside_is_scored_by_its_first_number_that_has_a_better_direction():
+def test_an_external_task_is_scored_by_its_first_metric_with_a_direction():
     assert choose_score({"eval.examples": 9.0, "eval.ece": 0.1, "eval.top5": 70.0}) == (
         Score("eval.top5", 70.0)
     )

@@ -20,7 +20,7 @@ def test_no_quantile_is_off_by_more_than_its_epsilon(name):
         assert max(compute_worst(name, epsilon, seed) for seed in range(2)) <= epsilon
 
 
-def test_sketches_merge_to_the_same_bits_in_any_order():
+def test_sketches_merge_bit_for_bit_in_any_order():
     assert count_other_merges() == 0
 
 
@@ -30,7 +30,7 @@ def make(values: list[float], epsilon: float = 0.01) -> QuantileSketch:
     return sketch
 
 
-def test_windows_that_are_dropped_leave_nothing_behind():
+def test_dropped_windows_leave_no_trace():
     """A run that goes back drops windows: the rest is as if they had never been."""
     draw = np.random.default_rng(1)
     windows = [draw.normal(5, 3, 100) for _ in range(20)]
@@ -52,7 +52,7 @@ def test_a_sketch_is_read_back_as_it_was_written():
     assert math.isnan(empty.get_quantile(0.5)) and empty.count == 0
 
 
-def test_ends_are_exact_and_the_largest_numbers_have_a_bin():
+def test_extremes_are_exact_and_the_largest_numbers_have_a_bin():
     largest = float(np.finfo(float).max)
     sketch = make([-largest, 0.25, largest])
     assert [sketch.get_quantile(q) for q in (0.0, 1.0)] == [-largest, largest]
@@ -65,6 +65,6 @@ def test_an_epsilon_out_of_range_is_refused(epsilon):
         QuantileSketch(epsilon)
 
 
-def test_sketches_of_other_errors_do_not_merge():
+def test_sketches_of_different_epsilons_do_not_merge():
     with pytest.raises(UserError, match="cannot be merged"):
         make([1.0]).merge(make([1.0], epsilon=0.02))

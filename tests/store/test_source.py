@@ -49,7 +49,7 @@ def test_a_clean_tree_is_its_commit(tree):
     assert found.describe()["dirty"] is False
 
 
-def test_the_patch_makes_the_same_tree_again(tree, tmp_path):
+def test_the_patch_restores_the_same_tree(tree, tmp_path):
     git(tree, "config", "diff.noprefix", "true")
     (tree / "main.py").write_text("print(3)\nno newline")
     (tree / "gone.py").unlink()
@@ -73,7 +73,7 @@ def test_the_patch_makes_the_same_tree_again(tree, tmp_path):
     assert read_tree(again) == read_tree(tree)
 
 
-def test_what_is_no_source_is_left_out(tree):
+def test_files_other_than_source_are_left_out(tree):
     (tree / "ignored.py").write_text("x")
     (tree / "weights.bin").write_text("x")
     (tree / "binary.txt").write_bytes(b"\0")
@@ -83,7 +83,7 @@ def test_what_is_no_source_is_left_out(tree):
     assert read_source(tree).kept == "none"
 
 
-def test_a_patch_that_is_too_large_is_not_kept(tree, monkeypatch):
+def test_too_large_a_patch_is_not_stored(tree, monkeypatch):
     (tree / "main.py").write_text("x = 1\n" * 100)
     monkeypatch.setattr(module, "MOST_BYTES", 300)
     found = read_source(tree)
@@ -91,7 +91,7 @@ def test_a_patch_that_is_too_large_is_not_kept(tree, monkeypatch):
     assert found.describe()["dirty"] and found.name.endswith("+too large")
 
 
-def test_a_patch_with_a_secret_is_refused_and_the_secret_is_nowhere(tree, tmp_path):
+def test_a_patch_with_a_secret_is_refused_and_the_secret_not_stored(tree, tmp_path):
     (tree / "main.py").write_text(f"print(1)\nclient = login('{TOKEN}')\n")
     found = read_source(tree)
     assert (found.kept, found.diff) == ("secret", "")
@@ -101,7 +101,7 @@ def test_a_patch_with_a_secret_is_refused_and_the_secret_is_nowhere(tree, tmp_pa
     assert not (tmp_path / DIFF_FILE).exists()
 
 
-def test_outside_a_repository_nothing_is_known(tmp_path):
+def test_outside_a_repository_the_source_is_unknown(tmp_path):
     found = read_source(tmp_path)
     assert (found.commit, found.kept, found.name) == ("", "unknown", "")
     assert "no git repository" in found.reason
@@ -114,7 +114,7 @@ def test_a_torn_patch_is_refused():
             unpack_diff(content[:cut])
 
 
-def test_variables_come_by_an_allow_list_and_without_secrets():
+def test_environment_variables_are_stored_by_an_allow_list_without_secrets():
     given = {
         "XLA_FLAGS": "--a",
         "PJRT_DEVICE": "CPU",

@@ -14,7 +14,7 @@ def read(folder: Path) -> list[Span]:
     return parse_spans((folder / SPANS_FILE).read_text())
 
 
-def test_spans_come_back_as_they_were_given_and_fit_the_schema(tmp_path):
+def test_spans_are_read_back_unchanged_and_match_the_schema(tmp_path):
     writer = SpanWriter(tmp_path, 3)
     writer.add("step", 7, 1.79e9, 0.25)
     writer.add("window", 8, 1.79e9 + 1, 0.5, count=4, step_s=0.375, input_wait_s=0.125)
@@ -27,7 +27,7 @@ def test_spans_come_back_as_they_were_given_and_fit_the_schema(tmp_path):
         SpanLine.model_validate(json.loads(line))
 
 
-def test_a_line_that_a_kill_has_torn_is_cut_off_before_the_next(tmp_path):
+def test_a_torn_last_line_is_removed_before_the_next(tmp_path):
     writer = SpanWriter(tmp_path, 1)
     for step in range(1, 9):
         writer.add("step", step, 1.0 * step, 0.5)
@@ -46,7 +46,7 @@ def test_a_line_that_a_kill_has_torn_is_cut_off_before_the_next(tmp_path):
     assert path.read_bytes() == b""
 
 
-def test_strange_lines_are_left_out():
+def test_invalid_lines_are_left_out():
     lines = [
         '{"name": "step"}',
         "[1]",
@@ -59,7 +59,7 @@ def test_strange_lines_are_left_out():
     assert parse_spans("\n".join(lines)) == [Span("step", 2, 1, 0.0)]
 
 
-def test_a_disk_that_refuses_is_said_once_and_stops_nothing(tmp_path, caplog):
+def test_a_failing_disk_is_reported_once_and_stops_nothing(tmp_path, caplog):
     (tmp_path / SPANS_FILE).symlink_to("/dev/full")
     writer = SpanWriter(tmp_path, 1)
     for _ in range(3):

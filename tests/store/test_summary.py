@@ -74,7 +74,7 @@ def spoil(path: Path, draw: random.Random) -> str:
 
 
 @pytest.mark.parametrize("turns", [150, pytest.param(2000, marks=pytest.mark.slow)])
-def test_no_file_of_a_run_that_was_cut_or_changed_is_accepted(finished, turns):
+def test_a_truncated_or_changed_file_of_a_run_is_never_accepted(finished, turns):
     """The whole makes some 1,000 cuts and as many turned bits, over all files alike."""
     draw = random.Random(turns)
     kept = {p: p.read_bytes() for p in sorted(finished.iterdir()) if p.stat().st_size}
@@ -89,7 +89,7 @@ def test_no_file_of_a_run_that_was_cut_or_changed_is_accepted(finished, turns):
     assert find_faults(finished) == []
 
 
-def test_a_file_that_is_gone_is_missed(finished):
+def test_a_missing_file_is_detected(finished):
     for name in (*COVERED, SUMMARY_FILE):
         content = (finished / name).read_bytes()
         (finished / name).unlink()
@@ -97,7 +97,7 @@ def test_a_file_that_is_gone_is_missed(finished):
         (finished / name).write_bytes(content)
 
 
-def test_a_kill_between_run_json_and_summary_is_told_and_mended(tmp_path, monkeypatch):
+def test_a_kill_between_run_json_and_summary_is_reported_and_repaired(tmp_path, monkeypatch):
     """Going on with such a run, which has nothing left to train, makes it whole."""
 
     def die(*arguments: object) -> None:
@@ -124,7 +124,7 @@ def test_a_kill_between_run_json_and_summary_is_told_and_mended(tmp_path, monkey
     assert [one["status"] for one in read_attempts(path)] == ["complete", "complete"]
 
 
-def test_who_goes_on_with_a_run_takes_its_summary_away_first(finished):
+def test_resuming_a_run_removes_its_summary_first(finished):
     from store.record.runs import RunStore
 
     run = RunStore(str(finished.parents[1]), "digits").get("done")
@@ -135,7 +135,7 @@ def test_who_goes_on_with_a_run_takes_its_summary_away_first(finished):
     assert find_faults(finished, is_thorough=True) == []
 
 
-def test_a_summary_that_cannot_be_written_makes_no_complete_run(tmp_path, monkeypatch):
+def test_a_run_without_its_summary_is_not_complete(tmp_path, monkeypatch):
     def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -171,13 +171,13 @@ def test_a_bucket_holds_the_same_files_and_the_same_record(tmp_path):
     session.close()
 
 
-def test_old_runs_have_no_summary_and_are_whole(tmp_path):
+def test_old_runs_without_a_summary_are_valid(tmp_path):
     old = Path(__file__).resolve().parents[1] / "fixtures" / "old_runs" / "distilled"
     shutil.copytree(old, tmp_path / "distilled")
     assert {file for _, file in find_faults(tmp_path / "distilled")} == {"curves.png"}
 
 
-def test_a_summary_has_one_text_only():
+def test_a_summary_has_one_canonical_text():
     told = {"schema_version": 2, "files": [], "final": {"a": 0.1}}
     text = format_summary(told)
     assert read_summary(text) == json.loads(text)

@@ -61,7 +61,7 @@ FIRST = [
 ]
 
 
-def test_the_last_step_of_a_killed_attempt_is_that_of_its_last_line_or_span(tmp_path):
+def test_a_killed_attempts_last_step_is_that_of_its_last_line_or_span(tmp_path):
     spans = [(1, "window", 10, 10.0, 50.0, 10, 40.0, 10.0), (2, "compile", 9, 91.0, 1.0, 1)]
     record = make(tmp_path, [(0, 0.0, None), (8, 90.0, None), (9, 95.0, 99.0)], spans)
     told = [describe_steps(record, attempt) for attempt in record.attempts]
@@ -71,7 +71,7 @@ def test_the_last_step_of_a_killed_attempt_is_that_of_its_last_line_or_span(tmp_
     assert describe_steps(silent, silent.attempts[1]) == "0 to ?"
 
 
-def test_shares_add_up_and_each_second_is_told_once(tmp_path):
+def test_shares_add_up_and_each_second_counts_once(tmp_path):
     time = compute_time(make(tmp_path, [(0, 0.0, 80.0)], FIRST))
     assert time.shares_s == pytest.approx(
         {
@@ -89,7 +89,7 @@ def test_shares_add_up_and_each_second_is_told_once(tmp_path):
     assert time.goodput == pytest.approx(35 / 80)
 
 
-def test_steps_that_a_later_attempt_does_again_are_not_useful(tmp_path):
+def test_steps_repeated_by_a_later_attempt_are_not_useful(tmp_path):
     """Killed after step 18, went on from step 15: of the second window three of eight are lost."""
     spans = [
         *FIRST,
@@ -112,7 +112,7 @@ def test_steps_that_a_later_attempt_does_again_are_not_useful(tmp_path):
     assert time.goodput == pytest.approx(50 / 100)
 
 
-def test_what_a_run_goes_back_over_is_not_useful(tmp_path):
+def test_steps_undone_by_a_rollback_are_not_useful(tmp_path):
     spans = [
         (1, "window", 4, 0.0, 4.0, 4, 4.0, 0.0),
         (1, "window", 8, 4.0, 4.0, 4, 4.0, 0.0),
@@ -124,13 +124,13 @@ def test_what_a_run_goes_back_over_is_not_useful(tmp_path):
     assert time.shares_s["step"] == pytest.approx(4 + 2 + 1)
 
 
-def test_costs_and_timeline_have_one_goodput(tmp_path):
+def test_costs_and_timeline_report_the_same_goodput(tmp_path):
     record = make(tmp_path, [(0, 0.0, 80.0), (10, 90.0, 100.0)], FIRST)
     cost, time = compute_cost(record, []), compute_time(record)
     assert (cost.goodput, cost.paid_s) == (time.goodput, time.paid_s) == (35 / 90, 90.0)
 
 
-def test_a_run_without_spans_is_told_by_its_lines(tmp_path):
+def test_a_run_without_spans_is_described_by_its_lines(tmp_path):
     record = make(tmp_path, [(0, 0.0, 10.0)], [])
     time = compute_time(record)
     assert not time.has_spans
@@ -149,7 +149,7 @@ def test_a_run_without_spans_is_told_by_its_lines(tmp_path):
     assert (nothing.paid_s, nothing.goodput) == (None, None)
 
 
-def test_a_counter_that_is_thinned_keeps_its_spikes():
+def test_a_thinned_counter_keeps_its_spikes():
     points = [(float(i), 1.0) for i in range(100_001)]
     points[77_777] = (77_777.0, 9.0)
     points[5] = (5.0, -9.0)
@@ -159,7 +159,7 @@ def test_a_counter_that_is_thinned_keeps_its_spikes():
     assert found == sorted(found)
 
 
-def test_the_time_of_a_killed_attempt_is_told_the_same_everywhere(tmp_path, capsys):
+def test_every_report_gives_the_same_time_of_a_killed_attempt(tmp_path, capsys):
     attempts = [
         {"attempt": 1, "host": "vm", "pid": 1, "began": START, "from_step": 0},
         {"attempt": 2, "host": "vm", "pid": 2, "began": START + 100.0, "from_step": 2},

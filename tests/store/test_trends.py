@@ -88,7 +88,7 @@ def find_verdict(figure: str, values: list[float], **more: float) -> str:
     return judge(figure, values, **more)[3]
 
 
-def test_quiet_series_raise_an_alarm_once_in_twenty_reports():
+def test_steady_series_raise_an_alarm_once_in_twenty_reports():
     """Every report at which an alarm stands counts."""
     draw = random.Random(2)
     series = draw_series(draw, 523)
@@ -109,7 +109,7 @@ def test_a_slow_down_of_5_percent_under_noise_of_3_is_found_within_three_reports
     assert found >= 120
 
 
-def test_direction_outliers_and_short_series():
+def test_trends_handle_direction_outliers_and_short_series():
     steady = [100.0, 101.0, 99.0, 100.5, 99.5, 100.0, 100.2, 99.8]
     assert find_verdict("1 x step_p50_s", [*steady, 60.0, 60.0, 60.0]) == "better"
     assert find_verdict("1 x img_per_s", [*steady, 98.0, 98.0, 98.0]) == "worse"
@@ -125,13 +125,13 @@ def test_direction_outliers_and_short_series():
     assert find_verdict("1 x img_per_s", [*steady, 50.0, 100.1, 100.0]) == "steady"
 
 
-def test_less_than_the_compilers_noise_is_no_change():
+def test_differences_below_the_compilers_noise_are_no_change():
     cycles = [10.0] * 20
     assert find_verdict("estimated_mcycles", [*cycles, 10.4], least=0.05) == "steady"
     assert find_verdict("estimated_mcycles", [*cycles, 10.6], least=0.05) == "much worse"
 
 
-def test_p_counts_every_order_of_the_values():
+def test_the_p_value_counts_every_permutation():
     draw = random.Random(4)
     base, newest = draw_series(draw, 5), [*draw_series(draw, 2), 120.0]
     values = [*base, *newest]
@@ -146,7 +146,7 @@ def test_p_counts_every_order_of_the_values():
     assert compute_p(base, newest) == pytest.approx(sum(told) / len(told))
 
 
-def test_reports_of_one_identity_lie_together(tmp_path, caplog):
+def test_reports_of_one_identity_share_a_folder(tmp_path, caplog):
     other = copy.deepcopy(REPORT)
     other["config"]["run"]["run_id"], other["created"] = "b", "2026-11-23T10:00:00Z"
     assert get_identity(other) == get_identity(REPORT)
@@ -174,7 +174,7 @@ def test_reports_of_one_identity_lie_together(tmp_path, caplog):
     assert [one for one in caplog.messages if "move it away" in one and str(paths[0]) in one]
 
 
-def test_reports_of_one_second_are_all_kept_and_equal_ones_once(tmp_path):
+def test_reports_of_one_second_are_all_kept_except_duplicates(tmp_path):
     reports = [copy.deepcopy(REPORT) for _ in range(24)]
     for number, report in enumerate(reports):
         report["results"][0]["img_per_s"] = 100.0 + number
@@ -203,7 +203,7 @@ def test_a_filter_chooses_reports_by_their_configuration(tmp_path, capsys):
     assert "no report fits" in capsys.readouterr().err
 
 
-def test_a_figure_that_the_newest_report_lacks_is_missing():
+def test_a_figure_absent_in_the_newest_report_is_missing():
     reports = [copy.deepcopy(REPORT) for _ in range(8)]
     reports[-1]["results"][0]["img_per_s"] = None
     reports[-1]["environment"]["packages"] = {"torch": "3"}
@@ -233,7 +233,7 @@ VERDICT = {
 }
 
 
-def test_verdicts_of_other_compilers_lie_together_and_those_of_other_steps_apart(tmp_path):
+def test_verdicts_form_one_series_across_compilers_but_not_across_steps(tmp_path):
     newer = {**VERDICT, "versions": {"libtpu": "0.0.22"}, "made": "2026-11-23T10:00:00Z"}
     newer["configuration"] = {"model": {"name": "vit"}, "run": {"run_id": "b"}}
     assert get_identity(newer) == get_identity(VERDICT)
@@ -253,7 +253,7 @@ def test_verdicts_of_other_compilers_lie_together_and_those_of_other_steps_apart
         keep_report(tmp_path, {**VERDICT, "schema_version": 2, "configuration": None})
 
 
-def test_the_program_keeps_and_judges(tmp_path, capsys):
+def test_the_program_stores_reports_and_finds_regressions(tmp_path, capsys):
     from tools.runs.__main__ import main
 
     store = tmp_path / "runs"
@@ -295,7 +295,7 @@ def test_the_program_keeps_and_judges(tmp_path, capsys):
     assert len(list((store / "benchmarks").rglob("*.json"))) == 12
 
 
-def test_every_turned_bit_of_a_report_is_found(tmp_path):
+def test_every_flipped_bit_of_a_report_is_found(tmp_path):
     path = keep_report(tmp_path, REPORT)
     whole = path.read_bytes()
     assert check_reports(tmp_path) == (1, {})
@@ -317,7 +317,7 @@ def create_lab_report(second: int, mcycles: float, **settings: object) -> dict:
     return report
 
 
-def test_cycles_of_the_lab_have_a_trend_over_commits(tmp_path, capsys):
+def test_lab_cycles_have_a_trend_over_commits(tmp_path, capsys):
     figure = "gdn xla forward 16/32 1x8192 x bundles_mcycles"
     for second in range(10):
         keep_report(tmp_path, create_lab_report(second, 14.6 if second < 9 else 14.9))

@@ -66,7 +66,7 @@ def test_a_killed_run_counts_every_step_once(tmp_path, seed):
     assert len(told["windows"]) <= 4
 
 
-def test_going_back_drops_what_came_since(tmp_path):
+def test_a_rollback_drops_later_windows(tmp_path):
     keeper = QuantileWriter(0.01, 0, tmp_path)
     for step in range(1, 27):
         keeper.add("step_s", tell(step))
@@ -82,7 +82,7 @@ def test_going_back_drops_what_came_since(tmp_path):
     assert read_whole(tmp_path) == {"step_s": sketch(range(1, 12))}
 
 
-def test_stretches_end_where_the_run_may_go_back_to_and_nowhere_else():
+def test_windows_end_only_where_a_rollback_may_restart():
     sketches = RunSketches(0.01)
     for step in (10, 20, 30, 40):
         sketches.add("step_s", [tell(step)])
@@ -93,7 +93,7 @@ def test_stretches_end_where_the_run_may_go_back_to_and_nowhere_else():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_ranks_merge_to_the_same_bits_in_any_order(seed):
+def test_ranks_merge_bit_for_bit_in_any_order(seed):
     draw, parts = random.Random(seed), []
     for rank in range(6):
         keeper = QuantileWriter(0.01, 0)
@@ -109,7 +109,7 @@ def test_ranks_merge_to_the_same_bits_in_any_order(seed):
     assert writer.sketches.merge()["input_wait_s"].count == 600
 
 
-def test_what_is_written_comes_back(tmp_path):
+def test_written_windows_are_read_back(tmp_path):
     sketches = RunSketches(0.02, 5)
     for step in (7, 9):
         sketches.add("a", [1.0, float("inf"), -2.0 * step])
@@ -131,7 +131,7 @@ def test_what_is_written_comes_back(tmp_path):
         (10, 0.01, '{"epsilon": 9, "from_step": 0}', "damaged"),
     ],
 )
-def test_sketches_that_cannot_go_on_begin_anew_and_say_so(
+def test_sketches_that_cannot_continue_restart_with_a_warning(
     tmp_path, caplog, step, epsilon, text, why
 ):
     keeper = QuantileWriter(0.01, 0, tmp_path)
@@ -149,7 +149,7 @@ def test_sketches_that_cannot_go_on_begin_anew_and_say_so(
     assert merge_by_name([parse_sketches(json.dumps(told)).merge()])["step_s"].count == 1
 
 
-def test_a_disk_that_refuses_is_said_once_and_stops_nothing(tmp_path, caplog):
+def test_a_failing_disk_is_reported_once_and_stops_nothing(tmp_path, caplog):
     keeper = QuantileWriter(0.01, 0, tmp_path / "nowhere")
     for step in (1, 2, 3):
         keeper.add("step_s", 1.0)

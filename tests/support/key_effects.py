@@ -17,44 +17,42 @@ from utils.config.load import RunConfig
 # Keys whose effect needs hardware, a killed run or several processes: where a test shows it.
 ELSEWHERE = {
     "tests/test_key_effects.py": {
-        "model.pretrained": "test_pretrained_asks_for_hub_weights",
-        "runtime.compile_cache_gib": "test_a_compile_cache_keeps_to_its_size",
-        "run.tensorboard": "test_tensorboard_events_are_written_where_asked_for",
+        "model.pretrained": "test_pretrained_loads_hub_weights",
+        "runtime.compile_cache_gib": "test_a_compile_cache_keeps_its_size_limit",
+        "run.tensorboard": "test_tensorboard_events_are_written_on_request",
     },
     "tests/test_early_stop.py": {
-        "train.early_stop_patience": "test_the_run_says_why_it_ended",
-        "train.early_stop_min_delta": "test_the_run_ends_where_its_scores_say",
+        "train.early_stop_patience": "test_the_run_logs_why_it_ended",
+        "train.early_stop_min_delta": "test_the_run_ends_when_its_scores_stop_improving",
     },
-    "tests/test_bad_input.py": {
-        "data.root": "test_a_dataset_root_that_is_not_there_names_the_flag"
-    },
+    "tests/test_bad_input.py": {"data.root": "test_a_missing_dataset_root_names_the_flag"},
     "tests/test_faults.py": {
-        "train.on_nonfinite": "test_a_bad_batch_is_skipped_after_going_back",
-        "train.deterministic": "test_other_threads_are_told_and_refused_where_bits_must_not_differ",
+        "train.on_nonfinite": "test_a_bad_batch_is_skipped_after_a_rollback",
+        "train.deterministic": "test_another_thread_count_warns_and_is_refused_if_deterministic",
         "run.allow_changes": "test_a_changed_configuration_is_refused_with_the_difference",
-        "run.init_skip": "test_a_run_may_start_from_anothers_weights",
+        "run.init_skip": "test_a_run_may_start_from_another_runs_weights",
     },
     "tests/tasks/test_judging.py": {
-        "data.evals": "test_a_run_judges_further_sets_by_their_own_rules",
+        "data.evals": "test_a_run_evaluates_extra_sets_by_their_own_rules",
         **dict.fromkeys(
             (f"data.evals[].{name}" for name in ("name", "dataset", "split", "classes", "every")),
-            "test_a_run_judges_further_sets_by_their_own_rules",
+            "test_a_run_evaluates_extra_sets_by_their_own_rules",
         ),
         **dict.fromkeys(
             (f"data.evals[].{name}" for name in ("source", "root", "pp", "label_key", "class_map")),
-            "test_a_set_may_lie_elsewhere_and_say_what_its_labels_mean",
+            "test_a_set_may_have_its_own_root_and_class_map",
         ),
     },
     "tests/test_start_weights.py": {
-        "run.init_rename": "test_what_does_not_fit_is_named_by_patterns",
+        "run.init_rename": "test_mismatched_weights_are_named_by_patterns",
         "model.reset_head": "test_another_number_of_classes_starts_a_new_head",
     },
     "tests/test_runtime_options.py": {
         "train.remat": "test_a_model_without_repeated_blocks_is_refused",
         "train.scan_layers": "test_a_loop_over_blocks_with_dropout_is_refused",
         "runtime.overlap": "test_keys_that_a_runtime_cannot_honour_are_refused",
-        "runtime.compile": "test_channels_last_and_compile_change_layout_and_call_alone",
-        "runtime.compile_cache": "test_the_compile_cache_is_off_on_the_cpu_and_on_elsewhere",
+        "runtime.compile": "test_channels_last_and_compile_change_only_layout_and_call",
+        "runtime.compile_cache": "test_the_compile_cache_is_on_except_on_the_cpu",
     },
     "tests/test_compile_backends.py": {
         "runtime.compile_backend": "test_each_backend_compiles_one_graph_and_gives_equal_values"
@@ -63,20 +61,20 @@ ELSEWHERE = {
         "train.sync_batchnorm": "test_without_synchronisation_ranks_normalise_by_their_own_examples"
     },
     "tests/tasks/test_language.py": {
-        "data.sequence_length": "test_windows_are_as_long_as_the_key_says",
+        "data.sequence_length": "test_windows_have_the_configured_length",
         "train.z_loss": "test_the_z_loss_adds_squares_of_the_log_normaliser",
-        "train.logits_mib": "test_logits_of_no_chunk_exceed_the_limit",
+        "train.logits_mib": "test_no_chunk_of_logits_exceeds_the_limit",
     },
     "tests/tasks/test_multilabel.py": {
-        "data.labels_file": "test_batches_hold_the_lists_of_the_file"
+        "data.labels_file": "test_batches_hold_the_label_lists_of_the_file"
     },
     "tests/tasks/test_regress.py": {
         "data.input_columns": "test_columns_are_chosen_by_name",
         "data.target_columns": "test_columns_are_chosen_by_name",
         "data.split_seed": "test_rows_are_permuted_by_the_split_seed_alone",
-        "data.standardise": "test_the_model_holds_the_statistics_that_are_asked_for",
-        "train.task_loss": "test_each_loss_trains_the_value_that_it_names",
-        "train.l2_penalty": "test_the_penalty_is_on_matrices_alone",
+        "data.standardise": "test_the_model_holds_the_requested_statistics",
+        "train.task_loss": "test_each_loss_trains_its_statistic",
+        "train.l2_penalty": "test_the_penalty_applies_to_matrices_only",
     },
     "tests/tasks/test_teacher_cache.py": {
         "distill.cache_end": "test_a_run_longer_than_the_cache_stops_or_cycles_as_configured"
@@ -84,26 +82,27 @@ ELSEWHERE = {
     "tests/test_recipe_sources.py": {
         **dict.fromkeys(
             (f"source.{name}" for name in ("paper", "code", "commit", "published")),
-            "test_the_results_page_is_what_the_recipes_say",
+            "test_the_results_page_matches_the_recipes",
         ),
         **dict.fromkeys(
-            ("source.values", "source.differs"), "test_a_recipe_is_its_source_but_for_what_it_lists"
+            ("source.values", "source.differs"),
+            "test_a_recipe_equals_its_source_except_for_listed_differences",
         ),
     },
     "tests/test_main.py": {
         "distill.allow_weak_teacher": "test_a_weak_teacher_is_refused_unless_allowed"
     },
     "tests/test_groups.py": {
-        "runtime.timeout_s": "test_one_rank_ends_all_and_is_named",
-        "runtime.reduce_dtype": "test_gradients_are_summed_in_the_type_that_is_asked_for",
-        "runtime.num_threads": "test_cores_are_shared_out_unless_it_is_said_how",
+        "runtime.timeout_s": "test_a_failed_rank_ends_all_and_is_named",
+        "runtime.reduce_dtype": "test_gradients_are_summed_in_the_requested_type",
+        "runtime.num_threads": "test_cores_are_divided_among_ranks_unless_set",
     },
     "tests/job/test_summary.py": {
         "run.check_only": "test_check_prints_what_would_run_and_writes_nothing"
     },
     "tests/tasks/test_probing.py": dict.fromkeys(
         ("data.evals[].bank", "distill.score"),
-        "test_a_run_judges_its_features_by_probes_and_keeps_the_best",
+        "test_a_run_evaluates_features_by_probes_and_keeps_the_best",
     ),
     "tests/tasks/test_distil.py": dict.fromkeys(
         (
@@ -112,14 +111,14 @@ ELSEWHERE = {
             "distill.projector",
             "distill.projector_width",
         ),
-        "test_terms_and_projectors_are_those_of_the_configuration",
+        "test_terms_and_projectors_follow_the_configuration",
     ),
     "tests/tasks/test_feature_statistics.py": dict.fromkeys(
         ("distill.standardise", "distill.statistics"),
-        "test_features_are_learnt_at_one_scale_by_a_stored_pass",
+        "test_stored_statistics_standardise_the_features",
     ),
     "tests/test_buckets.py": {
-        "run.overwrite": "test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming"
+        "run.overwrite": "test_an_existing_run_on_a_bucket_is_refused_or_renamed_first"
     },
 }
 BASE = ("--epochs=3", "--data.name=channels=1,num_classes=10,num_examples=96", "--run.run_id=a")

@@ -105,7 +105,7 @@ def create_flags(digits_root: Path, folder: Path, teachers: list[dict], *flags: 
 
 
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_features_are_learnt_in_one_graph_and_go_on_bit_for_bit(
+def test_features_are_learnt_in_one_graph_and_resume_bit_for_bit(
     digits_root, feature_teachers, tmp_path, device
 ):
     flags = create_flags(digits_root, tmp_path, feature_teachers, f"--runtime.device={device}")
@@ -153,7 +153,7 @@ def make_parts(folder, teachers, *flags, terms=TERMS):
     return build_parts(create_cpu_runtime(), check(config))
 
 
-def test_the_total_is_what_numpy_makes_of_the_features(feature_teachers, tmp_path):
+def test_the_total_equals_numpys(feature_teachers, tmp_path):
     parts = make_parts(tmp_path, feature_teachers)
     task, model = parts.task, parts.state.model.eval()
     batch = next(iterate_batches(parts, 0))
@@ -200,7 +200,7 @@ def test_the_total_is_what_numpy_makes_of_the_features(feature_teachers, tmp_pat
     parts.close()
 
 
-def test_a_grid_is_changed_as_torch_does_it():
+def test_a_grid_is_resized_like_torch():
     patches = torch.randn(2, 12, 5)
     maps = patches.transpose(1, 2).unflatten(2, (3, 4))
     for target in ((5, 7), (2, 2), (3, 4)):
@@ -210,7 +210,7 @@ def test_a_grid_is_changed_as_torch_does_it():
 
 
 @pytest.mark.parametrize("name", ["resnet10t", "swin_tiny_patch4_window7_224", "mixer_s32_224"])
-def test_patches_are_those_of_any_family(name):
+def test_patches_come_from_any_model_family(name):
     """Maps with channels first and last, and tokens without a prefix: position by position."""
     model = build_model(name, {"num_classes": 0}, device="meta").eval()
     found = compute_features(model, torch.zeros(2, 3, 224, 224, device="meta"))
@@ -218,7 +218,7 @@ def test_patches_are_those_of_any_family(name):
     assert found.patches.shape == (2, 49, model.num_features)
 
 
-def test_terms_and_projectors_are_those_of_the_configuration(feature_teachers, tmp_path):
+def test_terms_and_projectors_follow_the_configuration(feature_teachers, tmp_path):
     for flags, terms, names, kinds in (
         ((), ({"name": "cosine"},), ["cosine_pooled_0", "cosine_pooled_1"], "Linear Linear"),
         (
@@ -241,7 +241,7 @@ def test_terms_and_projectors_are_those_of_the_configuration(feature_teachers, t
         parts.close()
 
 
-def test_a_classifier_is_taken_off(teacher_run, feature_teachers, tmp_path, digits_root):
+def test_a_teachers_classifier_is_removed(teacher_run, feature_teachers, tmp_path, digits_root):
     """A run knows its classes; a bare file does not."""
     config = load_config(create_flags(digits_root, tmp_path, feature_teachers))
     terms = [{"name": "cosine"}, {"name": "cosine", "of": "patches"}]
@@ -300,7 +300,7 @@ ANY_SIZE = {"args": {**VIT, "dynamic_img_size": True}}
         ({"run": {"eval_only": True}, "model": {"weights": "x"}}, "run.eval_only is not supported"),
     ],
 )
-def test_what_means_nothing_is_refused_by_name(
+def test_invalid_configurations_are_refused_by_key(
     digits_root, feature_teachers, tmp_path, changes, words
 ):
     config = load_config(create_flags(digits_root, tmp_path, feature_teachers))
@@ -309,7 +309,9 @@ def test_what_means_nothing_is_refused_by_name(
     assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_images_of_two_sizes_have_no_grid_in_common(digits_root, feature_teachers, tmp_path):
+def test_images_of_two_sizes_without_a_common_grid_are_refused(
+    digits_root, feature_teachers, tmp_path
+):
     sections = [{**one, "size": side} for one, side in zip(feature_teachers, (8, 12), strict=True)]
     config = load_config(create_flags(digits_root, tmp_path, sections))
     data = {"eval_pp": PP.replace("8", "12")}
@@ -329,7 +331,7 @@ def test_images_of_two_sizes_have_no_grid_in_common(digits_root, feature_teacher
         ({"model": "ema", "weights": ""}, "is the student's own average"),
     ],
 )
-def test_a_teacher_that_means_something_else_is_refused(
+def test_a_teacher_with_another_meaning_of_arguments_is_refused(
     digits_root, feature_teachers, tmp_path, section, words
 ):
     teachers = [{**feature_teachers[0], **section}, feature_teachers[1]]
@@ -338,7 +340,7 @@ def test_a_teacher_that_means_something_else_is_refused(
     assert words in str(error.value)
 
 
-def test_a_teacher_that_tells_nothing_is_refused(feature_teachers, tmp_path):
+def test_a_teacher_with_constant_features_is_refused(feature_teachers, tmp_path):
     parts = make_parts(tmp_path, feature_teachers)
 
     def judge() -> list[dict[str, float]]:
@@ -360,13 +362,13 @@ def test_a_teacher_that_tells_nothing_is_refused(feature_teachers, tmp_path):
     parts.close()
 
 
-def test_either_kind_of_features_is_got_by_name():
+def test_features_are_selected_by_name():
     pooled, patches = torch.zeros(1, 2), torch.ones(1, 3, 2)
     seen = Embeddings(pooled, patches)
     assert seen.get("pooled") is pooled and seen.get("patches") is patches
 
 
-def test_stored_features_teach_as_the_live_teachers(digits_root, feature_teachers, tmp_path):
+def test_stored_features_train_like_live_teachers(digits_root, feature_teachers, tmp_path):
     """Pooled and patches of two teachers, of one augmentation that every epoch starts over with."""
     flags = create_flags(digits_root, tmp_path, feature_teachers, "--runtime.device=cpu")
     cache = tmp_path / "cache"

@@ -67,7 +67,7 @@ def test_a_run_learns_from_images_without_labels(bare_tars, teacher_run, digits_
 
 
 @pytest.mark.parametrize("kind", ["tfds", "hf"])
-def test_labels_that_are_there_are_left_alone(kind, digits_root, tmp_path):
+def test_existing_labels_are_ignored(kind, digits_root, tmp_path):
     place = digits_root if kind == "tfds" else write_digit_arrow(tmp_path / "arrow")
     name = {"tfds": {"name": "digits"}, "hf": {"name": "", "eval_split": "val"}}[kind]
     sections = [

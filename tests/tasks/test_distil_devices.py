@@ -113,7 +113,7 @@ def test_student_average_and_teachers_are_compiled_without_a_break(teachers, tmp
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_feature_passes_learn_the_same_by_inductors_own_kernels(teachers, tmp_path, precision):
+def test_feature_distillation_trains_alike_with_inductors_kernels(teachers, tmp_path, precision):
     """Whole runs: C++ that inductor writes and compiles here, of student, average and teachers."""
     flags = [
         "--train.task=distil",
@@ -218,7 +218,7 @@ def probed(digits_root, teachers, tmp_path_factory) -> tuple[list[str], Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
-def test_a_pooling_head_without_gradients_stays_as_it_was(probed, name, tmp_path):
+def test_a_pooling_head_without_gradients_is_unchanged(probed, name, tmp_path):
     """On ranks and meshes as on one core; losses, probes and every other weight are the same."""
     (flags, alone), form = probed, FORMS_OF_ALL[name]
     run_child(

@@ -143,7 +143,7 @@ def stored_run(digits_root, tmp_path_factory) -> tuple[Path, list[str]]:
     return folder / "kills" / "whole", flags
 
 
-def test_a_run_by_stored_features_goes_on_bit_for_bit(stored_run):
+def test_a_run_on_stored_features_resumes_bit_for_bit(stored_run):
     """On the CPU, from a checkpoint in the middle; kills are the slow test's."""
     whole, flags = stored_run
     part = Path(shutil.copytree(whole, whole.with_name("part")))
@@ -154,7 +154,7 @@ def test_a_run_by_stored_features_goes_on_bit_for_bit(stored_run):
     require_same(whole, part)
 
 
-def test_programs_take_the_backbone_that_a_run_leaves(stored_run, tmp_path, capsys):
+def test_programs_load_the_backbone_of_a_finished_run(stored_run, tmp_path, capsys):
     """Its features as a table, and in the hands of timm, which builds it from its own file."""
     images = write_digits(tmp_path / "photos")
     weights, out = str(stored_run[0]), tmp_path / "out"
@@ -184,7 +184,7 @@ def test_programs_take_the_backbone_that_a_run_leaves(stored_run, tmp_path, caps
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", "xla"])
-def test_killed_runs_of_real_widths_go_on_bit_for_bit(digits_root, tmp_path, device):
+def test_killed_runs_of_real_widths_resume_bit_for_bit(digits_root, tmp_path, device):
     """DINOv2's ViT-S and a ViT-B, live and stored: one graph, the same tensors and numbers."""
     teachers = write_teachers(tmp_path, REAL_TEACHERS, 48)
     flags = create_flags(

@@ -77,7 +77,7 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("flags", "what", "reason", "way_out"), MISFITS)
-def test_images_that_the_student_does_not_take_are_refused(
+def test_images_the_student_cannot_take_are_refused(
     digits_root, tmp_path, flags, what, reason, way_out
 ):
     with pytest.raises(UserError) as caught:
@@ -86,12 +86,12 @@ def test_images_that_the_student_does_not_take_are_refused(
         assert words in str(caught.value)
 
 
-def test_patches_that_divide_the_images_are_taken(digits_root, tmp_path):
+def test_patches_that_divide_the_images_are_accepted(digits_root, tmp_path):
     """The configuration's own patch_size of 4, not the 16 of the model's name."""
     assert check_digits(digits_root, tmp_path, "--model=naflexvit_base_patch16_gap")
 
 
-def test_the_datasets_own_channels_are_known(digits_root, tmp_path):
+def test_the_datasets_channels_are_used(digits_root, tmp_path):
     job = check_digits(
         digits_root, tmp_path, "--data.train_pp=decode(channels=0)|value_range(-1, 1)"
     )
@@ -105,7 +105,7 @@ def teach(tmp_path, *flags, **teacher):
     return check(create_config(tmp_path, f"--distill.teachers={json.dumps([section])}", *flags))
 
 
-def test_images_that_a_teacher_does_not_take_are_refused(tmp_path):
+def test_images_a_teacher_cannot_take_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"data.name .*8 x 8 x 1, which distill.teacher 'vit_ti"):
         teach(tmp_path, "--kd=kd")
     teach(tmp_path, "--kd=kd", size=12)
@@ -114,7 +114,7 @@ def test_images_that_a_teacher_does_not_take_are_refused(tmp_path):
             teach(tmp_path, "--kd=kd", size=12, mean=mean, std=[1] * len(mean))
 
 
-def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path):
+def test_evaluation_alone_ignores_training_images(digits_root, tmp_path):
     from models.factory import export_model
 
     model = {"model": "vit_tiny_patch16_224", "args": {"img_size": 8, **VIT_ARGS}}
@@ -135,13 +135,13 @@ def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path
         (("--opt=fusedadam",), "CUDA required"),
     ],
 )
-def test_an_optimizer_that_cannot_be_made_is_refused(tmp_path, flags, words):
+def test_an_optimizer_that_cannot_be_created_is_refused(tmp_path, flags, words):
     with pytest.raises(UserError, match=r"^optim\.") as caught:
         check(create_config(tmp_path, *flags))
     assert words in str(caught.value)
 
 
-def test_a_projection_that_cannot_be_made_is_refused(tmp_path):
+def test_a_projection_that_cannot_be_created_is_refused(tmp_path):
     term = {"name": "fitnet", "layers": {"blocks.0": "blocks.0"}, "args": {"regressor": "none"}}
     flags = (f"--distill.losses={json.dumps([term])}",)
     wide = {"img_size": 8, **VIT_ARGS, "embed_dim": 24}

@@ -16,7 +16,7 @@ from tests.support.tiny_parts import create_argv
 from utils.config.train import TrainSection
 
 
-def test_boxes_depend_on_seed_and_step_alone():
+def test_boxes_depend_only_on_seed_and_step():
     first = Erasing(0.5, seed=1).sample(7, 64, (32, 32))[ERASE_BOX]
     again = Erasing(0.5, seed=1).sample(7, 64, (32, 32))[ERASE_BOX]
     assert torch.equal(first, again)
@@ -46,7 +46,7 @@ def test_share_area_and_aspect_follow_their_distributions():
     assert np.abs(aspect).max() > np.log(1 / 0.3) - 0.1
 
 
-def test_erasing_and_mixing_draw_apart():
+def test_erasing_and_mixing_draw_independently():
     """From one stream the pairs that are mixed would decide which examples are erased."""
     mixed = Mixing(TrainSection(mixup_alpha=5.0, mix_prob=0.5, seed=4)).sample(3, 8000, (32, 32))
     pairs = (mixed[LAM][::2] != 1).numpy()
@@ -55,7 +55,7 @@ def test_erasing_and_mixing_draw_apart():
     assert 0.45 < (pairs == chosen).mean() < 0.55
 
 
-def test_boxes_of_every_size_reach_every_place_of_a_small_image():
+def test_boxes_of_every_size_reach_every_position_of_a_small_image():
     boxes = Erasing(1.0, seed=0).sample(0, 20_000, (8, 6))[ERASE_BOX].int().numpy()
     for (first, last), length in (((0, 1), 8), ((2, 3), 6)):
         sizes = boxes[:, last] - boxes[:, first]
@@ -80,7 +80,7 @@ def test_exactly_the_box_is_filled_with_the_mean_pixel():
         assert box[1] > box[0]
 
 
-def test_nothing_happens_where_it_is_off():
+def test_nothing_is_erased_if_switched_off():
     pixels = torch.rand(2, 3, 4, 4)
     for mode in ("const", "pixel"):
         erasing = Erasing(0.0, seed=0, mode=mode)
@@ -138,7 +138,7 @@ def test_noise_is_a_function_of_seed_step_and_place_in_the_batch():
 
 
 @pytest.mark.xla
-def test_xla_draws_the_same_noise_without_asking_the_host():
+def test_xla_draws_the_same_noise_without_host_reads():
     import torch_xla
     from torch_xla.debug import metrics
 

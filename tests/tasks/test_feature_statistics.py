@@ -119,7 +119,7 @@ def list_features(flags) -> dict[str, np.ndarray]:
     return {name: np.concatenate(rows) for name, rows in found.items()}
 
 
-def test_the_file_holds_what_numpy_finds_in_the_features(flags, stored):
+def test_the_file_holds_numpys_statistics_of_the_features(flags, stored):
     statistics = read_statistics(str(stored))
     assert statistics.facts["images"] == 64
     assert statistics.facts["rows"] == {"0.pooled": 64, "0.patches": 1024, "1.pooled": 64}
@@ -132,7 +132,7 @@ def test_the_file_holds_what_numpy_finds_in_the_features(flags, stored):
         np.testing.assert_allclose(vectors * values @ vectors.T, covariance, atol=1e-8)
 
 
-def test_moments_of_parts_are_those_of_the_whole():
+def test_merged_moments_of_parts_equal_those_of_the_whole():
     rows = np.random.default_rng(0).normal(size=(50, 3)) + 1e6
     whole, parts = Moments(3), [Moments(3) for _ in range(4)]
     whole.add(rows)
@@ -146,7 +146,7 @@ def test_moments_of_parts_are_those_of_the_whole():
 
 
 @pytest.mark.parametrize("kind", ["channel", "phi_s"])
-def test_features_are_learnt_at_one_scale_by_a_stored_pass(flags, stored, kind):
+def test_stored_statistics_standardise_the_features(flags, stored, kind):
     given = [*flags, f"--distill.standardise={kind}", f"--distill.statistics={stored}"]
     parts = build_parts(create_cpu_runtime(), check(load_config(given)))
     scaled = [
@@ -174,7 +174,7 @@ def test_features_are_learnt_at_one_scale_by_a_stored_pass(flags, stored, kind):
 @pytest.mark.parametrize(
     "device", ["cpu", pytest.param("xla", marks=[pytest.mark.xla, pytest.mark.slow])]
 )
-def test_a_run_by_statistics_goes_on_bit_for_bit(flags, stored, tmp_path, device):
+def test_a_run_with_statistics_resumes_bit_for_bit(flags, stored, tmp_path, device):
     """With its queue and its Gram term, in one graph."""
     place = tmp_path / "moved"
     shutil.copyfile(stored, place)
@@ -208,7 +208,7 @@ def test_a_run_by_statistics_goes_on_bit_for_bit(flags, stored, tmp_path, device
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", ["--runtime.num_processes=2", "mesh"])
-def test_two_shards_learn_what_one_does_by_their_shared_queue(flags, tmp_path, shards):
+def test_two_shards_with_a_shared_queue_train_like_one(flags, tmp_path, shards):
     """On two CPU processes, and on a mesh of two devices, where one graph serves all steps."""
     own = [*flags, f"--run.output_dir={tmp_path}", "--train.deterministic=true"]
     device = "xla" if shards == "mesh" else "cpu"
@@ -285,7 +285,7 @@ def test_a_file_that_does_not_fit_is_refused(flags, stored, tmp_path):
         assert words in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_file_from_before_a_key_is_one_of_its_default(flags, stored, monkeypatch):
+def test_a_file_older_than_a_key_counts_as_its_default(flags, stored, monkeypatch):
     config = load_config([*flags, "--distill.standardise=phi_s", f"--distill.statistics={stored}"])
     statistics = read_statistics(str(stored))
     assert statistics.facts["seen"].pop("data.erasing_mode") == "const"
@@ -299,12 +299,12 @@ def swap(flags) -> str:
     return json.dumps(json.loads(given.partition("=")[2])[::-1])
 
 
-def test_keys_of_standardising_mean_nothing_to_another_task(tmp_path):
+def test_standardising_keys_are_refused_for_other_tasks(tmp_path):
     with pytest.raises(UserError, match=r"distill.standardise \('phi_s'\) needs train.task=distil"):
         create_config(tmp_path, "--distill.standardise=phi_s")
 
 
-def test_the_tool_says_what_it_cannot_measure(flags, tmp_path, capsys):
+def test_unmeasurable_features_are_refused(flags, tmp_path, capsys):
     config = tmp_path / "run.yaml"
     config.write_text("run: {tensorboard: false}\n")
     argv = ["--config", str(config), "--out", str(tmp_path / "x")]
@@ -316,7 +316,7 @@ def test_the_tool_says_what_it_cannot_measure(flags, tmp_path, capsys):
         assert words in capsys.readouterr().err
 
 
-def test_a_twin_has_statistics_of_its_random_teachers(flags, tmp_path):
+def test_a_synthetic_run_has_statistics_of_its_random_teachers(flags, tmp_path):
     """So that a run is compiled and measured where neither teachers nor statistics are."""
     given = [*flags, "--distill.standardise=phi_s", "--distill.statistics=elsewhere"]
     synthetic = create_synthetic_run(load_config(given), {})
@@ -328,7 +328,7 @@ def test_a_twin_has_statistics_of_its_random_teachers(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_find_what_one_does(flags, stored, tmp_path):
+def test_two_ranks_measure_the_same_as_one(flags, stored, tmp_path):
     both = measure(flags, tmp_path, "--images=50", "--runtime.num_processes=2")
     one, two = (read_statistics(str(place)) for place in (stored, both))
     assert one.facts == two.facts
@@ -337,5 +337,5 @@ def test_two_ranks_find_what_one_does(flags, stored, tmp_path):
             np.testing.assert_allclose(two.tensors[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_widths_of_the_test_have_and_have_no_hadamard_matrix():
+def test_tested_widths_include_ones_with_and_without_a_hadamard_matrix():
     assert create_hadamard(24) is not None and create_hadamard(30) is None

@@ -49,7 +49,7 @@ def prepare(labels: list[list[int]] | None = None, allowed: torch.Tensor | None 
     return replace(batch, draws={RIGHT: right}, values={ALLOWED: allowed})
 
 
-def test_one_label_counts_as_in_a_runs_own_evaluation():
+def test_single_labels_count_as_in_a_runs_evaluation():
     batch = prepare()
     own, _ = count_with_correctness(create_answers(), batch)
     found = count_set(restrict(create_answers(), batch), batch)
@@ -57,7 +57,7 @@ def test_one_label_counts_as_in_a_runs_own_evaluation():
     assert len(found) == count_sums(CLASSES)
 
 
-def test_tables_are_scikit_learns():
+def test_per_class_tables_equal_scikit_learns():
     batch = prepare()
     logits = torch.randn(SIZE, CLASSES, generator=torch.Generator().manual_seed(1))
     sums = count_set(restrict(logits, batch), batch, pairs=True)
@@ -78,7 +78,7 @@ def test_tables_are_scikit_learns():
     )
 
 
-def test_any_of_several_labels_is_right():
+def test_any_of_several_labels_counts_as_correct():
     labels = [[k % CLASSES, (k + 1) % CLASSES] for k in range(SIZE)]
     batch = prepare(labels)
     logits = torch.randn(SIZE, CLASSES, generator=torch.Generator().manual_seed(2))
@@ -95,7 +95,7 @@ def test_any_of_several_labels_is_right():
     assert verdict.rows == () and "recall" not in verdict.metrics
 
 
-def test_classes_that_do_not_compete_are_never_answered():
+def test_excluded_classes_are_never_predicted():
     allowed = torch.zeros(CLASSES)
     allowed[[1, 4, 7]] = 1.0
     batch = prepare([[(1, 4, 7)[i % 3]] for i in range(SIZE)], allowed)
@@ -120,13 +120,13 @@ def test_counts_stay_whole_numbers_in_bfloat16():
     assert sums[NUM_TOTALS - 1] == SIZE - 5
 
 
-def test_a_mirrored_image_is_answered_by_the_mean_of_probabilities():
+def test_mirrored_evaluation_averages_the_probabilities():
     one, other = create_answers(4)[6:], create_answers(5)[6:]
     expected = (one.softmax(1) + other.softmax(1)) / 2
     assert torch.allclose(flip_mean(one, other).softmax(1), expected, atol=1e-6)
 
 
-def test_mce_is_of_alexnets_errors():
+def test_mce_is_relative_to_alexnets_errors():
     keys = [(name, s) for name in CORRUPTIONS for s in SEVERITIES]
     alexnet = {(name, s): 100.0 * (1 - CORRUPTIONS[name]) for name, s in keys}
     errors = compute_corruption_errors(alexnet)

@@ -112,7 +112,7 @@ def judged_run(sets_root, tmp_path_factory) -> Path:
     return place / "digits_student" / "a"
 
 
-def test_a_run_judges_further_sets_by_their_own_rules(judged_run):
+def test_a_run_evaluates_extra_sets_by_their_own_rules(judged_run):
     folder = judged_run
     first, last = read_evaluations(folder)
     # All sets together are one program, whatever their sizes and classes.
@@ -141,7 +141,7 @@ def test_a_run_judges_further_sets_by_their_own_rules(judged_run):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_judged_as_the_unbroken_one(sets_root, judged_run, capsys):
+def test_a_resumed_run_evaluates_like_an_uninterrupted_one(sets_root, judged_run, capsys):
     """And may be judged on other sets; `--eval` judges them, too."""
     folder, last = judged_run, read_evaluations(judged_run)[-1]
     flags = [*get_flags(sets_root, EVALS[0]), f"--run.output_dir={folder.parents[1]}"]
@@ -155,7 +155,7 @@ def test_a_run_that_goes_on_is_judged_as_the_unbroken_one(sets_root, judged_run,
     assert f"; imagenet_v2 {last['imagenet_v2/top1']:.2f}" in capsys.readouterr().err
 
 
-def test_a_set_may_lie_elsewhere_and_say_what_its_labels_mean(sets_root, digits_root, tmp_path):
+def test_a_set_may_have_its_own_root_and_class_map(sets_root, digits_root, tmp_path):
     class_map = tmp_path / "map.json"
     class_map.write_text("[4, 3, 2, 1, -1]")
     config = load_config(
@@ -207,7 +207,7 @@ def test_every_example_is_counted_once_on_any_number_of_shards(sets_root):
     assert counts[0].tolist() == [sum(k in one for one in REAL_LABELS) for k in range(10)]
 
 
-def test_a_set_that_has_no_finite_loss_ends_no_run(tmp_path, monkeypatch, capsys):
+def test_an_extra_set_with_a_non_finite_loss_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     def spoil(*args, **kwargs):
         verdict = summarise_set(*args, **kwargs)
         return replace(verdict, metrics={**verdict.metrics, "loss": math.nan})
@@ -229,7 +229,7 @@ def test_a_set_that_has_no_finite_loss_ends_no_run(tmp_path, monkeypatch, capsys
     assert (tmp_path / "tiny" / "a" / "student.safetensors").is_file()
 
 
-def test_several_classes_of_a_set_may_be_one_of_the_models(sets_root, tmp_path):
+def test_several_classes_of_a_set_may_map_to_one_of_the_model(sets_root, tmp_path):
     place = tmp_path / "halves.json"
     place.write_text(json.dumps([k // 2 for k in range(10)]))
     section = {"name": "imagenet_real", "class_map": str(place)}
@@ -242,7 +242,7 @@ def test_several_classes_of_a_set_may_be_one_of_the_models(sets_root, tmp_path):
     assert batch.mask[: len(right)].tolist() == [bool(labels) for labels in REAL_LABELS]
 
 
-def test_a_name_of_several_classes_tells_none_of_them():
+def test_an_ambiguous_class_name_is_refused():
     cranes = ModelClasses(3, ("crane", "maillot", "crane"))
     with pytest.raises(UserError, match="'crane' is the name of several of the model's classes"):
         match_classes(ModelClasses(2, ("maillot", "crane")), cranes)
@@ -250,7 +250,7 @@ def test_a_name_of_several_classes_tells_none_of_them():
     assert match_classes(cranes, cranes).tolist() == [0, 1, 2]
 
 
-def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
+def test_sets_that_cannot_be_evaluated_are_refused_before_the_run(sets_root, tmp_path):
     (tmp_path / "map.json").write_text("[1, 2]")
     (tmp_path / "none.json").write_text("[-1, -1, -1, -1, -1]")
     for section, words in (
@@ -327,7 +327,7 @@ def test_known_sets_are_read_as_tfds_writes_them(name, tmp_path):
     assert shown.several == (name == "imagenet_real") and shown.image_shape == (8, 8, 3)
 
 
-def test_a_run_does_not_learn_lists_of_labels(sets_root):
+def test_training_on_lists_of_labels_is_refused(sets_root):
     flags = get_flags(sets_root)
     flags += [
         "--data.name=imagenet2012_real",

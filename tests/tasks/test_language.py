@@ -38,7 +38,7 @@ def test_a_language_model_learns_to_copy_through_main(tmp_path):
     assert 100 / 5 < last["accuracy"] <= 100
 
 
-def test_windows_are_as_long_as_the_key_says(tmp_path):
+def test_windows_have_the_configured_length(tmp_path):
     for length in (8, 12):
         config = load_config(create_language_argv(tmp_path, f"--data.sequence_length={length}"))
         batch = next(create_loader(config.data, "train", seed=0).batches())
@@ -60,7 +60,7 @@ def test_the_z_loss_adds_squares_of_the_log_normaliser(tmp_path):
     assert "z_loss" not in outputs[0.0].terms
 
 
-def test_logits_of_no_chunk_exceed_the_limit(tmp_path, monkeypatch):
+def test_no_chunk_of_logits_exceeds_the_limit(tmp_path, monkeypatch):
     sizes = []
     count = chunked.count_next_tokens
 
@@ -77,7 +77,7 @@ def test_logits_of_no_chunk_exceed_the_limit(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [0.002, 64])
-def test_answers_alone_are_learnt_and_judged(tmp_path, limit):
+def test_only_answer_tokens_are_learnt_and_evaluated(tmp_path, limit):
     """The second half of each window of copy, whatever the chunks of places."""
     flags = ("--data.name=copy,symbols=4,answers=1", f"--train.logits_mib={limit}")
     task, model, batch = create_task(tmp_path, *flags)
@@ -107,7 +107,7 @@ def test_a_limit_below_one_token_is_refused(tmp_path):
         check(config)
 
 
-def test_counts_leave_padding_out(tmp_path):
+def test_counts_exclude_padding(tmp_path):
     task, model, batch = create_task(tmp_path)
     with torch.no_grad():
         whole = task.count(model, batch)
@@ -157,13 +157,13 @@ def test_counts_leave_padding_out(tmp_path):
         (("--mixup=0.5",), "train.mixup_alpha (0.5) is not supported with train.task=language"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, flags, words):
+def test_invalid_configurations_give_one_line(tmp_path, capsys, flags, words):
     assert main.main(create_language_argv(tmp_path, *flags, "--check")) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and words in error[0]
 
 
-def test_images_are_no_tokens(tmp_path, capsys):
+def test_an_image_source_is_refused(tmp_path, capsys):
     flags = ("--data.source=synthetic", "--data.name=image_size=8", "--check")
     assert main.main(create_language_argv(tmp_path, *flags)) == 2
     assert "data.source (synthetic) has no tokens" in capsys.readouterr().err
@@ -184,14 +184,14 @@ def test_the_same_weights_evaluate_to_the_same_score(tmp_path):
     assert torch.equal(task.count(model, batch), task.count(again, batch))
 
 
-def test_flops_are_those_that_are_counted_op_by_op(tmp_path):
+def test_flops_equal_those_counted_op_by_op(tmp_path):
     for flags in ((), ("--model.args.tied=false", "--model.args.kv_heads=4")):
         task, model, _ = create_task(tmp_path, *flags)
         counted = count_flops(task.config, task.facts, task)
         assert task.count_flops(model) == pytest.approx(counted["total"], rel=1e-6)
 
 
-def test_a_share_of_the_peak_is_told_where_the_peak_is_known(monkeypatch):
+def test_mfu_is_reported_where_the_peak_is_known(monkeypatch):
     runtime = create_runtime(RuntimeSection(device="cpu"))
     meter = LoopMeter(runtime, 8, 10, "tokens", flops_per_unit=1e9)
     meter.end_step(1, 500, 0.0)
@@ -203,7 +203,7 @@ def test_a_share_of_the_peak_is_told_where_the_peak_is_known(monkeypatch):
     assert facts["mfu"] == pytest.approx(facts["tokens_per_s"] * 1e9 / 8.1e12)
 
 
-def test_metrics_are_those_of_all_tokens_on_any_number_of_ranks(tmp_path):
+def test_metrics_cover_all_tokens_on_any_number_of_ranks(tmp_path):
     """Against float64 over every predicted token of a text of BPE, whose tokens have many sizes."""
     write_texts(tmp_path / "files", 40)
     argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path), "--name=bpe"]
@@ -249,7 +249,7 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path, capsys):
     assert "embedding.weight" in error[0]
 
 
-def test_a_model_that_knows_nothing_is_right_about_one_token_at_most(tmp_path):
+def test_a_constant_model_predicts_at_most_one_token(tmp_path):
     """Equal logits name the first token of all, which stands at few places."""
     task, model, batch = create_task(tmp_path)
     with torch.no_grad():
@@ -260,7 +260,7 @@ def test_a_model_that_knows_nothing_is_right_about_one_token_at_most(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["sequences", "tokens"])
-def test_evaluation_on_training_windows_is_warned_of(tmp_path, capsys, kind):
+def test_evaluation_on_training_windows_warns(tmp_path, capsys, kind):
     flags = ()
     if kind == "tokens":
         write_tokens(tmp_path, "bytes")

@@ -103,7 +103,7 @@ def test_a_teacher_in_chunks_gives_the_loss_and_the_gradients_of_all_logits(
     assert not answers.requires_grad and not asked.model.training
 
 
-def test_where_answers_alone_are_learnt_the_teacher_is_heard_there_alone(tmp_path, teacher):
+def test_with_answer_tokens_only_the_teacher_counts_only_there(tmp_path, teacher):
     flags = ("--data.name=copy,symbols=4,answers=1,num_examples=640", "--train.logits_mib=0.002")
     parts, batch = build(tmp_path, teacher, "--distill.alpha=1", *flags)
     model, (asked,) = parts.state.model, parts.task.teaching.teachers
@@ -146,7 +146,7 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
     assert len(error) == 1 and words in error[0]
 
 
-def test_an_image_model_teaches_no_text(tmp_path, capsys):
+def test_an_image_model_is_refused_as_a_teacher_of_text(tmp_path, capsys):
     weights = export(tmp_path / "image", 1)
     argv = create_distil_argv(tmp_path, weights, "--check")
     assert main.main(argv) == 2
@@ -154,7 +154,7 @@ def test_an_image_model_teaches_no_text(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("ensemble", ["probs", "logits", "separate"])
-def test_several_teachers_teach_as_those_of_images(tmp_path, teacher, ensemble):
+def test_several_teachers_are_averaged_as_for_images(tmp_path, teacher, ensemble):
     sections = [{"weights": str(teacher), "weight": 1.0}, {"model": "ema", "weight": 1.0}]
     loss = "multi_avg_loss" if ensemble == "separate" else "kd"
     parts, batch = build(
@@ -180,7 +180,7 @@ def test_several_teachers_teach_as_those_of_images(tmp_path, teacher, ensemble):
     torch.testing.assert_close(value, wanted)
 
 
-def test_masked_windows_teach_nothing(tmp_path, teacher):
+def test_masked_windows_add_no_loss(tmp_path, teacher):
     parts, batch = build(tmp_path, teacher, "--train.logits_mib=0.01")
     half = batch.map(lambda tensor: tensor[:8])
     mask = torch.arange(16) < 8
@@ -197,7 +197,7 @@ def store(folder, teacher, *flags):
     return cache_teacher.main([*own, *create_distil_argv(folder, teacher, *flags)])
 
 
-def test_stored_answers_of_all_tokens_teach_as_the_live_teacher(tmp_path, teacher):
+def test_stored_logits_of_all_tokens_train_like_a_live_teacher(tmp_path, teacher):
     """Of a run that ends within an epoch, whose steps alone are stored."""
     run = ("--train.steps=12",)
     assert store(tmp_path, teacher, *run, "--top-k=5", "--train.logits_mib=0.02") == 0
@@ -236,7 +236,7 @@ def refuse_other_runs(folder, teacher, cached):
 
 
 @pytest.mark.parametrize("kind", ["live", "cached"])
-def test_a_taught_run_goes_on_bit_for_bit_and_is_evaluated(tmp_path, teacher, capsys, kind):
+def test_a_distilled_run_resumes_bit_for_bit_and_is_evaluated(tmp_path, teacher, capsys, kind):
     run = ("--train.steps=8", "--train.checkpoint_every_steps=4", "--train.keep_checkpoints=9")
     if kind == "cached":
         assert store(tmp_path, teacher, *run, "--top-k=2") == 0
@@ -295,9 +295,7 @@ def test_a_student_of_text_survives_kills(tmp_path, teacher, kind):
 
 
 @pytest.mark.parametrize(("limit", "chunk"), [(0.0007, 1), (0.005, 7), (64, 14)])
-def test_every_loss_of_tokens_is_the_plain_one_in_chunks_of_any_size(
-    tmp_path, teacher, limit, chunk
-):
+def test_every_token_loss_is_the_same_in_chunks_of_any_size(tmp_path, teacher, limit, chunk):
     names = [
         name
         for name in ARGS

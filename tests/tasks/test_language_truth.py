@@ -29,7 +29,7 @@ RATES = {"recall,symbols=256": ("--optim.lr=0.004",)}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "length", "steps", "width", "margin"), LEARNT)
-def test_what_is_learnt_ends_at_the_known_loss(tmp_path, name, length, steps, width, margin):
+def test_training_reaches_the_known_loss(tmp_path, name, length, steps, width, margin):
     flags = (
         *LEARNING,
         f"--data.name={name},num_examples=40000,num_held_out=1000",

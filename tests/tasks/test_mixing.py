@@ -64,7 +64,7 @@ def test_pixels_and_targets_equal_a_reference_of_loops(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_labels_share_is_the_share_of_pixels(kind):
+def test_the_label_share_equals_the_pixel_share(kind):
     """lam is the blend of mixup, and of cutmix what the box leaves of the image."""
     drawn = Mixing(TrainSection(**KINDS[kind])).sample(0, 4096, (SIDE, SIDE))
     lam, blend, box = (drawn[name].numpy() for name in (LAM, BLEND, BOX))
@@ -126,7 +126,7 @@ def test_cutmix_prob_is_the_share_of_mixed_pairs_that_are_cut(share):
     assert float(is_cut) == pytest.approx(0.5 * share, abs=0.02)
 
 
-def test_boxes_of_cutmix_have_the_images_shape_and_lie_evenly():
+def test_cutmix_boxes_have_the_images_aspect_and_uniform_centres():
     height, width = 60, 90
     drawn = Mixing(TrainSection(cutmix_alpha=1e6, seed=1)).sample(0, 20_000, (height, width))
     box = drawn[BOX].numpy()[::2]
@@ -142,7 +142,7 @@ def test_boxes_of_cutmix_have_the_images_shape_and_lie_evenly():
 
 
 @pytest.mark.parametrize("image_size", [(32, 48), (7, 5), (224, 224)])
-def test_boxes_of_cutmix_are_timms_for_the_same_centre_and_area(image_size):
+def test_cutmix_boxes_equal_timms_for_the_same_centre_and_area(image_size):
     lams = np.random.default_rng(0).random(200)
     for number, lam in enumerate(lams):
         np.random.seed(number)  # timm draws from it: rows first
@@ -155,7 +155,7 @@ def test_boxes_of_cutmix_are_timms_for_the_same_centre_and_area(image_size):
         assert 1.0 - area / float(image_size[0] * image_size[1]) == lam_of_box
 
 
-def test_areas_of_cutmix_are_spread_as_timms():
+def test_cutmix_areas_are_distributed_like_timms():
     """0.3028 of 32 x 48 on average while odd sides lost a pixel, 0.3111 as timm has them."""
     image_size = (32, 48)
     section = TrainSection(cutmix_alpha=1.0, mix_mode="element", seed=3)
@@ -200,7 +200,7 @@ def test_without_mixing_pixels_are_untouched_and_targets_are_one_hot():
     assert targets.max(dim=1).values.min() == 1
 
 
-def test_smoothing_is_what_pytorch_does():
+def test_label_smoothing_equals_pytorchs():
     batch = create_batch(16)
     logits = torch.randn(16, CLASSES, generator=torch.Generator().manual_seed(0))
     targets = Mixing(TrainSection(label_smoothing=0.2)).mix_targets(batch.labels, CLASSES, {})

@@ -71,7 +71,7 @@ def create_flags(root: Path, folder: Path, name: str, *flags: str) -> list[str]:
     ]
 
 
-def test_a_run_learns_what_is_true_of_digits_in_one_graph_and_goes_on_alike(listed, tmp_path):
+def test_a_multilabel_run_trains_in_one_graph_and_resumes_alike(listed, tmp_path):
     flags = (
         "--train.task_loss=asl",
         "--mixup=0.1",
@@ -97,7 +97,7 @@ def test_a_run_learns_what_is_true_of_digits_in_one_graph_and_goes_on_alike(list
     assert later[-1]["map"] == last["map"]
 
 
-def test_batches_hold_the_lists_of_the_file(listed):
+def test_batches_hold_the_label_lists_of_the_file(listed):
     data = DataSection(
         source="folder",
         root=str(listed),
@@ -117,7 +117,7 @@ def test_batches_hold_the_lists_of_the_file(listed):
     assert (found.sum(axis=1) == 0).any()
 
 
-def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path, capsys):
+def test_label_lists_of_a_tfds_dataset_train_alike(tmp_path, capsys):
     digits = load_examples(96, seed=0)
     lists = [[CLASSES.index(name) for name in name_classes(one)] for one in digits.labels]
     write_set(tmp_path, "sets", "train", Examples(digits.images, lists), names=CLASSES)
@@ -168,7 +168,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "flag", "words"), WRONG)
-def test_what_does_not_fit_is_refused_in_one_line(listed, tmp_path, capsys, flags, flag, words):
+def test_incompatible_configurations_are_refused_in_one_line(
+    listed, tmp_path, capsys, flags, flag, words
+):
     assert main.main(create_flags(listed, tmp_path, "b", *flags, f"--{flag}")) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
@@ -187,7 +189,7 @@ def test_what_does_not_fit_is_refused_in_one_line(listed, tmp_path, capsys, flag
         ("file,labels\ntrain/1.png,\n", "names no class"),
     ],
 )
-def test_a_broken_list_is_refused_in_one_line(listed, tmp_path, capsys, text, words):
+def test_a_broken_label_list_is_refused_in_one_line(listed, tmp_path, capsys, text, words):
     for name in ("train", "val"):
         (tmp_path / name).symlink_to(listed / name)
     (tmp_path / "labels.csv").write_text(text)
@@ -195,7 +197,7 @@ def test_a_broken_list_is_refused_in_one_line(listed, tmp_path, capsys, text, wo
     assert words in capsys.readouterr().err
 
 
-def test_made_up_lists_serve_the_tools(tmp_path):
+def test_tools_run_on_synthetic_label_lists(tmp_path):
     name = "image_size=8,channels=1,num_classes=10,num_examples=96,labels=2"
     config = create_config(tmp_path, "--train.task=multilabel", f"--data.name={name}")
     loader = create_loader(config.data, "train", seed=0)

@@ -52,7 +52,7 @@ def create_flags(digits_root, folder, teacher_run, *flags: str) -> list[str]:
     ]
 
 
-def test_a_run_judges_its_features_by_probes_and_keeps_the_best(digits_root, teacher_run, tmp_path):
+def test_a_run_evaluates_features_by_probes_and_keeps_the_best(digits_root, teacher_run, tmp_path):
     flags = create_flags(digits_root, tmp_path, teacher_run, "--distill.score=few/linear")
     assert main.main(flags) == 0
     folder = tmp_path / "probes" / "a"
@@ -100,7 +100,7 @@ def test_features_are_gathered_in_the_order_of_the_split(digits_root, teacher_ru
     loader.close()
 
 
-def test_least_squares_with_a_chosen_penalty_reads_what_is_there():
+def test_least_squares_with_a_chosen_penalty_finds_linear_classes():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 400)
     clear = np.eye(3)[labels] + rng.normal(0, 0.2, (400, 3))
@@ -122,7 +122,7 @@ def test_least_squares_with_a_chosen_penalty_reads_what_is_there():
         ({"train": {"task": "classify"}}, "evals[0].bank ('train[:120]') needs train.task=distil"),
     ],
 )
-def test_probes_that_tell_nothing_are_refused(digits_root, teacher_run, tmp_path, changes, words):
+def test_meaningless_probes_are_refused(digits_root, teacher_run, tmp_path, changes, words):
     config = load_config(create_flags(digits_root, tmp_path, teacher_run))
     with pytest.raises(UserError) as error:
         check(change(config, **changes))

@@ -66,7 +66,7 @@ def compute_map(logits: Tensor, has: Tensor) -> float:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_are_scikit_learns_for_any_batches_and_ranks(case):
+def test_metrics_equal_scikit_learns_for_any_batches_and_ranks(case):
     logits, has = draw_sets(case)
     table = ScoreTable(len(logits), has.shape[1])
     batches = cut(logits, has, 300, np.random.default_rng(0).permutation(len(logits)))
@@ -128,7 +128,7 @@ def test_the_score_does_not_depend_on_a_bias():
     assert scores[0] == scores[1] == scores[2]
 
 
-def test_an_answer_that_is_no_number_ranks_last_and_shows_in_the_loss():
+def test_a_nan_score_ranks_last_and_shows_in_the_loss():
     logits, has = torch.tensor([[float("nan")], [1.0]]), torch.tensor([[1.0], [0.0]])
     table = ScoreTable(2, 1)
     (batch,) = cut(logits, has, 2, np.arange(2))
@@ -136,7 +136,7 @@ def test_an_answer_that_is_no_number_ranks_last_and_shows_in_the_loss():
     assert np.isnan(metrics["loss"]) and metrics["map"] == pytest.approx(50)
 
 
-def test_of_too_large_a_split_every_nth_example_is_ranked(caplog):
+def test_every_nth_example_of_a_large_split_is_ranked(caplog):
     logits, has = draw_sets("around the bias -10")
     with caplog.at_level(logging.WARNING):
         table = ScoreTable(len(logits), has.shape[1], most_numbers=8000)

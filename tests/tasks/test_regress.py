@@ -116,7 +116,7 @@ def test_a_directory_has_a_split_for_each_file(root):
 
 
 @pytest.mark.parametrize("choice", ["both", "inputs", "targets", "none"])
-def test_the_model_holds_the_statistics_that_are_asked_for(root, choice):
+def test_the_model_holds_the_requested_statistics(root, choice):
     train = read_all(root, "train").double().numpy()
     arguments = check(load(root, f"--data.standardise={choice}")).facts.model_arguments
     wanted = {}
@@ -170,7 +170,7 @@ def test_metrics_are_those_of_scikit_learn(root, standardise):
 
 
 @pytest.mark.parametrize("name", ["mse", "mae", "huber", "gaussian_nll"])
-def test_each_loss_trains_the_value_that_it_names(root, name):
+def test_each_loss_trains_its_statistic(root, name):
     parts = create_parts(root, f"--train.task_loss={name}", "--model=mlp")
     batch = next(iter(parts.train_loader.batches()))
     output = parts.task.loss(parts.state.model, batch)
@@ -191,7 +191,7 @@ def test_each_loss_trains_the_value_that_it_names(root, name):
     assert float(mean) == pytest.approx(float(parts.state.model.outputs.mean), rel=1e-6)
 
 
-def test_the_penalty_is_on_matrices_alone(root):
+def test_the_penalty_applies_to_matrices_only(root):
     flags = ("--model=mlp", "--model.args.widths=[4]")
     plain, ridge = (create_parts(root, *flags, *more) for more in ((), ("--train.l2_penalty=0.5",)))
     batch = next(iter(plain.train_loader.batches()))
@@ -205,7 +205,7 @@ def test_the_penalty_is_on_matrices_alone(root):
     assert totals[1] - totals[0] == pytest.approx(0.5 * squares, rel=1e-5)
 
 
-def test_a_run_exports_what_predicts_in_the_data_s_own_units(root, tmp_path, capsys):
+def test_an_export_predicts_in_the_datas_units(root, tmp_path, capsys):
     flags = create_flags(
         root,
         f"--run.output_dir={tmp_path}",
@@ -235,7 +235,7 @@ def test_a_run_exports_what_predicts_in_the_data_s_own_units(root, tmp_path, cap
     assert (facts["input_columns"], facts["target_columns"]) == (["age", "rooms"], ["rent"])
 
 
-def test_a_run_does_not_go_on_with_other_numbers_under_the_same_name(root, tmp_path, capsys):
+def test_resuming_on_changed_data_of_the_same_name_is_refused(root, tmp_path, capsys):
     place = tmp_path / "tables"
     place.mkdir()
     values = dict(np.load(root / "homes.npz"))

@@ -58,7 +58,7 @@ def compute(parts) -> tuple[dict[str, float], object]:
 
 
 @pytest.mark.parametrize("place", ["run", "safetensors", "checkpoint"])
-def test_a_teacher_predicts_in_the_data_s_own_units(root, teacher, place):
+def test_a_teacher_predicts_in_the_datas_units(root, teacher, place):
     paths = {
         "run": teacher,
         "safetensors": teacher / "student.safetensors",
@@ -91,7 +91,7 @@ def test_terms_compare_predictions_in_units_of_the_spread(root, teacher):
     assert found["total"] == pytest.approx(total, rel=1e-5)
 
 
-def test_several_teachers_answer_by_their_weighted_mean(root, teacher):
+def test_several_teachers_predict_their_weighted_mean(root, teacher):
     two = [{"weights": str(teacher), "weight": 3}, {"model": "ema", "weight": 1}]
     flags = (
         *MLP,
@@ -109,7 +109,7 @@ def test_several_teachers_answer_by_their_weighted_mean(root, teacher):
     assert found["total"] == pytest.approx(wanted, rel=1e-4)
 
 
-def test_several_teachers_may_be_asked_one_by_one(root, teacher):
+def test_several_teachers_may_be_used_separately(root, teacher):
     two = [{"weights": str(teacher)}, {"model": "ema"}]
     shared = (
         *MLP,
@@ -199,7 +199,7 @@ def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_pa
         ),
     ],
 )
-def test_what_cannot_teach_is_refused(root, teacher, flags, words):
+def test_unsuitable_teachers_are_refused(root, teacher, flags, words):
     with pytest.raises(UserError) as refusal:
         check(load(root, *MLP, f"--distill.teacher_weights={teacher}", *flags))
     assert words in str(refusal.value)
@@ -212,7 +212,7 @@ def test_a_teacher_without_weights_is_refused(root):
         check(load(root, *MLP, *flags))
 
 
-def test_weights_of_another_permutation_are_told(root, teacher, caplog):
+def test_weights_of_another_split_permutation_are_reported(root, teacher, caplog):
     flags = ("--model=mlp", "--model.args.widths=[32, 16]", f"--model.weights={teacher}")
     assert json.loads((teacher / "student.json").read_text())["split_seed"] == 0
     whole = ("--data.name=parts", "--data.train_split=train", "--data.eval_split=validation")
@@ -239,7 +239,7 @@ def test_targets_of_another_width_are_refused(root, teacher):
             check(load(root, *taxed, *flags))
 
 
-def test_a_teacher_that_knows_nothing_is_refused(root, tmp_path, capsys):
+def test_an_uninformative_teacher_is_refused(root, tmp_path, capsys):
     weak = create_flags(
         root,
         "--model=linear",
@@ -260,7 +260,7 @@ def test_a_teacher_that_knows_nothing_is_refused(root, tmp_path, capsys):
     assert "no better than the targets' mean" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_a_twin_has_teachers_of_the_same_shape_and_no_data(root, teacher, tmp_path):
+def test_a_synthetic_run_has_teachers_of_the_same_shape_and_no_data(root, teacher, tmp_path):
     own = load(root, *teach(teacher, {"name": "prediction_mse"}))
     twin = SyntheticRegress(own, {})
     made = twin.replace_teachers(twin.replace_data(64, tmp_path), tmp_path)

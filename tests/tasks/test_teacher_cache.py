@@ -96,7 +96,7 @@ def create_config(folder, **distill) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize(("writers", "readers"), [(1, 1), (1, 4), (2, 1), (4, 2), (2, 8)])
-def test_answers_come_back_on_any_number_of_ranks(tmp_path, writers, readers):
+def test_stored_outputs_are_read_back_on_any_number_of_ranks(tmp_path, writers, readers):
     write_cache(tmp_path, writers=writers)
     caches = [TeacherCache(tmp_path, (rank, readers)) for rank in range(readers)]
     for step in range(SHAPE.epochs * SHAPE.steps_per_epoch):
@@ -124,7 +124,7 @@ def test_full_width_keeps_no_residual_and_equals_the_teacher_within_float16(tmp_
     assert read[f"{RESIDUAL}0"].eq(0).all()
 
 
-def test_an_interrupted_epoch_is_continued_where_it_stopped(tmp_path):
+def test_an_interrupted_epoch_continues_where_it_stopped(tmp_path):
     write_cache(tmp_path / "whole")
     folder = tmp_path / "torn"
     folder.mkdir()
@@ -142,7 +142,7 @@ def test_an_interrupted_epoch_is_continued_where_it_stopped(tmp_path):
         assert path.read_bytes() == (folder / path.name).read_bytes()
 
 
-def test_a_row_costs_what_arithmetic_says():
+def test_a_rows_size_equals_its_arithmetic():
     assert create_shape(16, 1000, 1, 1, 1).row_dtype.itemsize == 16 * (2 + 2) + 2 + 1
     assert create_shape(10, 10, 1, 1, 1).row_dtype.itemsize == 10 * (2 + 1) + 2 + 1
     assert Column("abc", CLASSES, 1000, 16).index_dtype == np.uint16
@@ -187,7 +187,7 @@ def test_a_truncated_file_and_a_foreign_format_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("readers", [1, 2])
-def test_answers_to_other_examples_are_refused_at_their_step(tmp_path, readers):
+def test_outputs_for_other_examples_are_refused_at_their_step(tmp_path, readers):
     write_cache(tmp_path, writers=2)
     cache = TeacherCache(tmp_path, (readers - 1, readers))
     rows = SHAPE.global_batch_size // readers
@@ -200,7 +200,7 @@ def test_answers_to_other_examples_are_refused_at_their_step(tmp_path, readers):
         cache.read(0, get_examples(1, 0)[-rows:])
 
 
-def test_answers_that_were_made_for_no_example_fit_any(tmp_path):
+def test_outputs_stored_without_examples_fit_any(tmp_path):
     write_manifest(tmp_path, create_stream(), replace(SHAPE, epochs=1), 1)
     writer = CacheWriter(tmp_path, SHAPE, 0)
     while not writer.is_complete:
@@ -208,7 +208,7 @@ def test_answers_that_were_made_for_no_example_fit_any(tmp_path):
     TeacherCache(tmp_path).read(0, torch.arange(8))
 
 
-def test_neighbouring_examples_have_marks_of_all_values():
+def test_checksums_of_neighbouring_examples_take_all_values():
     marks = compute_marks(torch.arange(255 * 40))
     counts = np.bincount(marks, minlength=256)
     assert counts[0] == 0
@@ -216,7 +216,7 @@ def test_neighbouring_examples_have_marks_of_all_values():
     assert (marks[1:] != marks[:-1]).mean() > 0.99
 
 
-def test_a_cache_is_replayed_from_behind_a_url_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_cache_at_a_url_is_replayed_without_leftovers(tmp_path, monkeypatch):
     write_cache(tmp_path / "made", writers=2)
     place = f"memory://{uuid.uuid4().hex}"
     fsspec.filesystem("memory").put(f"{tmp_path / 'made'}/", f"{place}/", recursive=True)
@@ -266,7 +266,7 @@ def create_columns(dtype: str = "float16") -> tuple[Column, ...]:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
-def test_answers_of_all_kinds_lie_side_by_side_as_exact_as_their_type(tmp_path, dtype):
+def test_all_kinds_of_outputs_are_stored_as_exactly_as_their_type(tmp_path, dtype):
     shape = CacheShape(create_columns(dtype), 1, 2, 8)
     write_answers(tmp_path, shape)
     read = TeacherCache(tmp_path).read(1, get_examples(0, 1, shape))
@@ -286,7 +286,7 @@ def test_answers_of_all_kinds_lie_side_by_side_as_exact_as_their_type(tmp_path, 
     assert torch.equal(read[f"{INDICES}0"].float(), answers[0][:, 3:6])
 
 
-def test_a_run_reads_the_teachers_that_it_names_in_its_own_order(tmp_path):
+def test_a_run_reads_its_named_teachers_in_its_own_order(tmp_path):
     shape = CacheShape(create_columns(), 1, 2, 8)
     write_answers(tmp_path, shape)
     chosen = TeacherCache(tmp_path, teachers=["c", "b", "probs 1:2"])
@@ -313,7 +313,7 @@ def test_a_run_reads_the_teachers_that_it_names_in_its_own_order(tmp_path):
     ("value", "dtype", "rule"),
     [(float("nan"), "int8", "not finite"), (1e6, "float16", "does not hold outputs up to 1e.06")],
 )
-def test_answers_that_cannot_be_stored_are_refused(value, dtype, rule):
+def test_outputs_that_cannot_be_stored_are_refused(value, dtype, rule):
     shape = CacheShape((Column("a", FEATURES, 2, dtype=dtype),), 1, 1, 1)
     with pytest.raises(UserError, match=rule):
         pack_rows([torch.tensor([[value, 0.0]])], shape)

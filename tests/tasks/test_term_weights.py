@@ -25,7 +25,7 @@ def test_constant_weights_need_no_schedule():
     assert TermWeights.create([LossTerm(name="kd", weight_end=0.0)], 10, 5) is not None
 
 
-def test_a_warm_up_rises_linearly_from_nothing_to_the_weight():
+def test_a_warm_up_rises_linearly_from_zero_to_the_weight():
     scales = get_scales(LossTerm(name="kd", warmup_epochs=2.0))
     assert scales[:21] == pytest.approx([step / 20 for step in range(21)])
     assert set(scales[20:]) == {1.0}
@@ -47,7 +47,7 @@ def test_the_cosine_begins_where_the_warm_up_ends():
     assert scales[-1] == pytest.approx(0.5)
 
 
-def test_beyond_the_run_the_end_stays():
+def test_after_the_run_the_final_weight_stays():
     weights = TermWeights((LossTerm(name="kd", weight_end=0.25),), 11, 5)
     assert weights.get_scales(500).item() == pytest.approx(0.25)
 

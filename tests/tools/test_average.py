@@ -34,7 +34,7 @@ def damaged(teacher_run, tmp_path):
     return places
 
 
-def test_a_mean_is_by_share_and_whole_numbers_are_the_last_ones():
+def test_floats_are_averaged_by_share_and_integers_taken_from_the_last():
     models = [{"w": torch.tensor([float(n)]), "count": torch.tensor(n)} for n in (1, 2, 6)]
     found = mix(models, [1.0, 1.0, 1.0])
     assert found["w"].item() == 3.0 and found["count"].item() == 6
@@ -48,7 +48,7 @@ def test_a_mean_is_by_share_and_whole_numbers_are_the_last_ones():
     assert mix(models, shares)["w"].item() == pytest.approx(wanted)
 
 
-def test_the_greedy_mean_leaves_out_what_makes_it_worse(
+def test_the_greedy_mean_leaves_out_checkpoints_that_worsen_it(
     teacher_run, damaged, digits_root, tmp_path
 ):
     out = tmp_path / "out"
@@ -65,7 +65,7 @@ def test_the_greedy_mean_leaves_out_what_makes_it_worse(
     assert (out / "student.json").read_text() == (teacher_run / "student.json").read_text()
 
 
-def test_the_greedy_choice_goes_from_the_best_one_on():
+def test_the_greedy_choice_starts_from_the_best_checkpoint():
     class Fake:
         def __init__(self, value):
             self.value, self.location = value, str(value)
@@ -80,7 +80,7 @@ def test_the_greedy_choice_goes_from_the_best_one_on():
     assert (float(tensors["w"]), score) == (0.0, -0.5)
 
 
-def test_one_run_alone_stands_for_its_checkpoints(tmp_path, capsys):
+def test_a_single_run_stands_for_its_checkpoints(tmp_path, capsys):
     flags = ("--train.steps=4", "--train.checkpoint_every_steps=1", "--train.keep_checkpoints=4")
     assert main.main(create_argv(tmp_path, *flags, "--run.run_id=a")) == 0
     run = tmp_path / "tiny" / "a"
@@ -103,7 +103,7 @@ def test_one_run_alone_stands_for_its_checkpoints(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("fact", [{"args": {"num_heads": 2}}, {"classes": ["b", "a"]}])
-def test_models_that_mean_another_thing_by_the_same_shapes_are_refused(tmp_path, capsys, fact):
+def test_models_of_equal_shapes_and_other_meaning_are_refused(tmp_path, capsys, fact):
     """The number of heads shows in no shape, nor does the order of classes."""
     facts = {"model": "vit", "args": {"num_heads": 1}, "classes": ["a", "b"]}
     places = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
@@ -123,7 +123,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD)
-def test_bad_input_is_one_line(teacher_run, damaged, tmp_path, capsys, words, said):
+def test_bad_input_gives_one_line(teacher_run, damaged, tmp_path, capsys, words, said):
     places = {"RUN": str(teacher_run), "FAR": str(damaged["far"])}
     flags = [*(places.get(word, word) for word in words), "--out", str(tmp_path / "out")]
     assert run_tool(flags) == 2
@@ -131,7 +131,7 @@ def test_bad_input_is_one_line(teacher_run, damaged, tmp_path, capsys, words, sa
     assert said in err and len(err.splitlines()) == 1
 
 
-def test_a_card_says_what_the_run_has_written_down(teacher_run, tmp_path, capsys):
+def test_a_card_holds_what_the_run_recorded(teacher_run, tmp_path, capsys):
     path = tmp_path / "README.md"
     assert card.main([str(teacher_run), "--out", str(path)]) == 0
     text = path.read_text()

@@ -86,7 +86,7 @@ def read_errors(capsys) -> str:
     return lines[0]
 
 
-def test_the_card_says_whose_answers_lie_there_and_how_exact(tmp_path, capsys):
+def test_the_card_names_the_teacher_and_the_precision(tmp_path, capsys):
     folder = write(tmp_path / "cache")
     (folder / "teachers.json").write_text('{"aa": {"top1": 81.25, "ece": 0.1, "split": "val"}}')
     assert main(["info", str(folder), "--json"]) == 0
@@ -116,7 +116,7 @@ def test_the_card_says_whose_answers_lie_there_and_how_exact(tmp_path, capsys):
         (lambda path: path.write_bytes(b"\x01" + path.read_bytes()[1:]), "has CRC32C"),
     ],
 )
-def test_a_file_that_is_not_what_was_written_is_named(tmp_path, capsys, damage, said):
+def test_a_changed_file_is_named(tmp_path, capsys, damage, said):
     folder = write(tmp_path / "cache")
     assert main(["verify", str(folder)]) == 0
     damage(folder / "epoch_00001.00000-of-00001.bin")
@@ -137,7 +137,7 @@ def test_a_changed_byte_is_not_replayed(tmp_path):
         cache.read(4)
 
 
-def test_rows_of_another_cache_of_that_place_are_not_gone_on_with(tmp_path, monkeypatch):
+def test_rows_of_another_cache_at_that_path_are_not_continued(tmp_path, monkeypatch):
     """They lie in the user's cache, and somebody has begun anew on the bucket."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     place, name = f"memory://anew/{tmp_path.name}", "epoch_00000.00000-of-00001.part"
@@ -149,7 +149,7 @@ def test_rows_of_another_cache_of_that_place_are_not_gone_on_with(tmp_path, monk
         (directory.path / name).write_bytes(b"rows")
 
 
-def test_several_processes_find_what_one_finds(tmp_path, capsys):
+def test_several_processes_verify_the_same_as_one(tmp_path, capsys):
     folder = write(tmp_path / "cache")
     path = folder / "epoch_00002.00000-of-00001.bin"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
@@ -162,7 +162,7 @@ def test_several_processes_find_what_one_finds(tmp_path, capsys):
     assert "epoch_00002" in alone
 
 
-def test_parts_of_several_machines_become_the_cache_of_one(tmp_path, capsys):
+def test_parts_of_several_machines_merge_into_one_cache(tmp_path, capsys):
     whole = write(tmp_path / "whole")
     parts = [write(tmp_path / f"part{n}", part=(n, 2)) for n in range(2)]
     assert main(["merge", *map(str, parts), "--out", str(tmp_path / "merged")]) == 0
@@ -175,7 +175,7 @@ def test_parts_of_several_machines_become_the_cache_of_one(tmp_path, capsys):
     assert "has epoch_00001.00000-of-00001.bin; store that part first" in read_errors(capsys)
 
 
-def test_teachers_of_one_stream_come_to_stand_side_by_side(tmp_path):
+def test_teachers_of_one_stream_are_merged_into_one_cache(tmp_path):
     whole = write(tmp_path / "whole")
     alone = [
         write(tmp_path / column.teacher, replace(SHAPE, columns=(column,))) for column in COLUMNS
@@ -185,7 +185,7 @@ def test_teachers_of_one_stream_come_to_stand_side_by_side(tmp_path):
     assert make_card(tmp_path / "merged")["teachers"] == make_card(whole)["teachers"]
 
 
-def test_lineages_are_put_together_and_cut_like_the_answers(tmp_path):
+def test_lineages_are_merged_and_cut_like_the_stored_outputs(tmp_path):
     """Both teachers were taught by one other, and each by one of its own besides."""
     elders = {name: Ancestor(2, id=f"of {name}", through=name) for name in ("aa", "bb")}
     notes = {
@@ -247,7 +247,7 @@ def test_caches_that_do_not_belong_together_are_not_merged(tmp_path, capsys, sha
     assert re.search(rule, read_errors(capsys))
 
 
-def test_a_subset_is_what_would_have_been_stored(tmp_path):
+def test_a_subset_equals_what_would_have_been_stored(tmp_path):
     """Fewer classes, epochs and teachers: the dropped mass goes to the rest."""
     write(tmp_path / "cache")
     assert (
@@ -275,7 +275,7 @@ def test_a_subset_is_what_would_have_been_stored(tmp_path):
         )
 
 
-def test_another_type_states_what_it_costs_at_most(tmp_path):
+def test_converting_the_type_states_the_largest_error(tmp_path):
     write(tmp_path / "cache")
     out = tmp_path / "small"
     assert main(["subset", str(tmp_path / "cache"), "--out", str(out), "--dtype=int8"]) == 0
@@ -306,7 +306,7 @@ def test_another_type_states_what_it_costs_at_most(tmp_path):
         (["verify", "CACHE", "--steps=0", "--config=x"], "--steps (0) must be at least 1"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_line(tmp_path, capsys, words, rule):
+def test_impossible_operations_give_one_line(tmp_path, capsys, words, rule):
     write(tmp_path / "cache")
     places = {"CACHE": str(tmp_path / "cache"), "NEW": str(tmp_path / "new")}
     assert main([places.get(word, word) for word in words]) == 2
@@ -344,7 +344,7 @@ def kill_and_go_on(folder: Path, kills: int) -> int:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.slow)])
-def test_a_writer_that_is_killed_at_any_instant_loses_nothing_but_time(tmp_path, kills):
+def test_a_writer_killed_at_any_instant_loses_only_time(tmp_path, kills):
     folder = tmp_path / "killed"
     assert kill_and_go_on(folder, kills) >= 1
     shape = replace(SHAPE, epochs=40)
@@ -357,7 +357,7 @@ def test_a_writer_that_is_killed_at_any_instant_loses_nothing_but_time(tmp_path,
 
 
 @pytest.mark.parametrize("torn", ["noted", "summed", "named"])
-def test_every_instant_of_finishing_a_file_is_gone_on_from(tmp_path, torn):
+def test_an_interruption_anywhere_while_finishing_a_file_is_continued(tmp_path, torn):
     """What lies there between each two of the steps by which a file gets its name."""
     whole = write(tmp_path / "whole")
     folder = tmp_path / "torn"
@@ -375,7 +375,7 @@ def test_every_instant_of_finishing_a_file_is_gone_on_from(tmp_path, torn):
     assert sorted(os.listdir(folder)) == sorted(os.listdir(whole))  # noqa: PTH208
 
 
-def test_marks_of_the_examples_stay_with_their_rows(tmp_path):
+def test_example_checksums_stay_with_their_rows(tmp_path):
     write(tmp_path / "cache")
     assert (
         main(

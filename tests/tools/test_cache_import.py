@@ -98,7 +98,7 @@ def open_views(root: Path, cache: Path):
 
 
 @pytest.mark.parametrize("augmentation", [CROP, STRONG], ids=["crop", "strong"])
-def test_a_student_sees_the_published_views_with_their_answers(
+def test_a_student_sees_the_published_views_with_their_logits(
     images, tmp_path, capsys, augmentation
 ):
     samples = publish(tmp_path / "files", images, augmentation, compress=augmentation is STRONG)
@@ -129,7 +129,7 @@ def test_a_student_sees_the_published_views_with_their_answers(
     assert len(seen) == 2 * IMAGES
 
 
-def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
+def test_a_run_trains_on_imported_logits(images, tmp_path, capsys):
     """By those of other batches, seeds and orders than anybody imported for."""
     samples = publish(tmp_path / "files", images, CROP)
     cache = tmp_path / "cache"
@@ -193,7 +193,7 @@ def test_a_run_is_taught_by_imported_answers(images, tmp_path, capsys):
         ({}, (), {"data.repeats": "2"}, "data.repeats (2) is not supported with"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused_in_one_line(images, tmp_path, capsys, case):
+def test_files_that_cannot_be_replayed_are_refused_in_one_line(images, tmp_path, capsys, case):
     damage, more, keys, rule = case
     publish(tmp_path / "files", images, {**CROP, **damage})
     # To each image the files of one of the next class.
@@ -225,7 +225,7 @@ class Harm:
         return Path.touch, (self.path,)
 
 
-def test_a_file_that_makes_something_else_than_numbers_is_refused(images, tmp_path, capsys):
+def test_a_pickle_that_builds_other_objects_than_numbers_is_refused(images, tmp_path, capsys):
     publish(tmp_path / "files", images, CROP)
     with zipfile.ZipFile(tmp_path / "files/3.pth.tar", "w") as archive:
         archive.writestr("archive/data.pkl", pickle.dumps((3, Harm(tmp_path / "harm"))))
@@ -234,7 +234,7 @@ def test_a_file_that_makes_something_else_than_numbers_is_refused(images, tmp_pa
     assert not (tmp_path / "harm").exists()
 
 
-def test_an_import_goes_on_where_it_was_interrupted(images, tmp_path, monkeypatch):
+def test_an_interrupted_import_continues(images, tmp_path, monkeypatch):
     publish(tmp_path / "files", images, CROP)
     monkeypatch.setattr("tools.cache.importing._LOT", 5)
     monkeypatch.setattr("tools.cache.importing._NOTED_LOTS", 1)
@@ -259,7 +259,7 @@ def test_an_import_goes_on_where_it_was_interrupted(images, tmp_path, monkeypatc
     )
 
 
-def test_imported_answers_are_verified_and_cut_and_lie_behind_urls(
+def test_imported_logits_are_verified_and_cut_and_may_be_at_urls(
     images, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
@@ -336,7 +336,7 @@ def draw_box(image: Image.Image) -> tuple[int, int, int, int]:
     return crop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3))
 
 
-def test_a_seed_gives_the_box_that_timm_draws_from_it(draw):
+def test_a_seed_gives_timms_crop_box(draw):
     """Also where no try fits and the middle is taken."""
     for seed in range(300):
         width, height = [(50, 40), (400, 7), (6, 300), (33, 33)][seed % 4]
@@ -368,7 +368,7 @@ def write_seeded_logits(folder: Path, paths: list[Path]) -> dict[tuple[int, str]
     return stored
 
 
-def test_a_student_sees_what_tinyvits_seeds_have_drawn(images, tmp_path, draw, capsys):
+def test_a_student_sees_the_crops_of_tinyvits_seeds(images, tmp_path, draw, capsys):
     stored = write_seeded_logits(tmp_path / "logits", list_images(images))
     saved, cache = tmp_path / "config.json", tmp_path / "cache"
     saved.write_text(yaml.safe_dump(SAVED))

@@ -76,7 +76,7 @@ def train(flags, tmp_path, name, *more) -> list[dict]:
     return [line for line in read_metrics(tmp_path / "e" / name) if line["kind"] == "train"]
 
 
-def test_full_width_answers_train_like_the_live_teacher(flags, tmp_path):
+def test_full_width_logits_train_like_the_live_teacher(flags, tmp_path):
     assert store(flags, tmp_path / "cache", "--top-k", "10") == 0
     live = train(flags, tmp_path, "live")
     stored = train(flags, tmp_path, "stored", f"--distill.teacher_cache={tmp_path / 'cache'}")
@@ -124,7 +124,7 @@ def read_rows(folder: Path) -> np.ndarray:
     return np.fromfile(next(iter(sorted(folder.glob("*.bin")))), shape.row_dtype)
 
 
-def test_two_processes_store_what_one_stores(flags, tmp_path):
+def test_two_processes_store_the_same_as_one(flags, tmp_path):
     """Each of two input processes writes its block of every global batch."""
     assert store(flags, tmp_path / "one", "--epochs", "1") == 0
     options = parse([*flags, "--out", str(tmp_path / "two"), "--epochs", "1"])
@@ -142,7 +142,7 @@ def test_two_processes_store_what_one_stores(flags, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_cache_on_a_bucket_is_gone_on_with(flags, tmp_path, monkeypatch):
+def test_an_interrupted_cache_on_a_bucket_is_continued(flags, tmp_path, monkeypatch):
     """By another machine with its whole files, by the same one with every row."""
     assert store(flags, tmp_path / "here", "--top-k", "4") == 0
     place = f"memory://answers/{tmp_path.name}"
@@ -212,7 +212,7 @@ def build_rank(job, rank: int, count: int):
     return runtime, build_parts(runtime, job)
 
 
-def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cache):
+def test_a_sharded_cache_holds_the_logits_of_the_runs_examples(flags, sharded_cache):
     """The best stored class is the live teacher's for each example of the run's batches."""
     _, parts = build_rank(check_run(flags, sharded_cache), 0, 1)
     config = writing.without_cache(check_run(flags, sharded_cache).config)
@@ -228,7 +228,7 @@ def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cach
     assert right > 0.99 * total
 
 
-def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
+def test_a_wrong_cache_manifest_is_detected_at_the_first_batch(
     flags, sharded_cache, tmp_path, capsys
 ):
     """What the description does not say, or says wrongly, shows in the examples themselves."""
@@ -256,7 +256,7 @@ def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
     assert read_metrics(tmp_path / "e" / "lie") == []
 
 
-def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags, tmp_path):
+def test_two_processes_replay_a_sharded_cache_stored_by_two(flags, tmp_path):
     words = [*flags, *SHARDED, "--runtime.num_processes=2", "--train.epochs=1"]
     options = parse([*words, "--out", str(tmp_path / "two")])
     job = check(writing.without_cache(load_config(get_run_flags(options))))
@@ -297,7 +297,7 @@ def test_a_folder_of_other_files_is_another_dataset(tmp_path):
     assert len(set(found)) == 3
 
 
-def test_plan_stores_nothing_and_says_what_imagenet_takes(flags, tmp_path, capsys):
+def test_plan_stores_nothing_and_prints_the_size_for_imagenet(flags, tmp_path, capsys):
     assert store(flags, tmp_path / "cache", "--plan", "--top-k", "8") == 0
     text = capsys.readouterr().out
     assert "ImageNet x 300 epochs at k = 8: 35 bytes" in text
@@ -312,7 +312,7 @@ def test_plan_stores_nothing_and_says_what_imagenet_takes(flags, tmp_path, capsy
         (["--teacher=ema", "--teacher_path=", "--model_ema"], "cannot be stored"),
     ],
 )
-def test_what_cannot_be_stored_is_refused_in_one_line(flags, tmp_path, capsys, more, rule):
+def test_outputs_that_cannot_be_stored_are_refused_in_one_line(flags, tmp_path, capsys, more, rule):
     assert store(flags, tmp_path / "cache", *more) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1
@@ -347,7 +347,7 @@ def two_answers(two_teachers, tmp_path_factory) -> Path:
         ("--distill.ensemble=separate", "--kd=multi_avg_prob"),
     ],
 )
-def test_two_teachers_of_one_cache_teach_in_every_way_as_live_ones(
+def test_two_cached_teachers_train_like_live_ones_in_every_mode(
     two_teachers, two_answers, teaching
 ):
     if "separate" in teaching[0]:  # there the loss has the shares
@@ -364,7 +364,7 @@ def test_two_teachers_of_one_cache_teach_in_every_way_as_live_ones(
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_a_run_names_one_of_a_caches_teachers_and_is_longer_than_it(flags, two_answers):
+def test_a_run_may_use_one_cached_teacher_and_outlast_the_cache(flags, two_answers):
     """Another student of other length; the live teacher's answers are the column of its hash."""
     more = ["--model.args.embed_dim=32", "--epochs=5", f"--distill.teacher_cache={two_answers}"]
     _, parts = build_rank(check(load_config([*flags, *more])), 0, 1)
@@ -380,7 +380,7 @@ def test_a_run_names_one_of_a_caches_teachers_and_is_longer_than_it(flags, two_a
     assert known.via == "cache" and known.judged["top1"] == judged["top1"]
 
 
-def test_the_teachers_are_asked_again_and_a_forged_answer_is_found(
+def test_verification_recomputes_logits_and_finds_a_forged_one(
     two_teachers, two_answers, tmp_path, capsys
 ):
     """Of a file whose checksum agrees, so that nothing but its teacher can tell."""
@@ -411,7 +411,7 @@ def test_a_written_cache_has_a_card_with_the_teachers_accuracy(two_answers, teac
     assert "top1" in (two_answers / "CARD.md").read_text()
 
 
-def test_two_machines_share_the_epochs_and_their_parts_are_the_whole(flags, tmp_path):
+def test_two_machines_split_the_epochs_into_parts_of_one_cache(flags, tmp_path):
     whole = [*flags, "--augmentations=2", "--top-k=2"]
     assert store(whole, tmp_path / "whole") == 0
     for part in ("1/2", "0/2"):

@@ -14,7 +14,7 @@ from tools.card.__main__ import main
 MODEL, ARGS = "vit_tiny_patch16_224", {**VIT_ARGS, "img_size": 8}
 
 
-def test_a_card_lists_distillation_where_somebody_teaches(tmp_path):
+def test_a_card_lists_distillation_if_there_is_a_teacher(tmp_path):
     argv = create_argv(tmp_path, "--train.steps=1", "--run.run_id=alone")
     assert training.main(argv) == 0
     taught = (
@@ -33,7 +33,7 @@ def test_a_card_lists_distillation_where_somebody_teaches(tmp_path):
     assert "`distill.temperature`" in cards["taught"] and "`distill.alpha`" in cards["taught"]
 
 
-def test_weights_of_no_run_have_a_card_of_what_is_known(tmp_path, capsys):
+def test_weights_without_a_run_have_a_card_of_known_facts(tmp_path, capsys):
     path, out = tmp_path / "w.pth", tmp_path / "card.md"
     torch.save(timm.create_model(MODEL, num_classes=3, **ARGS).state_dict(), path)
     assert main([str(path), "--out", str(out)]) == 2

@@ -56,7 +56,7 @@ def test_list_shows_steps_sizes_and_the_best(run, capsys):
     assert lines[5].split() == ["step_00000005", "0.0", "3", "50.00"]
 
 
-def test_list_shows_what_was_set_aside(run, capsys):
+def test_list_shows_checkpoints_moved_aside(run, capsys):
     (run / "checkpoints" / "step_00000005").rename(run / "checkpoints" / "aside_step_00000005")
     assert main(["list", str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -64,7 +64,7 @@ def test_list_shows_what_was_set_aside(run, capsys):
     assert lines[5].startswith("aside_step_00000005") and "set aside" in lines[5]
 
 
-def test_verify_reads_every_tensor_and_says_which_is_broken(run, capsys):
+def test_verify_reads_every_tensor_and_names_broken_ones(run, capsys):
     assert main(["verify", str(run)]) == 1
     out = capsys.readouterr().out
     assert out.count(": whole") == 4
@@ -85,7 +85,7 @@ def test_diff_names_the_tensors_that_differ_and_by_how_much(run, capsys):
     assert main(["diff", one, five, "--parts=nothing"]) == 2
 
 
-def test_diff_tells_bits_apart_that_compare_equal_and_shapes(tmp_path, capsys):
+def test_diff_distinguishes_equal_values_with_other_bits_and_shapes(tmp_path, capsys):
     """-0.0 == 0.0, and NaN is not itself; bits decide."""
     values = {
         "a": {"x": torch.tensor([0.0]), "y": torch.tensor([float("nan")]), "z": torch.zeros(2)},
@@ -125,7 +125,7 @@ def test_an_export_loads_into_plain_timm(tmp_path, capsys):
     assert "end it with .safetensors or .pth" in capsys.readouterr().err
 
 
-def test_prune_keeps_the_newest_whole_the_best_and_multiples(run, capsys):
+def test_prune_keeps_the_newest_complete_the_best_and_multiples(run, capsys):
     """Step 4 is broken: it is none of the newest whole ones, and goes only if asked."""
     assert main(["prune", str(run), "--keep=1", "--keep-every=3", "--dry-run"]) == 0
     assert capsys.readouterr().out.splitlines() == [f"would delete {run}/checkpoints/step_00000001"]
@@ -134,7 +134,7 @@ def test_prune_keeps_the_newest_whole_the_best_and_multiples(run, capsys):
     assert list_names(run) == ["step_00000002", "step_00000003", "step_00000005"]
 
 
-def test_prune_never_deletes_the_last_whole_one(run, capsys):
+def test_prune_never_deletes_the_last_complete_checkpoint(run, capsys):
     for name in ("step_00000002", "step_00000003", "step_00000005"):
         (run / "checkpoints" / name / "COMMITTED").unlink()
     assert main(["prune", str(run), "--keep=0", "--broken"]) == 0
@@ -145,7 +145,7 @@ def test_prune_never_deletes_the_last_whole_one(run, capsys):
     assert "none of 1 checkpoints is whole; kept all" in capsys.readouterr().err
 
 
-def test_the_commands_work_behind_a_url(capsys):
+def test_the_commands_work_on_a_url(capsys):
     place = f"memory://{uuid.uuid4().hex}/a"
     manager = CheckpointManager(place, keep=9)
     for step in (1, 2, 3):

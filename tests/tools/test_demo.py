@@ -9,7 +9,7 @@ from tools import demo
 
 
 @pytest.mark.parametrize(("seeds", "words"), [(6, "better"), (1, "n too small to tell")])
-def test_it_ends_with_distilled_against_alone(tmp_path, capsys, monkeypatch, seeds, words):
+def test_the_demo_ends_with_distilled_versus_alone(tmp_path, capsys, monkeypatch, seeds, words):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     store = tmp_path / "runs"
     gains = {"alone": 0.0, "distilled": 2.0, "other": 9.0}

@@ -68,7 +68,7 @@ QUICK = ("onnx", "torch_export", "timm")
         *(pytest.param(name, (*QUICK, "stablehlo"), marks=pytest.mark.slow) for name in MODELS),
     ],
 )
-def test_every_form_gives_the_same_answers(tmp_path, name, forms, capsys):
+def test_every_format_gives_the_same_outputs(tmp_path, name, forms, capsys):
     weights, out = write_model(tmp_path / "run", name), tmp_path / "out"
     write_photographs(tmp_path / "photos", 6, side=120)
     flags = [str(weights), "--out", str(out), "--images", str(tmp_path / "photos")]
@@ -99,7 +99,7 @@ HAS_JAX = all(importlib.util.find_spec(name) is not None for name in ("jax", "to
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_JAX, reason="needs jax and torchax: setup --jax-export")
 @pytest.mark.parametrize("name", MODELS)
-def test_stablehlo_of_any_number_of_images_gives_the_same_answers(tmp_path, name):
+def test_stablehlo_with_dynamic_batch_gives_the_same_outputs(tmp_path, name):
     from tools.export.stable_hlo import run_by_jax
 
     weights, out = write_model(tmp_path / "run", name), tmp_path / "out"
@@ -126,7 +126,7 @@ def test_stablehlo_of_any_number_of_images_gives_the_same_answers(tmp_path, name
         (("--batch-size", "4"), "--batch-size (4) is not supported with --to stablehlo_any"),
     ],
 )
-def test_what_stablehlo_of_any_number_cannot_do_is_refused(
+def test_models_unsupported_by_dynamic_batch_stablehlo_are_refused(
     tmp_path, monkeypatch, capsys, flags, words
 ):
     found = importlib.util.find_spec if flags else lambda name: None
@@ -138,7 +138,7 @@ def test_what_stablehlo_of_any_number_cannot_do_is_refused(
 
 
 @pytest.mark.slow
-def test_what_normalises_inside_takes_pixels(tmp_path, capsys):
+def test_exports_with_normalisation_inside_take_pixels(tmp_path, capsys):
     """A SavedModel of any number of images, by TensorFlow alone, and a fixed batch of ONNX."""
     import onnxruntime
     import tensorflow as tf
@@ -165,7 +165,7 @@ def test_what_normalises_inside_takes_pixels(tmp_path, capsys):
     np.testing.assert_allclose(found, wanted[:2], atol=1e-4)
 
 
-def test_pixels_are_what_a_program_with_its_normalisation_takes(tmp_path):
+def test_a_normalising_program_takes_pixels(tmp_path):
     weights, out = write_model(tmp_path / "run", "vit_tiny_patch16_224"), tmp_path / "out"
     flags = [str(weights), "--out", str(out), "--normalize", "--count", "3", "--batch-size", "2"]
     assert main([*flags, "--to", "torch_export"]) == 0
@@ -187,7 +187,7 @@ def test_pixels_are_what_a_program_with_its_normalisation_takes(tmp_path):
     assert report["input"]["shape"] == [2, 3, 32, 32]
 
 
-def test_differences_are_measured():
+def test_output_differences_are_measured():
     wanted = np.array([[0.0, 1.0], [2.0, 1.0]])
     found = compare(wanted, [np.array([[0.0, 1.5]]), np.array([[2.0, 2.5], [9.0, 9.0]])], 1.0)
     assert found == {
@@ -201,7 +201,7 @@ def test_differences_are_measured():
         compare(wanted, [wanted[:, :1]], 1.0)
 
 
-def test_a_string_is_told_in_timms_words():
+def test_preprocessing_is_described_in_timms_words():
     assert describe_crop("decode|resize(224)|value_range(-1, 1)")["crop_mode"] == "squash"
     found = describe_crop('decode|resize_small(256, "bicubic")|central_crop(224)')
     assert found == {"crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic"}
@@ -224,14 +224,14 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD)
-def test_bad_input_is_one_line(tmp_path, capsys, words, said):
+def test_bad_input_gives_one_line(tmp_path, capsys, words, said):
     weights = write_model(tmp_path / "run", "resnet10t")
     assert main([str(weights), "--out", str(tmp_path / "out"), *words]) == 2
     err = capsys.readouterr().err
     assert said in err and len(err.splitlines()) == 1
 
 
-def test_the_other_form_is_written_where_timm_cannot_normalise(tmp_path, capsys):
+def test_another_format_is_written_where_timm_cannot_normalise(tmp_path, capsys):
     weights, out = write_model(tmp_path / "run", "vit_tiny_patch16_224"), tmp_path / "out"
     argv = [str(weights), "--out", str(out), "--normalize", "--count", "2"]
     assert main([*argv, "--to", "timm", "torch_export"]) == 2
@@ -241,7 +241,7 @@ def test_the_other_form_is_written_where_timm_cannot_normalise(tmp_path, capsys)
     assert list(read_report(out)["forms"]) == ["torch_export"]
 
 
-def test_timm_is_refused_a_model_that_it_does_not_have(tmp_path, capsys):
+def test_a_model_unknown_to_timm_is_refused_for_the_timm_format(tmp_path, capsys):
     from models.factory import create_model
     from utils.config.sections import ModelSection
 

@@ -39,7 +39,7 @@ def create_model(**shape) -> Transformer:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.no_grad()
-def test_cached_logits_are_those_without_a_cache(shape):
+def test_cached_logits_equal_those_without_a_cache(shape):
     model, tokens = create_model(**shape), torch.randint(0, 11, (2, 20))
     whole = model.compute_logits(model(tokens))
     cache = model.create_cache()
@@ -49,7 +49,7 @@ def test_cached_logits_are_those_without_a_cache(shape):
     assert cache[0].length == 20
 
 
-def test_greedy_generation_is_the_likeliest_token_of_all_that_stands_before():
+def test_greedy_generation_takes_the_likeliest_next_token():
     model, prompt = create_model(kv_heads=2), [3, 1, 4]
     found = generate(model, prompt, 9, lambda logits: int(logits.argmax()))
     for _ in found:
@@ -59,7 +59,7 @@ def test_greedy_generation_is_the_likeliest_token_of_all_that_stands_before():
     assert prompt[3:] == found and len(found) == 9
 
 
-def test_tokens_of_a_cache_that_never_grows_are_the_same():
+def test_a_cache_of_fixed_size_gives_the_same_tokens():
     """On the CPU's runtime; of drawn tokens the host has the logits."""
     runtime, prompt = create_runtime(RuntimeSection(device="cpu")), [3, 1, 4, 1]
     for shape in SHAPES:
@@ -93,7 +93,7 @@ def test_tokens_of_a_cache_that_never_grows_are_the_same():
         ),
     ],
 )
-def test_a_device_takes_one_program_for_all_tokens_and_gives_those_of_the_cpu(name, kernels):
+def test_a_device_runs_one_program_for_all_tokens_and_matches_the_cpu(name, kernels):
     pytest.importorskip("torch_xla")
     model = create_rwkv() if name == "rwkv7" else create_hybrid(name)
     for parameter in model.parameters():
@@ -114,13 +114,13 @@ def test_a_device_takes_one_program_for_all_tokens_and_gives_those_of_the_cpu(na
     assert gained == {"graphs": 2, "host_reads": count, "host_ops": 0}
 
 
-def test_nothing_follows_an_end():
+def test_nothing_follows_an_end_token():
     model = create_model()
     answers = iter([5, 7, 10, 3])
     assert generate(model, [1], 4, lambda _: next(answers), end=10) == [5, 7]
 
 
-def test_tokens_are_drawn_from_the_likeliest_that_are_asked_for():
+def test_sampling_obeys_top_k_top_p_and_temperature():
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
     close = torch.testing.assert_close
     close(compute_probs(logits, 1.0, 0, 1.0), logits.double().exp())
@@ -204,13 +204,13 @@ def test_a_seed_draws_the_same_text_again(copied, capsys):
         (["--prompt=1", "--max-tokens=0"], "--max-tokens (0) must be 1 or more"),
     ],
 )
-def test_what_cannot_be_generated_is_said_in_one_line(copied, capsys, flags, words):
+def test_impossible_requests_give_one_line(copied, capsys, flags, words):
     assert run_tool([str(copied), *flags]) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and words in error[0]
 
 
-def test_text_goes_on_as_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
+def test_text_is_continued_with_the_tokenizer_of_the_data(tmp_path, capsys):
     write_texts(tmp_path / "files", 12)
     for kind, flags in (("byte", []), ("bpe", ["--vocab-size=280"])):
         argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path)]
@@ -241,7 +241,7 @@ def test_text_goes_on_as_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
     assert "has the tokenizer 'byte '" in capsys.readouterr().err
 
 
-def test_a_model_of_images_generates_nothing(capsys):
+def test_an_image_model_is_refused(capsys):
     argv = ["tests/fixtures/old_runs/plain", "--prompt=1"]
     assert run_tool(argv) == 2
     assert "holds no language model" in capsys.readouterr().err
@@ -268,7 +268,7 @@ def write_tokenizer(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def test_a_folder_of_transformers_speaks_by_its_own_tokenizer(shared, capsys):
+def test_a_folder_of_transformers_uses_its_own_tokenizer(shared, capsys):
     flags = ["--temperature=0", "--max-tokens=4"]
     assert run_tool([str(shared), "--prompt=2 7", *flags]) == 0  # numbers, for it has none
     numbers = capsys.readouterr().out.split()
@@ -282,7 +282,7 @@ def test_a_folder_of_transformers_speaks_by_its_own_tokenizer(shared, capsys):
     assert capsys.readouterr().out.startswith("<|im_start|> word5")
 
 
-def test_a_tokenizer_that_cannot_be_read_leaves_numbers(shared, capsys, caplog):
+def test_an_unreadable_tokenizer_leaves_token_numbers(shared, capsys, caplog):
     assert run_tool([str(shared), "--prompt=two words"]) == 2
     assert "or has no tokenizer.json" in capsys.readouterr().err
     (shared / "tokenizer.json").write_text("{}")
@@ -291,7 +291,7 @@ def test_a_tokenizer_that_cannot_be_read_leaves_numbers(shared, capsys, caplog):
     assert len(capsys.readouterr().out.split()) == 4
 
 
-def test_programs_of_images_say_who_takes_a_language_model(shared, tmp_path, capsys):
+def test_image_programs_name_the_program_for_language_models(shared, tmp_path, capsys):
     argv = [str(shared), "--to", "onnx", "--out", str(tmp_path / "out")]
     assert export(argv) == 2
     told = capsys.readouterr().err
@@ -299,7 +299,7 @@ def test_programs_of_images_say_who_takes_a_language_model(shared, tmp_path, cap
     assert "tools.export --to transformers" in told
 
 
-def test_a_language_model_that_answers_no_numbers_is_not_exported(shared, tmp_path, capsys):
+def test_a_language_model_with_nan_outputs_is_not_exported(shared, tmp_path, capsys):
     model, facts = load_model(str(shared))
     for name, parameter in model.named_parameters():
         if "norm" in name:

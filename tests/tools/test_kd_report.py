@@ -47,7 +47,7 @@ def runs(tmp_path) -> dict[str, Path]:
     }
 
 
-def test_a_report_tells_the_share_of_the_gap_that_was_closed(runs, tmp_path, capsys):
+def test_a_report_shows_the_closed_share_of_the_gap(runs, tmp_path, capsys):
     out = tmp_path / "report"
     flags = [str(runs["taught"]), str(runs["two"]), "--student-alone", str(runs["alone"])]
     assert kd_report.main([*flags, "--out", str(out)]) == 0
@@ -62,14 +62,14 @@ def test_a_report_tells_the_share_of_the_gap_that_was_closed(runs, tmp_path, cap
     assert "0.50" in printed
 
 
-def test_a_report_without_the_untaught_student_has_no_gap(runs, tmp_path, capsys):
+def test_a_report_without_an_undistilled_student_has_no_gap(runs, tmp_path, capsys):
     assert kd_report.main([str(runs["taught"]), "--out", str(tmp_path)]) == 0
     (row,) = json.loads((tmp_path / "kd_report.json").read_text())
     assert row["gap_closed"] is None
     assert "-" in capsys.readouterr().out
 
 
-def test_there_is_no_gap_below_the_student_alone(runs):
+def test_there_is_no_gap_if_the_teacher_is_worse_than_the_student(runs):
     row = kd_report.read_run(runs["taught"])
     assert kd_report.add_gap(row, 97.0)["gap_closed"] is None
     assert kd_report.add_gap(kd_report.read_run(runs["alone"]), 90.0)["gap_closed"] is None
@@ -89,7 +89,7 @@ def test_an_unfinished_run_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["kd_table", "distil_table"])
-def test_a_table_goes_between_its_marks_and_nowhere_else(name, tmp_path):
+def test_a_table_is_written_only_between_its_markers(name, tmp_path):
     path, (begin, end) = tmp_path / "page.md", get_marks(name)
     path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     write_between(path, name, "new")

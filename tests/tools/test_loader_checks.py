@@ -75,7 +75,7 @@ def test_help_imports_no_tensorflow(tmp_path):
     assert result.stdout.splitlines()[-1] == "False False"
 
 
-def test_the_directory_of_the_dataset_itself_will_do_and_classes_may_be_given(root, capsys):
+def test_the_datasets_own_directory_and_given_classes_are_accepted(root, capsys):
     arguments = ["--num-samples", "1", "--batch", "16", "--label-key", "id", *PP]
     assert check.main(["--data-dir", str(root / "records"), *arguments]) == 2
     assert "--num-classes" in capsys.readouterr().err

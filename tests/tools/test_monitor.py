@@ -92,7 +92,7 @@ def test_the_table_shows_the_newest_numbers_the_ones_before_and_the_best(folder)
     assert f"complete: all 12 steps are done  attempt 1 on {socket.gethostname()}" in text
 
 
-def test_what_is_not_known_yet_is_said(folder):
+def test_unknown_values_are_shown_as_unknown(folder):
     change_facts(folder, status="running", reason="")
     keep_lines(folder, 0)
     text = render(RunRecord(folder))
@@ -105,7 +105,7 @@ def test_what_is_not_known_yet_is_said(folder):
     assert get_cells(render(RunRecord(folder)), "loss/total")[0].strip() == "not finite"
 
 
-def test_a_run_whose_program_is_gone_is_not_called_running(folder):
+def test_a_run_with_a_dead_process_is_not_shown_as_running(folder):
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     change_facts(folder, status="running")
@@ -118,7 +118,7 @@ def test_a_run_whose_program_is_gone_is_not_called_running(folder):
     assert "process died" not in render(RunRecord(folder))
 
 
-def test_it_follows_a_run_that_restarts_until_it_is_complete(finished, folder, monkeypatch):
+def test_the_monitor_follows_a_restarting_run_until_it_is_complete(finished, folder, monkeypatch):
     """Each look finds what a preempted and continued run would have left by then."""
     attempt = {"attempt": 2, "host": "elsewhere", "hardware": {"device": "cpu"}}
 
@@ -161,7 +161,7 @@ def test_an_experiment_stands_for_its_newest_run(finished, capsys):
     assert "tiny/a" in capsys.readouterr().out
 
 
-def test_a_run_on_a_bucket_is_read_where_it_lies(capsys):
+def test_a_run_on_a_bucket_is_read_in_place(capsys):
     argv = create_argv(Path("x"), *FLAGS, "--train.steps=4")
     words = [word for word in argv if not word.startswith("--run.output_dir")]
     assert front_door.main([*words, "--run.output_dir=memory://monitored/runs"]) == 0
@@ -184,7 +184,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "said"), WRONG)
-def test_what_is_no_run_is_one_line(words, said, tmp_path, capsys):
+def test_a_path_without_a_run_gives_one_line(words, said, tmp_path, capsys):
     for name in ("empty", "torn"):
         (tmp_path / name).mkdir()
     (tmp_path / "torn" / "run.json").write_text("{")
@@ -226,13 +226,13 @@ def read_terminal(words: list[str], on_output) -> tuple[int, str]:
     return child.wait(), shown
 
 
-def test_a_run_that_is_complete_is_one_line_at_a_terminal(finished):
+def test_a_complete_run_is_one_line_at_a_terminal(finished):
     code, shown = read_terminal([str(finished)], lambda shown, child: None)
     (line,) = shown.splitlines()
     assert (code, line.startswith("tiny/a is complete: all 12 steps are done")) == (0, True)
 
 
-def test_ctrl_c_ends_it_with_a_line_and_leaves_the_terminal_as_it_was(folder):
+def test_ctrl_c_ends_the_monitor_with_a_line_and_restores_the_terminal(folder):
     change_facts(folder, status="running", reason="")
     sent = []
 
@@ -254,7 +254,7 @@ def write_program(folder: Path, text: str, monkeypatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
 
 
-def test_gpus_tell_of_themselves_by_nvidia_smi(folder, monkeypatch):
+def test_gpu_readings_come_from_nvidia_smi(folder, monkeypatch):
     write_program(folder, 'echo "93, 1024, 143771"; echo "[N/A], 0, 1024"', monkeypatch)
     found = read_devices()
     assert found == [DeviceUse(93.0, 1.0, 143771 / 1024), DeviceUse(None, 0.0, 1.0)]
@@ -265,12 +265,12 @@ def test_gpus_tell_of_themselves_by_nvidia_smi(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["exit 9", "echo NVML: unknown error", "echo"])
-def test_a_driver_that_does_not_answer_is_not_there(text, tmp_path, monkeypatch):
+def test_an_unresponsive_driver_counts_as_missing(text, tmp_path, monkeypatch):
     write_program(tmp_path, text, monkeypatch)
     assert read_devices() == []
 
 
-def test_chips_tell_of_themselves_on_each_port_that_answers(monkeypatch):
+def test_chip_readings_come_from_each_responding_port(monkeypatch):
     """With the functions of the package tpu-info, which needs a TPU VM."""
     asked = []
 

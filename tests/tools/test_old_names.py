@@ -93,7 +93,7 @@ def list_runs(parser: argparse.ArgumentParser) -> list[object]:
 
 
 @pytest.mark.parametrize("name", list_programs())
-def test_what_a_program_names_to_run_is_there(name):
+def test_functions_named_by_programs_exist(name):
     program = import_program(f"tools.{name}").main
     if not isinstance(program, CommandLine):
         pytest.skip("has a main of its own")

@@ -52,7 +52,7 @@ def ask_by_hand(run, images):
         return model.forward_head(maps).softmax(dim=1).numpy(), features.numpy()
 
 
-def test_every_form_says_what_the_model_says(teacher_run, digits, tmp_path, capsys):
+def test_every_format_predicts_the_same_as_the_model(teacher_run, digits, tmp_path, capsys):
     folder, images = digits
     tables = {ending: tmp_path / f"answers.{ending}" for ending in ("csv", "json", "parquet")}
     for ending, path in tables.items():
@@ -85,7 +85,7 @@ def test_every_form_says_what_the_model_says(teacher_run, digits, tmp_path, caps
         np.testing.assert_allclose(whole[name]["features"], features[number], atol=1e-4)
 
 
-def test_a_file_of_weights_without_facts_is_told_its_model(tmp_path, capsys):
+def test_weights_without_metadata_take_their_model_from_a_flag(tmp_path, capsys):
     torch.manual_seed(0)
     model = timm.create_model("resnet10t", num_classes=1000)
     torch.save(model.state_dict(), tmp_path / "w.pth")
@@ -120,7 +120,7 @@ def test_classes_of_a_shared_model_have_names(tmp_path):
         ({"crop_mode": "center", "crop_pct": 0.5}, "176, 0.5, 'bicubic'"),
     ],
 )
-def test_images_of_a_shared_model_are_cropped_as_it_says(tmp_path, crop, words):
+def test_images_of_a_shared_model_are_cropped_by_its_config(tmp_path, crop, words):
     model = timm.create_model("resnet10t", num_classes=3)
     timm.models.save_for_hf(model, tmp_path / "m", data_config=crop, safe_serialization=True)
     pp = open_trained(f"local-dir:{tmp_path / 'm'}", "WEIGHTS").pp
@@ -128,7 +128,7 @@ def test_images_of_a_shared_model_are_cropped_as_it_says(tmp_path, crop, words):
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_a_shared_model_sees_the_pixels_of_timms_transform(tmp_path, form):
+def test_a_shared_model_gets_the_pixels_of_timms_transform(tmp_path, form):
     model = timm.create_model("resnet10t", num_classes=3)
     timm.models.save_for_hf(model, tmp_path / "m", safe_serialization=True)
     pp = open_trained(f"local-dir:{tmp_path / 'm'}", "WEIGHTS").pp
@@ -144,7 +144,7 @@ def test_a_shared_model_sees_the_pixels_of_timms_transform(tmp_path, form):
     assert gaps.mean() < 0.005
 
 
-def test_a_crop_that_no_string_says_is_asked_for(tmp_path):
+def test_an_inexpressible_crop_must_be_given(tmp_path):
     model = timm.create_model("resnet10t", num_classes=3)
     crop = {"crop_mode": "border"}
     timm.models.save_for_hf(model, tmp_path / "m", data_config=crop, safe_serialization=True)
@@ -155,7 +155,7 @@ def test_a_crop_that_no_string_says_is_asked_for(tmp_path):
     assert open_trained(place, "WEIGHTS", {"eval_pp": pp}).pp == pp
 
 
-def test_classes_that_were_learnt_one_by_one_are_scored_so(tmp_path, capsys):
+def test_multilabel_classes_are_scored_independently(tmp_path, capsys):
     """A run by the sigmoid loss says so beside its weights."""
     flags = ("--train.task_loss=bce", "--train.steps=2", "--run.run_id=a")
     assert training.main(create_argv(tmp_path, *flags)) == 0
@@ -165,14 +165,14 @@ def test_classes_that_were_learnt_one_by_one_are_scored_so(tmp_path, capsys):
     assert plain.compute_scores(torch.zeros(1, 2)).tolist() == [[0.5, 0.5]]
 
 
-def test_a_run_of_an_earlier_program_tells_its_images_by_its_configuration():
+def test_an_earlier_programs_run_takes_preprocessing_from_its_configuration():
     trained = open_trained("tests/fixtures/old_runs/plain", "WEIGHTS")
     assert "eval_pp" not in trained.facts and trained.class_names is None
     assert trained.pp == "value_range(-1, 1)" and trained.num_classes == 10
 
 
 @pytest.mark.slow
-def test_xla_answers_as_the_cpu_does(teacher_run, digits, tmp_path):
+def test_xla_predicts_like_the_cpu(teacher_run, digits, tmp_path):
     tables = []
     for device in ("cpu", "xla"):
         path = tmp_path / f"{device}.json"
@@ -208,7 +208,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("words", "said"), BAD)
-def test_bad_input_is_one_line(teacher_run, digits, tmp_path, capsys, words, said):
+def test_bad_input_gives_one_line(teacher_run, digits, tmp_path, capsys, words, said):
     (tmp_path / "empty").mkdir()
     places = {"RUN": str(teacher_run), "IMAGES": str(digits[0]), "EMPTY": str(tmp_path / "empty")}
     flags = ["--out", str(tmp_path / "a.csv"), *CPU, *(places.get(word, word) for word in words)]
@@ -218,7 +218,7 @@ def test_bad_input_is_one_line(teacher_run, digits, tmp_path, capsys, words, sai
     assert not (tmp_path / "a.csv").exists()
 
 
-def test_a_link_to_nothing_and_a_name_that_is_no_text_are_told(teacher_run, tmp_path, capsys):
+def test_a_broken_link_and_an_undecodable_name_are_reported(teacher_run, tmp_path, capsys):
     folder = tmp_path / "odd"
     write_digits(folder)
     for path in sorted(folder.iterdir())[1:]:
@@ -234,7 +234,7 @@ def test_a_link_to_nothing_and_a_name_that_is_no_text_are_told(teacher_run, tmp_
     assert second["file"] == "gone.png" and "No such file" in second["error"]
 
 
-def test_nothing_that_can_be_read_is_code_1(teacher_run, tmp_path, capsys):
+def test_no_readable_image_gives_code_1(teacher_run, tmp_path, capsys):
     (tmp_path / "a.png").write_bytes(b"nothing")
     assert main([str(teacher_run), str(tmp_path / "a.png"), "--out", str(tmp_path / "a.csv"), *CPU])
     assert "0 images answered" in capsys.readouterr().out

@@ -37,7 +37,7 @@ PLACED = (
 
 
 @pytest.mark.parametrize(("kind", "flag"), PLACED)
-def test_a_place_where_nothing_can_be_written_is_refused(kind, flag, tmp_path, capsys, monkeypatch):
+def test_an_unwritable_target_is_refused(kind, flag, tmp_path, capsys, monkeypatch):
     """The program would make a directory `memory:` here, and say that all went well."""
     (tmp_path / "file").write_text("")
     (tmp_path / "tests" / "a").mkdir(parents=True)
@@ -86,13 +86,13 @@ def test_a_file_where_a_dataset_would_go_is_refused(kind, place, tmp_path, capsy
         (["--shard-mib", "0"], "--shard-mib (0) must be at least 1"),
     ],
 )
-def test_flags_of_a_folder_that_mean_nothing_are_refused(photos, capsys, flags, words):
+def test_invalid_folder_flags_are_refused(photos, capsys, flags, words):
     assert not prepare_photos(photos, *flags, code=2).exists()
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith(f"error: {words}")
 
 
-def test_digits_are_what_scikit_learn_holds(digits_root):
+def test_digits_equal_scikit_learns(digits_root):
     import tensorflow_datasets as tfds
     from sklearn.datasets import load_digits
 
@@ -183,7 +183,7 @@ def test_a_folder_keeps_its_images_labels_and_splits(photos, file_format):
             assert example["label"] == ("cat", "dog").index(name)
 
 
-def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
+def test_an_interrupted_preparation_continues(photos, monkeypatch, capsys):
     write_shard = write.write_shard
     written = []
 
@@ -207,7 +207,7 @@ def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
     assert [p.name for p in directory.parent.iterdir()] == ["1.0.0"]
 
 
-def test_a_broken_off_run_over_other_files_starts_afresh(photos, monkeypatch):
+def test_an_interrupted_preparation_of_other_files_starts_afresh(photos, monkeypatch):
     write_shard = write.write_shard
     monkeypatch.setattr(write, "finish", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -221,7 +221,7 @@ def test_a_broken_off_run_over_other_files_starts_afresh(photos, monkeypatch):
     assert len(list(builder.as_dataset(split="train"))) == 11
 
 
-def test_the_summary_tells_what_is_not_taken(photos, capsys):
+def test_the_summary_reports_ignored_files(photos, capsys):
     (photos / "train" / "cat" / "notes.txt").write_text("x")
     (photos / "train" / "dog" / "a.tiff").write_bytes(b"x")
     (photos / "train" / "dog" / "more").mkdir()
@@ -251,7 +251,7 @@ def test_check_decodes_every_image_and_names_the_bad_ones(photos, capsys):
     assert prepare_photos(photos, "--check").exists()
 
 
-def test_check_counts_the_images_that_a_camera_has_turned(photos, capsys):
+def test_check_counts_images_rotated_by_exif(photos, capsys):
     from PIL import Image
 
     for number, orientation in ((7, 6), (8, 1), (9, 3)):
@@ -267,7 +267,7 @@ def test_check_counts_the_images_that_a_camera_has_turned(photos, capsys):
     )
 
 
-def test_a_class_that_a_split_lacks_is_named_and_may_be_allowed(photos, capsys):
+def test_a_class_missing_in_a_split_is_named_and_may_be_allowed(photos, capsys):
     import tensorflow_datasets as tfds
 
     for file in (photos / "val" / "cat").iterdir():
@@ -282,7 +282,7 @@ def test_a_class_that_a_split_lacks_is_named_and_may_be_allowed(photos, capsys):
     assert {int(e["label"]) for e in builder.as_dataset(split="validation")} == {1}
 
 
-def test_a_dataset_that_is_there_is_told_and_one_of_other_images_refused(photos, capsys):
+def test_an_existing_dataset_is_reported_and_one_of_other_images_refused(photos, capsys):
     directory = prepare_photos(photos)
     assert prepare_photos(photos) == directory
     told = "is there already, with 12 images in train, 4 images in validation; nothing is written"
@@ -296,7 +296,7 @@ def test_a_dataset_that_is_there_is_told_and_one_of_other_images_refused(photos,
     assert sorted(p.name for p in directory.parent.iterdir()) == ["1.0.0", "1.0.1"]
 
 
-def test_another_format_than_the_stored_one_is_refused_and_none_is_any(photos, digits_root, capsys):
+def test_a_format_other_than_the_stored_one_is_refused_if_given(photos, digits_root, capsys):
     directory = prepare_photos(photos, "--format", "array_record")
     assert prepare_photos(photos) == prepare_photos(photos, "--format", "array_record") == directory
     prepare_photos(photos, "--format", "tfrecord", code=2)
@@ -330,7 +330,7 @@ def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_fonts_are_written_with_other_faces_in_each_split(tmp_path, monkeypatch, capsys):
+def test_each_split_has_other_font_faces(tmp_path, monkeypatch, capsys):
     import tensorflow_datasets as tfds
 
     monkeypatch.setattr(fonts, "DRAWS", {"train": 2, "validation": 1, "test": 1})
@@ -363,7 +363,7 @@ def test_no_face_is_in_two_splits_and_a_glyph_is_a_function_of_its_name():
     assert (thin > 128).sum() < (wide > 128).sum()  # 1 and M
 
 
-def test_fonts_without_their_files_are_one_line(tmp_path, monkeypatch, capsys):
+def test_missing_font_files_give_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fonts, "FACES", {**fonts.FACES, "train": ("NoSuchFace",)})
     assert main(["fonts", "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err.strip().splitlines()

@@ -40,7 +40,7 @@ def test_every_pixel_and_label_of_the_files_is_in_the_dataset(files):
 
 
 @pytest.mark.parametrize("config", ["mnist", "mnist_distributed"])
-def test_the_configuration_reads_what_was_written(config, files, capsys):
+def test_the_configuration_reads_the_written_dataset(config, files, capsys):
     root = prepare(files)
     words = [
         "--config",
@@ -54,7 +54,7 @@ def test_the_configuration_reads_what_was_written(config, files, capsys):
 
 
 @pytest.mark.slow
-def test_four_processes_learn_what_one_learns(files):
+def test_four_processes_train_like_one(files):
     root, runs = prepare(files), files.parent / "runs"
     shared = (
         f"--data.root={root}",
@@ -106,7 +106,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("name", "change", "words"), WRONG)
-def test_files_that_are_not_mnists_are_named_in_one_line(name, change, words, files, capsys):
+def test_files_of_other_formats_are_named_in_one_line(name, change, words, files, capsys):
     break_files(files, name, change)
     assert not prepare(files, code=2).exists()
     (line,) = capsys.readouterr().err.splitlines()
@@ -155,7 +155,7 @@ def ask(root: Path, *more: str, name: str = "stripes_of_test") -> int:
     return main(["tfds", name, "--root", str(root), *more])
 
 
-def test_nothing_is_fetched_without_permission(tmp_path, builder_class, monkeypatch, capsys):
+def test_nothing_is_downloaded_without_permission(tmp_path, builder_class, monkeypatch, capsys):
     monkeypatch.delenv("ALLOW_DOWNLOAD", raising=False)
     assert ask(tmp_path / "data") == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -175,7 +175,7 @@ def test_nothing_is_fetched_without_permission(tmp_path, builder_class, monkeypa
         ("imagenet2012", "/downloads/manual first); allow it by"),
     ],
 )
-def test_the_line_says_what_how_large_and_where_to(name, words, tmp_path, capsys):
+def test_the_message_states_dataset_size_and_target(name, words, tmp_path, capsys):
     assert ask(tmp_path, name=name) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line and f"below {tmp_path}" in line
@@ -192,7 +192,7 @@ def test_the_line_says_what_how_large_and_where_to(name, words, tmp_path, capsys
         ("qqqqqqqqqq", "is no dataset of TFDS; its catalogue lists them"),
     ],
 )
-def test_a_name_that_tfds_does_not_have_is_one_line(name, words, tmp_path, capsys):
+def test_a_name_unknown_to_tfds_gives_one_line(name, words, tmp_path, capsys):
     assert ask(tmp_path, "--allow-download", name=name) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert f"NAME ('{name}')" in line and words in line
@@ -225,7 +225,7 @@ def test_with_permission_tfds_prepares_what_a_run_reads(
     assert "is there already; nothing is fetched" in capsys.readouterr().err
 
 
-def test_what_fails_while_tfds_prepares_is_one_line(tmp_path, builder_class, monkeypatch, capsys):
+def test_a_failure_inside_tfds_gives_one_line(tmp_path, builder_class, monkeypatch, capsys):
     def fail(self, dl_manager):
         raise ConnectionError("no way\nto the host")
 

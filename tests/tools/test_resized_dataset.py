@@ -109,7 +109,7 @@ def load(root, name, pp, key="scene/picture"):
     return next(create_loader(data, "eval", seed=0).batches())
 
 
-def test_jpegs_are_smaller_and_all_else_is_as_it_was(source, tmp_path, capsys):
+def test_jpegs_are_smaller_and_everything_else_is_unchanged(source, tmp_path, capsys):
     import tensorflow as tf
 
     run(source, "--out", str(tmp_path))
@@ -134,7 +134,7 @@ def test_jpegs_are_smaller_and_all_else_is_as_it_was(source, tmp_path, capsys):
     assert {path.name for path in _list(source / "photos")} == files
 
 
-def test_stored_pixels_are_those_that_a_string_makes_of_the_source(source, tmp_path):
+def test_stored_pixels_equal_the_preprocessed_source(source, tmp_path):
     run(source, "--out", str(tmp_path), "--format", "uint8")
     rest = "central_crop(16)|value_range(-1, 1)"
     before = load(source, "photos", f"decode|resize_small(32)|{rest}")
@@ -143,7 +143,7 @@ def test_stored_pixels_are_those_that_a_string_makes_of_the_source(source, tmp_p
     assert torch.equal(before.labels, after.labels)
 
 
-def test_what_is_there_is_taken_or_refused_by_its_description(source, tmp_path, capsys):
+def test_an_existing_dataset_is_accepted_or_refused_by_its_description(source, tmp_path, capsys):
     flags = ("--out", str(tmp_path), "--splits", "test")
     run(source, *flags, "--files", "array_record")
     run(source, *flags)
@@ -180,7 +180,7 @@ def test_what_is_there_is_taken_or_refused_by_its_description(source, tmp_path, 
         ),
     ],
 )
-def test_what_means_nothing_is_refused_in_one_line(source, tmp_path, capsys, flags, words):
+def test_invalid_flags_are_refused_in_one_line(source, tmp_path, capsys, flags, words):
     run(source, "--out", str(tmp_path), *flags, code=2)
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
@@ -188,7 +188,7 @@ def test_what_means_nothing_is_refused_in_one_line(source, tmp_path, capsys, fla
 
 
 @pytest.mark.parametrize("place", ["photos_32", "photos_32/1.2.0", "photos_32/1.2.0.incomplete"])
-def test_a_file_where_the_dataset_would_go_is_refused(source, tmp_path, capsys, place):
+def test_a_file_in_place_of_the_dataset_is_refused(source, tmp_path, capsys, place):
     path = tmp_path / place
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
@@ -199,7 +199,7 @@ def test_a_file_where_the_dataset_would_go_is_refused(source, tmp_path, capsys, 
     assert path.read_text() == "mine"
 
 
-def test_a_directory_of_other_things_where_it_would_go_is_refused(source, tmp_path, capsys):
+def test_a_directory_of_other_files_in_its_place_is_refused(source, tmp_path, capsys):
     """All would be written before it turned out that they are in the way."""
     target = tmp_path / "photos_32" / "1.2.0"
     target.mkdir(parents=True)
@@ -210,7 +210,7 @@ def test_a_directory_of_other_things_where_it_would_go_is_refused(source, tmp_pa
     assert [path.name for path in target.parent.iterdir()] == ["1.2.0"]
 
 
-def test_a_killed_run_is_neither_taken_for_whole_nor_in_the_way(source, tmp_path):
+def test_a_killed_run_is_neither_accepted_nor_blocking(source, tmp_path):
     flags = ["--root", str(source), "--image-key", "scene/picture", "--short-side", "32"]
     words = ["resize", "photos", *flags, "--out", str(tmp_path / "killed")]
     ended = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=ROOT, capture_output=True)
@@ -232,19 +232,19 @@ def test_a_killed_run_is_neither_taken_for_whole_nor_in_the_way(source, tmp_path
     }
 
 
-def test_a_config_with_a_dash_gets_a_name_that_tfds_reads(source, tmp_path):
+def test_a_config_with_a_dash_gets_a_name_that_tfds_accepts(source, tmp_path):
     shutil.copytree(source / "photos" / "1.2.0", tmp_path / "photos" / "far-away" / "1.2.0")
     begin = ["resize", "photos/far-away", "--root", str(tmp_path), "--image-key", "scene/picture"]
     assert main([*begin, "--short-side", "32"]) == 0
     assert len(read(tmp_path, "photos_far_away_32")["test"]) == 5
 
 
-def test_a_url_is_no_place_to_write_to(capsys):
+def test_a_url_as_target_is_refused(capsys):
     assert main(["resize", "photos", "--root", "gs://bucket/data"]) == 2
     assert "--out is missing, and --root ('gs://bucket/data') is a URL" in capsys.readouterr().err
 
 
-def test_an_image_that_cannot_be_decoded_is_named(tmp_path, capsys):
+def test_an_undecodable_image_is_named(tmp_path, capsys):
     write_photos(tmp_path, "tfrecord", broken=7)
     run(tmp_path, code=2)
     (line,) = capsys.readouterr().err.strip().splitlines()

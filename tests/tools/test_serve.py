@@ -55,7 +55,7 @@ def get(url: str, **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_the_service_answers_streams_and_ends_in_one_line(tmp_path):
+def test_the_service_responds_streams_and_ends_with_one_line(tmp_path):
     """One process for all of it: to start one costs seconds."""
     store = make_store(tmp_path)
     publish_artifacts(store / "digits" / "seed1")
@@ -169,7 +169,7 @@ def test_wrong_flags_are_one_line_and_code_2(tmp_path, capsys, monkeypatch, flag
     assert words in errors
 
 
-def test_a_bucket_that_is_not_there_is_refused_and_a_new_store_is_not(gs):
+def test_a_missing_bucket_is_refused_and_a_new_store_is_not(gs):
     check_reachable(f"{gs}/new")
     with pytest.raises(UserError, match="there is no such bucket"):
         check_reachable("gs://nobucket/runs")
@@ -183,7 +183,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path, capsys, monkeypatch):
     assert "cannot be listened on" in capsys.readouterr().err
 
 
-def test_a_token_with_a_name_is_told_once(tmp_path, capsys):
+def test_a_named_token_is_printed_once(tmp_path, capsys):
     store = make_store(tmp_path)
     assert run_main("--store", str(store), "--add-token", "monitor") == 0
     output = capsys.readouterr().out
@@ -192,7 +192,7 @@ def test_a_token_with_a_name_is_told_once(tmp_path, capsys):
     assert token not in (store / "service" / "tokens.json").read_text()
 
 
-def test_a_client_that_never_ends_its_headers_is_let_go_and_sigterm_gives_143(tmp_path):
+def test_a_client_with_endless_headers_is_dropped_and_sigterm_gives_143(tmp_path):
     """Its own patience is 10 s; here it is shorter."""
     process, url = start_impatient(make_store(tmp_path))
     try:

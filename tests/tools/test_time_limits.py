@@ -27,7 +27,7 @@ RUN = ["--config=configs/smoke.yaml", "--batch=8"]
     ],
     ids=lambda one: one.__name__ if isinstance(one, ModuleType) else "",
 )
-def test_a_time_limit_that_is_none_is_refused(program, flags, seconds, capsys, monkeypatch):
+def test_an_invalid_time_limit_is_refused(program, flags, seconds, capsys, monkeypatch):
     for name in ("require_compiler", "run_script", "compile_artifact", "compile_step"):
         monkeypatch.setattr(f"bill.compiler.{name}", lambda *_, **__: pytest.fail("began"))
     assert program.main([*flags, f"--time-limit={seconds}"]) == 2

@@ -40,7 +40,7 @@ def write_facts(weights: Path, folder: Path, **facts: object) -> Path:
     return path
 
 
-def test_a_file_of_names_gives_names_to_weights_that_have_none(bare, tmp_path):
+def test_a_names_file_names_the_classes_of_weights_without_names(bare, tmp_path):
     (tmp_path / "names.txt").write_text("cat\ndog, hound\n\neel\n")
     (tmp_path / "names.json").write_text('["cat", "dog, hound", "eel"]')
     assert load(bare, *SIZES).class_names is None
@@ -80,7 +80,7 @@ def test_another_number_of_names_beside_weights_is_refused(bare, tmp_path):
         load(path)
 
 
-def test_a_misspelt_model_is_told_as_such(bare, tmp_path):
+def test_a_misspelt_model_is_reported_as_such(bare, tmp_path):
     path = write_facts(bare, tmp_path)
     for place in (path, bare):
         with pytest.raises(UserError, match=r"--model 'vit_tny_patch16_224' is no model.*did you"):

@@ -73,7 +73,7 @@ def saved(tmp_path):
 @pytest.mark.parametrize(
     ("device", "name"), [*(("cpu", name) for name in PROVEN), ("xla", "adamw")]
 )
-def test_a_restored_state_goes_on_bit_for_bit(tmp_path, device, name):
+def test_a_restored_state_continues_bit_for_bit(tmp_path, device, name):
     runtime = RUNTIMES[device]()
     state = create_trained(runtime, name=name)
     state.best_score = 12.5
@@ -91,7 +91,7 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path, device, name):
             assert torch.equal(value.cpu(), found[key].cpu()), f"{module} {key}"
 
 
-def test_a_state_comes_back_with_all_that_it_counts(tmp_path):
+def test_a_state_is_restored_with_all_its_counters(tmp_path):
     """Without run.json, as on a new machine, the checkpoint alone tells it."""
     runtime = create_cpu_runtime()
     state = create_trained(runtime)
@@ -105,7 +105,7 @@ def test_a_state_comes_back_with_all_that_it_counts(tmp_path):
 
 
 @pytest.mark.parametrize(("origin", "target"), [("xla", "cpu"), ("cpu", "xla")])
-def test_a_checkpoint_of_one_device_is_restored_on_another_to_the_bit(tmp_path, origin, target):
+def test_a_checkpoint_of_one_device_is_restored_bit_for_bit_on_another(tmp_path, origin, target):
     runtime, other = RUNTIMES[origin](), RUNTIMES[target]()
     state = create_trained(runtime)
     path = save(tmp_path, state, runtime)
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_one_device_is_restored_on_another_to_the_bit(tmp_path, 
     train(other, restored, 2, 3)
 
 
-def test_a_checkpoint_says_of_every_tensor_what_it_is(saved):
+def test_a_checkpoint_describes_every_tensor(saved):
     path = saved / "checkpoints" / "step_00000003"
     parts, facts = load_checkpoint(path)
     assert facts["step"] == 3
@@ -131,7 +131,7 @@ def test_a_checkpoint_says_of_every_tensor_what_it_is(saved):
     assert json.loads((path / "state.json").read_text()) == facts
 
 
-def test_all_files_of_a_checkpoint_have_the_mode_that_new_files_have(saved):
+def test_all_files_of_a_checkpoint_have_the_mode_of_new_files(saved):
     (saved / "new").touch()
     usual = (saved / "new").stat().st_mode
     files = [path for path in (saved / "checkpoints").rglob("*") if path.is_file()]
@@ -238,14 +238,14 @@ def test_a_broken_checkpoint_is_named_and_skipped(saved, damage, caplog):
     assert "step_00000003" in caplog.text
 
 
-def test_a_run_without_a_whole_checkpoint_is_refused(saved):
+def test_a_run_without_a_complete_checkpoint_is_refused(saved):
     for path in (saved / "checkpoints").glob("step_*"):
         flip_one_bit(path)
     with pytest.raises(UserError, match=r"run.resume .*no whole checkpoint"):
         find_checkpoint(saved)
 
 
-def test_what_was_broken_off_is_no_checkpoint(saved):
+def test_an_interrupted_write_is_no_checkpoint(saved):
     folder = saved / "checkpoints"
     shutil.copytree(folder / "step_00000003", folder / ".writing_00000004")
     (folder / "step_9").mkdir()
@@ -253,7 +253,7 @@ def test_what_was_broken_off_is_no_checkpoint(saved):
     assert find_checkpoint(saved).name == "step_00000003"
 
 
-def test_old_checkpoints_go_and_the_best_stays(tmp_path):
+def test_old_checkpoints_are_deleted_and_the_best_is_kept(tmp_path):
     runtime = create_cpu_runtime()
     state = create_trained(runtime, steps=0)
     for step in range(5):
@@ -325,7 +325,7 @@ def test_a_checkpoint_of_the_first_format_is_still_read(saved):
         assert all(torch.equal(value, found[part][name]) for name, value in tensors.items())
 
 
-def test_a_tensor_found_broken_while_loading_gives_way_to_an_older_checkpoint(saved, caplog):
+def test_a_broken_tensor_falls_back_to_an_older_checkpoint(saved, caplog):
     """Resuming reads each checkpoint once: the quick look takes the newest, the load decides."""
     newest = saved / "checkpoints" / "step_00000003"
     flip_one_bit(newest)

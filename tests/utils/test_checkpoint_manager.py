@@ -65,7 +65,7 @@ def gate(monkeypatch) -> threading.Event:
     return gate
 
 
-def test_a_checkpoint_comes_back_from_disk_and_from_a_url(place):
+def test_a_checkpoint_is_read_back_from_disk_and_from_a_url(place):
     manager = CheckpointManager(place)
     save(manager, 3)
     found = find_checkpoint(place)
@@ -87,7 +87,7 @@ def test_last_best_and_every_kth_are_kept(place):
     assert [read_step(find_checkpoint(place))] == [10.0]
 
 
-def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path, gate):
+def test_the_loop_continues_while_a_checkpoint_is_written(tmp_path, gate):
     """`submit` returns with the copy; the next one waits for the write before it collects."""
     calls = []
     manager = CheckpointManager(tmp_path)
@@ -112,7 +112,7 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path, gate):
     assert manager.pop_blocked_s() == 0
 
 
-def test_what_a_checkpoint_relies_on_is_done_before_it_appears(tmp_path):
+def test_a_checkpoint_appears_only_after_what_it_depends_on(tmp_path):
     manager, seen = CheckpointManager(tmp_path), []
     manager.submit(
         1,
@@ -124,7 +124,7 @@ def test_what_a_checkpoint_relies_on_is_done_before_it_appears(tmp_path):
     assert seen == [[]]
 
 
-def test_a_checkpoint_is_announced_when_it_stands_whole_and_one_that_failed_never(tmp_path):
+def test_only_complete_checkpoints_are_announced(tmp_path):
     manager, seen = CheckpointManager(tmp_path), []
     manager.announce = lambda step: seen.append((step, read_step(find_checkpoint(tmp_path))))
     save(manager, 1)
@@ -136,14 +136,14 @@ def test_a_checkpoint_is_announced_when_it_stands_whole_and_one_that_failed_neve
     assert len(seen) == 2
 
 
-def test_nothing_is_said_to_stand_where_the_first_one_fails(tmp_path):
+def test_a_failed_first_checkpoint_is_never_announced(tmp_path):
     manager = CheckpointManager(tmp_path)
     manager.submit(1, lambda: ({"model": {"weight": "no tensor"}}, get_facts(1)), best=False)
     with pytest.raises(CheckpointError, match=r"there is no earlier one: repair .* start again$"):
         manager.wait()
 
 
-def test_a_step_that_is_written_again_only_becomes_the_best(tmp_path, gate):
+def test_rewriting_a_step_only_marks_it_as_the_best(tmp_path, gate):
     manager = CheckpointManager(tmp_path)
     manager.submit(1, lambda: (create_parts(1), get_facts(1)), best=False)
     manager.submit(1, lambda: pytest.fail("collected twice"), best=True)
@@ -185,7 +185,7 @@ FAULTS = ("mkdir", "save_file", "fsync", "fadvise", "rename", "directory sync", 
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("call", range(4))
-def test_whatever_fails_a_whole_checkpoint_stays(tmp_path, monkeypatch, fault, call):
+def test_every_failure_leaves_a_complete_checkpoint(tmp_path, monkeypatch, fault, call):
     """Each system call that a save makes fails once, at its n-th use: with one checkpoint kept."""
     manager = CheckpointManager(tmp_path, keep=1)
     save(manager, 1)
@@ -242,7 +242,7 @@ def test_a_broken_checkpoint_of_a_step_is_replaced_by_a_new_one(tmp_path):
     assert read_step(find_checkpoint(tmp_path)) == 2
 
 
-def test_a_checkpoint_whose_replacement_was_killed_between_two_renames_counts(tmp_path):
+def test_a_checkpoint_killed_between_two_renames_counts(tmp_path):
     for step in (1, 2):
         save(CheckpointManager(tmp_path), step)
     (tmp_path / "step_00000002").rename(tmp_path / get_old_name("step_00000002"))
@@ -250,7 +250,7 @@ def test_a_checkpoint_whose_replacement_was_killed_between_two_renames_counts(tm
     assert read_step(find_checkpoint(tmp_path)) == 2
 
 
-def test_a_run_that_goes_back_sets_later_checkpoints_aside(place):
+def test_a_rollback_moves_later_checkpoints_aside(place):
     manager = CheckpointManager(place, keep=9)
     for step in (1, 2, 3):
         save(manager, step)
@@ -263,7 +263,7 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(place):
     assert again.list_steps() == [1, 2]
 
 
-def test_a_removed_directory_is_made_again(tmp_path):
+def test_a_removed_directory_is_recreated(tmp_path):
     manager = CheckpointManager(tmp_path / "checkpoints")
     save(manager, 1)
     shutil.rmtree(tmp_path / "checkpoints")
@@ -272,7 +272,7 @@ def test_a_removed_directory_is_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("fault", ["damaged", "unreadable"])
-def test_nothing_is_dropped_while_the_best_step_is_not_known(tmp_path, caplog, monkeypatch, fault):
+def test_nothing_is_deleted_while_the_best_step_is_unknown(tmp_path, caplog, monkeypatch, fault):
     manager = CheckpointManager(tmp_path, keep=1)
     save(manager, 1, best=True)
     best = (tmp_path / BEST_FILE).read_text()
@@ -299,7 +299,7 @@ def _write_plainly(folder, parts, facts) -> None:
     folder.path.mkdir()
 
 
-def test_going_back_below_the_best_step_takes_its_note_along(tmp_path):
+def test_a_rollback_below_the_best_step_moves_its_record_aside(tmp_path):
     manager = CheckpointManager(tmp_path, keep=3)
     save(manager, 1)
     save(manager, 2, best=True)
@@ -324,7 +324,7 @@ except CheckpointError as error:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-def test_lost_permission_is_told_and_harms_nothing(tmp_path):
+def test_lost_permission_is_reported_and_harms_nothing(tmp_path):
     """The real thing: a user who may not write there."""
     save(CheckpointManager(tmp_path / "checkpoints"), 1)
     for path in (tmp_path, *tmp_path.parents[:2]):
@@ -353,7 +353,7 @@ except CheckpointError as error:
 """
 
 
-def test_a_disk_that_takes_no_more_is_told_and_harms_nothing(tmp_path):
+def test_a_full_disk_is_reported_and_harms_nothing(tmp_path):
     """A real limit of the kernel in place of a full disk: writes fail half way."""
     save(CheckpointManager(tmp_path), 1)
     command = [sys.executable, "-c", _SAVE_ON_A_FULL_DISK, str(tmp_path)]
@@ -364,7 +364,7 @@ def test_a_disk_that_takes_no_more_is_told_and_harms_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"step_00000001"}
 
 
-def test_a_place_that_cannot_hold_a_folder_is_no_checkpoint(tmp_path):
+def test_a_path_that_cannot_hold_a_folder_is_no_checkpoint(tmp_path):
     (tmp_path / "checkpoints").write_text("a file")
     with pytest.raises(CheckpointError, match="no checkpoint could be written"):
         save(CheckpointManager(tmp_path / "checkpoints"), 1)

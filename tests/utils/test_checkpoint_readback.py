@@ -88,7 +88,7 @@ def place(request, tmp_path) -> object:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_reads_back_otherwise_than_written_does_not_appear(place, monkeypatch, fault):
+def test_a_checkpoint_that_reads_back_differently_does_not_appear(place, monkeypatch, fault):
     """The fault strikes between the write and the look, as a lying disk's would."""
     write(place, 1)
     kind = LocalFolder if isinstance(open_folder(place), LocalFolder) else RemoteFolder
@@ -133,7 +133,7 @@ def test_the_marker_is_written_after_every_file_was_read_back(place, monkeypatch
     assert "COMMITTED" in open_folder(place).child("step_00000003").list_names()
 
 
-def test_a_broken_checkpoint_gives_way_to_an_older_one_never_to_a_newer(tmp_path):
+def test_a_broken_checkpoint_falls_back_to_an_older_one_never_to_a_newer(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, step)
     (tmp_path / "step_00000002" / "model.safetensors").write_bytes(b"")

@@ -42,7 +42,7 @@ def require(own, other) -> None:
         (None, None, "unnamed", ()),
     ],
 )
-def test_names_are_equal_permuted_others_or_unknown(own, other, outcome, numbers):
+def test_class_names_compare_as_equal_permuted_different_or_unknown(own, other, outcome, numbers):
     match = match_class_names(own, other)
     assert (match.outcome, match.numbers) == (outcome, numbers)
 
@@ -60,7 +60,7 @@ def test_descriptions_and_wordnet_numbers_of_imagenet_name_the_same_classes():
     assert match_class_names(("n02012849",), WORDS).numbers == (NUMBERS.index("n02012849"),)
 
 
-def test_other_names_are_refused_with_counts_and_the_first_that_differs():
+def test_different_names_are_refused_with_counts_and_the_first_difference():
     with pytest.raises(UserError) as error:
         require(("a", "b", "c"), ("a", "x", "y"))
     assert str(error.value) == (
@@ -73,14 +73,14 @@ def test_other_names_are_refused_with_counts_and_the_first_that_differs():
         require(("a", "a"), ("a", "a", "a"))
 
 
-def test_another_order_is_refused_with_the_first_class_and_what_maps_it():
+def test_another_order_is_refused_with_the_first_class_and_the_mapping_key():
     with pytest.raises(UserError, match="in another order: class 0 is 'b' there and 'a' here; map"):
         require(AB, BA)
     require(AB, AB)
     require(None, None)
 
 
-def test_one_side_without_names_is_one_warning(caplog):
+def test_one_side_without_names_warns_once(caplog):
     require(AB, None)
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("run.resume 'y' has no class names and data.name 'x' has")
@@ -88,7 +88,7 @@ def test_one_side_without_names_is_one_warning(caplog):
     assert len(caplog.messages) == 1
 
 
-def test_classes_are_mapped_by_name_to_more_and_never_to_none():
+def test_classes_are_mapped_by_name_to_supersets_only():
     student = ClassSide("the student", BA)
     assert map_classes_by_name(student, ClassSide("it", ("c", "a", "b")), "do") == (2, 1)
     with pytest.raises(UserError, match="1 of the 2 classes of the student are unknown to it"):

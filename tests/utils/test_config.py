@@ -64,7 +64,7 @@ def test_help_lists_every_key_with_its_meaning_and_every_alias(help_run):
             assert " ".join(field.description.split()) in text, name
 
 
-def test_help_tells_defaults(help_run):
+def test_help_shows_defaults(help_run):
     text = " ".join(help_run.stdout.split())
     assert "(default: adamw)" in text
     assert "(default: 0.9998)" in text
@@ -152,7 +152,7 @@ def test_a_switch_needs_no_value(flag):
     assert not load(flag, "false").train.ema
 
 
-def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+def test_flags_override_the_file_and_the_file_defaults(tmp_path):
     path = write_yaml(tmp_path / "my_run.yaml", optim={"lr": 0.5, "momentum": 0.8})
     config = load_config(["--config", str(path), "--optim.lr=0.25", "--train.epochs", "5"])
     assert (config.optim.lr, config.optim.momentum, config.train.epochs) == (0.25, 0.8, 5)
@@ -253,7 +253,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("flags", "message"), REFUSED)
-def test_what_is_wrong_is_refused_in_one_sentence(flags, message):
+def test_invalid_values_are_refused_in_one_sentence(flags, message):
     with pytest.raises(UserError, match=message) as caught:
         load(*flags)
     assert "\n" not in str(caught.value)
@@ -338,7 +338,7 @@ def test_a_list_of_mappings_on_the_command_line_is_read():
 @pytest.mark.parametrize(
     "flag", ["--model.args={depth: 1", "--model.args=3", "--optim.betas=[", "--model.args=[1]"]
 )
-def test_what_is_no_list_or_mapping_is_refused_with_its_key(flag):
+def test_a_value_other_than_a_list_or_mapping_is_refused_with_its_key(flag):
     with pytest.raises(UserError, match=rf"{flag[2:].partition('=')[0]}.* mapping"):
         load(flag)
 
@@ -350,14 +350,14 @@ def test_a_file_that_is_not_utf8_is_refused_with_the_line(tmp_path):
         load("--config", str(path))
 
 
-def test_a_config_whose_name_is_no_directory_name_says_so(tmp_path):
+def test_a_config_name_unusable_as_a_directory_is_refused(tmp_path):
     path = write_yaml(tmp_path / "my run.yaml")
     with pytest.raises(UserError, match=r"the config's file name \('my run'\) .*--run.experiment"):
         load_config(["--config", str(path)])
     assert load_config(["--config", str(path), "--run.experiment=a"]).run.experiment == "a"
 
 
-def test_nothing_at_all_points_to_the_help():
+def test_an_empty_command_line_points_to_help():
     with pytest.raises(UserError, match=r"--config configs/NAME.yaml, --help lists all keys"):
         load_config([])
 
@@ -367,7 +367,7 @@ NONE_WORDS = ["none", "null", "~", "None", ""]
 
 @pytest.mark.parametrize("word", NONE_WORDS)
 @pytest.mark.parametrize("form", ["equals", "space"])
-def test_an_optional_key_is_set_back_to_none(tmp_path, word, form):
+def test_an_optional_key_is_reset_to_none(tmp_path, word, form):
     path = write_yaml(
         tmp_path / "a.yaml",
         optim={"max_grad_norm": 1.0, "betas": [0.9, 0.99], "decay_epochs": [3]},
@@ -380,11 +380,11 @@ def test_an_optional_key_is_set_back_to_none(tmp_path, word, form):
     assert (config.model.args, config.optim.decay_epochs) == ({}, ())
 
 
-def test_the_help_tells_how_a_key_is_set_to_none(help_run):
+def test_help_explains_how_to_set_a_key_to_none(help_run):
     assert "none, null, ~ or nothing (--a.b=) sets an optional key" in help_run.stdout
 
 
-def test_an_empty_word_stays_one():
+def test_an_empty_string_stays_empty():
     assert load("--run.resume=").run.resume == ""
     assert load("--data.test_split=none").data.test_split == "none"
 
@@ -400,7 +400,7 @@ def test_an_empty_word_stays_one():
         ("--optim.warmup-lr", "optim.warmup_lr", "0.5"),
     ],
 )
-def test_dashes_are_taken_for_underscores(flag, key, value):
+def test_dashes_are_read_as_underscores(flag, key, value):
     assert str(get(load(f"{flag}={value}"), key)) == value
     assert str(get(load(flag, value), key)) == value
 
@@ -408,13 +408,13 @@ def test_dashes_are_taken_for_underscores(flag, key, value):
 @pytest.mark.parametrize(
     "flags", [("--model.args", "depth=2"), ("--model.args.depth=2",), ("--model.args.depth", "2")]
 )
-def test_an_entry_of_a_mapping_is_set_alone(tmp_path, flags):
+def test_a_single_entry_of_a_mapping_can_be_set(tmp_path, flags):
     path = write_yaml(tmp_path / "a.yaml", model={"args": {"patch_size": 4}})
     config = load_config(["--config", str(path), *flags])
     assert config.model.args == {"patch_size": 4, "depth": 2}
 
 
-def test_no_program_changes_a_configuration_past_its_checks():
+def test_no_program_bypasses_the_checks_of_a_configuration():
     """`model_copy` and `model_construct` take any value: `change` validates."""
     files = list_sources(ROOT)
     found = [path for path in files if re.search(r"model_(copy|construct)\(", path.read_text())]

@@ -26,7 +26,7 @@ def take_again(reading: UseReading) -> float | None:
     return reading.take_duty()
 
 
-def test_a_gpu_is_asked_by_its_name_and_tells_with_the_next_line(tmp_path, monkeypatch):
+def test_a_gpu_is_read_by_its_id_for_the_next_line(tmp_path, monkeypatch):
     program = tmp_path / "nvidia-smi"
     program.write_text('#!/bin/sh\necho "$@" >> "$0.asked"\necho "90, 1024, 2048"\n')
     program.chmod(0o755)
@@ -37,7 +37,7 @@ def test_a_gpu_is_asked_by_its_name_and_tells_with_the_next_line(tmp_path, monke
     assert "--id=GPU-1a2b" in Path(f"{program}.asked").read_text()
 
 
-def test_a_device_that_does_not_answer_holds_nobody_up_and_tells_nothing_old():
+def test_an_unresponsive_device_neither_blocks_nor_repeats_old_readings():
     answers, asked = threading.Event(), []
 
     def read() -> list[DeviceUse]:
@@ -63,7 +63,7 @@ class TellingInstruments(Instruments):
         return lambda: [DeviceUse(80.0, 1, 2)]
 
 
-def test_a_run_writes_what_its_device_tells(tmp_path, monkeypatch):
+def test_a_run_writes_its_devices_readings(tmp_path, monkeypatch):
     """Images as well count their FLOPs, where the device's peak is known."""
     monkeypatch.setattr(CpuRuntime, "_create_instruments", lambda self: TellingInstruments(self))
     describe = CpuRuntime.describe
@@ -83,7 +83,7 @@ def test_a_run_writes_what_its_device_tells(tmp_path, monkeypatch):
     assert 2.5 * forward < min(per_image) <= 3 * forward
 
 
-def test_float32_products_are_as_precise_as_the_key_says():
+def test_float32_products_have_the_configured_precision():
     import torch_xla
     from torch_xla import backends
 
@@ -100,7 +100,7 @@ def test_float32_products_are_as_precise_as_the_key_says():
 
 
 @pytest.mark.cuda
-def test_a_gpu_tells_its_peak_of_memory():
+def test_a_gpu_reports_its_peak_memory():
     runtime = create_runtime(RuntimeSection(device="cuda"))
     block = torch.zeros(64, 2**20, dtype=torch.uint8, device=runtime.device)
     assert runtime.instruments.get_peak_gib() >= block.numel() / 2**30

@@ -81,7 +81,7 @@ def test_the_stronger_layer_wins_key_by_key(chain):
     assert load(chain, "--preset", "quick_test", "--train.steps=5").train.steps == 5
 
 
-def test_each_key_tells_its_origin(chain, capsys):
+def test_each_key_shows_its_origin(chain, capsys):
     found = show(
         capsys,
         "--config",
@@ -116,7 +116,7 @@ def test_what_is_printed_loads_back_to_the_same(path, tmp_path, capsys):
     assert load(printed) == load_config(flags)
 
 
-def test_strings_that_look_like_something_else_load_back(tmp_path, capsys):
+def test_ambiguous_strings_load_back_as_strings(tmp_path, capsys):
     odd = (
         "--data.name=a: b # c, 'x' \"y\" é",
         "--run.output_dir=1e3",
@@ -130,7 +130,7 @@ def test_strings_that_look_like_something_else_load_back(tmp_path, capsys):
     assert load(printed) == load_config(["--data.source=synthetic", *odd])
 
 
-def test_null_sets_a_list_or_mapping_below_it_back(chain, capsys):
+def test_null_resets_a_list_or_mapping_of_a_lower_layer(chain, capsys):
     path = write(
         chain.parent / "reset.yaml",
         extends="top.yaml",
@@ -145,7 +145,7 @@ def test_null_sets_a_list_or_mapping_below_it_back(chain, capsys):
     assert show(capsys, "--config", str(chain), "--model.args=")["model.args"] == "command line"
 
 
-def test_a_presets_runs_stand_apart(chain):
+def test_runs_with_a_preset_have_their_own_experiment(chain):
     assert load(chain, "--preset=production").run.experiment == "top_production"
     assert load(chain, "--preset=production", "--run.experiment=x").run.experiment == "x"
     assert load_config([*SYNTHETIC[:-1], "--preset=quick_test"]).run.experiment == (
@@ -154,7 +154,7 @@ def test_a_presets_runs_stand_apart(chain):
 
 
 @pytest.mark.parametrize("preset", list_presets())
-def test_a_preset_says_what_the_run_has(preset):
+def test_a_preset_sets_what_it_declares(preset):
     text = (PRESETS / f"{preset}.yaml").read_text()
     config = load(ROOT / "configs" / "smoke.yaml", f"--preset={preset}").model_dump()
     for section, values in yaml.safe_load(text).items():
@@ -185,14 +185,14 @@ TASKS_OF_TODAY = [
 
 
 @pytest.mark.parametrize("flags", TASKS_OF_TODAY, ids=["classify", "regress", "language"])
-def test_no_preset_refuses_a_task(flags, tmp_path):
+def test_every_preset_accepts_every_task(flags, tmp_path):
     for preset in list_presets():
         words = [*flags, f"--preset={preset}", f"--run.output_dir={tmp_path}"]
         job = check(load_config([*words, "--runtime.device=cpu"]))
         assert (job.total_steps == 20) == (preset == "quick_test")
 
 
-def test_the_presets_are_those_that_are_documented():
+def test_all_presets_are_documented():
     assert list_presets() == ["development", "distributed", "production", "quick_test"]
 
 

@@ -44,7 +44,7 @@ print(json.dumps(found))
 """
 
 
-def test_examples_and_matrices_are_dealt_out_and_values_are_whole():
+def test_examples_and_matrices_are_sharded_and_values_replicated():
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     result = subprocess.run(
         [sys.executable, "-c", _PROGRAM],

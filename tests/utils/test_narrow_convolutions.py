@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("limit", ["DEFAULT", "AVX2"])
-def test_gradients_of_convolutions_are_float64s_with_new_and_old_instructions(limit):
+def test_convolution_gradients_match_float64_with_new_and_old_instructions(limit):
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.convolutions"],
         cwd=ROOT,

@@ -23,12 +23,12 @@ def fail(error: BaseException) -> int:
 
 
 @pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (1, 1), (75, 75)])
-def test_a_program_that_ends_well_gives_its_code_and_says_nothing(capsys, given, code):
+def test_a_successful_program_returns_its_code_silently(capsys, given, code):
     assert run_program(lambda value: value, given) == code
     assert capsys.readouterr() == ("", "")
 
 
-def test_what_a_user_can_mend_is_one_line_and_code_2(capsys):
+def test_a_user_error_gives_one_line_and_code_2(capsys):
     assert run_program(fail, UserError("a.key (3)\n  is wrong;\tuse 4 ")) == 2
     assert capsys.readouterr() == ("", "error: a.key (3) is wrong; use 4\n")
 
@@ -41,7 +41,7 @@ def test_what_a_user_can_mend_is_one_line_and_code_2(capsys):
         ("proofs.kd_table", "epochs of each teacher (default: 40)", "methods to run (all)"),
     ],
 )
-def test_help_tells_the_defaults_that_are_there(capsys, tool, shown, without):
+def test_help_shows_existing_defaults(capsys, tool, shown, without):
     with pytest.raises(SystemExit):
         import_program(f"tools.{tool}").main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
@@ -50,12 +50,12 @@ def test_help_tells_the_defaults_that_are_there(capsys, tool, shown, without):
     assert "None" not in text
 
 
-def test_a_silent_rank_leaves_the_line_to_another(capsys):
+def test_a_silent_rank_leaves_the_message_to_another(capsys):
     assert run_program(fail, UserError("wrong"), is_silent=True) == 2
     assert capsys.readouterr() == ("", "")
 
 
-def test_ctrl_c_is_the_programs_own_line_and_code_130(capsys):
+def test_ctrl_c_gives_the_programs_line_and_code_130(capsys):
     assert run_program(fail, KeyboardInterrupt()) == 130
     assert run_program(fail, KeyboardInterrupt(), interrupted="come again", is_silent=True) == 130
     assert capsys.readouterr() == ("", "interrupted\ncome again\n")
@@ -103,7 +103,7 @@ def test_a_url_is_no_path(capsys):
     assert capsys.readouterr().err.startswith(told)
 
 
-def test_collection_pauses_for_a_while_and_stays_off_where_it_was_off():
+def test_garbage_collection_pauses_and_stays_off_if_it_was_off():
     assert gc.isenabled()
     with pytest.raises(ValueError, match="ours"), pause_collection():
         assert not gc.isenabled()
@@ -124,7 +124,7 @@ def count_words(options) -> int:
     return len(options.words)
 
 
-def test_a_program_is_a_parser_and_what_it_runs_perhaps_by_name():
+def test_a_program_is_a_parser_and_a_function_or_its_name():
     words = ["--config", "a.yaml"]
     assert CommandLine(create_small_parser, count_words)(words) == 2
     assert CommandLine(create_small_parser, f"{__name__}:count_words")(words) == 2
@@ -135,7 +135,7 @@ def fail_of_user(_: object) -> int:
     raise UserError("wrong")
 
 
-def test_keys_of_a_run_are_kept_where_they_are_taken_and_else_refused(capsys):
+def test_run_keys_are_kept_by_programs_that_take_them_and_refused_by_others(capsys):
     main = CommandLine(create_small_parser, count_words, takes_keys=True)
     options = main.parse(["--config", "a.yaml", "--train.steps=3"])
     assert get_run_flags(options) == ["--config", "a.yaml", "--train.steps=3"]

@@ -43,7 +43,7 @@ def test_batches_arrive_in_order_and_on_the_device(device):
         assert torch.equal(batch.mask.cpu(), create_batch(seed=seed).mask)
 
 
-def test_the_end_stays_the_end():
+def test_an_exhausted_feeder_stays_exhausted():
     with Feeder(create_batches(1), lambda tensor: tensor) as feeder:
         next(feeder)
         for _ in range(3):
@@ -51,7 +51,7 @@ def test_the_end_stays_the_end():
                 next(feeder)
 
 
-def test_a_process_that_fails_waits_for_no_feeder():
+def test_a_failing_process_does_not_wait_for_the_feeder():
     with Feeder(create_batches(9), lambda tensor: tensor):
         assert [one.daemon for one in threading.enumerate() if one.name == "feeder"] == [True]
 
@@ -80,7 +80,7 @@ def test_an_error_of_the_transfer_reaches_the_caller():
         next(feeder)
 
 
-def test_a_feeder_runs_ahead_by_its_depth_and_no_further():
+def test_a_feeder_prefetches_at_most_its_depth():
     drawn, third = [], threading.Event()
 
     def source() -> Iterator[Batch]:
@@ -97,7 +97,7 @@ def test_a_feeder_runs_ahead_by_its_depth_and_no_further():
     assert len(drawn) <= 5
 
 
-def test_leaving_waits_for_a_source_that_has_nothing_yet():
+def test_closing_waits_for_a_source_without_a_batch_yet():
     gate = threading.Event()
 
     def source() -> Iterator[Batch]:
@@ -110,7 +110,7 @@ def test_leaving_waits_for_a_source_that_has_nothing_yet():
     assert gate.is_set()
 
 
-def test_leaving_early_ends_the_thread_and_the_source():
+def test_closing_early_ends_the_thread_and_the_source():
     closed = []
 
     def source() -> Iterator[Batch]:
@@ -130,7 +130,7 @@ def test_leaving_early_ends_the_thread_and_the_source():
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_deferred_work_waits_to_be_flushed_and_keeps_its_order(device):
+def test_deferred_work_runs_in_order_when_flushed(device):
     runtime, seen = RUNTIMES[device](), []
     for number in range(3):
         scalars = runtime.upload([float(number)])
@@ -153,7 +153,7 @@ def test_an_error_in_deferred_work_reaches_the_loop():
         runtime.flush_deferred()
 
 
-def test_declared_reads_do_not_count_and_others_do():
+def test_declared_host_reads_do_not_count_and_others_do():
     runtime = create_xla_runtime()
     vector = runtime.upload([1.0, 2.0]) * 2
     runtime.finish_step()
@@ -218,7 +218,7 @@ def test_derived_seeds_differ_by_seed_step_and_rank():
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_a_launched_runtime_leaves_the_others_whatever_its_worker_did(monkeypatch, device):
+def test_a_launched_runtime_leaves_its_group_even_if_its_worker_fails(monkeypatch, device):
     left = []
     monkeypatch.setattr(Alone, "leave", lambda self: left.append(self))
     section = RuntimeSection(device=device)
@@ -270,7 +270,7 @@ def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> Xla
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
-def test_xla_processes_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, dtype, mean):
+def test_xla_processes_sum_gradients_in_the_requested_type(monkeypatch, dtype, mean):
     """bfloat16 rounds 1 + 2^-10 to 1."""
     runtime = create_rank(RuntimeSection(device="xla", reduce_dtype=dtype), monkeypatch)
     layer = torch.nn.Linear(1, 1, bias=False).to(runtime.device)
@@ -281,7 +281,7 @@ def test_xla_processes_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, 
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
-def test_native_ranks_average_the_gradients_that_there_are(monkeypatch, dtype, mean):
+def test_native_ranks_average_existing_gradients(monkeypatch, dtype, mean):
     ranks = ProcessRanks(create_cpu_runtime(), _Twin(), DTYPES[dtype])
     used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
     used.grad = torch.full((2,), 1 + 2.0**-10)
@@ -289,7 +289,7 @@ def test_native_ranks_average_the_gradients_that_there_are(monkeypatch, dtype, m
     assert used.grad.tolist() == [mean, mean] and unused.grad is None
 
 
-def test_a_chip_finds_its_place_among_the_others(monkeypatch):
+def test_a_chip_finds_its_rank(monkeypatch):
     runtime = create_xla_runtime()
     alone = torch.ones(1, device=runtime.device)
     assert runtime.ranks.sum(alone) is alone  # and asks nobody
@@ -314,7 +314,7 @@ def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("fp32", "f32"), ("bf16", "bf16")])
-def test_chips_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, dtype, told):
+def test_chips_sum_gradients_in_the_requested_type(monkeypatch, dtype, told):
     """Read from the graph: XLA on the CPU has no sum of bfloat16 to run it with."""
     runtime = create_chip(RuntimeSection(device="xla", reduce_dtype=dtype), monkeypatch)
     layer = torch.nn.Linear(7, 1, bias=False).to(runtime.device)
@@ -328,12 +328,12 @@ def test_chips_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, dtype, t
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there_is_refused():
+def test_a_missing_device_is_refused():
     with pytest.raises(UserError, match="PyTorch sees no NVIDIA GPU"):
         choose_device(RuntimeSection(device="cuda"))
 
 
-def test_auto_takes_xla_where_it_is_installed(monkeypatch):
+def test_auto_uses_xla_if_installed(monkeypatch):
     assert choose_device(RuntimeSection(device="auto")) == "xla"
     monkeypatch.setattr("utils.runtime.xla.start.importlib.util.find_spec", lambda name: None)
     assert choose_device(RuntimeSection(device="auto")) == "cpu"
@@ -341,7 +341,7 @@ def test_auto_takes_xla_where_it_is_installed(monkeypatch):
         choose_device(RuntimeSection(device="xla"))
 
 
-def test_the_environment_that_the_user_set_is_kept(monkeypatch):
+def test_environment_variables_set_by_the_user_are_kept(monkeypatch):
     from utils.runtime.start import get_start
 
     monkeypatch.setenv("PJRT_DEVICE", "TPU")

@@ -26,7 +26,7 @@ def test_the_earliest_primary_failure_is_the_cause_and_its_trace_is_shown(capsys
     assert capsys.readouterr().err == "trace of 2\n"
 
 
-def test_of_two_at_once_the_one_that_a_user_can_mend_is_told(capsys):
+def test_of_two_simultaneous_failures_the_user_error_is_reported(capsys):
     died = Failure(1, "killed", "ended by SIGKILL", 2.0, "trace")
     with pytest.raises(ValueError, match="lower it"):
         raise_cause([died, Failure(0, "user", "lower it", 2.0)])
@@ -42,12 +42,12 @@ def test_of_two_at_once_the_one_that_a_user_can_mend_is_told(capsys):
         ({0: 0, 1: -9}, "rank 1 died: ended by SIGKILL"),
     ],
 )
-def test_a_rank_that_leaves_no_record_is_told_by_its_code(codes, words):
+def test_a_rank_without_a_record_is_reported_by_its_exit_code(codes, words):
     with pytest.raises(GroupError, match=words):
         _explain_exit([], codes, dict.fromkeys(codes, 1.0), 10.0)
 
 
-def test_ranks_that_end_well_or_were_stopped_are_no_failures():
+def test_ranks_that_succeed_or_were_stopped_are_no_failures():
     assert _explain_exit([], {0: 0, 1: 0}, {0: 1.0, 1: 1.0}, 10.0) == 0
     assert _explain_exit([], {0: 0, 1: EXIT_PREEMPTED}, {0: 1.0, 1: 1.0}, 10.0) == EXIT_PREEMPTED
 
@@ -64,7 +64,7 @@ with children.watch_records(Path(sys.argv[1])):
 """
 
 
-def test_a_failed_chip_ends_the_children_of_children_too(tmp_path):
+def test_a_failed_chip_ends_grandchildren_too(tmp_path):
     (tmp_path / "rank_0.json").write_text(json.dumps({}))
     done = subprocess.run(
         [sys.executable, "-c", WATCH, str(tmp_path)],
@@ -95,7 +95,7 @@ raise SystemExit(len(alive))
 """
 
 
-def test_sigterm_reaches_the_children_of_children_too():
+def test_sigterm_reaches_grandchildren_too():
     done = subprocess.run(
         [sys.executable, "-c", PASS_ON], cwd=ROOT, env=get_environment(), timeout=120
     )
@@ -111,7 +111,7 @@ def end(runtime: XlaRuntime, codes: list[int]) -> int:
 
 
 @pytest.mark.xla
-def test_a_process_for_each_chip_gives_the_highest_code_or_the_cause(monkeypatch):
+def test_one_process_per_chip_gives_the_highest_code_or_the_cause(monkeypatch):
     import torch_xla
 
     def start(function, args):

@@ -41,7 +41,7 @@ def bare_machine(monkeypatch):
         (None, False, "on the CPU"),
     ],
 )
-def test_xla_is_said_to_be_a_tpu_where_it_will_be_one(pjrt, has_tpu, words, monkeypatch):
+def test_xla_is_reported_as_a_tpu_where_there_is_one(pjrt, has_tpu, words, monkeypatch):
     monkeypatch.setattr(start, "has_tpu", lambda: has_tpu)
     if pjrt is not None:
         monkeypatch.setenv("PJRT_DEVICE", pjrt)
@@ -49,7 +49,7 @@ def test_xla_is_said_to_be_a_tpu_where_it_will_be_one(pjrt, has_tpu, words, monk
     assert get_start("cpu").describe() == "cpu"
 
 
-def test_a_gpu_is_used_where_there_is_one_and_refused_where_there_is_none(monkeypatch):
+def test_a_gpu_is_used_if_present_and_refused_otherwise(monkeypatch):
     with pytest.raises(UserError, match="sees no NVIDIA GPU"):
         room.choose_device(RuntimeSection(device="cuda"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -67,11 +67,11 @@ def test_a_gpu_is_used_where_there_is_one_and_refused_where_there_is_none(monkey
         ({}, "xla", 1),
     ],
 )
-def test_ranks_are_known_beforehand_where_the_device_does_not_decide(keys, name, count):
+def test_ranks_are_known_in_advance_unless_the_device_decides(keys, name, count):
     assert room.find_planned_ranks(RuntimeSection(**keys), name) == count
 
 
-def test_the_chips_of_a_tpu_are_counted_by_itself(monkeypatch):
+def test_a_tpu_counts_its_own_chips(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     assert room.find_planned_ranks(RuntimeSection(), "xla") is None
     assert room.find_planned_ranks(RuntimeSection(), "cpu") == 1
@@ -80,7 +80,7 @@ def test_the_chips_of_a_tpu_are_counted_by_itself(monkeypatch):
 @pytest.mark.parametrize(
     ("rank", "is_silent"), [(None, False), ("", False), ("0", False), ("1", True), ("12", True)]
 )
-def test_rank_zero_alone_speaks(rank, is_silent, monkeypatch):
+def test_only_rank_zero_logs(rank, is_silent, monkeypatch):
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     assert room.is_silent_rank() is is_silent
@@ -95,9 +95,7 @@ def test_rank_zero_alone_speaks(rank, is_silent, monkeypatch):
         ("cpu", None, False, None),
     ],
 )
-def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
-    name, pjrt, has_tpu, found, monkeypatch
-):
+def test_pjrt_device_is_set_to_cpu_without_another_device(name, pjrt, has_tpu, found, monkeypatch):
     monkeypatch.setattr(start, "has_tpu", lambda: has_tpu)
     monkeypatch.setenv("PJRT_DEVICE", pjrt or "")
     if pjrt is None:
@@ -115,7 +113,7 @@ def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
         ({"mesh_context": 2, "mesh_fsdp": 2}, 8, (2, 2, 2)),
     ],
 )
-def test_the_mesh_takes_all_devices_along_data_but_those_for_fsdp(keys, devices, shape):
+def test_the_mesh_uses_devices_not_needed_for_fsdp_for_data(keys, devices, shape):
     assert get_mesh_shape(RuntimeSection(parallel="spmd", **keys), devices) == shape
 
 
@@ -153,7 +151,7 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
     assert get_start("cuda").count_processes(RuntimeSection()) == 2
 
 
-def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeypatch):
+def test_a_gpu_is_chosen_by_local_rank_and_its_sums_overlap(monkeypatch):
     taken = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
@@ -170,7 +168,7 @@ def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeyp
     assert taken == [first, "highest", first, "highest", second, "high"]
 
 
-def test_every_device_that_may_be_asked_for_has_a_runtime():
+def test_every_configurable_device_has_a_runtime():
     choices = get_args(RuntimeSection.model_fields["device"].annotation)
     assert choices == ("auto", *DEVICES)
     for name, device in DEVICES.items():

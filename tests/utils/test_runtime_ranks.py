@@ -57,7 +57,7 @@ RANKS = {
 
 
 @pytest.mark.parametrize(("name", "factor"), [("alone", 1.0), ("processes", 1.5), ("mesh", 1.0)])
-def test_a_sum_and_its_gradient_run_over_the_ranks_whose_tensors_differ(name, factor):
+def test_sums_and_gradients_run_over_ranks_with_different_tensors(name, factor):
     ranks = RANKS[name](Pair())
     size = 2 if name == "processes" else 1
     values = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -71,7 +71,7 @@ def test_a_sum_and_its_gradient_run_over_the_ranks_whose_tensors_differ(name, fa
 
 
 @pytest.mark.parametrize(("name", "mean"), [("alone", 4.0), ("processes", 3.0), ("mesh", 4.0)])
-def test_buffers_become_the_mean_where_each_rank_has_its_own(name, mean):
+def test_per_rank_buffers_are_averaged(name, mean):
     norm = create_norm()
     RANKS[name](Pair()).average_buffers(norm)
     assert norm.running_mean.tolist() == [mean, mean]
@@ -79,7 +79,7 @@ def test_buffers_become_the_mean_where_each_rank_has_its_own(name, mean):
     assert norm.num_batches_tracked == 0
 
 
-def test_of_some_modules_only_what_is_named_becomes_the_mean():
+def test_only_named_buffers_of_some_modules_are_averaged():
     norm, queue = create_norm(), torch.nn.Module()
     queue.register_buffer("rows", torch.full((2,), 4.0))
     both = torch.nn.ModuleList([norm, queue])
@@ -89,7 +89,7 @@ def test_of_some_modules_only_what_is_named_becomes_the_mean():
 
 
 @pytest.mark.parametrize("name", ["processes", "mesh"])
-def test_host_objects_travel_wherever_there_are_other_processes(name):
+def test_host_objects_are_exchanged_if_there_are_other_processes(name):
     group = Pair(other=True)
     ranks = RANKS[name](group)
     assert (ranks.index, ranks.size, ranks.is_writer) == (1, 2, False)
@@ -102,7 +102,7 @@ def test_host_objects_travel_wherever_there_are_other_processes(name):
 
 
 @pytest.mark.parametrize("ranks", [Alone(), MeshRanks(create_cpu_runtime(), None, None)])
-def test_nobody_is_asked_where_there_is_nobody(ranks):
+def test_a_single_process_communicates_with_no_other(ranks):
     assert (ranks.index, ranks.size, ranks.is_writer) == (0, 1, True)
     assert ranks.gather("mine") == ["mine"]
     assert not ranks.any(False)
@@ -124,7 +124,7 @@ def test_replicas_are_compared_by_checksum(name):
         ranks.check_replicas(mine, "at the end")
 
 
-def test_what_gloo_copies_arrives_on_the_xla_device():
+def test_tensors_copied_by_gloo_arrive_on_the_xla_device():
     runtime = create_xla_runtime()
     ranks = GlooRanks(runtime, Pair(), torch.float32)
     weight = nn.Parameter(runtime.tensor_to_device(torch.tensor([2.0, 4.0])))
@@ -133,7 +133,7 @@ def test_what_gloo_copies_arrives_on_the_xla_device():
     assert runtime.fetch(ranks.sum(weight)).tolist() == [1.5, 3.0]
 
 
-def test_ranks_that_forget_how_to_sum_cannot_be_made():
+def test_ranks_without_a_sum_cannot_be_instantiated():
     class Forgetful(Ranks):
         broadcast = gather = barrier = reduce_gradients = Alone.gather
 

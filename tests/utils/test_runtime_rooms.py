@@ -63,7 +63,7 @@ def order_modules(sources: dict[str, str]) -> list[str]:
     return list(TopologicalSorter(graph).static_order())
 
 
-def test_imports_of_the_rooms_go_one_way():
+def test_imports_between_runtime_packages_are_acyclic():
     order = order_modules(read_sources())
     names = ("choice", "processes.group", "processes.ranks", "base", "xla.runtime", "xla.spmd")
     ways = [f"{PACKAGE}.{name}" for name in names]
@@ -80,7 +80,7 @@ def test_imports_of_the_rooms_go_one_way():
         "LATER = 'utils.runtime.xla.spmd'\n",
     ],
 )
-def test_a_circle_is_found_however_late_its_import_is(text):
+def test_an_import_cycle_is_found_even_inside_functions(text):
     sources = read_sources()
     sources[f"{PACKAGE}.xla.runtime"] += text
     with pytest.raises(CycleError):
@@ -97,20 +97,20 @@ def _is_method(value: object) -> bool:
     return callable(value) or isinstance(value, property | classmethod | staticmethod)
 
 
-def test_a_runtime_has_few_doors():
+def test_a_runtime_has_few_public_members():
     assert len(list_public(Runtime)) <= MAX_METHODS
     assert len(list_public(Ranks)) <= MAX_RANKS_METHODS
     assert len(list_public(Updates)) <= MAX_UPDATES_METHODS
     assert len([name for name in Runtime.__annotations__ if name[0] != "_"]) <= MAX_ATTRIBUTES
 
 
-def test_a_runtime_has_no_attribute_that_it_does_not_announce():
+def test_a_runtime_declares_all_its_attributes():
     """What an instance holds is a door as well."""
     held = {name for name in vars(CpuRuntime(RuntimeSection(device="cpu"))) if name[0] != "_"}
     assert held <= set(Runtime.__annotations__)
 
 
-def test_no_device_has_a_door_of_its_own():
+def test_no_device_adds_public_members():
     """What is asked of one runtime could not be asked of another."""
     for kind in (CpuRuntime, CudaRuntime, XlaRuntime, XlaSpmdRuntime):
         names = {name for one in kind.__mro__[:-1] for name in vars(one) if name[0] != "_"}

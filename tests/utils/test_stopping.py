@@ -17,7 +17,7 @@ from utils.stopping import StopRequest, watch_maintenance
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_asks_and_the_handlers_come_back(number):
+def test_the_first_signal_requests_a_stop_and_handlers_are_restored(number):
     before = signal.getsignal(number)
     stop = StopRequest()
     with stop.listen():
@@ -121,9 +121,7 @@ TERMINATE, MIGRATE = "TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENAN
         (TERMINATE, [TERMINATE, TERMINATE, "NONE", TERMINATE]),
     ],
 )
-def test_a_maintenance_notice_asks_the_run_to_end_when_it_appears(
-    metadata, standing, answers, caplog
-):
+def test_a_maintenance_notice_requests_a_stop(metadata, standing, answers, caplog):
     reasons: queue.Queue = queue.Queue()
     metadata.standing = standing
     done = watch_maintenance(reasons.put)
@@ -137,7 +135,7 @@ def test_a_maintenance_notice_asks_the_run_to_end_when_it_appears(
     assert ("since before the start" in caplog.text) == (standing == TERMINATE)
 
 
-def test_a_machine_that_nobody_answers_for_is_not_watched(monkeypatch):
+def test_a_machine_without_a_metadata_server_is_not_watched(monkeypatch):
     """A closed port: each thread ends with its first request."""
     monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
     before = set(threading.enumerate())
@@ -147,7 +145,7 @@ def test_a_machine_that_nobody_answers_for_is_not_watched(monkeypatch):
         assert not thread.is_alive()
 
 
-def test_off_googles_machines_no_thread_is_started(monkeypatch, tmp_path):
+def test_outside_google_cloud_no_thread_is_started(monkeypatch, tmp_path):
     monkeypatch.delenv("GCE_METADATA_HOST", raising=False)
     monkeypatch.setattr("utils.stopping._VENDOR_FILE", tmp_path / "nowhere")
     before = threading.active_count()
@@ -168,7 +166,7 @@ threading.Event().wait()
 """
 
 
-def test_a_loop_that_stands_still_is_ended_with_the_stacks_of_all_threads():
+def test_a_hanging_loop_is_ended_with_the_stacks_of_all_threads():
     done = subprocess.run([sys.executable, "-c", _STALL], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 70
     assert "waits_for_ever" in done.stderr
@@ -191,6 +189,6 @@ print([t.name for t in threading.enumerate() if t.name == "stall-watch" and not 
 """
 
 
-def test_a_closed_watch_ends_and_none_is_started_without_a_limit():
+def test_a_closed_watchdog_ends_and_none_starts_without_a_limit():
     done = subprocess.run([sys.executable, "-c", _WORKS], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

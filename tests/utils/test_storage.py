@@ -37,7 +37,7 @@ def commit(folder: Folder) -> str:
     return "whole"
 
 
-def test_what_is_published_is_there_with_its_marker(root):
+def test_a_published_folder_has_its_marker(root):
     folder = root.child("one")
     assert not folder.is_there()
     assert folder.list_names() == []
@@ -51,7 +51,7 @@ def test_what_is_published_is_there_with_its_marker(root):
     assert again.read_text("b.txt") == "text"
 
 
-def test_a_part_of_a_file_is_read_alone(root):
+def test_a_part_of_a_file_is_read_by_itself(root):
     root.write_text("a.txt", "0123456789")
     assert root.read_bytes("a.txt", 3, 4) == b"3456"
     assert root.read_bytes("a.txt", 8, 4) == b"89"
@@ -70,7 +70,7 @@ def test_a_failed_publication_leaves_nothing(root, broken):
     assert root.list_names() == []
 
 
-def test_a_publication_replaces_what_was_there(root):
+def test_a_publication_replaces_existing_files(root):
     folder = root.child("one")
     folder.publish(fill, commit)
 
@@ -95,7 +95,7 @@ def test_a_replacement_that_fails_leaves_the_old_folder_on_a_disk(tmp_path):
     assert os.listdir(tmp_path) == ["one"]  # noqa: PTH208
 
 
-def test_what_is_set_aside_is_kept_out_of_sight(root):
+def test_folders_moved_aside_are_kept_but_not_listed(root):
     folder = root.child("one")
     folder.publish(fill, commit)
     folder.set_aside()
@@ -106,7 +106,7 @@ def test_what_is_set_aside_is_kept_out_of_sight(root):
     assert folder.read_text(COMMIT_FILE) == "whole"
 
 
-def test_a_removed_folder_is_gone_and_removing_it_again_is_no_error(root):
+def test_removing_a_removed_folder_again_is_no_error(root):
     folder = root.child("one")
     folder.publish(fill, commit)
     folder.remove()
@@ -114,7 +114,7 @@ def test_a_removed_folder_is_gone_and_removing_it_again_is_no_error(root):
     assert root.list_names() == []
 
 
-def test_what_was_cut_short_is_swept_away(tmp_path):
+def test_leftovers_of_interrupted_writes_are_removed(tmp_path):
     root = LocalFolder(tmp_path)
     for name in (".writing_a", ".deleting_b", ".old_c", ".old_d", "c", "kept"):
         (tmp_path / name).mkdir()
@@ -124,7 +124,7 @@ def test_what_was_cut_short_is_swept_away(tmp_path):
     assert root.list_names() == [".old_d", "c", "kept"]
 
 
-def test_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+def test_text_is_written_atomically(tmp_path, monkeypatch):
     root = LocalFolder(tmp_path)
     root.write_text("facts.json", "first")
 
@@ -138,7 +138,7 @@ def test_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert root.list_names() == ["facts.json"]
 
 
-def test_places_are_joined_as_paths_or_urls():
+def test_locations_are_joined_as_paths_or_urls():
     assert join_path_or_url("gs://bucket/runs/", "a", "b") == "gs://bucket/runs/a/b"
     assert join_path_or_url("/data/runs", "a") == Path("/data/runs/a")
     assert join_path_or_url("file:///data", "a") == Path("/data/a")
@@ -148,7 +148,7 @@ def test_places_are_joined_as_paths_or_urls():
 
 
 @pytest.mark.parametrize("place", ["nonsense://bucket/runs", "no_such://x"])
-def test_a_protocol_that_nobody_knows_is_refused_with_the_way_out(place):
+def test_an_unknown_protocol_is_refused_with_the_way_out(place):
     with pytest.raises(UserError, match=r"cannot be opened: .*; install the protocol's package"):
         open_folder(place)
 
@@ -169,7 +169,7 @@ class UnsteadyFileSystem(MemoryFileSystem):
 
 
 @pytest.mark.parametrize("uploads", [0, 1])
-def test_an_upload_that_breaks_off_is_no_whole_folder(uploads):
+def test_an_interrupted_upload_is_no_complete_folder(uploads):
     fsspec.register_implementation("unsteady", UnsteadyFileSystem, clobber=True)
     folder = open_folder(f"unsteady://{uuid.uuid4().hex}/one")
     UnsteadyFileSystem.uploads_left = uploads
@@ -198,7 +198,7 @@ class ReplacingFileSystem(MemoryFileSystem):
         super().put_file(lpath, rpath, **kwargs)
 
 
-def test_a_file_that_is_replaced_while_it_is_sent_arrives_as_it_then_is(tmp_path):
+def test_a_file_replaced_during_upload_arrives_in_its_new_form(tmp_path):
     fsspec.register_implementation("replacing", ReplacingFileSystem, clobber=True)
     folder = open_folder(f"replacing://{uuid.uuid4().hex}/one")
     source = tmp_path / "answers.bin"

@@ -51,7 +51,7 @@ def two(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("missing", [(), ("a.json",), ("student.json", "a.json")])
-def test_weights_tell_their_own_facts_and_never_a_neighbours(two, missing):
+def test_weights_use_their_own_metadata_never_a_neighbours(two, missing):
     for name in missing:
         (two / name).unlink()
     teacher = create_one(weights=str(two / "a.safetensors"))
@@ -59,7 +59,7 @@ def test_weights_tell_their_own_facts_and_never_a_neighbours(two, missing):
     assert open_weights(str(two), KEY).facts["num_classes"] == 3
 
 
-def test_weights_without_facts_of_their_own_have_none(two):
+def test_weights_without_metadata_have_empty_facts(two):
     save_file(create_vit().state_dict(), two / "b.safetensors")
     torch.save(create_vit().state_dict(), two / "b.pth")
     for name in ("b.safetensors", "b.pth"):
@@ -71,7 +71,7 @@ def test_weights_without_facts_of_their_own_have_none(two):
         assert open_weights(str(two / name), KEY).facts == get_facts()
 
 
-def test_a_json_of_somebody_else_is_no_fact(two):
+def test_an_unrelated_json_file_is_not_read_as_metadata(two):
     save_file({"w": torch.zeros(1)}, two / "b.safetensors")
     for text in ("[1, 2]", '{"architectures": ["x"]}', "{"):
         (two / "b.json").write_text(text)
@@ -84,7 +84,7 @@ def test_a_file_and_its_json_that_disagree_are_refused(two):
         create_one(weights=str(two / "a.safetensors"))
 
 
-def test_the_facts_of_a_teacher_are_part_of_its_hash(tmp_path):
+def test_a_teachers_metadata_is_part_of_its_hash(tmp_path):
     hashes = set()
     for number, mean in enumerate((1.0, 2.0)):
         path = tmp_path / f"{number}.pth"
@@ -94,7 +94,7 @@ def test_the_facts_of_a_teacher_are_part_of_its_hash(tmp_path):
     assert len(hashes) == 2
 
 
-def test_exported_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
+def test_exported_weights_have_the_mode_of_the_umask(tmp_path):
     before = os.umask(0o022)
     try:
         write_weights(tmp_path / "a.safetensors", {"w": torch.zeros(1)}, get_facts())
@@ -103,7 +103,7 @@ def test_exported_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
 
 
-def test_weights_and_teachers_come_from_behind_a_url(tmp_path):
+def test_weights_and_teachers_are_loaded_from_a_url(tmp_path):
     bucket = f"memory://{uuid.uuid4().hex}"
     write_weights(tmp_path / "student.safetensors", create_vit().state_dict(), get_facts())
     filesystem = fsspec.filesystem("memory")
@@ -119,7 +119,7 @@ def test_weights_and_teachers_come_from_behind_a_url(tmp_path):
         create_one(weights=f"{bucket}/rum")
 
 
-def test_a_path_that_is_not_there_is_said_with_near_names(two):
+def test_a_missing_path_is_reported_with_similar_names(two):
     cases = {
         two / "b.safetensors": str(two / "a.safetensors"),
         two.parent / "twp": str(two),
@@ -132,13 +132,13 @@ def test_a_path_that_is_not_there_is_said_with_near_names(two):
         assert str(caught.value).startswith(f"{KEY} ({str(path)!r})")
 
 
-def test_a_run_without_a_checkpoint_is_no_teacher_yet(tmp_path):
+def test_a_run_without_a_checkpoint_is_refused_as_a_teacher(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UserError, match=r"no file student\.safetensors or config\.json there, and"):
         create_one(weights=str(tmp_path))
 
 
-def test_weights_of_other_classes_start_a_new_head_unless_they_must_not(two):
+def test_weights_of_other_classes_start_a_new_head_if_allowed(two):
     section = ModelSection(
         name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS, weights=f"{two}/a.safetensors"
     )
@@ -149,12 +149,12 @@ def test_weights_of_other_classes_start_a_new_head_unless_they_must_not(two):
 
 
 @pytest.mark.parametrize("half", ["mean", "std"])
-def test_half_of_a_normalisation_is_refused(two, half):
+def test_a_normalisation_without_mean_or_std_is_refused(two, half):
     with pytest.raises(UserError, match=rf"distill\.teachers {half} \(\[100\.0\]\) needs"):
         create_one(weights=str(two / "a.safetensors"), **{half: (100.0,)})
 
 
-def test_the_same_weights_are_the_same_bytes_each_time(tmp_path):
+def test_equal_weights_are_written_as_equal_bytes(tmp_path):
     """The library writes its metadata in an order that is drawn anew each time."""
     facts = {"model": 'größe \u2028 "x"', "mean": [127.5, 1e-7], "args": {"depth": 2}}
     tensors = {"b": torch.arange(5.0), "a": torch.ones(2, 3, dtype=torch.bfloat16)}
@@ -189,7 +189,7 @@ def write_odd_weights(folder):
     return sorted(folder.iterdir())
 
 
-def test_files_that_are_no_weights_are_told_as_such(tmp_path):
+def test_files_other_than_weights_are_refused_as_such(tmp_path):
     places = write_odd_weights(tmp_path / "odd")
     assert len(places) == 6
     for place in places:

@@ -41,7 +41,7 @@ def rename(tensors: dict, start: str, layer: str = "") -> dict:
         lambda t: {"optimizer": {"lr": 1.0}, "state_dict": rename(t, "_orig_mod.")},
     ],
 )
-def test_what_others_wrap_around_weights_is_taken_off(tmp_path, wrap):
+def test_wrappers_of_other_libraries_around_weights_are_removed(tmp_path, wrap):
     torch.save(wrap(create_tensors()), tmp_path / "a.pth")
     model = TinyConvNet()
     weights = open_weights(str(tmp_path / "a.pth"), KEY)
@@ -59,7 +59,7 @@ def test_a_compiled_models_safetensors_has_its_plain_names(tmp_path):
         load_weights(TinyConvNet(), open_weights(str(tmp_path / "a.safetensors"), KEY))
 
 
-def test_a_file_without_tensors_is_told_by_its_keys(tmp_path):
+def test_a_file_without_tensors_is_refused_with_its_keys(tmp_path):
     torch.save({"epoch": 3, "weights": {"a": {"b": 1}}}, tmp_path / "a.pth")
     words = "it holds no tensors; its keys are 'epoch', 'weights'; save tensors by name, alone or"
     with pytest.raises(UserError, match=words):
@@ -89,7 +89,7 @@ def test_counters_of_batch_norm_may_be_missing(tmp_path):
         (PAGE, "it is an HTML page; download the file itself"),
     ],
 )
-def test_what_stands_in_for_a_file_is_told_by_name(tmp_path, name, content, words):
+def test_placeholders_of_files_are_reported_by_name(tmp_path, name, content, words):
     (tmp_path / name).write_bytes(content)
     weights = open_weights(str(tmp_path / name), KEY)
     for read in (lambda: weights.kinds, weights.read_tensors):
@@ -97,7 +97,7 @@ def test_what_stands_in_for_a_file_is_told_by_name(tmp_path, name, content, word
             read()
 
 
-def test_a_folder_that_timm_or_transformers_has_saved_needs_no_prefix(tmp_path):
+def test_a_folder_saved_by_timm_or_transformers_needs_no_prefix(tmp_path):
     model = timm.create_model("resnet10t", num_classes=3)
     timm.models.save_for_hf(model, tmp_path / "m", safe_serialization=True)
     weights = open_weights(str(tmp_path / "m"), KEY)

@@ -126,7 +126,7 @@ KEYS = {
 @pytest.mark.parametrize("start", KEYS.values(), ids=KEYS.keys())
 @pytest.mark.parametrize("write", KINDS, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("store", ["disk", "memory"])
-def test_every_kind_of_weights_serves_every_key(tmp_path, store, write, start):
+def test_every_kind_of_weights_works_for_every_key(tmp_path, store, write, start):
     tensors = create_vit(seed=7).state_dict()
     place = str(tmp_path / write(tmp_path, tensors))
     if store == "memory":

@@ -40,7 +40,7 @@ def open_start(place):
     return open_weights(str(place), KEY)
 
 
-def test_the_average_is_what_another_run_starts_from(run):
+def test_another_run_starts_from_the_average(run):
     for place in (run, run / "checkpoints", run / "checkpoints" / "step_00000005"):
         weights = open_start(place)
         assert weights.location.endswith("step_00000005")
@@ -49,7 +49,7 @@ def test_the_average_is_what_another_run_starts_from(run):
         assert all((value == 3).all() for value in model.state_dict().values())
 
 
-def test_an_exported_file_serves_too(tmp_path):
+def test_an_exported_file_works_too(tmp_path):
     save_file(create_filled(4).state_dict(), tmp_path / "student.safetensors")
     for place in (tmp_path, tmp_path / "student.safetensors"):
         model = create_filled(0)
@@ -57,13 +57,13 @@ def test_an_exported_file_serves_too(tmp_path):
         assert (model.conv.weight == 4).all()
 
 
-def test_a_finished_run_means_its_export(run):
+def test_a_finished_run_stands_for_its_export(run):
     save_file(create_filled(4).state_dict(), run / "student.safetensors")
     assert (open_start(run).read_tensors()["head.weight"] == 4).all()
     assert (open_start(run / "checkpoints").read_tensors()["head.weight"] == 3).all()
 
 
-def test_what_is_skipped_keeps_its_start(tmp_path, caplog):
+def test_skipped_tensors_keep_their_initial_values(tmp_path, caplog):
     caplog.set_level("INFO", logger="train")
     tensors = create_filled(3).state_dict()
     tensors["old.weight"] = torch.zeros(2)
@@ -80,7 +80,7 @@ def test_what_is_skipped_keeps_its_start(tmp_path, caplog):
     assert "6 of 9 tensors start from" in caplog.text
 
 
-def test_weights_of_half_the_precision_fit_and_are_widened(tmp_path):
+def test_half_precision_weights_are_widened(tmp_path):
     tensors = create_filled(4).state_dict()
     half = {k: v.bfloat16() if v.is_floating_point() else v for k, v in tensors.items()}
     save_file(half, tmp_path / "half.safetensors")
@@ -95,7 +95,7 @@ def test_weights_of_half_the_precision_fit_and_are_widened(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_a_misfit_is_refused_in_one_line(run, caplog, device):
+def test_mismatched_weights_are_refused_in_one_line(run, caplog, device):
     model = create_filled(0)
     model.head = torch.nn.Linear(4, 7)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -110,7 +110,7 @@ def test_a_misfit_is_refused_in_one_line(run, caplog, device):
         assert all(torch.equal(found[name], value) for name, value in before.items())
 
 
-def test_a_broken_checkpoint_gives_way_to_an_older_one(run, caplog):
+def test_a_broken_checkpoint_falls_back_to_an_older_one(run, caplog):
     manager = CheckpointManager(run / "checkpoints")
     manager.save(
         9, {"model": create_filled(5).state_dict()}, {"step": 9, "optimizer": {}}, best=False
@@ -133,7 +133,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_refused(run):
         open_start(run).read_tensors()
 
 
-def test_a_place_without_weights_is_refused(tmp_path):
+def test_a_path_without_weights_is_refused(tmp_path):
     (tmp_path / "broken.safetensors").write_bytes(b"no tensors")
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "nowhere", tmp_path / "broken.safetensors"):

@@ -40,12 +40,12 @@ def create_convnet() -> nn.Module:
     return timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16))
 
 
-def test_every_optimizer_that_decays_by_a_factor_is_tried_here():
+def test_every_optimizer_with_multiplicative_decay_is_tested_here():
     assert set(NAMES) == set(FACTOR_DECAYS)
 
 
 @pytest.mark.parametrize("name", [*NAMES.values(), "adafactor", "mars"])
-def test_layer_decayed_rates_are_as_asked_for(name):
+def test_layer_decayed_learning_rates_are_as_configured(name):
     """Once they were raised to 6e-8 / weight_decay: 7 times the rate at this first step."""
     section = OptimSection(
         name=name, lr=1e-3, warmup_lr=1e-6, warmup_steps=4, weight_decay=0.05, layer_decay=0.7
@@ -63,7 +63,7 @@ def test_layer_decayed_rates_are_as_asked_for(name):
         assert group["weight_decay"] == (0.05 if group["decays"] else 0.0)
 
 
-def test_on_xla_a_decay_is_raised_to_a_rounding_and_its_rate_is_not(caplog):
+def test_on_xla_the_decay_is_raised_to_one_rounding_and_its_lr_is_not(caplog):
     section = OptimSection(name="lion", lr=1e-3, weight_decay=0.05)
     runtime, optimizer = create_xla_runtime(), create_optimizer(section, nn.Linear(3, 2))
     decays = [0.05 if group["decays"] else 0.0 for group in optimizer.param_groups]
@@ -88,7 +88,7 @@ def test_on_xla_a_decay_is_raised_to_a_rounding_and_its_rate_is_not(caplog):
         ("adabelief", {"fixed_decay": True}, 0.05),
     ],
 )
-def test_a_decay_is_raised_by_what_its_optimizer_makes_of_it(name, arguments, wanted):
+def test_a_decay_is_raised_by_its_optimizers_effective_factor(name, arguments, wanted):
     section = OptimSection(name=name, lr=1e-3, weight_decay=0.05, args=arguments)
     optimizer = create_optimizer(section, nn.Linear(3, 2, bias=False))
     assert raise_decays(optimizer, [1e-5], [0.05]) == pytest.approx([wanted])
@@ -118,7 +118,7 @@ def train(runtime, name: str) -> tuple[list[torch.Tensor], int]:
 
 
 @pytest.mark.parametrize("name", [*NAMES.values(), "adafactor", "mars"])
-def test_rates_that_come_and_go_are_one_graph_and_train_as_on_the_cpu(name):
+def test_learning_rates_that_reach_zero_take_one_graph_and_match_the_cpu(name):
     weights, graphs = train(create_xla_runtime(), name)
     assert graphs == 0
     for value, wanted in zip(weights, train(create_cpu_runtime(), name)[0], strict=True):
@@ -126,7 +126,7 @@ def test_rates_that_come_and_go_are_one_graph_and_train_as_on_the_cpu(name):
 
 
 @pytest.mark.parametrize(("device", "code"), [("cpu", 0), ("xla", 2)])
-def test_later_starts_are_refused_only_where_a_decay_never_rests(tmp_path, capsys, device, code):
+def test_later_starts_are_refused_only_if_a_decay_never_pauses(tmp_path, capsys, device, code):
     flags = ("--opt=lion", '--optim.unfreeze={"blocks.*":1}', "--run.check_only=true")
     assert main.main(create_argv(tmp_path, *flags, device=device)) == code
     assert ("on XLA lion's weight decay takes 6e-08" in capsys.readouterr().err) is (code == 2)
@@ -137,7 +137,7 @@ def test_later_starts_are_refused_only_where_a_decay_never_rests(tmp_path, capsy
     ("preset", "arguments"),
     [("quintic", {}), ("original", {"scale_eps": True}), ("polar_express", {"safety_factor": 1.1})],
 )
-def test_matrices_are_made_orthogonal_as_timm_does(shape, preset, arguments):
+def test_matrices_are_orthogonalised_like_timm(shape, preset, arguments):
     torch.manual_seed(0)
     matrices = torch.randn(shape, dtype=torch.float64)
     coefficients = timms._COEFFICIENTS[preset]
@@ -166,7 +166,7 @@ def get_updates(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 
 
 @pytest.mark.parametrize("name", ["muon", "nadamuon"])
-def test_a_convolution_that_lies_otherwise_moves_as_timm_moves_it(name):
+def test_convolutions_in_another_layout_are_updated_like_timms(name):
     section = OptimSection(name=name, lr=0.01, weight_decay=0.1)
     plain, held = create_model(), create_model()
     hold_as_hwio(held[0])
@@ -182,7 +182,7 @@ def test_a_convolution_that_lies_otherwise_moves_as_timm_moves_it(name):
     assert timms.zeropower_via_newtonschulz is not orthogonalise  # nothing stays behind
 
 
-def test_adaptive_clipping_knows_the_units_of_such_a_convolution():
+def test_adaptive_clipping_uses_the_units_of_such_convolutions():
     plain, held = create_model(), create_model()
     hold_as_hwio(held[0])
     create_optimizer(OptimSection(), held)

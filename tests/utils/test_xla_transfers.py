@@ -13,7 +13,7 @@ from tests.support.tiny_parts import create_xla_runtime
 pytestmark = pytest.mark.xla
 
 
-def test_transfers_of_a_thread_never_add_a_graph():
+def test_transfers_in_a_thread_never_add_a_graph():
     """With `tensor.to` one step in some thousand saw a half-made tensor and compiled again."""
     runtime = create_xla_runtime()
     hosts = [

@@ -21,12 +21,12 @@ from tools.doctor import devices
 from tools.doctor.machine import GREEN, RED, YELLOW, Machine
 
 
-def test_no_tpu_is_said_only_after_a_look(machine):
+def test_no_tpu_is_reported_only_after_a_search(machine):
     found = devices.check_tpu(machine)
     assert found.level == GREEN and found.text.startswith("no TPU: 1 PCI devices")
 
 
-def test_a_bus_that_cannot_be_read_is_not_taken_for_no_tpu(machine):
+def test_an_unreadable_bus_is_not_reported_as_no_tpu(machine):
     found = devices.check_tpu(replace(machine, root=machine.root / "nothing"))
     assert found.level == YELLOW
     assert "could not look at the PCI bus and /dev" in found.text and "no TPU" not in found.text
@@ -55,14 +55,14 @@ def test_chips_without_device_files_are_red(machine):
     assert found.level == RED and "--privileged" in found.hint
 
 
-def test_a_device_file_that_may_not_be_opened_is_red(shared_machine):
+def test_an_unopenable_device_file_is_red(shared_machine):
     add_tpu(shared_machine, 1)
     (shared_machine.root / "dev/vfio/0").chmod(0)
     found = run_unprivileged(devices.check_tpu, shared_machine)
     assert found.level == RED and "no permission for /dev/vfio/0" in found.text
 
 
-def test_a_machine_that_calls_itself_a_tpu_vm_and_has_none_is_red(machine, metadata):
+def test_a_tpu_vm_without_a_tpu_is_red(machine, metadata):
     assert devices.check_tpu(with_environment(machine, PJRT_DEVICE="TPU")).level == RED
     assert devices.check_tpu(replace(machine, metadata_url=metadata.url)).level == GREEN
     metadata.known["instance/attributes/accelerator-type"] = "v5litepod-8"
@@ -80,7 +80,7 @@ def test_a_machine_that_calls_itself_a_tpu_vm_and_has_none_is_red(machine, metad
         ({"TPU_VISIBLE_CHIPS": "0"}, YELLOW),
     ],
 )
-def test_topology(machine, variables, level):
+def test_the_topology_is_checked(machine, variables, level):
     assert devices.check_topology(with_environment(machine, **variables)).level == level
 
 
@@ -101,13 +101,13 @@ def test_the_process_that_holds_a_tpu_is_named(machine):
     assert "(python main.py, an orphan)" in devices.check_busy(machine).text
 
 
-def test_a_left_over_lock_of_libtpu_is_yellow(machine):
+def test_a_stale_lock_of_libtpu_is_yellow(machine):
     add_tpu(machine)
     (machine.root / "tmp/libtpu_lockfile").touch()
     assert devices.check_busy(machine).level == YELLOW
 
 
-def test_device_files_that_may_not_be_listed_are_not_taken_for_none(shared_machine):
+def test_unlistable_device_files_are_not_reported_as_missing(shared_machine):
     add_tpu(shared_machine)
     (shared_machine.root / "dev/vfio").chmod(0)
     for check in (devices.check_tpu, devices.check_busy):
@@ -115,7 +115,7 @@ def test_device_files_that_may_not_be_listed_are_not_taken_for_none(shared_machi
         assert found.level == YELLOW and "could not look" in found.text
 
 
-def test_processes_that_may_not_be_read_are_counted(shared_machine):
+def test_unreadable_processes_are_counted(shared_machine):
     add_tpu(shared_machine)
     (shared_machine.root / "proc/5/fd").mkdir(parents=True)
     (shared_machine.root / "proc/5/fd").chmod(0)
@@ -134,7 +134,7 @@ def test_a_real_process_with_an_open_file_is_found_in_the_real_proc(tmp_path):
     assert [pid for pid, _, _ in found] == [str(os.getpid())]
 
 
-def test_a_step_on_this_machine_is_right_on_every_device():
+def test_a_step_on_this_machine_is_correct_on_every_device():
     found = devices.check_step(Machine())
     assert found.level == GREEN, found.text
     assert "matmul" in found.text and "all-reduce over 1" in found.text
@@ -153,7 +153,7 @@ STEP = '{"device": "tpu:0", "world": 4, "correct": %s, "matmul_ms": %s, "all_red
         ("exit 0", RED, "failed"),
     ],
 )
-def test_what_a_step_on_a_device_tells(machine, program, level, text):
+def test_a_test_step_reports_the_state_of_its_device(machine, program, level, text):
     add_torch(machine)
     found = devices.check_step(with_program(machine, "python", program))
     assert found.level == level and text in found.text
@@ -168,7 +168,7 @@ def test_a_tpu_whose_step_ran_on_the_cpu_is_red(machine):
     assert found.level == RED and "PJRT gave other devices: cpu:0" in found.text
 
 
-def test_a_step_is_not_tried_where_it_would_hang_or_disturb(machine):
+def test_a_test_step_is_skipped_where_it_would_hang_or_disturb(machine):
     add_torch(machine)
     add_tpu(machine)
     alone = with_environment(machine, TPU_WORKER_HOSTNAMES="a,b", TPU_WORKER_ID="0")
@@ -183,7 +183,7 @@ def test_a_step_is_not_tried_where_it_would_hang_or_disturb(machine):
     assert found.level == YELLOW and "holds the TPU" in found.text
 
 
-def test_a_program_that_hangs_is_ended_and_told(machine):
+def test_a_hanging_program_is_ended_and_reported(machine):
     hanging = with_program(machine, "python", "exec sleep 1000")
     answer = hanging.run([hanging.python], timeout_s=0.2)
     assert answer.code is None and answer.reason == "did not end within 0.2 s"
@@ -198,13 +198,13 @@ def test_a_program_that_hangs_is_ended_and_told(machine):
         ("echo 'Driver/library version mismatch'; exit 18", "", RED, "version mismatch"),
     ],
 )
-def test_gpus(machine, smi, python, level, text):
+def test_gpus_are_checked(machine, smi, python, level, text):
     changed = with_program(with_program(machine, "nvidia-smi", smi), "python", python)
     found = devices.check_cuda(changed)
     assert found.level == level and text in found.text
 
 
-def test_no_gpu_and_a_gpu_without_its_tools(machine):
+def test_a_missing_gpu_and_missing_gpu_tools_are_reported(machine):
     bare = with_environment(machine, PATH=str(machine.root))
     assert devices.check_cuda(bare).text.startswith("no GPU")
     (machine.root / "dev/nvidia0").touch()

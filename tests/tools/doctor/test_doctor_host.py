@@ -15,7 +15,7 @@ from tools.doctor.machine import GREEN, RED, YELLOW, Machine, Requirements
 
 
 @pytest.mark.parametrize(("limit", "level"), [(256, RED), (2048, YELLOW), (8192, GREEN)])
-def test_the_limit_of_open_files(machine, limit, level):
+def test_the_limit_of_open_files_is_checked(machine, limit, level):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard not in (resource.RLIM_INFINITY,) and hard < limit:
         pytest.skip(f"this machine allows {hard}")
@@ -26,7 +26,7 @@ def test_the_limit_of_open_files(machine, limit, level):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_processor_with_a_known_fault_is_named_with_what_is_done(machine, monkeypatch):
+def test_a_processor_with_a_known_fault_is_named_with_the_workaround(machine, monkeypatch):
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     (machine.root / "proc/cpuinfo").write_text("flags\t\t: fpu avx avx2\n")
     found = host.check_processor(machine)
@@ -52,7 +52,7 @@ def with_disk(machine: Machine, total: float, free: float) -> Machine:
 @pytest.mark.parametrize(
     ("total", "free", "level"), [(16, 16, GREEN), (0.06, 0.06, YELLOW), (16, 0.1, RED)]
 )
-def test_shared_memory(machine, total, free, level):
+def test_shared_memory_is_checked(machine, total, free, level):
     assert host.check_shm(with_disk(machine, total, free)).level == level
 
 
@@ -62,7 +62,7 @@ def test_a_machine_without_shared_memory_is_red(machine):
 
 
 @pytest.mark.parametrize(("free", "level"), [(500, GREEN), (10, YELLOW), (0.5, RED)])
-def test_disks_for_checkpoints_and_compiled_graphs(machine, free, level):
+def test_disks_for_checkpoints_and_compiled_graphs_are_checked(machine, free, level):
     changed = with_wishes(with_disk(machine, 1000, free), compile_cache="/cache")
     assert host.check_checkpoint_disk(changed).level == level
     assert host.check_cache_disk(changed).level == level
@@ -74,7 +74,7 @@ def test_disks_for_checkpoints_and_compiled_graphs(machine, free, level):
     assert host.check_cache_disk(auto).level == level
 
 
-def test_the_real_size_of_a_disk_is_that_of_the_nearest_directory(tmp_path):
+def test_the_size_of_a_disk_is_read_at_the_nearest_existing_directory(tmp_path):
     total, free = Machine().get_disk(tmp_path / "not" / "there")
     assert (total, free) == pytest.approx(Machine().get_disk(tmp_path), rel=0.1)
     assert 0 <= free <= total
@@ -83,26 +83,26 @@ def test_the_real_size_of_a_disk_is_that_of_the_nearest_directory(tmp_path):
 @pytest.mark.parametrize(
     ("chips", "gib", "level"), [(1, 1.0, GREEN), (4, 1.0, GREEN), (4, 20.0, YELLOW), (8, 90, RED)]
 )
-def test_memory_against_the_shuffle_buffer(machine, chips, gib, level):
+def test_memory_is_compared_with_the_shuffle_buffer(machine, chips, gib, level):
     add_tpu(machine, chips)
     found = host.check_memory(with_wishes(machine, shuffle_gib=gib))
     assert found.level == level
     assert level == GREEN or found.hint
 
 
-def test_memory_that_cannot_be_read_is_told(machine):
+def test_unreadable_memory_is_reported(machine):
     (machine.root / "proc/meminfo").write_text("MemTotal: 1 kB\n")
     assert "has no MemAvailable" in host.check_memory(machine).text
 
 
 @pytest.mark.parametrize(("ahead_s", "level"), [(0, GREEN), (20, YELLOW), (-600, RED)])
-def test_the_clock_against_the_clouds(machine, metadata, ahead_s, level):
+def test_the_clock_is_compared_with_the_clouds(machine, metadata, ahead_s, level):
     metadata.ahead_s = ahead_s
     found = host.check_clock(replace(machine, metadata_url=metadata.url))
     assert found.level == level and "metadata server" in found.text
 
 
-def test_the_clock_without_a_cloud_is_the_kernels_word(machine):
+def test_without_a_cloud_the_kernels_clock_status_counts(machine):
     def refuse() -> int:
         raise OSError(1, "not permitted")
 
@@ -111,29 +111,29 @@ def test_the_clock_without_a_cloud_is_the_kernels_word(machine):
     assert "could not read the status of the kernel" in host.check_clock(machine, refuse).text
 
 
-def test_the_kernel_tells_its_clocks_status():
+def test_the_kernel_reports_its_clock_status():
     assert 0 <= host.read_clock_status() < 0x10000
 
 
-def test_a_directory_that_can_be_written(machine, tmp_path):
+def test_a_writable_directory_is_green(machine, tmp_path):
     found = storage.check_output(with_wishes(machine, output=str(tmp_path / "new" / "runs")))
     assert found.level == GREEN
     assert list(tmp_path.glob("**/.doctor-*")) == []
 
 
-def test_a_file_in_the_place_of_the_run_store_is_red(machine, tmp_path):
+def test_a_file_in_place_of_the_run_store_is_red(machine, tmp_path):
     (tmp_path / "file").touch()
     found = storage.check_output(with_wishes(machine, output=str(tmp_path / "file")))
     assert found.level == RED and "is a file" in found.text
 
 
 @pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no file system that refuses root")
-def test_a_directory_that_cannot_be_written_is_red(machine):
+def test_an_unwritable_directory_is_red(machine):
     found = storage.check_output(with_wishes(machine, output="/sys/kernel/runs"))
     assert found.level == RED and "cannot be written" in found.text
 
 
-def test_a_url_that_can_be_written_and_those_that_cannot(machine):
+def test_a_writable_url_is_green_and_others_are_red(machine):
     import fsspec
 
     memory = fsspec.filesystem("memory")  # one for the whole process
@@ -146,7 +146,7 @@ def test_a_url_that_can_be_written_and_those_that_cannot(machine):
     assert found.level == RED
 
 
-def test_credentials(machine, metadata):
+def test_credentials_are_checked(machine, metadata):
     asked = with_wishes(machine, output="gs://bucket/runs")
     assert storage.check_credentials(machine).level == GREEN
     found = storage.check_credentials(asked)
@@ -172,7 +172,7 @@ def test_the_first_record_of_a_dataset_decodes(digits_root):
     assert "decodes, label" in found.text and found.value.startswith("digits")
 
 
-def test_a_dataset_that_is_not_there_is_red(machine, tmp_path):
+def test_a_missing_dataset_is_red(machine, tmp_path):
     assert storage.check_dataset(machine).level == YELLOW
     here = Machine(requirements=Requirements(data_dir=str(tmp_path / "none")))
     found = storage.check_dataset(here)
@@ -180,7 +180,7 @@ def test_a_dataset_that_is_not_there_is_red(machine, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_record_that_does_not_decode_is_red(digits_root, tmp_path):
+def test_an_undecodable_record_is_red(digits_root, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(digits_root, root)
     for path in root.rglob("*.tfrecord*"):

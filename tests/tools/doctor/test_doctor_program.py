@@ -15,14 +15,14 @@ from tools.doctor import report
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine
 
 
-def test_every_check_has_a_name_of_its_own_and_a_way_out(machine):
+def test_every_check_has_a_unique_name_and_a_way_out(machine):
     findings = doctor.examine(machine)
     names = [finding.name for finding in findings]
     assert len(names) == len(set(names)) == len(doctor.CHECKS)
     assert all(f.hint for f in findings if f.level == RED), findings
 
 
-def test_a_check_that_fails_says_so_and_is_not_green(machine, monkeypatch):
+def test_a_check_that_raises_is_reported_and_not_green(machine, monkeypatch):
     def check_strange(_: Machine) -> Finding:
         raise KeyError("x")
 
@@ -39,7 +39,7 @@ FINDINGS = [
 ]
 
 
-def test_lines_hints_and_json():
+def test_the_report_has_lines_hints_and_json():
     lines = report.format_lines(FINDINGS, colour=False).splitlines()
     assert lines[0].split() == ["green", "a", "fine"]
     assert lines[2].strip() == "-> mend b"
@@ -61,7 +61,7 @@ def test_the_exit_code_is_1_for_red_alone(monkeypatch, capsys, level, code):
     assert "ways out:" in capsys.readouterr().out
 
 
-def test_wishes_come_from_the_configuration_and_flags_win(tmp_path):
+def test_requirements_come_from_the_configuration_and_flags_win(tmp_path):
     flags = ["--config", "configs/digits_student.yaml", "--shuffle-gib", "7", "--output", "gs://b"]
     requirements = doctor.create_requirements(doctor.create_parser().parse_args(flags))
     assert requirements.data_name == "digits" and requirements.data_dir == str(
@@ -70,7 +70,7 @@ def test_wishes_come_from_the_configuration_and_flags_win(tmp_path):
     assert (requirements.shuffle_gib, requirements.output) == (7.0, "gs://b")
 
 
-def test_the_odd_worker_out_is_marked_and_told():
+def test_a_deviating_worker_is_marked_and_explained():
     good = [Finding("torch", GREEN, "2.9.0", value="2.9.0"), Finding("tpu", GREEN, "4 chips")]
     odd = [Finding("torch", GREEN, "2.8.0", value="2.8.0"), Finding("tpu", RED, "none", "reboot")]
     table = report.format_table({"0": good, "1": good, "2": odd}).splitlines()
@@ -118,7 +118,7 @@ def examine_pod(cloud: Cloud, *flags: str):
     return cloud.run("tools.doctor", "--tpu=pod", "--zone=z", *flags)
 
 
-def test_a_pod_is_one_table_with_the_odd_worker_marked(pod):
+def test_a_pod_is_one_table_with_the_deviating_worker_marked(pod):
     fits = report.format_json([Finding("torch", GREEN, "2.9.0", value="2.9.0")])
     other = report.format_json([Finding("torch", RED, "none", "set it up", value="none")])
     set_python(pod, 0, f"echo '{fits}'")
@@ -134,7 +134,7 @@ def test_a_pod_is_one_table_with_the_odd_worker_marked(pod):
     assert (done.returncode, done.stdout.splitlines()[1].split()) == (0, ["torch", *["green"] * 2])
 
 
-def test_a_worker_whose_doctor_cannot_run_is_red_and_says_why(pod):
+def test_a_worker_whose_doctor_cannot_run_is_red_with_the_reason(pod):
     set_python(pod, 0, f"echo '{report.format_json(FINDINGS[:1])}'")
     set_python(pod, 1, "echo 'No module named tools'; exit 1")
     done = examine_pod(pod, "--json")
@@ -146,7 +146,7 @@ def test_a_worker_whose_doctor_cannot_run_is_red_and_says_why(pod):
 
 
 @pytest.mark.slow
-def test_the_real_doctor_on_two_workers(pod):
+def test_the_real_doctor_runs_on_two_workers(pod):
     """Each worker has this tree and this Python."""
     for number in range(2):
         tree = pod.get_home(number) / "trainer"
@@ -170,6 +170,6 @@ def test_the_dry_run_over_a_pod_prints_the_commands(pod):
     assert pod.get_calls() == []
 
 
-def test_a_pod_that_is_not_there_gives_one_line_and_code_2(pod):
+def test_a_missing_pod_gives_one_line_and_code_2(pod):
     done = pod.run("tools.doctor", "--tpu=none")
     assert done.returncode == 2 and "'none' does not exist" in done.stdout

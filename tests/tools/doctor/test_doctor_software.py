@@ -28,11 +28,11 @@ from tools.doctor.machine import GREEN, RED, YELLOW
         ((3, 14, 0, "final", 0), RED),
     ],
 )
-def test_python(machine, version, level):
+def test_the_python_version_is_checked(machine, version, level):
     assert software.check_python(replace(machine, python_version=version)).level == level
 
 
-def test_a_torch_set_that_pairs_is_green(machine):
+def test_a_matching_torch_set_is_green(machine):
     add_torch(machine)
     found = software.check_torch(machine)
     assert found.level == GREEN and "torch_xla 2.9.0" in found.text
@@ -42,9 +42,7 @@ def test_a_torch_set_that_pairs_is_green(machine):
     ("torch", "xla", "hint"),
     [("2.15.0", "2.9.0", "torch==2.9.0 torch_xla==2.9.0"), ("2.9.0", "2.8.0+libtpu", "2.8.0")],
 )
-def test_a_torch_that_torch_xla_was_not_built_for_is_red_and_the_pair_is_named(
-    machine, torch, xla, hint
-):
+def test_a_torch_that_does_not_match_torch_xla_is_red_with_the_pair(machine, torch, xla, hint):
     add_torch(machine, torch, xla)
     found = software.check_torch(machine)
     assert found.level == RED and hint in found.hint
@@ -76,7 +74,7 @@ def test_a_tpu_without_libtpu_is_red_and_another_libtpu_is_yellow(machine):
     assert found.level == YELLOW and "made with libtpu 0.0.21" in found.text
 
 
-def test_tensorflow_after_torch_xla_is_tried_in_a_child(machine):
+def test_tensorflow_after_torch_xla_is_tested_in_a_child_process(machine):
     add_torch(machine)
     assert software.check_imports(machine).level == RED  # not installed
     add_package(machine, "tensorflow-cpu", "2.21.0")
@@ -86,7 +84,7 @@ def test_tensorflow_after_torch_xla_is_tried_in_a_child(machine):
     assert found.level == RED and "ended by signal 6" in found.text
 
 
-def test_what_is_tried_loads_both_libraries_and_no_more_than_a_run(machine):
+def test_the_import_test_loads_both_libraries_as_a_run_does(machine):
     add_torch(machine)
     add_package(machine, "tensorflow-cpu", "2.21.0")
     see = "import sys; print([n for n in sys.argv[1].split() if n in sys.modules])"
@@ -100,7 +98,7 @@ def test_what_is_tried_loads_both_libraries_and_no_more_than_a_run(machine):
     assert (machine.root / "out").read_text().strip() == "['_XLAC', 'tensorflow']"
 
 
-def test_builds_of_tensorflow_that_harm_are_told(machine):
+def test_harmful_builds_of_tensorflow_are_reported(machine):
     add_torch(machine)
     add_package(machine, "tensorflow", "2.21.0")
     fits = with_program(machine, "python", "exit 0")
@@ -110,7 +108,7 @@ def test_builds_of_tensorflow_that_harm_are_told(machine):
     assert found.level == RED and "overwrite each other" in found.text
 
 
-def test_demands_on_numpy_and_protobuf(machine):
+def test_requirements_on_numpy_and_protobuf_are_checked(machine):
     assert software.check_clashes(machine).level == RED  # no NumPy
     add_package(machine, "numpy", "2.4.6")
     add_package(machine, "fits", "1.0", "numpy>=1.26", 'numpy<2; python_version < "3.9"')
@@ -120,7 +118,7 @@ def test_demands_on_numpy_and_protobuf(machine):
     assert found.level == RED and "old 1.0 demands numpy <2" in found.text
 
 
-def test_the_allocator_counts_only_when_it_is_loaded(machine):
+def test_the_allocator_is_green_only_if_loaded(machine):
     found = software.check_allocator(machine)
     assert found.level == YELLOW and "apt-get install" in found.hint
     library = machine.root / "usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"
@@ -149,13 +147,13 @@ def test_the_allocator_counts_only_when_it_is_loaded(machine):
         ("LANG", "C", GREEN),
     ],
 )
-def test_variables_that_hurt(machine, name, value, level):
+def test_harmful_environment_variables_are_reported(machine, name, value, level):
     found = software.check_variables(with_environment(machine, **{name: value}))
     assert found.level == level
     assert level == GREEN or name in found.hint
 
 
-def test_a_tpu_left_unused_by_pjrt_device_is_told(machine):
+def test_a_tpu_unused_because_of_pjrt_device_is_reported(machine):
     add_tpu(machine)
     assert software.check_variables(with_environment(machine, PJRT_DEVICE="TPU")).level == GREEN
     found = software.check_variables(with_environment(machine, PJRT_DEVICE="CPU"))

@@ -56,7 +56,7 @@ def run_tool(capsys, *flags: str) -> str:
     return capsys.readouterr().out
 
 
-def test_sets_are_judged_together_beside_a_teacher(teacher_run, sets_root, tmp_path, capsys):
+def test_several_sets_are_evaluated_beside_a_teacher(teacher_run, sets_root, tmp_path, capsys):
     out = tmp_path / "report"
     text = run_tool(
         capsys,
@@ -108,7 +108,7 @@ def test_sets_are_judged_together_beside_a_teacher(teacher_run, sets_root, tmp_p
         assert (out / picture).read_bytes()[:4] == b"\x89PNG"
 
 
-def test_the_worst_images_are_the_surest_wrong_answers(teacher_run, sets_root, tmp_path, capsys):
+def test_the_worst_images_are_the_most_confident_errors(teacher_run, sets_root, tmp_path, capsys):
     out = tmp_path / "report"
     flags = (f"--data.root={sets_root}", "--data.eval_batch_size=16", "--out", str(out))
     run_tool(capsys, str(teacher_run), "--sets", "shifted=shifted@test", *flags, "--worst", "5")
@@ -128,7 +128,7 @@ def test_the_worst_images_are_the_surest_wrong_answers(teacher_run, sets_root, t
     assert "add --out DIR" in capsys.readouterr().err
 
 
-def test_a_mirrored_look_and_probes_at_a_terminal(teacher_run, sets_root, capsys):
+def test_mirrored_evaluation_and_probes_print_to_a_terminal(teacher_run, sets_root, capsys):
     text = run_tool(
         capsys,
         str(teacher_run),
@@ -155,7 +155,7 @@ def test_a_mirrored_look_and_probes_at_a_terminal(teacher_run, sets_root, capsys
     assert {"k-NN", "few-shot", "linear"} <= set(kinds)
 
 
-def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_path, capsys):
+def test_sets_that_cannot_be_evaluated_give_one_line(teacher_run, sets_root, tmp_path, capsys):
     run, root = str(teacher_run), f"--data.root={sets_root}"
     args = {"img_size": 8, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
     facts = {
@@ -201,7 +201,7 @@ def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_p
 
 
 @pytest.mark.slow
-def test_two_ranks_say_what_one_says(teacher_run, sets_root, tmp_path, capsys):
+def test_two_ranks_report_the_same_as_one(teacher_run, sets_root, tmp_path, capsys):
     reports = []
     for count in (1, 2):
         out = tmp_path / str(count)
@@ -235,7 +235,7 @@ def test_two_ranks_say_what_one_says(teacher_run, sets_root, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_weights_of_every_form_and_sets_of_other_sources(teacher_run, sets_root, tmp_path, capsys):
+def test_all_forms_of_weights_and_sources_are_evaluated(teacher_run, sets_root, tmp_path, capsys):
     """A checkpoint, a file without a word of its model, and a folder of some of the classes."""
     from PIL import Image
 
@@ -274,7 +274,7 @@ def test_weights_of_every_form_and_sets_of_other_sources(teacher_run, sets_root,
 
 
 @pytest.mark.slow
-def test_all_of_the_corruptions_have_their_mean(teacher_run, sets_root, tmp_path, capsys):
+def test_the_mean_over_all_corruptions_is_reported(teacher_run, sets_root, tmp_path, capsys):
     errors = {}
     for number, (name, alexnet) in enumerate(CORRUPTIONS.items()):
         wrong = []

@@ -35,7 +35,7 @@ def create_features(count: int, seed: int, dim: int = 12, classes: int = 4) -> F
 TRAIN, TEST = create_features(150, 0), create_features(101, 1)
 
 
-def test_neighbours_vote_as_scikit_learns():
+def test_nearest_neighbours_vote_like_scikit_learns():
     runtime = create_cpu_runtime()
     sum_over = partial(sum_batches, runtime=runtime)
     found = evaluate_neighbours(runtime, sum_over, TRAIN, TEST, (1, 7, 200))
@@ -70,14 +70,14 @@ def test_the_closed_form_is_ridge_regression(examples):
         assert own == pytest.approx(ridge.predict(prepare(TEST.values)), abs=1e-4)
 
 
-def test_more_shots_tell_more_and_too_many_are_left_out():
+def test_more_shots_score_better_and_too_many_are_left_out():
     found = evaluate_few_shots(TRAIN, TEST, shots=(1, 10, 1000))
     assert set(found) == {1, 10} and all(len(seeds) == 3 for seeds in found.values())
     assert np.mean(found[10]) > np.mean(found[1]) > 25.0
     assert evaluate_few_shots(TRAIN, TEST, shots=(1, 10)) == found
 
 
-def test_heads_beside_each_other_learn_as_if_alone():
+def test_heads_trained_together_equal_heads_trained_alone():
     """The gradient of one is that of its own loss."""
     both, single = LinearHeads(TRAIN, 2), LinearHeads(TRAIN, 1)
     batch = next(TRAIN.batches(np.arange(150), 32))
@@ -88,7 +88,7 @@ def test_heads_beside_each_other_learn_as_if_alone():
         assert torch.allclose(head.weight.grad, single.heads[0].weight.grad, atol=1e-7)
 
 
-def test_the_linear_probe_reads_what_is_there_in_one_program():
+def test_the_linear_probe_finds_linear_classes_in_one_program():
     runtime = create_xla_runtime()
     before = runtime.counters()["graphs"]
     chosen, heads = evaluate_linear_heads(runtime, TRAIN, TEST, 6)
@@ -100,7 +100,7 @@ def test_the_linear_probe_reads_what_is_there_in_one_program():
     assert again == chosen
 
 
-def test_batches_of_shards_are_those_of_one():
+def test_features_of_several_shards_equal_those_of_one():
     rows = np.random.RandomState(0).permutation(101)
     whole = list(TEST.batches(rows, 32))
     shards = [list(TEST.batches(rows, 32, (index, 8))) for index in range(8)]
@@ -113,7 +113,7 @@ def test_batches_of_shards_are_those_of_one():
     assert sum(int(one.mask.sum()) for one in whole) == 101
 
 
-def test_features_that_are_no_numbers_are_refused():
+def test_nan_features_are_refused():
     """NaN is behind nothing: neighbours whose votes are NaN would always be right."""
     values = TEST.values.copy()
     values[7, 3] = np.nan

@@ -143,7 +143,7 @@ def play(folder: Path, seed: int, *, live: bool = False, hard: bool = False) -> 
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_points_are_those_of_the_files_under_kills_and_rollbacks(tmp_path, seed):
+def test_uploaded_points_equal_the_files_after_kills_and_rollbacks(tmp_path, seed):
     play(tmp_path, seed)
     folder = tmp_path / "runs" / "tiny" / "a"
     found = read_rows(tmp_path / "a.db", RunRecord(folder).facts.id)
@@ -153,7 +153,7 @@ def test_points_are_those_of_the_files_under_kills_and_rollbacks(tmp_path, seed)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_run_that_goes_back_behind_what_was_final_begins_anew(tmp_path, seed):
+def test_a_rollback_behind_final_points_starts_a_new_tracker_run(tmp_path, seed):
     """The newest history is whole; what was sent of the older ones stands under other names."""
     play(tmp_path, 1000 + seed, hard=True)
     folder = tmp_path / "runs" / "tiny" / "a"
@@ -164,14 +164,14 @@ def test_a_run_that_goes_back_behind_what_was_final_begins_anew(tmp_path, seed):
     assert list(map(str, read_rows(tmp_path / "a.db", name))) == list(map(str, read_truth(folder)))
 
 
-def test_some_of_those_runs_did_begin_anew(tmp_path):
+def test_some_of_those_runs_started_anew(tmp_path):
     play(tmp_path, 1000, hard=True)
     found = [json.loads(path.read_text())["generation"] for path in tmp_path.glob("state/*.json")]
     assert max(found) > 1
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_live_mirror_lacks_nothing_and_may_double(tmp_path, seed):
+def test_a_live_upload_misses_nothing_but_may_duplicate(tmp_path, seed):
     play(tmp_path, seed, live=True)
     folder = tmp_path / "runs" / "tiny" / "a"
     found = list(map(str, read_rows(tmp_path / "a.db", RunRecord(folder).facts.id)))
@@ -184,7 +184,7 @@ def advance(folder: Path, **options: bool) -> Standing:
     return Feed(open_folder(folder / "digits" / "a"), target, cursor, **options).advance()
 
 
-def test_lines_behind_the_newest_checkpoint_wait(tmp_path):
+def test_lines_after_the_newest_checkpoint_wait(tmp_path):
     """An evaluation at the checkpoint's own step is made again by who goes on from there."""
     lines = [*make_lines(4), {"step": 5, "kind": "train", "attempt": 1, "lr": 1e-3}]
     run = make_run(tmp_path, "a", lines=lines, final_up_to_step=4)
@@ -207,7 +207,7 @@ def test_a_torn_line_is_not_sent(tmp_path):
     assert advance(tmp_path).lines == 6
 
 
-def test_a_cursor_that_was_lost_doubles_nothing(tmp_path):
+def test_a_lost_cursor_duplicates_nothing(tmp_path):
     run = make_run(tmp_path, "a", final={"eval_top1": 50.0}, ended=2.0)
     advance(tmp_path)
     rows = read_rows(tmp_path / "a.db", run.read()["id"])
@@ -217,7 +217,7 @@ def test_a_cursor_that_was_lost_doubles_nothing(tmp_path):
     assert read_rows(tmp_path / "a.db", run.read()["id"]) == rows
 
 
-def test_a_damaged_cursor_and_a_second_mirror_are_refused(tmp_path):
+def test_a_damaged_cursor_and_a_second_upload_are_refused(tmp_path):
     make_run(tmp_path, "a", final={})
     cursor = CursorFile(tmp_path / "state", "mlflow", "runs/a")
     with (
@@ -231,7 +231,7 @@ def test_a_damaged_cursor_and_a_second_mirror_are_refused(tmp_path):
         cursor.read()
 
 
-def test_a_history_that_shrank_is_noticed_at_the_end(tmp_path):
+def test_a_shrunk_history_is_noticed_at_the_end(tmp_path):
     run = make_run(tmp_path, "a", lines=make_lines(9), final_up_to_step=10)
     advance(tmp_path)
     write_lines(run.path, read_metrics(run.path)[:4])

@@ -161,7 +161,7 @@ def play(folder: Path, names: Sequence[str]) -> Iterator[str]:
         assert mirror.wait(PATIENCE_S) == 0
 
 
-def test_points_in_mlflow_wandb_and_trackio_are_those_of_the_files(tmp_path):
+def test_points_in_mlflow_wandb_and_trackio_equal_the_files(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
@@ -190,7 +190,7 @@ def test_points_in_mlflow_wandb_and_trackio_are_those_of_the_files(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
-def test_a_tracker_that_is_down_is_asked_again_and_a_request_to_end_is_heard(tmp_path, name):
+def test_an_unreachable_tracker_is_retried_and_sigterm_is_honoured(tmp_path, name):
     """A place whose directory cannot be made, until a file that stands in its way has gone."""
     run = make_run(tmp_path / "runs", "a", final={"eval_top1": 50.0}, experiment="tiny", ended=1.0)
     place, log = tmp_path / "later", tmp_path / f"{name}.log"

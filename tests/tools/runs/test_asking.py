@@ -45,7 +45,7 @@ def test_a_run_that_was_renamed_is_found_by_its_new_name(ask, root):
     assert json.loads(ask("show", "moved", "--json")[1])["name"] == "moved"
 
 
-def test_a_list_shows_what_is_asked_for_and_who_is_gone(ask):
+def test_a_list_shows_chosen_columns_and_dead_runs(ask):
     code, out, _ = ask("list", "--show", "model.name,eval.top1,train.seed", "--limit", "0")
     assert code == 0
     lines = out.splitlines()
@@ -106,7 +106,7 @@ def test_a_run_is_shown_by_any_of_its_names(ask, root):
         assert word in out
 
 
-def test_tags_are_put_on_taken_off_and_found(ask, root):
+def test_tags_are_added_removed_and_found(ask, root):
     assert json.loads(ask("tag", "run1", "run2", "--add", "paper", "--json")[1]) == {
         "digits/run1": ["paper"],
         "digits/run2": ["paper"],
@@ -119,7 +119,7 @@ def test_tags_are_put_on_taken_off_and_found(ask, root):
     assert list_names(ask, "--filter", "tag=paper") == ["run2"]
 
 
-def test_every_answer_is_the_same_after_the_index_was_deleted(ask, root, tmp_path):
+def test_every_output_is_the_same_after_deleting_the_index(ask, root, tmp_path):
     questions = [
         ("list", "--json"),
         ("list", "--keys", "--json"),
@@ -159,7 +159,7 @@ def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_store_that_is_not_there_and_one_that_is_empty_are_told_apart(ask, tmp_path):
+def test_a_missing_store_and_an_empty_one_are_distinguished(ask, tmp_path):
     code, _, error = ask("list", store=tmp_path / "rns")
     assert code == 2 and "is no directory" in error
     (tmp_path / "empty").mkdir()
@@ -167,7 +167,7 @@ def test_a_store_that_is_not_there_and_one_that_is_empty_are_told_apart(ask, tmp
     assert code == 0 and "0 runs" in out
 
 
-def test_a_bucket_that_does_not_answer_keeps_nobody_waiting_for_minutes(ask, monkeypatch):
+def test_an_unreachable_bucket_fails_within_seconds(ask, monkeypatch):
     calls = []
 
     def refuse(*arguments: object, **options: object) -> None:
@@ -184,7 +184,7 @@ def test_a_bucket_that_does_not_answer_keeps_nobody_waiting_for_minutes(ask, mon
     assert "away" in error
 
 
-def test_a_name_that_fits_several_runs_is_refused(ask, root):
+def test_an_ambiguous_run_name_is_refused(ask, root):
     (root / "other").mkdir()
     (root / "digits" / "run1").rename(root / "other" / "run1")
     (root / "digits" / "run0").rename(root / "digits" / "run1")
@@ -199,7 +199,7 @@ def test_schemas_are_written_as_they_are_published(tmp_path, capsys):
         assert (tmp_path / "schemas" / f"{name}.json").read_text() == published
 
 
-def test_a_question_loads_neither_torch_nor_what_it_does_not_need(root):
+def test_a_query_loads_neither_torch_nor_unneeded_modules(root):
     code = (
         "import sys\nfrom tools.runs.__main__ import main\n"
         f"main(['list', '--json', '--store', {str(root)!r}])\n"
@@ -220,7 +220,7 @@ def test_a_trainer_never_loads_the_index():
     assert done.stdout == "False\n"
 
 
-def test_numbers_and_curves_are_drawn_for_people():
+def test_numbers_and_curves_are_formatted_for_reading():
     assert [format_value(v) for v in (None, 3, 2.0, 0.123456789, "x", [1], True)] == [
         "-",
         "3",
@@ -235,7 +235,7 @@ def test_numbers_and_curves_are_drawn_for_people():
     assert len(draw_line(list(range(1000)))) == 40 and draw_line([]) == ""
 
 
-def test_a_note_and_the_archive_are_kept_beside_the_tags(ask, root):
+def test_notes_and_archive_marks_are_kept_beside_the_tags(ask, root):
     assert ask("tag", "run1", "--add", "archived", "--note", "lr too high")[0] == 0
     assert "run1" not in list_names(ask)
     assert "run1" in list_names(ask, "--archived")

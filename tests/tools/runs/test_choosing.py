@@ -7,7 +7,7 @@ import json
 import pytest
 
 
-def test_a_filter_stands_for_runs_in_every_command(ask, tmp_path):
+def test_every_command_accepts_a_filter_for_runs(ask, tmp_path):
     code, out, _ = ask("show", "--filter=model.name=vit_tiny and status=complete", "--json")
     assert code == 0
     assert {one["path"] for one in json.loads(out)["runs"]} == {"digits/run0", "digits/run1"}
@@ -36,11 +36,11 @@ def test_a_filter_stands_for_runs_in_every_command(ask, tmp_path):
         (["list", "--filter=(eval.top1>3"], "a bracket is not closed"),
     ],
 )
-def test_a_filter_that_does_not_fit_is_refused(ask, flags, word):
+def test_an_unsuitable_filter_is_refused(ask, flags, word):
     code, out, err = ask(*flags)
     assert (code, out) == (2, "") and word in err
 
 
-def test_an_export_that_is_not_there_is_named(ask, tmp_path):
+def test_a_missing_export_is_named(ask, tmp_path):
     code, _, err = ask("validate", "no_such_export", store=tmp_path / "gone")
     assert (code == 2 and err.startswith("error: RUN 'no_such_export'")) or "no_such_export" in err

@@ -44,7 +44,7 @@ def test_sides_are_compared_over_their_seeds(ask, seeds):
     assert [len(side["runs"]) for side in json.loads(grouped)["sides"]] == [6, 6]
 
 
-def test_numbers_of_other_tasks_are_one_line(ask, root):
+def test_metrics_of_other_tasks_are_refused_in_one_line(ask, root):
     for name, task in (("images", "classify"), ("text", "language")):
         config = make_config(**{"train.task": task})
         final = {"eval_loss": 1.0, f"eval_{name}/top1": 50.0, "eval_shared/top1": 60.0}
@@ -69,7 +69,7 @@ def test_numbers_of_other_tasks_are_one_line(ask, root):
         ("runtime.timeout_s", 60.0, True),
     ],
 )
-def test_runs_that_learn_or_measure_something_else_are_no_seeds(ask, root, key, value, are_one):
+def test_runs_with_other_settings_are_not_seeds_of_one_side(ask, root, key, value, are_one):
     for seed, changes in enumerate(({}, {}, {key: value})):
         more = {"distill": {"alpha": 0.5}, "runtime": {"device": "cpu"}}
         config = more | make_config(**{"train.seed": seed})
@@ -85,7 +85,7 @@ def test_runs_that_learn_or_measure_something_else_are_no_seeds(ask, root, key, 
     assert {row["key"]: row["matters"] for row in rows}[key] is not are_one
 
 
-def test_the_table_says_what_a_person_asks(ask, seeds):
+def test_the_table_shows_differences_intervals_and_pairing(ask, seeds):
     out = ask("compare", "slow0,slow1,slow2", "fast0,fast1,fast2")[1]
     for word in ("optim.lr", "0.001", "± ", "n too small to tell", "paired by 3 seeds"):
         assert word in out, out
@@ -108,7 +108,7 @@ class Links(HTMLParser):
                 self.fetched += [] if (value or "").startswith("data:") else [value or ""]
 
 
-def test_the_page_stands_alone_and_takes_nothing_for_markup(ask, seeds, tmp_path):
+def test_the_page_is_self_contained_and_escaped(ask, seeds, tmp_path):
     shutil.copytree(seeds / "slow", seeds / "<b>x")
     page = tmp_path / "deep" / "page.html"
     sides = ("slow:experiment=slow", "fast:experiment=fast", "a&lt;i:path~'<b>x'")
@@ -124,7 +124,7 @@ def test_the_page_stands_alone_and_takes_nothing_for_markup(ask, seeds, tmp_path
     assert page.stat().st_size < 3 << 20
 
 
-def test_equal_runs_are_equal_and_others_part_at_a_step(ask, root):
+def test_equal_runs_are_equal_and_others_differ_from_a_step_on(ask, root):
     for name, start in (("one", 2.0), ("two", 2.0), ("three", 2.0000001)):
         lines = make_lines(6)
         lines[3]["loss/total"] = start

@@ -72,7 +72,7 @@ def hold_each(asker: Asker, bad: Path) -> None:
         asker(*(flag.format(**places) for flag in flags))
 
 
-def test_no_value_of_a_wrong_kind_ends_a_command_in_a_traceback(asker):
+def test_no_value_of_wrong_type_gives_a_traceback(asker):
     ok = asker.store / "digits" / "ok"
     known = [
         (("run.json", (0, "schema_version")), '"two"'),
@@ -91,7 +91,7 @@ def test_no_value_of_a_wrong_kind_ends_a_command_in_a_traceback(asker):
         hold_each(asker, path)
 
 
-def test_a_fact_of_a_wrong_kind_is_damage_with_its_reason(asker, capsys):
+def test_a_field_of_wrong_type_is_damage_with_its_reason(asker, capsys):
     ok = asker.store / "digits" / "ok"
     bad = damage(ok, ok.parent / "bad", ("run.json", (0, "started")), '"noon"')
     rows = json.loads(asker("list", "--json"))["runs"]
@@ -102,7 +102,7 @@ def test_a_fact_of_a_wrong_kind_is_damage_with_its_reason(asker, capsys):
 
 
 @pytest.mark.slow
-def test_no_value_of_any_field_ends_a_command_in_a_traceback(asker):
+def test_no_value_of_any_field_gives_a_traceback(asker):
     ok = asker.store / "digits" / "ok"
     for number, place in enumerate(list_places(ok)):
         bad = [

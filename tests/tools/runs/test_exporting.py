@@ -34,7 +34,7 @@ def test_runs_are_exported_and_validated(ask, root, tmp_path):
     assert code == 1 and json.loads(said)["runs"][0]["faults"][0]["file"] == "runs.csv"
 
 
-def test_modes_say_what_counts(ask, root):
+def test_validation_modes_decide_what_counts(ask, root):
     assert ask("validate")[0] == 0
     with (root / "digits" / "live" / "metrics.jsonl").open("a") as file:
         file.write("{")
@@ -45,7 +45,7 @@ def test_modes_say_what_counts(ask, root):
     assert code == 0 and "its last line is torn" in out and "bad: 0" in out
 
 
-def test_a_run_whose_head_is_gone_is_found(ask, root):
+def test_a_run_without_run_json_is_found(ask, root):
     (root / "digits" / "run0" / "run.json").unlink()
     (root / "digits" / "empty").mkdir()
     code, out, _ = ask("validate", "--json")
@@ -54,7 +54,7 @@ def test_a_run_whose_head_is_gone_is_found(ask, root):
     assert told["runs"][0]["faults"][0]["file"] == "run.json"
 
 
-def test_bad_runs_are_moved_and_the_rest_stays(ask, root, tmp_path):
+def test_bad_runs_are_moved_and_others_stay(ask, root, tmp_path):
     folder = root / "digits" / "run1"
     publish_artifacts(folder)
     with (folder / "metrics.jsonl").open("a") as file:

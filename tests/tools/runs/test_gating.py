@@ -21,7 +21,7 @@ from tests.support.stored_runs import make_config, make_run
         (["eval.top5:-:1:major?"], 0),
     ],
 )
-def test_the_exit_code_says_whether_runs_are_worse(ask, gates, code):
+def test_the_exit_code_shows_whether_runs_are_worse(ask, gates, code):
     """run0 has top-1 60 and loss 2, run2 has 62 and 0."""
     flags = [word for gate in gates for word in ("--gate", gate)]
     found, out, _ = ask("gate", "run2", "run0", *flags)
@@ -67,7 +67,7 @@ def test_a_run_that_is_not_complete_is_refused(ask, root):
     assert [side["unfinished"] for side in sides] == [[], ["digits/live"]]
 
 
-def test_gates_stand_in_a_file(ask, tmp_path, seeds):
+def test_gates_are_read_from_a_file(ask, tmp_path, seeds):
     path = tmp_path / "gates.yaml"
     path.write_text(
         "gates:\n- eval.top1@last:5:-:blocker\n"
@@ -110,7 +110,7 @@ def test_wrong_use_is_one_line_and_code_2(ask, flags, word):
         ("gates: []", "contains no gate"),
     ],
 )
-def test_a_file_with_a_fault_is_refused(ask, tmp_path, text, word):
+def test_an_invalid_gate_file_is_refused(ask, tmp_path, text, word):
     path = tmp_path / "gates.yaml"
     path.write_text(text)
     code, _, error = ask("gate", "run0", "run1", "--gates", str(path))

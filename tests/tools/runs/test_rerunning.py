@@ -35,7 +35,7 @@ def set_source(root: Path, name: str, source: SourceState) -> Path:
     return path
 
 
-def test_a_dry_run_tells_all_and_makes_nothing(ask, root):
+def test_a_dry_run_prints_everything_and_writes_nothing(ask, root):
     path = set_source(root, "a", SourceState(read_head(), PATCH, "whole"))
     told = json.loads((path / "environment.json").read_text())
     told["packages"]["torch"] = "1.0"
@@ -89,7 +89,7 @@ def make_unfit(root: Path, kind: str) -> str:
         ("unconfigured", "config_resolved.yaml"),
     ],
 )
-def test_what_cannot_be_made_again_is_one_line(ask, root, kind, word):
+def test_runs_that_cannot_be_reproduced_give_one_line(ask, root, kind, word):
     name = make_unfit(root, kind)
     before = sorted(root.rglob("*"))
     for flags in ((), ("--dry-run",)):
@@ -98,14 +98,14 @@ def test_what_cannot_be_made_again_is_one_line(ask, root, kind, word):
     assert sorted(root.rglob("*")) == before
 
 
-def test_outside_a_repository_nothing_is_made(ask, root, tmp_path, monkeypatch):
+def test_outside_a_repository_nothing_is_written(ask, root, tmp_path, monkeypatch):
     set_source(root, "a", SourceState(read_head(), "", "none"))
     monkeypatch.setattr("tools.runs.rerunning.SOURCE_ROOT", tmp_path)
     code, out, error = ask("rerun", "digits/a")
     assert (code, out) == (2, "") and "is no git repository" in error
 
 
-def test_a_place_that_takes_nothing_is_told_before_the_source_is_made(ask, root, tmp_path):
+def test_an_unwritable_target_is_refused_before_the_source_is_restored(ask, root, tmp_path):
     set_source(root, "a", SourceState(read_head(), "", "none"))
     (tmp_path / "file").write_text("")
     code, out, error = ask("rerun", "digits/a", "--out", str(tmp_path / "file"))
@@ -114,7 +114,7 @@ def test_a_place_that_takes_nothing_is_told_before_the_source_is_made(ask, root,
 
 
 @pytest.mark.slow
-def test_a_run_made_again_is_equal_to_the_bit_and_a_changed_one_is_told(ask, tmp_path, monkeypatch):
+def test_a_rerun_is_equal_bit_for_bit_and_a_changed_one_is_reported(ask, tmp_path, monkeypatch):
     if read_source().kept not in ("none", "whole"):
         pytest.skip("the source of this very tree cannot be kept")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

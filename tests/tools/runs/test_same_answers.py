@@ -56,7 +56,7 @@ def get_index(tmp_path: Path) -> Path:
     return path
 
 
-def test_every_answer_is_the_same_from_an_index_made_anew(ask, root, tmp_path, caplog):
+def test_every_output_is_the_same_from_a_rebuilt_index(ask, root, tmp_path, caplog):
     for day in range(6):
         keep_report(root, {**REPORT, "created": f"2026-11-2{day}T10:00:00Z"})
     ask("tag", "run1", "--add", "seen")
@@ -81,7 +81,7 @@ def test_every_answer_is_the_same_from_an_index_made_anew(ask, root, tmp_path, c
     assert ask_all(ask, tmp_path) == before
 
 
-def test_an_index_that_cannot_be_kept_is_made_in_memory(ask, root, tmp_path, monkeypatch, caplog):
+def test_an_unwritable_index_is_built_in_memory(ask, root, tmp_path, monkeypatch, caplog):
     keep_report(root, REPORT)
     before = ask_all(ask, tmp_path, READING)
     # A file where the directory should be: nobody, not even root, can write below it.
@@ -159,7 +159,7 @@ def start_read_only(place: Path, *command: str, **options) -> subprocess.Complet
 
 
 @pytest.mark.slow
-def test_on_a_real_read_only_mount_all_is_read_and_nothing_written(root, tmp_path):
+def test_a_real_read_only_mount_is_read_and_not_written(root, tmp_path):
     (tmp_path / "cache").mkdir(exist_ok=True)
     if shutil.which("unshare") is None or start_read_only(tmp_path, "true").returncode:
         pytest.skip("this machine lets nobody mount: no read-only disk to test on")

@@ -120,7 +120,7 @@ def test_a_million_windows_stay_below_ten_megabytes(ask, root, tmp_path):
     assert 10_000 <= len(windows) <= 20_002
 
 
-def test_the_other_format_and_an_older_run(ask, root, tmp_path):
+def test_chrome_traces_of_an_older_run_are_written(ask, root, tmp_path):
     out = tmp_path / "old.json"
     code, text, _ = ask("trace", "run1", "--out", str(out), "--format", "chrome", "--json")
     events = json.loads(out.read_text())["traceEvents"]
@@ -157,7 +157,7 @@ def test_wrong_use_is_one_line_and_writes_nothing(ask, root, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name not in ("cache", "runs")] == []
 
 
-def test_show_tells_where_the_time_went(ask, root):
+def test_show_prints_where_the_time_went(ask, root):
     make_long(root, 1000, 10)
     code, text, _ = ask("show", "long")
     assert code == 0
