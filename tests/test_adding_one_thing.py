@@ -102,7 +102,7 @@ FORMULA = '''def compute_total_variation(example: Example) -> float:
 
 '''
 CHECKS = (
-    "tests/losses/test_held_against.py",
+    "tests/losses/test_reference_table.py",
     "tests/losses/test_every_loss.py",
     "tests/losses/test_tokens.py",
     "tests/losses/test_references.py",
@@ -120,7 +120,7 @@ def test_a_new_loss_touches_its_file_table_reference_and_document(tmp_path):
     insert(references, "LOGIT_REFERENCES: dict", FORMULA)
     insert(references, '    "abkd": compute', '    "total_variation": compute_total_variation,\n')
     insert(copy / "docs/losses.md", "| `reverse_kl` | KL", "| `total_variation` | made up |\n")
-    run(copy, "-m", "tests.losses.held_against", "--docs", "docs/losses.md")
+    run(copy, "-m", "tests.losses.reference_table", "--docs", "docs/losses.md")
     words = "total_variation or table or registered or documented or takes_tokens"
     assert run(copy, "-m", "pytest", "-q", "-n0", "-k", words, *CHECKS).count(".") > 20
     assert list_changed(copy) == [

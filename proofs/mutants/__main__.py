@@ -59,7 +59,7 @@ ROOMS = [
             "tests/test_teachers.py",
             "tests/test_datasets_resume.py",
             "tests/test_resume*.py",
-            "tests/test_run_places.py",
+            "tests/test_run_directories.py",
         ),
     ),
     Room(

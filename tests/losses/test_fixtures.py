@@ -13,7 +13,7 @@ import torch
 from losses.base import LossInputs
 from losses.factory import create_loss
 from tests.fixture_runs.distillation import run, run_cases
-from tests.losses.held_against import FILES, INDEXES
+from tests.losses.reference_table import FILES, INDEXES
 
 
 @functools.cache

@@ -27,8 +27,8 @@ from store.query.tags import TAGS_FILE, change_tags
 from store.record.history import read_metrics
 from store.record.runs import RunStore
 from store.record.summary import SUMMARY_FILE
+from tests.support.finished_runs import begin_whole
 from tests.support.stored_runs import make_config, make_run
-from tests.support.whole_runs import begin_whole
 from utils.storage.local import write_atomically
 from utils.storage.places import open_folder
 

@@ -17,8 +17,8 @@ from store.query.schemas import MODELS, create_schema, format_schema
 from store.record.hits import Hits, format_hits, read_header
 from store.record.spans import SPANS_FILE, SpanWriter
 from store.record.windows import RunSketches, format_sketches
+from tests.support.finished_runs import make_whole_run
 from tests.support.stored_runs import make_run
-from tests.support.whole_runs import make_whole_run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -16,8 +16,8 @@ from store.query.tags import change_tags
 from store.record.attempts import read_attempts
 from store.record.lock import LOCK_FILE
 from store.record.summary import SUMMARY_FILE, SUMMARY_TABLE, format_summary, read_summary
+from tests.support.finished_runs import begin_whole, make_whole_run
 from tests.support.stored_runs import make_lines
-from tests.support.whole_runs import begin_whole, make_whole_run
 from utils.storage.places import open_folder
 
 COVERED = {

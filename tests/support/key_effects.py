@@ -32,7 +32,7 @@ ELSEWHERE = {
         "run.allow_changes": "test_a_changed_configuration_is_refused_with_the_difference",
         "run.init_skip": "test_a_run_may_start_from_another_runs_weights",
     },
-    "tests/tasks/test_judging.py": {
+    "tests/tasks/test_extra_evaluations.py": {
         "data.evals": "test_a_run_evaluates_extra_sets_by_their_own_rules",
         **dict.fromkeys(
             (f"data.evals[].{name}" for name in ("name", "dataset", "split", "classes", "every")),

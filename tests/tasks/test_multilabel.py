@@ -14,7 +14,7 @@ import main
 from big_vision.input.batches import RIGHT
 from datasets import create_loader
 from store.record.history import read_metrics
-from tests.support.judged_sets import Examples, load_examples, write_set
+from tests.support.evaluated_sets import Examples, load_examples, write_set
 from tests.support.tiny_parts import create_argv, create_config
 from tools.evaluate.__main__ import main as evaluate
 from utils.config.data import DataSection

@@ -15,7 +15,7 @@ from job.check import check
 from models.factory import create_model
 from models.teachers.teacher import create_teachers
 from models.transforms import create_input_transform
-from tests.support import counted
+from tests.support import counting_store as counted
 from tests.support.tiny_parts import (
     CLASSES,
     VIT_ARGS,

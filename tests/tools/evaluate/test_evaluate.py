@@ -15,7 +15,7 @@ from sklearn.metrics import confusion_matrix
 from models.factory import export_model
 from models.trained import open_trained
 from tasks.evaluation.sets import CORRUPTIONS
-from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
+from tests.support.evaluated_sets import NAMES, Examples, load_examples, shift, write_set
 from tools.evaluate.__main__ import main
 
 A_CLASSES = (1, 4, 7)

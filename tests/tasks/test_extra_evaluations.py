@@ -18,7 +18,7 @@ from models.factory import create_model
 from tasks.evaluation.counts import summarise_set
 from tasks.evaluation.judge import OpenSet
 from tasks.evaluation.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
-from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
+from tests.support.evaluated_sets import NAMES, Examples, load_examples, shift, write_set
 from tests.support.tiny_parts import SYNTHETIC, VIT_ARGS, create_cpu_runtime
 from utils.config.load import load_config
 from utils.config.sections import ModelSection

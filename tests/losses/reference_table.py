@@ -1,6 +1,6 @@
 """Lists what each registered loss was compared with, and by how much they differ.
 
-`python -m tests.losses.held_against --docs docs/losses.md` measures and writes the table. The
+`python -m tests.losses.reference_table --docs docs/losses.md` measures and writes the table. The
 sources stand in the files of reference values (`tests/fixtures/kd_*.json`); a loss that is in none
 of them is compared with its formula in NumPy (`tests/losses/formulas.py`).
 """

@@ -10,7 +10,13 @@ import pytest
 
 from lab.marked_tables import get_marks
 from losses.table import LOSSES
-from tests.losses.held_against import FORMULA, INDEXES, format_figure, get_evidence, list_evidence
+from tests.losses.reference_table import (
+    FORMULA,
+    INDEXES,
+    format_figure,
+    get_evidence,
+    list_evidence,
+)
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/losses.md"
 # Of values and gradients: those of the files' format, and of finite differences.

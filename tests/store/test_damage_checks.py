@@ -13,7 +13,7 @@ from store.quality.validation import check_run, find_damaged_files
 from store.query.record import RunRecord
 from store.query.tags import TAGS_FILE, change_tags
 from store.record.summary import SUMMARY_FILE
-from tests.support.whole_runs import make_whole_run
+from tests.support.finished_runs import make_whole_run
 from tools.runs.__main__ import main
 from utils.errors import UserError
 from utils.storage.places import open_folder
