@@ -73,7 +73,7 @@ def warn_of_memory_maps() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def untouched_log() -> None:
-    """The house's log as a fresh process has it, whatever earlier tests have called."""
+    """Reset the project's log to that of a fresh process."""
     from utils.log import get_logger
 
     logger = get_logger()
@@ -114,7 +114,7 @@ def gs(gcs_server: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
-    """The directory of a finished run on the digits whose model knows more than chance."""
+    """Return the directory of a finished run on the digits, trained above chance."""
     import main
 
     output_dir = tmp_path_factory.mktemp("teacher")

@@ -1,4 +1,4 @@
-"""Runs on a bucket, by main.py: killed, gone on with elsewhere, and the same bit for bit."""
+"""Runs on a bucket, by main.py: killed and resumed elsewhere, with the same bits."""
 
 from __future__ import annotations
 
@@ -43,29 +43,32 @@ def strip(lines: list[dict]) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
+def uninterrupted(tmp_path_factory) -> Path:
     """The same run on a disk, without a fault."""
     output = tmp_path_factory.mktemp("unbroken")
     assert main([*FLAGS, f"--run.output_dir={output}"]) == 0
     return output / "tiny" / "a"
 
 
-def check_equal(remote: str, unbroken: Path) -> None:
-    """The history on the bucket and the exported weights are those of the unbroken run."""
+def check_equal(remote: str, uninterrupted: Path) -> None:
+    """Compare the bucket's history and the exported weights with the uninterrupted run's."""
     folder = open_folder(remote)
     lines = read_segments(folder)
-    assert strip(lines) == strip(read_metrics(unbroken))
+    assert strip(lines) == strip(read_metrics(uninterrupted))
     times = [line["time_s"] for line in lines if "time_s" in line]
     assert times == sorted(times)
     assert json.loads(folder.read_text("run.json"))["status"] == "complete"
     norms = [
         json.loads(text)["whole"]["grad_norm"]
-        for text in (folder.read_text("sketches.json"), (unbroken / "sketches.json").read_text())
+        for text in (
+            folder.read_text("sketches.json"),
+            (uninterrupted / "sketches.json").read_text(),
+        )
     ]
     assert norms[0] == norms[1]
     with folder.open_local("student.safetensors") as path:
         found = load_file(path)
-    wanted = load_file(unbroken / "student.safetensors")
+    wanted = load_file(uninterrupted / "student.safetensors")
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with folder.open_local("metrics.jsonl") as path:
@@ -74,7 +77,7 @@ def check_equal(remote: str, unbroken: Path) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_faults_and_preemptions_of_a_store_leave_the_bits_unchanged(
-    seed, unbroken, tmp_path, monkeypatch
+    seed, uninterrupted, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("utils.storage.retry._FIRST_WAIT_S", 0.0)
     faulty = register(seed)
@@ -96,7 +99,7 @@ def test_faults_and_preemptions_of_a_store_leave_the_bits_unchanged(
         ]
         codes.append(main([*flags, "--run.resume=auto"] if attempt else flags))
     assert codes == [75, 75, 0]
-    check_equal("faulty://bucket/runs/tiny/a", unbroken)
+    check_equal("faulty://bucket/runs/tiny/a", uninterrupted)
     assert len(faulty.faults) > 5
     folder = open_folder("faulty://bucket/runs/tiny/a")
     spans = parse_spans(folder.read_text("spans.jsonl"))
@@ -157,7 +160,7 @@ def kill_after(processes: list[subprocess.Popen], text: str) -> None:
 
 
 @pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_killed_run_on_gs_resumes_from_the_bucket_alone(hosts, gs, unbroken, tmp_path):
+def test_a_killed_run_on_gs_resumes_from_the_bucket_alone(hosts, gs, uninterrupted, tmp_path):
     kill_after(start_hosts(gs, tmp_path / "first", hosts), "step 10/14")
     remote = f"{gs}/tiny/a"
     assert "step_00000008" in " ".join(open_folder(f"{remote}/checkpoints").list_names())
@@ -167,8 +170,8 @@ def test_a_killed_run_on_gs_resumes_from_the_bucket_alone(hosts, gs, unbroken, t
     assert f"complete: {remote}" in outputs[0]
     assert "took over the run from process" in outputs[0]
     if hosts == 1:
-        check_equal(remote, unbroken)
-    lines, wanted = read_segments(open_folder(remote)), read_metrics(unbroken)
+        check_equal(remote, uninterrupted)
+    lines, wanted = read_segments(open_folder(remote)), read_metrics(uninterrupted)
     assert [x["step"] for x in lines] == [x["step"] for x in wanted]
     losses = [[x["loss/total"] for x in one if x["kind"] == "train"] for one in (lines, wanted)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -64,11 +64,11 @@ def place(tmp_path_factory) -> Path:
     assert main.main(get_argv(root, "own", *unnamed, made, *pp)) == 0
     turned = open_trained(str(root / "tiny" / "named"), "RUN")
     facts = {**turned.facts, "classes": [NAMES[2], *NAMES[:2]]}
-    save_turned(root / "turned", turned.model.state_dict(), facts)
+    save_permuted(root / "turned", turned.model.state_dict(), facts)
     return root
 
 
-def save_turned(folder: Path, tensors: dict[str, torch.Tensor], facts: dict) -> None:
+def save_permuted(folder: Path, tensors: dict[str, torch.Tensor], facts: dict) -> None:
     """The same model whose classes are numbered in another order."""
     folder.mkdir()
     order = torch.tensor([2, 0, 1])

@@ -1,4 +1,4 @@
-"""`runtime.compile_backend`: each backend really compiles, or one line says why it did not."""
+"""`runtime.compile_backend`: each backend compiles, or one line gives the reason."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every YAML below configs/ loads, passes all checks and says what it is for."""
+"""Every YAML below configs/ loads, passes all checks and states its purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets wrong, and what a disk loses: one sentence with the way out."""
+"""Errors of users and of disks: one sentence with the way out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets whose keys, groups and formats are their own; what cannot be read is told in words."""
+"""Datasets with unusual keys, groups and formats; unreadable ones are explained."""
 
 from __future__ import annotations
 

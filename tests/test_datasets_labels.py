@@ -1,4 +1,4 @@
-"""Labels that are no class of the model stop a run; the keys of a dataset have any name."""
+"""Labels outside the model's classes stop a run; a dataset's keys may have any name."""
 
 from __future__ import annotations
 

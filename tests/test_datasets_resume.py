@@ -1,4 +1,4 @@
-"""Starting anywhere gives the batches of the unbroken run."""
+"""A start from any position gives the batches of the uninterrupted run."""
 
 from __future__ import annotations
 

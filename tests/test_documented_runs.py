@@ -1,4 +1,4 @@
-"""Commands of the documents, run as they are printed, and where their files landed.
+"""Documented commands, run as printed, and where they write their files.
 
 In the printed order, one working directory for all, so that a command finds what an earlier one has
 made. Nothing is changed but flags at the end that shorten a run.
@@ -244,7 +244,7 @@ def language(first_hour) -> Workplace:
 
 
 @pytest.fixture(scope="module")
-def asked(checkpoints) -> Workplace:
+def store_queries(checkpoints) -> Workplace:
     text = (ROOT / "docs/store.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     for name, block in zip(("gates", "prices"), blocks, strict=True):
@@ -439,9 +439,9 @@ def test_a_regression_teaches_and_stands_in_its_table(workplace):
     assert len([line for line in table.splitlines() if line.startswith("| linnerud |")]) == 5
 
 
-def test_queries_about_runs_succeed_and_change_no_run(asked):
+def test_queries_about_runs_succeed_and_change_no_run(store_queries):
     commands = [one for one in COMMANDS["docs/store.md"] if find(NOT_RUN, one) is None]
-    done = {one: asked.done[one] for one in commands}
+    done = {one: store_queries.done[one] for one in commands}
     new = {path for one in done.values() for path in one.new}
     kept = {path for path in new if path.startswith("runs/benchmarks/")}
     assert len(kept) == 2
@@ -453,7 +453,9 @@ def test_queries_about_runs_succeed_and_change_no_run(asked):
     assert "train.seed" in done[COMPARED].output
 
 
-def test_documented_commands_write_only_to_known_places(distillation, data, asked, language):
+def test_documented_commands_write_only_to_known_places(
+    distillation, data, store_queries, language
+):
     assert {path.split("/")[0] for path in data.find_files()} == {
         "photos",
         "mnist_files",

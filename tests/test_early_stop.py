@@ -1,4 +1,4 @@
-"""A run whose score no longer rises ends: at the same step with the same bits, killed or not."""
+"""A run whose score stops rising ends: at the same step with the same bits, killed or not."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_repeated_evaluation_counts_once():
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Path:
+def ended_early(tmp_path_factory) -> Path:
     """The directory of a run that ended early."""
     root = tmp_path_factory.mktemp("early")
     assert run(root) == 0
@@ -138,19 +138,19 @@ def get_last_step(folder: Path) -> int:
     return max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*"))
 
 
-def test_the_run_ends_when_its_scores_stop_improving(unbroken):
-    lines = [line for line in read_metrics(unbroken) if line["kind"] == "eval"]
+def test_the_run_ends_when_its_scores_stop_improving(ended_early):
+    lines = [line for line in read_metrics(ended_early) if line["kind"] == "eval"]
     best, since = -1.0, 0
     for line in lines[:-1]:
         best, since = (line["top1"], 0) if line["top1"] > best + 0.5 else (best, since + 1)
         assert since < 3, line
     assert lines[-1]["top1"] <= best + 0.5 and since == 2
-    assert lines[-1]["step"] == get_last_step(unbroken) < 360
+    assert lines[-1]["step"] == get_last_step(ended_early) < 360
 
 
-def test_the_learning_rate_falls_when_scores_stop_improving(unbroken):
+def test_the_learning_rate_falls_when_scores_stop_improving(ended_early):
     """After each evaluation that was no better, by a tenth; seen in the log lines behind it."""
-    lines, best, lr = read_metrics(unbroken), -1.0, 1e-2
+    lines, best, lr = read_metrics(ended_early), -1.0, 1e-2
     cuts = 0
     for line in lines:
         if line["kind"] == "train":
@@ -162,30 +162,32 @@ def test_the_learning_rate_falls_when_scores_stop_improving(unbroken):
     assert cuts >= 3
 
 
-def test_the_run_logs_why_it_ended(unbroken):
-    facts = read_facts(unbroken)
+def test_the_run_logs_why_it_ended(ended_early):
+    facts = read_facts(ended_early)
     assert facts["status"] == "complete"
-    begin = f"ended early after step {get_last_step(unbroken)} of 360: 3 evaluations in a row gave"
+    begin = (
+        f"ended early after step {get_last_step(ended_early)} of 360: 3 evaluations in a row gave"
+    )
     assert facts["reason"].startswith(begin)
     assert facts["reason"].endswith("by more than 0.5 (train.early_stop_patience=3)")
-    assert (unbroken / "student.safetensors").exists()
+    assert (ended_early / "student.safetensors").exists()
 
 
-def test_a_run_resumed_from_any_step_ends_alike(unbroken, tmp_path):
+def test_a_run_resumed_from_any_step_ends_alike(ended_early, tmp_path):
     """From just before, at and after evaluations; nothing but the checkpoint tells the past."""
-    last, steps = get_last_step(unbroken), sorted(unbroken.glob("checkpoints/step_*"))
+    last, steps = get_last_step(ended_early), sorted(ended_early.glob("checkpoints/step_*"))
     numbers = [int(path.name[5:]) for path in steps]
     assert any(number % 3 == 0 for number in numbers[:-1])
     # The last ones: those that begin before, within and after the wait that ends the run.
     for kept, place in enumerate(steps[:-1][-4:], start=len(steps) - 4):
         folder = tmp_path / place.name / "tiny" / "a"
-        shutil.copytree(unbroken, folder, ignore=shutil.ignore_patterns("run.lock"))
+        shutil.copytree(ended_early, folder, ignore=shutil.ignore_patterns("run.lock"))
         for later in numbers[kept:]:
             shutil.rmtree(folder / "checkpoints" / f"step_{later:08d}")
         assert run(tmp_path / place.name, "--resume=auto") == 0
         assert get_last_step(folder) == last
-        assert read_facts(folder)["reason"] == read_facts(unbroken)["reason"]
-        assert_same_end(folder, unbroken, last)
+        assert read_facts(folder)["reason"] == read_facts(ended_early)["reason"]
+        assert_same_end(folder, ended_early, last)
 
 
 def assert_same_end(folder: Path, other: Path, step: int) -> None:
@@ -203,18 +205,18 @@ def assert_same_end(folder: Path, other: Path, step: int) -> None:
     ]
 
 
-def test_a_run_that_ended_early_is_not_trained_further(unbroken, tmp_path):
+def test_a_run_that_ended_early_is_not_trained_further(ended_early, tmp_path):
     folder = tmp_path / "tiny" / "a"
-    shutil.copytree(unbroken, folder, ignore=shutil.ignore_patterns("run.lock"))
+    shutil.copytree(ended_early, folder, ignore=shutil.ignore_patterns("run.lock"))
     last = get_last_step(folder)
     assert run(tmp_path, "--resume=auto") == 0
     assert get_last_step(folder) == last
-    assert read_facts(folder) == read_facts(unbroken)
+    assert read_facts(folder) == read_facts(ended_early)
     (folder / "summary.json").unlink()
     assert run(tmp_path, "--resume=auto") == 0
     assert get_last_step(folder) == last
     assert read_facts(folder)["reason"] == (
-        f"{read_facts(unbroken)['reason']}; nothing was left to train"
+        f"{read_facts(ended_early)['reason']}; nothing was left to train"
     )
     # More patience is a reason to go on.
     steps = f"--train.steps={last + 2}"
@@ -253,6 +255,6 @@ def test_a_patience_without_effect_is_refused(flags, words, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_evaluations_are_evenly_spaced_in_steps(unbroken):
-    steps = [line["step"] for line in read_metrics(unbroken) if line["kind"] == "eval"]
+def test_evaluations_are_evenly_spaced_in_steps(ended_early):
+    steps = [line["step"] for line in read_metrics(ended_early) if line["kind"] == "eval"]
     assert all(later - earlier == 3 for earlier, later in pairwise(steps))

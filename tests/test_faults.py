@@ -1,4 +1,4 @@
-"""What goes wrong around a run: each fault has its outcome, and nothing whole is damaged."""
+"""Faults around a run: each has its outcome, and no valid file is damaged."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def get_error(capsys: pytest.CaptureFixture) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-def spoil(batch: Batch) -> Batch:
-    """The batch with mixing coefficients that are not numbers."""
+def make_mixing_nan(batch: Batch) -> Batch:
+    """Return the batch with mixing coefficients that are not numbers."""
     for value in batch.draws.values():
         if value.is_floating_point():
             value.fill_(float("nan"))
@@ -68,13 +68,13 @@ def spoil(batch: Batch) -> Batch:
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Makes the batches of some steps give a loss that is not a number."""
+    """Make the batches of some steps give a NaN loss."""
 
     def poison(*steps: int) -> None:
         def spoilt(parts, first_step: int, *more) -> Iterator:
             batches = iterate_batches(parts, first_step, *more)
             for step, batch in enumerate(batches, start=first_step):
-                yield spoil(batch) if step in steps else batch
+                yield make_mixing_nan(batch) if step in steps else batch
 
         monkeypatch.setattr("job.callbacks.iterate_batches", spoilt)
 

@@ -1,4 +1,4 @@
-"""Imports only point down, heavy frameworks stay in their rooms, nothing happens at import."""
+"""Imports only point down, heavy frameworks stay in their packages, imports have no effects."""
 
 from __future__ import annotations
 

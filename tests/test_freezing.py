@@ -1,4 +1,4 @@
-"""Frozen and slowed parameters, through main.py: what stays, what is stored, what is refused."""
+"""Frozen and slowed parameters, through main.py: what is kept, stored and refused."""
 
 from __future__ import annotations
 

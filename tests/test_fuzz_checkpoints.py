@@ -1,4 +1,4 @@
-"""Whatever is done to a checkpoint or a configuration: one line, no traceback, no damage."""
+"""Damaged checkpoints and configurations: one line, no traceback, no further damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks as processes: what ends one ends all in bounded time, with the first cause last."""
+"""Ranks as processes: a failure ends all in bounded time, with the first cause last."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def join() -> object:
     return create_runtime(RuntimeSection(device="cpu", timeout_s=TIMEOUT_S))
 
 
-def add_up_forever(folder: str, rank: int, act: str) -> None:
-    """Sum over ranks without end; one rank does something else at its third turn."""
+def sum_forever(folder: str, rank: int, act: str) -> None:
+    """Sum over ranks without end; one rank does something else in its third turn."""
     import torch
 
     runtime = join()
@@ -195,7 +195,7 @@ def test_the_group_gives_its_ranks_exit_code():
 )
 def test_a_failed_rank_ends_all_and_is_named(act, cause, tmp_path):
     with pytest.raises(GroupError, match=cause):
-        launch_processes(3, TIMEOUT_S, add_up_forever, str(tmp_path), 1, act)
+        launch_processes(3, TIMEOUT_S, sum_forever, str(tmp_path), 1, act)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid_*")]
     assert len(pids) == 3
     assert not any(psutil.pid_exists(pid) for pid in pids)
@@ -203,7 +203,7 @@ def test_a_failed_rank_ends_all_and_is_named(act, cause, tmp_path):
 
 def test_a_ranks_user_error_is_reported_as_such(tmp_path):
     with pytest.raises(UserError, match=r"^data.root is empty; name it$"):
-        launch_processes(2, TIMEOUT_S, add_up_forever, str(tmp_path), 0, "refuse")
+        launch_processes(2, TIMEOUT_S, sum_forever, str(tmp_path), 0, "refuse")
 
 
 @pytest.mark.slow

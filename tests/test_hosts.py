@@ -1,4 +1,4 @@
-"""Hosts of one mesh: what is fetched or said together is asked for by all of them, or all hang.
+"""Hosts of one mesh: what is read or sent together is requested by all, or all hang.
 
 Two threads are the hosts of a run: they add up and speak in a meeting that notices at once when
 one of them asks for something else, or ends, which on a pod would be a hang.

@@ -1,4 +1,4 @@
-"""The arrows between the rooms at the top level."""
+"""Imports between the top-level packages."""
 
 from __future__ import annotations
 

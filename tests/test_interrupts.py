@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment of a run: one line, and a state that the run goes on from."""
+"""Ctrl-C at any moment of a run: one line, and a state from which the run resumes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MOMENTS = {
 
 @pytest.fixture(autouse=True)
 def attentive() -> Iterator[None]:
-    """Ctrl-C means what it means at a terminal: programs in the background are born without it."""
+    """Restore the default SIGINT handler, which background programs start without."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

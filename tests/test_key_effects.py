@@ -1,4 +1,4 @@
-"""Every key of the configuration changes something that can be seen: none may be set in vain."""
+"""Every key of the configuration has a visible effect: none may be set in vain."""
 
 from __future__ import annotations
 

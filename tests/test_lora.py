@@ -1,4 +1,4 @@
-"""Low-rank adapters: their sums, runs that go on bit for bit, exports that are plain again."""
+"""Low-rank adapters: their sums, runs that resume bit for bit, plain exports."""
 
 from __future__ import annotations
 

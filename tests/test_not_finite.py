@@ -1,4 +1,4 @@
-"""Answers that are no numbers: they count as wrong, and whoever gives them is named."""
+"""NaN and infinite outputs: they count as wrong, and their model is named."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def create_right_logits(labels: torch.Tensor, scale: float = 2.0) -> torch.Tenso
 
 
 class FixedTask(TinyTask):
-    """Counts what a model answers to images as they travel."""
+    """Counts of a model's outputs for images as they are sent to the device."""
 
     def count(self, model: nn.Module, batch) -> torch.Tensor:
         return count_batch(model(batch.images), batch)
@@ -162,7 +162,7 @@ FACTS = {
 
 
 @pytest.fixture(scope="module")
-def spoilt_folder(tmp_path_factory) -> Path:
+def overflowing_folder(tmp_path_factory) -> Path:
     """An export of a ViT whose weights are finite and whose sums are not."""
     folder = tmp_path_factory.mktemp("spoilt")
     tensors = {k: torch.full_like(v, 3e38) for k, v in create_vit().state_dict().items()}
@@ -171,8 +171,8 @@ def spoilt_folder(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_evaluating_nan_weights_fails(device, spoilt_folder, tmp_path, capsys):
-    weights = spoilt_folder / "student.safetensors"
+def test_evaluating_nan_weights_fails(device, overflowing_folder, tmp_path, capsys):
+    weights = overflowing_folder / "student.safetensors"
     flags = create_argv(tmp_path, "--eval", f"--model.weights={weights}", device=device)
     assert main.main(flags) == EXIT_FAILED
     text = capsys.readouterr().err
@@ -181,8 +181,8 @@ def test_evaluating_nan_weights_fails(device, spoilt_folder, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("weak", ["false", "true"])
-def test_a_teacher_with_nan_outputs_is_refused_by_name(weak, spoilt_folder, tmp_path, capsys):
-    teachers = json.dumps([{"weights": str(spoilt_folder)}])
+def test_a_teacher_with_nan_outputs_is_refused_by_name(weak, overflowing_folder, tmp_path, capsys):
+    teachers = json.dumps([{"weights": str(overflowing_folder)}])
     flags = create_argv(
         tmp_path,
         f"--distill.teachers={teachers}",
@@ -191,7 +191,9 @@ def test_a_teacher_with_nan_outputs_is_refused_by_name(weak, spoilt_folder, tmp_
         f"--distill.allow_weak_teacher={weak}",
     )
     assert main.main(flags) == EXIT_USER_ERROR
-    assert f"distill.teacher {str(spoilt_folder)!r} gives outputs that" in capsys.readouterr().err
+    assert (
+        f"distill.teacher {str(overflowing_folder)!r} gives outputs that" in capsys.readouterr().err
+    )
     assert not (tmp_path / "tiny").exists()
 
 
@@ -240,9 +242,9 @@ class StoredTensors(Weights):
         raise NotImplementedError
 
 
-def test_a_nan_prediction_is_an_error_of_its_row(spoilt_folder, tmp_path, capsys):
+def test_a_nan_prediction_is_an_error_of_its_row(overflowing_folder, tmp_path, capsys):
     write_digits(tmp_path / "images")
-    argv = [str(spoilt_folder), str(tmp_path / "images"), "--device", "cpu", "--out"]
+    argv = [str(overflowing_folder), str(tmp_path / "images"), "--device", "cpu", "--out"]
     assert predict([*argv, str(tmp_path / "a.csv")]) == EXIT_FAILED
     assert "0 images answered by" in (told := capsys.readouterr().out)
     assert "12 answers are not finite" in told
@@ -256,11 +258,11 @@ def test_a_nan_prediction_is_an_error_of_its_row(spoilt_folder, tmp_path, capsys
 
 
 def test_models_with_nan_outputs_are_neither_evaluated_nor_exported(
-    spoilt_folder, digits_root, tmp_path, capsys
+    overflowing_folder, digits_root, tmp_path, capsys
 ):
     sets = ["--sets", "mine=digits@test", f"--data.root={digits_root}", "--runtime.device=cpu"]
-    assert evaluate_tool([str(spoilt_folder), *sets]) == EXIT_USER_ERROR
+    assert evaluate_tool([str(overflowing_folder), *sets]) == EXIT_USER_ERROR
     assert "WEIGHTS gives outputs that are not finite on mine" in capsys.readouterr().err
     out = ["--to", "timm", "--out", str(tmp_path / "out")]
-    assert export([str(spoilt_folder), *out]) == EXIT_USER_ERROR
+    assert export([str(overflowing_folder), *out]) == EXIT_USER_ERROR
     assert "gives outputs that are not finite; nothing is exported" in capsys.readouterr().err

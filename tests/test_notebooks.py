@@ -1,4 +1,4 @@
-"""The notebooks: whole, without answers of an old run, and run from top to bottom."""
+"""The notebooks: valid, without outputs of an old run, and run from top to bottom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs, checkpoints and stored answers that an earlier version has written are still of use.
+"""Runs, checkpoints and caches that an earlier version has written still work.
 
 What lies in tests/fixtures/old_runs was made by the program as it was before tasks had rooms of
 their own: a run with an average and mixing, one that a teacher taught, with a projection, and the

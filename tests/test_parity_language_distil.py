@@ -1,4 +1,4 @@
-"""A language model learns from another one alike on every runtime, in one graph."""
+"""A language model is distilled alike on every runtime, in one graph."""
 
 from __future__ import annotations
 

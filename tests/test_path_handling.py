@@ -1,4 +1,4 @@
-"""What a user names as a place may be a URL: nothing makes a `Path` of it but utils.storage."""
+"""Configured locations may be URLs: only utils.storage makes a `Path` of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SIGTERM reaches the processes that can save, whoever started them, and is no failure."""
+"""SIGTERM reaches the processes that can save, and is not reported as a failure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from utils.checkpoint.files import verify_checkpoint
 
 
 def wait_for_ever(folder: Path) -> int:
-    """A rank that has not come to its first step."""
+    """Wait as a rank before its first step."""
 
     Path(folder, os.environ["RANK"]).touch()
     os.write(1, b"ready\n")

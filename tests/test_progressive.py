@@ -1,4 +1,4 @@
-"""Progressive resizing, through main.py: graphs that are declared, phases that go on as they do."""
+"""Progressive resizing, through main.py: declared graphs, and phases that resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What losses remember from step to step, on two ranks and in a run that goes on."""
+"""Memories of losses between steps, on two ranks and in a resumed run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run goes on with the examples, and in the order, that it was begun with."""
+"""A run resumes with the same examples in the same order."""
 
 from __future__ import annotations
 

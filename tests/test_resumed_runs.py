@@ -1,4 +1,4 @@
-"""Runs that are continued: the same bits, no shorter, complete ones untouched."""
+"""Resumed runs: the same bits, never shorter, complete ones unchanged."""
 
 from __future__ import annotations
 

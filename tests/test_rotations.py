@@ -1,4 +1,4 @@
-"""Turned copies of a batch, through main.py: what SSKD's student and teacher are asked."""
+"""Rotated copies of a batch, through main.py: SSKD's student and teacher."""
 
 from __future__ import annotations
 

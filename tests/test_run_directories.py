@@ -1,4 +1,4 @@
-"""Runs take their place for themselves alone, and nothing else is ever removed."""
+"""Runs own their directory exclusively, and nothing else is ever removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the devices of a mesh say to each other in one step, read from the partitioned graph."""
+"""Communication between the devices of a mesh in one step, read from the partitioned graph."""
 
 from __future__ import annotations
 

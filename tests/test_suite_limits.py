@@ -1,4 +1,4 @@
-"""The suite's own settings: a test that hangs or kills its process ends the run by name."""
+"""The suite's settings: a test that hangs or kills its process fails by name."""
 
 from __future__ import annotations
 

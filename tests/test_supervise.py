@@ -1,4 +1,4 @@
-"""train/supervise.sh: again after preemptions and crashes, within limits; it says why it ends."""
+"""train/supervise.sh: restarts after preemptions and crashes, within limits, with reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Teachers that see what the student favours, or another side of one crop, through main.py."""
+"""Teachers that see the patches the student favours, or another size, through main.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that nothing else has heard of: its batch, source and model are in this file alone."""
+"""A task unknown to the project: its batch, source and model are in this file alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SkyPilot: tasks without holes or keys, one thing at a time, nothing that runs is forgotten."""
+"""SkyPilot: tasks without placeholders or keys, one at a time, no running job is forgotten."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strong second view, through main.py: the same examples twice, both answered by all."""
+"""The strong second view, through main.py: the same examples twice, seen by all models."""
 
 from __future__ import annotations
 

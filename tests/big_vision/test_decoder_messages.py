@@ -1,4 +1,4 @@
-"""What libjpeg writes to stderr of its own stays away from the line that names the file."""
+"""libjpeg's messages on stderr do not hide the error line that names the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches map and split over their fields, whatever a kind adds; values belong to the step."""
+"""Batches map and split over the fields of any kind of batch; per-step values are shared."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KINDS = [
 
 
 def list_examples(batch: Batch) -> dict[str, list[int]]:
-    """Which examples each tensor of examples holds, by name; each tensor holds its row number."""
+    """List which examples each tensor holds, by name; each tensor holds its row number."""
     tensors = {n: t for n, t in vars(batch).items() if isinstance(t, Tensor) and n != "mask"}
     for name in ("draws", "others"):
         tensors |= getattr(batch, name, {})

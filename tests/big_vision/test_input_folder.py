@@ -1,4 +1,4 @@
-"""Folders of class folders that are not what somebody meant: what is said, and what is refused."""
+"""Faulty folders of class folders: what is reported, and what is refused."""
 
 from __future__ import annotations
 

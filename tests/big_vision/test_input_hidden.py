@@ -1,4 +1,4 @@
-"""Names that begin with a dot: no class, no split, no image and no tar, and never in silence."""
+"""Names that begin with a dot are ignored everywhere, and the ignored ones are reported."""
 
 from __future__ import annotations
 

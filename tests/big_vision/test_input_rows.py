@@ -1,4 +1,4 @@
-"""Rows without a file: formulas, the noise they state, and scikit-learn's tables."""
+"""Data of rows without a file: formulas, their stated noise, and scikit-learn's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up sequences: their known bounds against counted ones, and a window's independence."""
+"""Synthetic sequences: declared bounds against counted entropies, and independent windows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def make(name: str, length: int, indices: np.ndarray) -> np.ndarray:
 
 
 def count_entropy(rows: np.ndarray) -> float:
-    """Nats, with the first-order correction for a finite sample (Miller 1955)."""
+    """Compute nats with the first-order correction for a finite sample (Miller 1955)."""
     counts = np.array(list(Counter(map(bytes, np.atleast_2d(rows.astype(np.uint8)))).values()))
     shares = counts / counts.sum()
     return float(-(shares * np.log(shares)).sum()) + (len(counts) - 1) / (2 * counts.sum())
@@ -55,7 +55,7 @@ def test_declared_loss_bounds_match_counted_entropies(name, length):
 
 
 def test_predictable_tokens_follow_from_the_window():
-    """The part of each window that a model can know."""
+    """Check the part of each window that a model can predict."""
     copied, reversed_ = (
         make(f"{kind},symbols=9", 8, np.arange(50)) for kind in ("copy", "reverse")
     )
@@ -103,7 +103,7 @@ def test_predictable_tokens_follow_from_the_window():
     ],
 )
 def test_answer_tokens_follow_from_their_window_with_loss_zero(name, length, judged):
-    """Each is a symbol that its round showed before the first of them is asked for."""
+    """Each answer token is a symbol that its round showed before the first one is asked for."""
     data = DataSection(source="sequences", name=f"{name},answers=1", sequence_length=length)
     loader = create_loader(data, "eval", seed=0)
     facts, tokens = loader.facts, loader.load_examples(range(200)).tokens.numpy()
@@ -172,7 +172,7 @@ def test_impossible_sequences_are_refused(name, length, words):
     ],
 )
 def test_splits_share_windows_if_few_distinct_ones_exist(name, length, least, most):
-    """What docs/language.md says of held-out windows that training has, too."""
+    """Check docs/language.md on held-out windows that the training split has, too."""
     data = DataSection(
         source="sequences",
         name=f"{name},num_examples=40000,num_held_out=1000",

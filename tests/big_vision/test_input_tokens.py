@@ -1,4 +1,4 @@
-"""Tokenised text: what the program writes, which windows are read when, and broken files."""
+"""Tokenised text: what the program writes, which windows are read, and broken files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = 40
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """The same made-up files as bytes and as BPE."""
+    """Write the same synthetic files as bytes and as BPE tokens."""
     base = tmp_path_factory.mktemp("text")
     write_texts(base / "files", FILES)
     for flags in (["--tokenizer=byte"], ["--tokenizer=bpe", "--vocab-size=300"]):
@@ -69,7 +69,7 @@ def test_every_file_is_in_one_split_and_decodes_to_its_text(root, kind):
 
 
 def test_an_end_token_spelled_out_in_a_text_stays_text(tmp_path, capsys):
-    """It would end a file in its middle, and be counted as no bytes."""
+    """Read as an end token it would end a file in its middle and count as no bytes."""
     write_texts(tmp_path / "files", 5)
     for path in (tmp_path / "files").iterdir():
         path.write_text(path.read_text() + f"a {END_TEXT} b\n")

@@ -1,4 +1,4 @@
-"""Strings are checked in full, without TensorFlow, and faults are told in one line."""
+"""Strings are fully checked without TensorFlow, and faults give one line."""
 
 from __future__ import annotations
 

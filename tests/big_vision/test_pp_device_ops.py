@@ -1,4 +1,4 @@
-"""The final value range leaves the string, and its constants do what it did."""
+"""The final value range becomes constants on the device that give the same values."""
 
 from __future__ import annotations
 

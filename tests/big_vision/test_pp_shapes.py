@@ -1,4 +1,4 @@
-"""Shapes told from a string alone are those that the string makes."""
+"""Shapes derived from a string equal those of its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow's import leaves out, and that it is left out for nobody else."""
+"""Packages hidden while TensorFlow is imported, and visible to all other threads."""
 
 import importlib.util
 import sys

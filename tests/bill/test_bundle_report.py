@@ -1,4 +1,4 @@
-"""A step's bundles by role, module and operation, and the interval that they stand in."""
+"""A step's bundles by role, module and operation, and the interval of their figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes of the compiler's tool: whom they outlive, and that a step has one of its own."""
+"""Child processes of the compiler's tool: when they end, and one process for each step."""
 
 from __future__ import annotations
 

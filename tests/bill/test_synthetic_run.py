@@ -1,4 +1,4 @@
-"""The synthetic run of a run's task; sizes that are not known are refused in one sentence."""
+"""The synthetic run of each task; unknown sizes are refused in one sentence."""
 
 from __future__ import annotations
 

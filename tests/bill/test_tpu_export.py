@@ -1,4 +1,4 @@
-"""What the TPU compiler's tool traces: the engine's own step, of any run, on any host."""
+"""What the TPU compiler's tool traces: the engine's step, for any run, on any host."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_partitioned_step_lists_its_state_and_its_shards(tmp_path):
 
 
 def find_image_shape(config: RunConfig) -> tuple[int, int]:
-    """Side and channels of the images that the run's twin makes up."""
+    """Return side and channels of the synthetic run's images."""
     synthetic = create_synthetic_run(config, {"num_classes": 10})
     data = synthetic.replace_data(64, Path("unwritten"), by_trial=True).data
     made = parse_synthetic_name(data.name)

@@ -1,4 +1,4 @@
-"""Which examples were answered rightly: at no graph, pass or read in the loop of its own."""
+"""Which examples were classified correctly, at no extra graph, pass or host read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who taught a run is noted at its start, with what was known of them."""
+"""Teachers of a run are recorded at its start, with what was known of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find(flags, *more):
 
 
 def test_a_run_records_its_teacher_before_its_first_step(flags, teacher_run, tmp_path):
-    """The run ends at once: what it has noted was noted at its start."""
+    """The run ends at once: what it recorded was recorded at its start."""
     own = [f"--teacher_path={teacher_run}", f"--run.output_dir={tmp_path}", "--run.run_id=taught"]
     assert main.main([*flags, *own, "--run.tensorboard=false"]) == 0
     (known,) = fit_ancestors(RunRecord(tmp_path / "digits_kd" / "taught").facts.lineage)

@@ -1,4 +1,4 @@
-"""What a run measures of itself, and the file that it writes."""
+"""Metrics that a run measures, and the file that it writes."""
 
 from __future__ import annotations
 

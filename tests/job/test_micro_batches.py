@@ -1,4 +1,4 @@
-"""`train.accumulate_steps: auto`: what the verdicts say for the chip is used, said, and refused."""
+"""`train.accumulate_steps: auto`: verdicts for the chip are used, logged, or refused."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_main_follows_the_verdict_and_logs_it(tmp_path, monkeypatch, capfd):
 
 
 def test_verdicts_in_configurations_match_their_steps():
-    """Whoever changes a recipe's step finds a verdict anew; so many examples a chip divide it."""
+    """After a change of a recipe's step, find a new verdict; its examples must divide the batch."""
     files = sorted(one for one in CONFIGS.rglob("*.yaml") if "  verdicts:" in one.read_text())
     assert [one.name for one in files] == ["vit_s16_90ep.yaml"]
     for file in files:

@@ -1,4 +1,4 @@
-"""The lines that a person sees of a run."""
+"""Progress lines of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs by main.py tell of their time."""
+"""Times that runs by main.py record."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ SAVING = (
 
 
 @pytest.fixture(scope="module")
-def gone_back(tmp_path_factory) -> Path:
+def rolled_back(tmp_path_factory) -> Path:
     """A run whose sixth batch is bad: it went back from step 6 or later to step 4."""
     output = tmp_path_factory.mktemp("gone_back")
 
@@ -140,24 +140,24 @@ def gone_back(tmp_path_factory) -> Path:
     return output / "tiny" / "a"
 
 
-def test_a_rolled_back_run_counts_only_kept_steps(gone_back):
-    whole = read_whole(gone_back)
-    assert whole["grad_norm"] == sketch_lines(gone_back)
+def test_a_rolled_back_run_counts_only_kept_steps(rolled_back):
+    whole = read_whole(rolled_back)
+    assert whole["grad_norm"] == sketch_lines(rolled_back)
     assert whole["grad_norm"]["special"] == {"nan": 0, "inf": 0, "-inf": 0}
-    assert count_steps(gone_back) == (7, 7)  # one batch was drawn and dropped
-    back = [span for span in read(gone_back) if span.name == "rollback"]
+    assert count_steps(rolled_back) == (7, 7)  # one batch was drawn and dropped
+    back = [span for span in read(rolled_back) if span.name == "rollback"]
     assert [(span.step, span.count) for span in back] in ([(4, 2)], [(4, 3)])
 
 
 @pytest.mark.parametrize("lost", [(8,), (6, 8), (4, 6, 8)])
-def test_a_resumed_run_counts_like_an_uninterrupted_one(gone_back, tmp_path, lost):
+def test_a_resumed_run_counts_like_an_uninterrupted_one(rolled_back, tmp_path, lost):
     """From checkpoints before and after the one that it went back to."""
     half = tmp_path / "tiny" / "a"
-    shutil.copytree(gone_back, half)
+    shutil.copytree(rolled_back, half)
     for step in lost:
         shutil.rmtree(half / "checkpoints" / f"step_{step:08d}")
     assert main.main(create_argv(tmp_path, *SAVING, "--resume=auto")) == 0
-    assert read_whole(half)["grad_norm"] == read_whole(gone_back)["grad_norm"]
+    assert read_whole(half)["grad_norm"] == read_whole(rolled_back)["grad_norm"]
     assert count_steps(half) == (7, 7)
 
 

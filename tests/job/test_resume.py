@@ -1,4 +1,4 @@
-"""Going on in one process: what is refused, what is told, and what every rank must agree on."""
+"""Resuming in one process: what is refused, what is reported, what all ranks agree on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says of itself: with --check, in its first lines and in its last ones."""
+"""Summaries of a run: with --check, in its first lines and in its last ones."""
 
 from __future__ import annotations
 

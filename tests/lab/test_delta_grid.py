@@ -1,4 +1,4 @@
-"""The grid as tables of a document: which row goes where, and what is refused."""
+"""The grid as tables of a document: where each row goes, and what is refused."""
 
 from __future__ import annotations
 

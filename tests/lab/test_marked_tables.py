@@ -1,4 +1,4 @@
-"""Documents that tables go into: looked at before the tables are made."""
+"""Documents with tables are checked before the tables are computed."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
 
 
 def create_turned(batch: int, scale: float) -> Turned:
-    """What both sides say to three copies of each example."""
+    """Create the logits of both models for three rotated copies of each example."""
     numbers = torch.Generator().manual_seed(7)
 
     def draw(*shape: int) -> Tensor:

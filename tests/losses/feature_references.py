@@ -231,7 +231,7 @@ def compute_wkd_l(example: Example) -> float:
 
 
 def compute_srrl(example: Example) -> float:
-    """Both classifiers' answers are the teacher's."""
+    """Compute SRRL with the teacher's classifier on both sides."""
     ((student, teacher),) = list_pairs(example)
     student, teacher = (side.mean(axis=(2, 3)) for side in (student, teacher))
     weight, bias = example.teacher["fc.weight"], example.teacher["fc.bias"]

@@ -1,4 +1,4 @@
-"""`tests.losses.references` of losses that train networks or keep what they have seen."""
+"""Reference formulas (`tests.losses.references`) of losses with trained modules or memories."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def compute_scalekd(example: Example) -> float:
     for view, factor in enumerate((1.0, example.args["alternating_weight"])):
         prefix = f"projectors.stage/0.{view}."
         state = {k.removeprefix(prefix): v for k, v in example.state.items() if prefix in k}
-        answers = ask_maps(state, students, example.args["heads"])
+        answers = project_maps(state, students, example.args["heads"])
         for answer, teacher in zip(answers, teachers, strict=True):
             target = teacher.reshape(len(teacher), -1).T
             sides = [x - x.mean(axis=0) if view else x for x in (answer, target)]
@@ -176,8 +176,8 @@ def compute_scalekd(example: Example) -> float:
     return float(total)
 
 
-def ask_maps(state: Mapping[str, Array], maps: Array, heads: int) -> list[Array]:
-    """[positions, C] of each example, by the projector of one view."""
+def project_maps(state: Mapping[str, Array], maps: Array, heads: int) -> list[Array]:
+    """Compute [positions, C] of each example by the projector of one view."""
 
     def apply(name: str, rows: Array) -> Array:
         return rows @ state[f"{name}.weight"].T + state[f"{name}.bias"]
@@ -200,8 +200,8 @@ def ask_maps(state: Mapping[str, Array], maps: Array, heads: int) -> list[Array]
     return found
 
 
-def ask_head(example: Example, name: str, features: Array) -> Array:
-    """What one side's head makes of maps [C, H, W], averaged first; of unit length."""
+def apply_head(example: Example, name: str, features: Array) -> Array:
+    """Compute the unit-length outputs of one side's head for averaged maps [C, H, W]."""
     hidden = features.mean(axis=(1, 2))
     for layer in (0, 2):
         weight, bias = (example.state[f"{name}.{layer}.{key}"] for key in ("weight", "bias"))
@@ -209,8 +209,8 @@ def ask_head(example: Example, name: str, features: Array) -> Array:
     return unit(hidden)
 
 
-def keep_answers(answers: list[tuple[Array, int]], share: float) -> list[int]:
-    """Numbers of the answers that count: the right ones, then the least wrong."""
+def select_predictions(answers: list[tuple[Array, int]], share: float) -> list[int]:
+    """List the counted predictions: the correct ones, then the least wrong."""
     wrongs = []
     for number, (scores, right) in enumerate(answers):
         order = sorted(range(len(scores)), key=lambda one: (-scores[one], one))
@@ -234,24 +234,24 @@ def compute_sskd(example: Example) -> float:
         (own, _), (theirs, _) = example.turned
         answers = [(theirs[pair], example.classes[pair[0]]) for pair in copies]
         found = []
-        for number in keep_answers(answers, example.args["keep"][0]):
+        for number in select_predictions(answers, example.args["keep"][0]):
             p, q = (softmax(side[copies[number]][None] / heat) for side in (theirs, own))
             found.append(heat**2 * get_kl(p, q)[0])
         totals.append(weights[1] * np.mean(found or [0.0]) * size / batch)
-        rows = [compare_turned(example, pair, members) for pair in copies]
+        rows = [compare_rotated(example, pair, members) for pair in copies]
         rights = [one - start for one, _ in copies]
         if is_learning:
             lost = [-np.log(row[1][right]) for row, right in zip(rows, rights, strict=True)]
             totals.append(np.mean(lost) * size / batch)
             continue
         answers = [(row[1], right) for row, right in zip(rows, rights, strict=True)]
-        kept = keep_answers(answers, example.args["keep"][1])
+        kept = select_predictions(answers, example.args["keep"][1])
         found = [0.25 * get_kl(rows[one][1][None], rows[one][0][None])[0] for one in kept]
         totals.append(weights[2] * np.mean(found or [0.0]) * size / batch)
     return float(sum(totals))
 
 
-def compare_turned(example: Example, pair: tuple[int, int], members: range) -> tuple[Array, Array]:
+def compare_rotated(example: Example, pair: tuple[int, int], members: range) -> tuple[Array, Array]:
     """Of student and teacher, the distribution of one copy over the images of its group."""
     ((path, teacher_path),) = example.args["layers"].items()
     found = []
@@ -259,8 +259,8 @@ def compare_turned(example: Example, pair: tuple[int, int], members: range) -> t
         ("student_head", example.student[path], example.turned[0][1][path]),
         ("teacher_head", example.teacher[teacher_path], example.turned[1][1][teacher_path]),
     ):
-        copy = ask_head(example, name, turned[pair])
-        cosines = [copy @ ask_head(example, name, plain[one]) for one in members]
+        copy = apply_head(example, name, turned[pair])
+        cosines = [copy @ apply_head(example, name, plain[one]) for one in members]
         found.append(softmax(np.array([cosines]) / 0.5)[0])
     return found[0], found[1]
 

@@ -1,4 +1,4 @@
-"""Lists what each registered loss was compared with, and by how much they differ.
+"""List what each registered loss was compared with, and by how much they differ.
 
 `python -m tests.losses.reference_table --docs docs/losses.md` measures and writes the table. The
 sources stand in the files of reference values (`tests/fixtures/kd_*.json`); a loss that is in none

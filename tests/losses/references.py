@@ -1,4 +1,4 @@
-"""The formulas of losses again, in plain NumPy and float64, from the papers and not from the code.
+"""Formulas of losses in plain NumPy and float64, written from the papers, not from the code.
 
 `LOGIT_REFERENCES` here and `FEATURE_REFERENCES` next door have one function for each name that the
 file of reference values does not hold; it takes an `Example` and gives the value over examples that
@@ -18,7 +18,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Example:
-    """What one loss looked at.
+    """Inputs of one loss.
 
     Attributes:
       logits: [B, K] of the student.
@@ -48,7 +48,7 @@ class Example:
     noise_key: int
 
     def get(self, key: str, default: Any) -> Any:
-        """An argument, or what stands for it."""
+        """Return an argument or its default."""
         return self.args.get(key, default)
 
 

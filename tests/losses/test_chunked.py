@@ -1,4 +1,4 @@
-"""A head and its loss in chunks: the value and the gradients of the whole, without the whole."""
+"""A head and its loss in chunks give the value and gradients of the undivided ones."""
 
 from __future__ import annotations
 

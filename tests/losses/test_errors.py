@@ -1,4 +1,4 @@
-"""What a user can get wrong, and the sentence that says so."""
+"""Wrong arguments and configurations of losses, and their error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reference values of the losses, and that the runner sees what is wrong."""
+"""Reference values of the losses; the runner detects wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `crd` and `nd` remember: the same on every rank, and what one process remembers."""
+"""The memories of `crd` and `nd` are the same on every rank and with one process."""
 
 from __future__ import annotations
 

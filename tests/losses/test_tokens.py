@@ -1,4 +1,4 @@
-"""Which losses a language model may learn by: those that are a mean over rows of any kind."""
+"""Losses for language models: those that are a mean over rows of any kind."""
 
 from __future__ import annotations
 

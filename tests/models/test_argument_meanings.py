@@ -1,4 +1,4 @@
-"""What arguments mean to tensors of the same names and shapes: refused, or turned, at each door."""
+"""Arguments that change what tensors of equal names and shapes mean: refused or converted."""
 
 from __future__ import annotations
 

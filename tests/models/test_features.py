@@ -1,4 +1,4 @@
-"""Activations by module path: taken once, shaped without cost, near paths where one is wrong."""
+"""Activations by module path: tapped once, with free shapes, and similar paths on errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients that devices keep apart add up to those that are added up at once."""
+"""Gradients kept in parts on devices sum to the gradients computed at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input benchmark measures all three ways and says which promise is kept."""
+"""The input benchmark measures all three modes and reports which ratios are met."""
 
 from __future__ import annotations
 

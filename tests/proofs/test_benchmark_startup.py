@@ -1,4 +1,4 @@
-"""The start-up benchmark refuses what means nothing before it measures, and says it in one line."""
+"""The start-up benchmark refuses invalid flags in one line before it measures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed runs end as unbroken ones, on every runtime; checkpoints go from each of them to each."""
+"""Killed runs equal uninterrupted ones on every runtime; checkpoints move between runtimes."""
 
 from __future__ import annotations
 

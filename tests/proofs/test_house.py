@@ -1,4 +1,4 @@
-"""The shape of the house: what `proofs.house` measures, and that it is within its bounds."""
+"""The structure of the project: what `proofs.house` measures, and its bounds."""
 
 from __future__ import annotations
 

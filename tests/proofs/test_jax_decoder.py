@@ -1,4 +1,4 @@
-"""The yardstick in JAX: of the run's own sizes, and refused where it knows no such step."""
+"""The yardstick in JAX has the run's sizes and refuses steps that it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The yardstick for images in JAX: of the run's sizes, and refused where it has no such step."""
+"""The yardstick for images in JAX has the run's sizes and refuses steps that it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of methods: what is trained, which weight is taken, and what may be said of it."""
+"""The table of methods: what is trained, which weight is chosen, which claims are allowed."""
 
 from __future__ import annotations
 

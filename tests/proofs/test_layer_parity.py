@@ -1,4 +1,4 @@
-"""Two backends layer by layer: what agrees is told so, and what does not is named."""
+"""Two backends layer by layer: agreement is reported and deviations are named."""
 
 from __future__ import annotations
 

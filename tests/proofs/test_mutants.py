@@ -1,4 +1,4 @@
-"""Planted faults: which, where none is, and whether tests that bite are told from others."""
+"""Planted faults: where they are planted, and which ones the tests find."""
 
 from __future__ import annotations
 

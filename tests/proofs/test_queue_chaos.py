@@ -1,4 +1,4 @@
-"""The proof of the queue under kills, with fewer of them."""
+"""The proof of the queue under kills, with fewer kills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proof that a refactoring changed nothing: what it calls equal, and what it does not."""
+"""The proof that a refactoring changed nothing: which differences count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wording that costs a second reading is found, and does not come back."""
+"""Idioms that need a second reading are found and stay below their bounds."""
 
 from __future__ import annotations
 

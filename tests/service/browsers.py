@@ -1,4 +1,4 @@
-"""The service in a program of its own, and a real browser that is signed in to it."""
+"""The service in its own process, and a real browser that is signed in to it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = {"wide": {"width": 1440, "height": 900}, "narrow": {"width": 390, "heigh
 
 @contextlib.contextmanager
 def serve(store: Path, cache: Path) -> Iterator[str]:
-    """Run `tools.serve` on a store; gives the start URL."""
+    """Run `tools.serve` on a store; yield the start URL."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-m", "tools.serve", "--store", str(store), "--port", "0"]
     program = subprocess.Popen(
@@ -60,7 +60,7 @@ def open_browser() -> Iterator[Browser]:
 
 
 class Watched:
-    """Somebody's browser on the service, with all that goes wrong in it.
+    """A browser on the service, with everything that goes wrong in it.
 
     Attributes:
       faults: console errors, exceptions, refusals by the policy, answers of 400 and above.
@@ -91,7 +91,7 @@ class Watched:
         return self.page
 
     def check(self) -> None:
-        """Nothing has gone wrong, and nobody else was asked."""
+        """Check that nothing has gone wrong and that no other host was contacted."""
         assert self.faults == []
         assert self.foreign == []
 

@@ -1,4 +1,4 @@
-"""What a submission may name: no place beyond the roots, by whatever key and spelling."""
+"""Paths that a submission may name: none outside the roots, by any key and spelling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = str(ROOT / "configs" / "digits_student.yaml")
 
 @pytest.fixture
 def base(tmp_path):
-    """The roots `runs` and `data`; beside them what nobody may name."""
+    """Create the roots `runs` and `data`, and a forbidden directory beside them."""
     for name in ("runs", "data", "runs_of_others"):
         (tmp_path / name).mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -86,7 +86,7 @@ INSIDE = (
 
 
 def make(key: str, value: object) -> RunConfig:
-    """A configuration as it is before anything of it is used."""
+    """Create a configuration before anything of it is used."""
     section, _, name = key.partition(".")
     config = combine_config(CONFIG, {}, "test")
     part = getattr(config, section).model_copy(update={name: value})
@@ -171,7 +171,7 @@ def test_every_configuration_of_the_repository_may_be_submitted():
 
 
 def is_whole(name: str) -> bool:
-    """Whether a file is a configuration by itself: some want a teacher's weights as a flag."""
+    """Return whether a file is complete by itself: some need a teacher's weights as a flag."""
     try:
         combine_config(str(ROOT / name), {}, "test")
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Pages in a real browser are drawn, and nothing goes wrong; the rest are slow proofs."""
+"""Pages in a real browser are drawn without errors; the rest are slow proofs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dispatcher beside the service: started, followed, let be where another one is at work."""
+"""The dispatcher beside the service: started, restarted, and left alone if another runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """A program that notes its start and waits; gives how often it was started."""
+def count_starts(tmp_path, monkeypatch):
+    """Put a program in the dispatcher's place that counts its starts; return the counter."""
     marks, real = tmp_path / "started", keeper.subprocess.Popen
     code = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1000)"
 
@@ -32,31 +32,31 @@ def stand_in(tmp_path, monkeypatch):
     return lambda: len(marks.read_text()) if marks.exists() else 0
 
 
-def test_a_dispatcher_is_started_restarted_and_ended(tmp_path, stand_in):
+def test_a_dispatcher_is_started_restarted_and_ended(tmp_path, count_starts):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     with keeper.DispatcherKeeper(queue, "1", pause_s=0.05) as kept:
         # A program may run before its keeper knows it.
-        wait_for(lambda: stand_in() == 1 and kept._process is not None)
+        wait_for(lambda: count_starts() == 1 and kept._process is not None)
         first = kept._process
         first.kill()
-        wait_for(lambda: stand_in() == 2 and kept._process is not first)
+        wait_for(lambda: count_starts() == 2 and kept._process is not first)
         second = kept._process
     assert first.poll() is not None and second.poll() is not None
-    assert stand_in() == 2
+    assert count_starts() == 2
 
 
-def test_another_dispatcher_is_left_running_and_succeeded(tmp_path, stand_in):
+def test_another_dispatcher_is_left_running_and_succeeded(tmp_path, count_starts):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     with Dispatcher(queue, ["slot0"]):
         with keeper.DispatcherKeeper(queue, "1", pause_s=0.02):
             time.sleep(0.3)
-        assert stand_in() == 0
+        assert count_starts() == 0
     with keeper.DispatcherKeeper(queue, "1", pause_s=0.02):
-        wait_for(lambda: stand_in() == 1)
+        wait_for(lambda: count_starts() == 1)
 
 
 def leave_behind(queue: JobQueue, *, is_service_gone: bool) -> subprocess.Popen[bytes]:
-    """A true dispatcher, and the note of the service that has started it."""
+    """Start a real dispatcher and record the service that started it."""
     queue.folder.mkdir(parents=True)
     program = subprocess.Popen(
         [sys.executable, "-m", "tools.queue", "run", "--store", queue.store, "--slots", "3"],

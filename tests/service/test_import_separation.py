@@ -1,4 +1,4 @@
-"""The trainer knows nothing of the service, and the service nothing of what trains."""
+"""The trainer imports nothing of the service, and the service nothing that trains."""
 
 from __future__ import annotations
 

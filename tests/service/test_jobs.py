@@ -1,4 +1,4 @@
-"""The queue: what it takes, what its events say, what comes after a program's end."""
+"""The queue: submissions, its events, and what follows a program's end."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_stopping_job_is_not_restarted() -> None:
 
 @pytest.mark.parametrize(("code", "state"), [(0, "complete"), (2, "failed"), (75, "running")])
 def test_an_end_is_recorded_without_a_dispatcher(queue: JobQueue, code: int, state: str) -> None:
-    """Whoever saw it notes it, but where patience decides what comes next."""
+    """The observer records the end, except where patience decides the next state."""
     view = queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "a"}), "me")
     folder = queue.find(view.id)
     job = read_job(folder)
@@ -354,7 +354,7 @@ def list_begun(queue: JobQueue, name: str) -> list[int]:
 
 
 def when_over(queue: JobQueue, *names: str) -> Callable[[], bool]:
-    """Asks whether these jobs have ended; gives up in time."""
+    """Check whether these jobs have ended; give up in time."""
     deadline = time.monotonic() + PATIENCE_S
 
     def ask() -> bool:

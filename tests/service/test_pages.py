@@ -1,4 +1,4 @@
-"""Pages as a browser without script gets them, and the files that they ask for."""
+"""Pages as a browser without JavaScript gets them, and the files that they load."""
 
 from __future__ import annotations
 

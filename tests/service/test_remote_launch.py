@@ -1,4 +1,4 @@
-"""Trials on other machines: the right commands, once each; a Slurm job that comes back."""
+"""Trials on other machines: the right commands, once each; a requeued Slurm job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves: what a chart asks for and gets, however large, torn or odd the history is."""
+"""Curves for charts, however large, torn or unusual the history is."""
 
 from __future__ import annotations
 

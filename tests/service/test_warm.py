@@ -1,4 +1,4 @@
-"""A run that is forked from a warm program is the run that `python main.py` would have been."""
+"""A run forked from a warm process equals the run of `python main.py`."""
 
 from __future__ import annotations
 
@@ -54,8 +54,12 @@ def test_warm_runs_equal_cold_ones_bit_for_bit(digits_root: Path, tmp_path: Path
     assert all(job.attempts == 1 for job in jobs.values())
     assert "error: data.train_split" in queue.read_log(jobs["bad"].id)
     for name, seed in {"a": 0, "b": 1, "again": 0}.items():
-        assert tell(tmp_path / "digits_student" / name) == tell(run_cold(own, seed, tmp_path))
-    assert tell(tmp_path / "digits_student" / "a") != tell(tmp_path / "digits_student" / "b")
+        assert collect_results(tmp_path / "digits_student" / name) == collect_results(
+            run_cold(own, seed, tmp_path)
+        )
+    assert collect_results(tmp_path / "digits_student" / "a") != collect_results(
+        tmp_path / "digits_student" / "b"
+    )
 
 
 @pytest.mark.slow
@@ -107,7 +111,7 @@ def run_cold(own: dict[str, object], seed: int, place: Path) -> Path:
     return folder
 
 
-def tell(folder: Path) -> tuple[bytes, list[dict[str, object]], dict[str, object]]:
+def collect_results(folder: Path) -> tuple[bytes, list[dict[str, object]], dict[str, object]]:
     """The weights, every number of every line that no clock makes, and the run's own answers."""
     lines = [
         {name: value for name, value in line.items() if METRICS.is_deterministic(name)}

@@ -1,4 +1,4 @@
-"""Estimates of the compiler beside what runs have measured."""
+"""Estimates of the compiler beside the measurements of runs."""
 
 from __future__ import annotations
 

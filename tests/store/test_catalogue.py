@@ -1,4 +1,4 @@
-"""What each number of a line is, and lines from before numbers had an entry."""
+"""The meaning of each number of a line, and lines older than the catalogue."""
 
 from __future__ import annotations
 

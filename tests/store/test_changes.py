@@ -1,4 +1,4 @@
-"""What may change between start and continuation, and what is refused with its difference."""
+"""What may change on resume, and what is refused with its difference."""
 
 from __future__ import annotations
 

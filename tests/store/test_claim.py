@@ -1,4 +1,4 @@
-"""The lock that two machines share: conditions instead of clocks, beats instead of promises."""
+"""The lock that two machines share: conditional writes and heartbeats instead of clocks."""
 
 from __future__ import annotations
 

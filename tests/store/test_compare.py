@@ -1,4 +1,4 @@
-"""Differences of seeds with honest intervals; where equal runs part; what was set otherwise."""
+"""Differences over seeds with honest intervals; where runs diverge; which settings differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that begin at the same instant are different runs."""
+"""Runs that start at the same instant are different runs."""
 
 from __future__ import annotations
 

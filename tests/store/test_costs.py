@@ -1,4 +1,4 @@
-"""Device-hours, money by the user's own table, goodput, and what gives most for it."""
+"""Device-hours, money by the user's price table, goodput, and the Pareto front."""
 
 from __future__ import annotations
 

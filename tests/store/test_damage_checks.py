@@ -1,4 +1,4 @@
-"""What a commit record says is held against what is read, before anybody builds on it."""
+"""Files are checked against their commit record before anything uses them."""
 
 from __future__ import annotations
 

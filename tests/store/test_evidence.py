@@ -1,4 +1,4 @@
-"""What a comparison says beside the numbers: the very same examples, and the source."""
+"""What a comparison shows beside the numbers: single examples, and the source."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools.runs.__main__ import main
 PATCH = "diff --git a/{0} b/{0}\n--- a/{0}\n+++ b/{0}\n@@ -1 +1 @@\n-x = 1\n+x = {1}\n"
 
 
-def make_answered(
+def make_run_with_hits(
     root: Path, name: str, bits: list[bool] | None, *, ids: str = "0f" * 32, seed: int = 0
 ) -> RunRecord:
     """A complete run with the answers of its last evaluation."""
@@ -51,7 +51,9 @@ def test_two_runs_are_compared_example_by_example(tmp_path):
     draw = random.Random(4)
     first = [draw.random() < 0.7 for _ in range(1797)]
     second = [draw.random() < 0.72 if draw.random() < 0.2 else bit for bit in first]
-    sides = [Side(n, (make_answered(tmp_path, n, b),)) for n, b in (("a", first), ("b", second))]
+    sides = [
+        Side(n, (make_run_with_hits(tmp_path, n, b),)) for n, b in (("a", first), ("b", second))
+    ]
     (found,) = compare_answers(*sides)
     pairs = list(zip(first, second, strict=True))
     assert (found.both, found.base_only, found.new_only, found.neither) == tuple(
@@ -63,9 +65,9 @@ def test_two_runs_are_compared_example_by_example(tmp_path):
 
 def test_other_examples_are_reported_and_not_compared(tmp_path):
     bits = [True] * 9
-    base = Side("a", (make_answered(tmp_path, "a", bits),))
-    other = Side("b", (make_answered(tmp_path, "b", bits, ids="1e" * 32),))
-    silent = Side("c", (make_answered(tmp_path, "c", None),))
+    base = Side("a", (make_run_with_hits(tmp_path, "a", bits),))
+    other = Side("b", (make_run_with_hits(tmp_path, "b", bits, ids="1e" * 32),))
+    silent = Side("c", (make_run_with_hits(tmp_path, "c", None),))
     (found,) = compare_answers(base, other)
     assert found.p is None and found.reason == "they were evaluated on other examples"
     (found,) = compare_answers(base, silent)
@@ -81,7 +83,9 @@ def test_seeds_are_paired_and_corrected(tmp_path):
     sides = []
     for name, right in (("a", 30), ("b", 60)):
         records = (
-            make_answered(tmp_path, f"{name}{seed}", [i < right + seed for i in range(100)], seed=s)
+            make_run_with_hits(
+                tmp_path, f"{name}{seed}", [i < right + seed for i in range(100)], seed=s
+            )
             for seed, s in enumerate((3, 5))
         )
         sides.append(Side(name, tuple(records)))
@@ -131,7 +135,7 @@ def test_the_program_shows_examples_and_source_differences(tmp_path, capsys, mon
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bits = [True, False] * 50
     for name, own in (("a", bits), ("b", [*bits[:90], *[True] * 10])):
-        make_answered(tmp_path / "runs", name, own)
+        make_run_with_hits(tmp_path / "runs", name, own)
         patch = PATCH.format("m.py", name)
         write_environment(
             tmp_path / "runs" / "digits" / name, {}, SourceState("c" * 40, patch, "whole"), 1

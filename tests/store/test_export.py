@@ -1,4 +1,4 @@
-"""What was exported is read back as it was, and nothing torn or changed is taken for whole."""
+"""Exports are read back unchanged, and torn or changed ones are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language of filters: what fits, and what is said of a text that breaks the rules."""
+"""The language of filters: what matches, and errors of invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answers to single examples: what is kept of them, and what going back takes away."""
+"""Results of single examples: what is kept of them, and what a rollback removes."""
 
 from __future__ import annotations
 

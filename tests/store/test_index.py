@@ -1,4 +1,4 @@
-"""The index answers what the files say, whatever has happened to either."""
+"""The index matches the files, whatever has happened to either."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def age(folder: Path) -> None:
         os.utime(path, (time.time() - 60, time.time() - 60))
 
 
-def tell(index: RunIndex) -> str:
+def dump_index(index: RunIndex) -> str:
     """All that an index says, as text that may be compared."""
     rows = index.read_runs(index.read_order())
     names = {row["run"]: row["path"] for row in rows}
@@ -108,12 +108,12 @@ def test_an_updated_index_equals_a_rebuilt_one(root, cache):
     make_run(root, "late", config=make_config(**{"model.name": "resnet"}), final={"eval_top1": 1.0})
     shutil.rmtree(root / "digits" / "run4")
     index.refresh()
-    kept = tell(index)
+    kept = dump_index(index)
     shutil.rmtree(cache)
     anew = RunIndex(str(root))
     anew.refresh()
     # Keys of runs that are gone may stay until a rebuild; here they are those of others, too.
-    assert tell(anew) == kept
+    assert dump_index(anew) == kept
 
 
 def _flip(path: Path) -> None:
@@ -148,12 +148,12 @@ def _make_newer(path: Path) -> None:
 def test_a_damaged_index_is_rebuilt(root, cache, harm):
     index = RunIndex(str(root))
     index.refresh()
-    expected = tell(index)
+    expected = dump_index(index)
     index.close()
     harm(next((cache / "trainer" / "index").glob("*.sqlite")))
     again = RunIndex(str(root))
     again.refresh()
-    assert tell(again) == expected
+    assert dump_index(again) == expected
 
 
 def test_unreadable_runs_are_named_and_hide_no_others(root):

@@ -36,7 +36,7 @@ _KILLS = 70  # of each kind of work of readers
 _STEPS, _CHECKPOINT_EVERY = 24, 6
 
 
-def kill_in(work: Callable[[], object], after_s: float) -> bool:
+def work_until_killed(work: Callable[[], object], after_s: float) -> bool:
     """Do work in a child of this process until it is killed; gives whether it was."""
     child = os.fork()
     if child == 0:
@@ -82,7 +82,9 @@ def test_an_index_with_killed_writers_equals_a_rebuilt_one(root, tmp_path):
         shutil.copytree(root / "digits" / "run0", root / "digits" / f"copy{turn}")
         if turn % 3 == 0:
             shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        is_killed = kill_in(lambda: RunIndex(str(root)).refresh(), draw.uniform(0.001, longest))
+        is_killed = work_until_killed(
+            lambda: RunIndex(str(root)).refresh(), draw.uniform(0.001, longest)
+        )
         killed += is_killed
         longest *= 1.3 if is_killed else 0.8  # as long as this machine needs just now
         kept = tell(root)
@@ -102,7 +104,7 @@ def test_an_export_is_complete_or_absent(root, tmp_path):
     for turn, form in zip(range(_KILLS), itertools.cycle(("csv", "json"))):
         out = tmp_path / "out"
         work = lambda out=out, form=form: export_runs(records, out, form)  # noqa: E731
-        killed += kill_in(work, draw.uniform(0.001, 0.05))
+        killed += work_until_killed(work, draw.uniform(0.001, 0.05))
         if out.exists():
             whole += 1
             assert check_export(open_folder(out)) == [], turn
@@ -124,7 +126,7 @@ def test_killed_tag_changes_apply_completely_or_not_at_all(root):
 
     for _ in range(_KILLS):
         (root / "digits" / "run0" / TAGS_FILE).unlink(missing_ok=True)
-        killed += kill_in(work, draw.uniform(0.002, 0.05))
+        killed += work_until_killed(work, draw.uniform(0.002, 0.05))
         tags = RunRecord(folder).tags
         assert sorted(tags) == sorted(f"tag{number}" for number in range(len(tags)))
         assert change_tags(folder, ["more"], []) == sorted([*tags, "more"])

@@ -1,4 +1,4 @@
-"""What must not be kept with a run: secrets of every form, and none where code speaks of them."""
+"""What must not be stored with a run: secrets of every form, without false alarms on code."""
 
 from __future__ import annotations
 

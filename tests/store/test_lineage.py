@@ -1,4 +1,4 @@
-"""Whom a run has learnt from, and whom it has taught: found again when runs were moved."""
+"""The teachers and students of a run, found again after runs were moved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def teach(run: Run, *ancestors: Ancestor) -> None:
+def record_teachers(run: Run, *ancestors: Ancestor) -> None:
     run.update(**{LINEAGE: tell_lineage(ancestors)})
 
 
@@ -51,12 +51,14 @@ def store(tmp_path) -> Path:
     first = make_run(root, "first", final={"eval_top1": 97.0, "test_top1": 96.0, "eval_ece": 0.1})
     second = make_run(root, "second", final={"eval_top1": 95.0})
     own = Ancestor(1, hash="1" * 16, place=str(first.path), judged={"top1": 97.0})
-    teach(second, *note_run(own, open_folder(first.path)))
+    record_teachers(second, *note_run(own, open_folder(first.path)))
     cache = tmp_path / "answers"
     cache.mkdir()
     noted = note_run(replace(own, hash="2" * 16, place=str(second.path)), open_folder(second.path))
     (cache / LINEAGE_FILE).write_text(format_note(noted))
-    teach(make_run(root, "third", final={"eval_top1": 94.0}), *read_note(open_folder(cache)))
+    record_teachers(
+        make_run(root, "third", final={"eval_top1": 94.0}), *read_note(open_folder(cache))
+    )
     make_run(root, "alone", final={"eval_top1": 90.0})
     return root
 
@@ -130,7 +132,9 @@ def test_a_moved_teacher_run_is_found_by_its_id(store, capsys):
 def test_weights_outside_of_runs_are_found_by_their_checksum(store):
     first = store / "digits" / "first"
     leave_weights(first)
-    teach(make_run(store, "copied", final={}), Ancestor(1, place="/far/w.safetensors", weights=SUM))
+    record_teachers(
+        make_run(store, "copied", final={}), Ancestor(1, place="/far/w.safetensors", weights=SUM)
+    )
     found = find_kinship(refresh(store), RunRecord(first)).students
     assert "digits/copied" in [one.path for one in found]
     own = Ancestor(1, place=f"{first}/student.safetensors")
@@ -142,10 +146,10 @@ def test_copied_weights_link_runs_in_both_directions(store, capsys):
     leave_weights(store / "digits" / "second")
     copy = Ancestor(1, place="/far/w.safetensors", weights=SUM, judged={"top1": 94.0})
     copied = make_run(store, "copied", final={"eval_top1": 93.0})
-    teach(copied, copy)
+    record_teachers(copied, copy)
     own = Ancestor(1, hash="3" * 16, place=str(copied.path))
     last = make_run(store, "last", final={})
-    teach(last, *note_run(own, open_folder(copied.path)))
+    record_teachers(last, *note_run(own, open_folder(copied.path)))
     index = refresh(store)
     first = RunRecord(store / "digits" / "first")
     assert [(one.path, one.generation) for one in find_kinship(index, first).students] == [
@@ -177,10 +181,10 @@ def test_of_runs_with_equal_weights_the_bad_one_counts_and_no_cycle_forms(store)
         run = store / "digits" / name
         leave_weights(run if run.is_dir() else make_run(store, name, final={}).path)
     # Taught by a copy of what it has left behind itself: the other one is meant.
-    teach(Run(store / "digits" / "twin"), Ancestor(1, weights=SUM))
+    record_teachers(Run(store / "digits" / "twin"), Ancestor(1, weights=SUM))
     (known, *_) = find_kinship(refresh(store), RunRecord(store / "digits" / "twin")).teachers
     assert known.now == "digits/second"
-    teach(make_run(store, "copied", final={}), Ancestor(1, weights=SUM))
+    record_teachers(make_run(store, "copied", final={}), Ancestor(1, weights=SUM))
     record = RunRecord(store / "digits" / "copied")
     assert find_kinship(refresh(store), record).teachers[0].now == "digits/second"
     assert ask(store, "tag", "twin", "--add", BAD) == 0
@@ -218,13 +222,13 @@ def test_a_common_ancestor_is_printed_once_and_listed_twice(store, capsys):
     first = store / "digits" / "first"
     for name in ("one", "other"):
         own = Ancestor(1, hash=name, place=str(first))
-        teach(make_run(store, name, final={}), *note_run(own, open_folder(first)))
+        record_teachers(make_run(store, name, final={}), *note_run(own, open_folder(first)))
     both = [
         ancestor
         for name in ("one", "other")
         for ancestor in note_run(Ancestor(1, hash=f"{name}s"), open_folder(store / "digits" / name))
     ]
-    teach(make_run(store, "last", final={}), *both)
+    record_teachers(make_run(store, "last", final={}), *both)
     assert ask(store, "tag", "first", "--add", BAD) == 0
     capsys.readouterr()
     assert ask(store, "show", "last", "--json") == 0

@@ -1,4 +1,4 @@
-"""Two programs on one run: the second is refused by name, and a dead owner keeps nobody out."""
+"""Two programs on one run: the second is refused by name; a dead owner blocks no one."""
 
 from __future__ import annotations
 
@@ -160,13 +160,13 @@ def test_a_directory_renamed_during_its_creation_is_recreated(tmp_path, monkeypa
     tries = []
     make_directory = Path.mkdir
 
-    def find_it_gone(path, *args, **kwargs):
+    def find_it_missing(path, *args, **kwargs):
         if path == folder and not tries:
             tries.append(path)
             raise FileExistsError(path)
         make_directory(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "mkdir", find_it_gone)
+    monkeypatch.setattr(Path, "mkdir", find_it_missing)
     lock = RunLock(folder)
     lock.acquire(wait_s=0)
     assert tries

@@ -1,4 +1,4 @@
-"""A run's way to its bucket: segments that never change, rewinds, and all of it brought back."""
+"""A run's upload to its bucket: immutable segments, rewinds, and complete recovery."""
 
 from __future__ import annotations
 

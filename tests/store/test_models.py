@@ -1,4 +1,4 @@
-"""The published schemas equal the models, and two validators judge alike."""
+"""The published schemas equal the models, and two validators agree."""
 
 from __future__ import annotations
 

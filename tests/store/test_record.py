@@ -1,4 +1,4 @@
-"""What is read of a run directory: versions, names of numbers, what is torn or not finite."""
+"""What is read of a run directory: versions, names of metrics, torn and non-finite values."""
 
 from __future__ import annotations
 

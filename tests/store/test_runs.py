@@ -1,4 +1,4 @@
-"""The run store: names, taken names, the newest run, facts that merge, nothing else removed."""
+"""The run store: names, existing names, the newest run, merged facts, nothing else removed."""
 
 from __future__ import annotations
 

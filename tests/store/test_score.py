@@ -1,4 +1,4 @@
-"""The one number by which a run is ranked, whatever it learns."""
+"""The one metric by which a run of any task is ranked."""
 
 from __future__ import annotations
 

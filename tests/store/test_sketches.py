@@ -1,4 +1,4 @@
-"""Quantiles of sketches: never off by more than they say, and the same bits in any order."""
+"""Quantiles of sketches: within their error, and the same bits in any order."""
 
 from __future__ import annotations
 

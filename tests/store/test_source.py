@@ -1,4 +1,4 @@
-"""What a run was started from: kept so that it can be had again, and without secrets."""
+"""The source of a run: stored so that it can be restored, and without secrets."""
 
 from __future__ import annotations
 

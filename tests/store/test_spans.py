@@ -1,4 +1,4 @@
-"""`spans.jsonl`: torn ends, disks that refuse, threads, and what readers leave out."""
+"""`spans.jsonl`: torn ends, failing disks, threads, and what readers leave out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commit record of a run that has ended: nothing torn or changed is taken for whole."""
+"""The commit record of an ended run: torn or changed files are detected."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_the_record_covers_every_file_that_a_run_leaves_behind(finished):
     assert find_faults(finished, is_thorough=True) == []
 
 
-def spoil(path: Path, draw: random.Random) -> str:
-    """Cut a file short or turn one bit of it; gives what was done."""
+def damage_file(path: Path, draw: random.Random) -> str:
+    """Truncate a file or flip one bit of it; return what was done."""
     content = bytearray(path.read_bytes())
     place = draw.randrange(len(content))
     if draw.random() < 0.5:
@@ -81,7 +81,7 @@ def test_a_truncated_or_changed_file_of_a_run_is_never_accepted(finished, turns)
     accepted = []
     for turn in range(turns):
         path = sorted(kept)[turn % len(kept)]
-        done = spoil(path, draw)
+        done = damage_file(path, draw)
         if "damage" not in dict(find_faults(finished)):
             accepted.append(done)
         path.write_bytes(kept[path])

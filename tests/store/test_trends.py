@@ -1,4 +1,4 @@
-"""Benchmark reports over time: what is kept together, and when the newest raise an alarm."""
+"""Benchmark reports over time: what forms a series, and when the newest raise an alarm."""
 
 from __future__ import annotations
 

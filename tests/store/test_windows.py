@@ -1,4 +1,4 @@
-"""Sketches of a run: the same bits however often it was killed, went back, or merged its ranks."""
+"""Sketches of a run: the same bits after any kills, rollbacks and merges of ranks."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from store.record.windows import (
 EVERY = 10
 
 
-def tell(step: int) -> float:
-    """The number of a step, alike whenever it is made."""
+def compute_value(step: int) -> float:
+    """Compute the number of a step, the same whenever it is computed."""
     return random.Random(step).lognormvariate(-2, 1)
 
 
@@ -31,9 +31,9 @@ def read_whole(folder: Path) -> dict:
 
 
 def sketch(steps: range) -> dict:
-    """What one sketch of these steps says."""
+    """Return the sketch of these steps."""
     found = QuantileSketch()
-    found.add([tell(step) for step in steps])
+    found.add([compute_value(step) for step in steps])
     return found.to_json()
 
 
@@ -41,7 +41,7 @@ def run(folder: Path, first: int, last: int, checkpoints: list[int], draw: rando
     """Steps of a program that keeps two checkpoints, and may write the file at any log point."""
     keeper = QuantileWriter(0.01, first, folder, tuple(checkpoints))
     for step in range(first + 1, last + 1):
-        keeper.add("step_s", tell(step))
+        keeper.add("step_s", compute_value(step))
         if draw.random() < 0.1:
             keeper.write(step)
         if step % EVERY == 0:
@@ -69,7 +69,7 @@ def test_a_killed_run_counts_every_step_once(tmp_path, seed):
 def test_a_rollback_drops_later_windows(tmp_path):
     keeper = QuantileWriter(0.01, 0, tmp_path)
     for step in range(1, 27):
-        keeper.add("step_s", tell(step))
+        keeper.add("step_s", compute_value(step))
         if step in (10, 20):
             keeper.cut(step)
             keeper.save(step, ())
@@ -77,7 +77,7 @@ def test_a_rollback_drops_later_windows(tmp_path):
     keeper.write(20)
     assert read_whole(tmp_path) == {"step_s": sketch(range(1, 21))}
     keeper.go_back(10)
-    keeper.add("step_s", tell(11))
+    keeper.add("step_s", compute_value(11))
     keeper.write(11)
     assert read_whole(tmp_path) == {"step_s": sketch(range(1, 12))}
 
@@ -85,7 +85,7 @@ def test_a_rollback_drops_later_windows(tmp_path):
 def test_windows_end_only_where_a_rollback_may_restart():
     sketches = RunSketches(0.01)
     for step in (10, 20, 30, 40):
-        sketches.add("step_s", [tell(step)])
+        sketches.add("step_s", [compute_value(step)])
         sketches.cut(step, (20,))
     assert [one.to_step for one in sketches.windows] == [20, 40]
     assert sketches.go_back(20)
@@ -98,8 +98,8 @@ def test_ranks_merge_bit_for_bit_in_any_order(seed):
     for rank in range(6):
         keeper = QuantileWriter(0.01, 0)
         for step in range(100):
-            keeper.add("step_s", tell(100 * rank + step))
-            keeper.add("input_wait_s", tell(step) if rank % 2 else 0.0)
+            keeper.add("step_s", compute_value(100 * rank + step))
+            keeper.add("input_wait_s", compute_value(step) if rank % 2 else 0.0)
         parts.append(keeper.hand_over())
         assert keeper.hand_over() == {}
     writer = QuantileWriter(0.01, 0)

@@ -1,4 +1,4 @@
-"""Runs of main.py in processes of their own: what a person would start."""
+"""Runs of main.py in processes of their own, as a user starts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cloud of this machine: stand-in programs on PATH, and the launchers run as a person would."""
+"""A cloud on this machine: stand-in programs on PATH, and the launchers as a user runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles every kernel for a TPU that is not there: `python compile_kernels.py v5e`.
+"""Compiles every kernel for an absent TPU: `python compile_kernels.py v5e`.
 
 Prints how many custom calls each program has.
 

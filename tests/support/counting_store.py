@@ -1,4 +1,4 @@
-"""A store that counts what is read of it."""
+"""A store that counts its reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that the documentation shows, and a dry form for each kind of them.
+"""The documented commands, and a dry run for each kind of them.
 
 A dry form does everything short of the long part: it parses every flag by the program's own parser
 and, for main.py, makes all checks that need no device. A command without one is an error.

@@ -1,4 +1,4 @@
-"""How commands of the documents are shortened where tests run them, and which cannot run here."""
+"""How tests shorten documented commands, and which ones cannot run here."""
 
 from __future__ import annotations
 

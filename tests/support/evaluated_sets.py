@@ -1,4 +1,4 @@
-"""Small sets of the forms in which TFDS has ImageNet's relatives, made of handwritten digits."""
+"""Small sets in the forms of ImageNet's relatives in TFDS, made of handwritten digits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that fails as networks do: 1 call in 20 is refused, times out, is cut or repeated."""
+"""A store that fails like a network: 1 call in 20 is refused, times out, is cut or repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs led to their end by the session that leads the trainer's, without a trainer."""
+"""Runs completed by the trainer's session, without a trainer."""
 
 from __future__ import annotations
 

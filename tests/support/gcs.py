@@ -1,4 +1,4 @@
-"""A Google Cloud Storage server on loopback: gcp-storage-emulator, with what it lacks.
+"""A Google Cloud Storage server on loopback: gcp-storage-emulator and its missing parts.
 
 The emulator knows no generation preconditions; they are added here as the service documents them
 (412 where the object's generation is another). `python -m tests.support.gcs PORT` serves until its

@@ -1,4 +1,4 @@
-"""What changes where a key of the configuration changes: a row for each key.
+"""The effect of each key of the configuration: a row for each key.
 
 A row is (key, flags that both runs share, the flag that changes it, where it shows). It shows in a
 part of what `describe` gives: built objects, values of a first step, files; or in `refused`, which

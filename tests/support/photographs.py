@@ -1,4 +1,4 @@
-"""Real pictures that lie in installed packages, as files."""
+"""Real photographs from installed packages, as files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second scalar core, which goes by the text of a listing: what the fast one is held against."""
+"""A second scalar core that interprets a listing's text, to check the fast one against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of stored answers as other projects publish them, made by their published rules."""
+"""Files of stored outputs as other projects publish them, by their published rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe's built parts are: read from the model, optimizer, schedule and ops, not the YAML.
+"""Properties of a recipe's built parts: model, optimizer, schedule and ops, not the YAML.
 
 `MEASURES` maps a name of `source.values` to a function of a `Recipe`. A name that is none of them
 is a dotted key of the configuration.

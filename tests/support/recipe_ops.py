@@ -1,4 +1,4 @@
-"""What preprocessing strings say: crops, augmentation and evaluation's view, in one vocabulary."""
+"""The meaning of preprocessing strings: crops, augmentation, evaluation, in one vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tiny regression on made-up rows, as flags."""
+"""A tiny regression on synthetic rows, as flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small sets of real images as others lay them out: tars of WebDataset, Arrow of `datasets`."""
+"""Small sets of real images in others' formats: tars of WebDataset, Arrow of `datasets`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories as the trainer leaves them, made in a moment and without it."""
+"""Run directories as the trainer leaves them, written at once without a trainer."""
 
 from __future__ import annotations
 

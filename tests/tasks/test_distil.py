@@ -343,22 +343,22 @@ def test_a_teacher_with_another_meaning_of_arguments_is_refused(
 def test_a_teacher_with_constant_features_is_refused(feature_teachers, tmp_path):
     parts = make_parts(tmp_path, feature_teachers)
 
-    def judge() -> list[dict[str, float]]:
+    def evaluate_once() -> list[dict[str, float]]:
         batch = next(iter(parts.eval_loader.batches()))
         return parts.task.evaluate_teachers(lambda count: count(batch))
 
-    found = judge()[0]
+    found = evaluate_once()[0]
     pooled = parts.task.teachers[0](to_pixels(next(iter(parts.eval_loader.batches())).images))[0]
     spread = (pooled.var(dim=0, unbiased=False).sum() / pooled.square().mean(0).sum()).sqrt()
     assert found["spread"] == pytest.approx(float(spread), rel=1e-3)
     with torch.no_grad():
         parts.task.teachers[0].model.norm.weight.zero_()
     with pytest.raises(UserError, match="all but the same features for every image"):
-        judge()
+        evaluate_once()
     with torch.no_grad():
         parts.task.teachers[0].model.norm.bias.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite"):
-        judge()
+        evaluate_once()
     parts.close()
 
 

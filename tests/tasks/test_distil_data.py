@@ -1,4 +1,4 @@
-"""Images whose labels nobody has, or nobody reads: what a label-free run learns from."""
+"""Images without labels, or with ignored ones: the data of a label-free run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label-free runs in every form that a device gives them: compiled, on ranks, on a mesh."""
+"""Label-free runs on every form of device: compiled, on ranks, on a mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole label-free runs, live and by stored features: killed, resumed, and handed over."""
+"""Complete label-free runs, live and with stored features: killed, resumed, and exported."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def require_same(first: Path, second: Path) -> None:
     assert lines[0] == lines[1]
 
 
-def kill_in_the_middle(command: list[str], run: Path) -> None:
+def kill_at_second_checkpoint(command: list[str], run: Path) -> None:
     """SIGKILL once the second checkpoint lies there, whatever is being written then."""
     child = subprocess.Popen(command, cwd=ROOT, env=get_environment(), stderr=subprocess.DEVNULL)
     while child.poll() is None and len(list(run.glob("checkpoints/step_*/COMMITTED"))) < 2:
@@ -197,7 +197,7 @@ def test_killed_runs_of_real_widths_resume_bit_for_bit(digits_root, tmp_path, de
         done = run_main([*flags, *more, f"--run.run_id={whole.name}"])
         assert done.returncode == 0, done.stderr[-3000:]
         again = [*flags, *more, f"--run.run_id={killed.name}"]
-        kill_in_the_middle(get_command(again), killed)
+        kill_at_second_checkpoint(get_command(again), killed)
         before = len(read_metrics(killed))
         assert 0 < before < len(read_metrics(whole))
         done = run_main([*again, "--resume=auto"])

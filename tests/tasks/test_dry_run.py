@@ -1,4 +1,4 @@
-"""Images, models, projections and optimizers that do not fit are found before a device."""
+"""Unsuitable images, models, projections and optimizers are found before a device starts."""
 
 from __future__ import annotations
 

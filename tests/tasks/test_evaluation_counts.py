@@ -1,4 +1,4 @@
-"""Counting on sets: several right labels, classes that compete, tables, corruption errors."""
+"""Counts on sets: several correct labels, excluded classes, tables, corruption errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.tiny_parts import CLASSES, create_batch
 SIZE = 64
 
 
-def create_answers(seed: int = 0) -> torch.Tensor:
+def create_logits(seed: int = 0) -> torch.Tensor:
     """Logits with ties and with answers that are not finite."""
     logits = torch.randn(SIZE, CLASSES, generator=torch.Generator().manual_seed(seed)).mul(2)
     logits = logits.round()  # ties
@@ -51,8 +51,8 @@ def prepare(labels: list[list[int]] | None = None, allowed: torch.Tensor | None 
 
 def test_single_labels_count_as_in_a_runs_evaluation():
     batch = prepare()
-    own, _ = count_with_correctness(create_answers(), batch)
-    found = count_set(restrict(create_answers(), batch), batch)
+    own, _ = count_with_correctness(create_logits(), batch)
+    found = count_set(restrict(create_logits(), batch), batch)
     assert torch.equal(found[: len(own)].nan_to_num(-7), own.nan_to_num(-7))
     assert len(found) == count_sums(CLASSES)
 
@@ -114,14 +114,14 @@ def test_excluded_classes_are_never_predicted():
 def test_counts_stay_whole_numbers_in_bfloat16():
     batch = prepare()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        sums = count_set(restrict(create_answers(), batch), batch, pairs=True)
+        sums = count_set(restrict(create_logits(), batch), batch, pairs=True)
     pairs = sums[-CLASSES * CLASSES :]
     assert sums.dtype == torch.float32 and torch.equal(pairs, pairs.round())
     assert sums[NUM_TOTALS - 1] == SIZE - 5
 
 
 def test_mirrored_evaluation_averages_the_probabilities():
-    one, other = create_answers(4)[6:], create_answers(5)[6:]
+    one, other = create_logits(4)[6:], create_logits(5)[6:]
     expected = (one.softmax(1) + other.softmax(1)) / 2
     assert torch.allclose(flip_mean(one, other).softmax(1), expected, atol=1e-6)
 

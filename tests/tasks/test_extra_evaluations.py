@@ -1,4 +1,4 @@
-"""`data.evals`: further sets during a run, by the rules of each, and what is refused."""
+"""`data.evals`: extra sets during a run, by the rules of each, and what is refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sets_root(tmp_path_factory, digits_root) -> Path:
 
 
 def get_flags(root: Path, *evals: dict[str, object]) -> list[str]:
-    """Flags of a short run on the digits that judges sets."""
+    """Return flags of a short run on the digits with extra sets."""
     return [
         "--config",
         str(ROOT / "configs/digits_student.yaml"),
@@ -83,7 +83,7 @@ def read_evaluations(folder: Path) -> list[dict[str, float]]:
     return [line for line in lines if line["kind"] == "eval"]
 
 
-def answer(folder: Path, images: np.ndarray) -> np.ndarray:
+def compute_logits(folder: Path, images: np.ndarray) -> np.ndarray:
     """Logits of a run's student, without anything of what judges it."""
     section = ModelSection(name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS)
     model = create_model(section, num_classes=10).eval()
@@ -105,45 +105,47 @@ EVALS = (
 
 
 @pytest.fixture(scope="module")
-def judged_run(sets_root, tmp_path_factory) -> Path:
+def evaluated_run(sets_root, tmp_path_factory) -> Path:
     """The directory of a run that has judged them."""
     place = tmp_path_factory.mktemp("judged")
     assert main.main([*get_flags(sets_root, *EVALS), f"--run.output_dir={place}"]) == 0
     return place / "digits_student" / "a"
 
 
-def test_a_run_evaluates_extra_sets_by_their_own_rules(judged_run):
-    folder = judged_run
+def test_a_run_evaluates_extra_sets_by_their_own_rules(evaluated_run):
+    folder = evaluated_run
     first, last = read_evaluations(folder)
     # All sets together are one program, whatever their sizes and classes.
     assert last["graphs_eval"] == 2
     assert "imagenet_v2/top1" in first and "imagenet_real/top1" not in first
 
-    logits = answer(folder, V2.images)
+    logits = compute_logits(folder, V2.images)
     hits = np.mean(logits.argmax(1) == V2.labels)
     assert last["imagenet_v2/top1"] == pytest.approx(100 * hits)
     assert last["imagenet_v2/examples"] == len(V2.labels)
-    fog = [np.mean(answer(folder, shift(V2, s).images).argmax(1) == V2.labels) for s in (1, 2)]
+    fog = [
+        np.mean(compute_logits(folder, shift(V2, s).images).argmax(1) == V2.labels) for s in (1, 2)
+    ]
     assert last["imagenet_c/top1"] == pytest.approx(100 * np.mean(fog))
     assert "imagenet_c/mce" not in last  # 2 of 75 sets
 
-    logits = answer(folder, REAL.images)
+    logits = compute_logits(folder, REAL.images)
     judged = [i for i, right in enumerate(REAL_LABELS) if right]
     hits = np.mean([logits[i].argmax() in REAL_LABELS[i] for i in judged])
     assert last["imagenet_real/top1"] == pytest.approx(100 * hits)
     assert last["imagenet_real/examples"] == len(judged)
 
-    chosen = np.array(A_CLASSES)[answer(folder, A.images)[:, A_CLASSES].argmax(1)]
+    chosen = np.array(A_CLASSES)[compute_logits(folder, A.images)[:, A_CLASSES].argmax(1)]
     assert last["imagenet_a/top1"] == pytest.approx(100 * np.mean(chosen == A.labels))
-    logits = answer(folder, OTHER.images)
+    logits = compute_logits(folder, OTHER.images)
     hits = [np.mean(logits[:, :k].argmax(1) == OTHER.labels) for k in (5, 10)]
     assert [last["other/top1"], last["all/top1"]] == pytest.approx([100 * one for one in hits])
 
 
 @pytest.mark.slow
-def test_a_resumed_run_evaluates_like_an_uninterrupted_one(sets_root, judged_run, capsys):
-    """And may be judged on other sets; `--eval` judges them, too."""
-    folder, last = judged_run, read_evaluations(judged_run)[-1]
+def test_a_resumed_run_evaluates_like_an_uninterrupted_one(sets_root, evaluated_run, capsys):
+    """Other sets may be evaluated on resume; `--eval` evaluates them, too."""
+    folder, last = evaluated_run, read_evaluations(evaluated_run)[-1]
     flags = [*get_flags(sets_root, EVALS[0]), f"--run.output_dir={folder.parents[1]}"]
     assert main.main([*flags, f"--run.resume={folder}/checkpoints/step_00000004"]) == 0
     again = read_evaluations(folder)[-1]
@@ -208,11 +210,11 @@ def test_every_example_is_counted_once_on_any_number_of_shards(sets_root):
 
 
 def test_an_extra_set_with_a_non_finite_loss_does_not_end_the_run(tmp_path, monkeypatch, capsys):
-    def spoil(*args, **kwargs):
+    def make_loss_nan(*args, **kwargs):
         verdict = summarise_set(*args, **kwargs)
         return replace(verdict, metrics={**verdict.metrics, "loss": math.nan})
 
-    monkeypatch.setattr("tasks.evaluation.judge.summarise_set", spoil)
+    monkeypatch.setattr("tasks.evaluation.judge.summarise_set", make_loss_nan)
     of_set = {"name": "x", "dataset": "image_size=8,channels=1,num_classes=10,num_examples=40"}
     flags = [
         *SYNTHETIC,

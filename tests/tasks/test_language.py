@@ -1,4 +1,4 @@
-"""Next tokens of made-up sequences, through main and in parts."""
+"""Next-token prediction on synthetic sequences, through main and in parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images with several classes: read from a CSV and from TFDS, learnt, judged and resumed."""
+"""Images with several classes: read from a CSV and from TFDS, learnt, evaluated and resumed."""
 
 from __future__ import annotations
 

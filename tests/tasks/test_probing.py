@@ -1,4 +1,4 @@
-"""Label-free runs that judge their features by probes on labelled sets."""
+"""Label-free runs that evaluate their features by probes on labelled sets."""
 
 from __future__ import annotations
 

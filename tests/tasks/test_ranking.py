@@ -1,4 +1,4 @@
-"""Average precision and F1 beside scikit-learn's, wherever the logits lie."""
+"""Average precision and F1 beside scikit-learn's, on every device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A taught regression gives the same run everywhere; test_parity_tasks.py has one without."""
+"""A distilled regression gives the same run everywhere; test_parity_tasks.py has a plain one."""
 
 from __future__ import annotations
 

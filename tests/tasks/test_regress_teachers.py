@@ -1,4 +1,4 @@
-"""Distillation of regressions: who may teach, what it answers, what is compared."""
+"""Distillation of regressions: possible teachers, their predictions, what is compared."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def teacher(root, tmp_path_factory) -> Path:
     return folder / "homes" / "a"
 
 
-def teach(teacher: Path, *terms: dict, **values: object) -> tuple[str, ...]:
+def get_distill_flags(teacher: Path, *terms: dict, **values: object) -> tuple[str, ...]:
     """Flags of a student that learns from a teacher by terms."""
     keys = {"teacher_weights": str(teacher), "losses": json.dumps(terms), **values}
     return (*MLP, *(f"--distill.{key}={value}" for key, value in keys.items()))
@@ -64,7 +64,7 @@ def test_a_teacher_predicts_in_the_datas_units(root, teacher, place):
         "safetensors": teacher / "student.safetensors",
         "checkpoint": next((teacher / "checkpoints").glob("step_*")),
     }
-    parts = build(root, *teach(paths[place], {"name": "prediction_mse"}))
+    parts = build(root, *get_distill_flags(paths[place], {"name": "prediction_mse"}))
     held_out = read_all(root, "eval")
     answers = parts.task.teachers[0](held_out[:, :2])
     # Its own errors are far below the targets' spread of hundreds.
@@ -74,7 +74,7 @@ def test_a_teacher_predicts_in_the_datas_units(root, teacher, place):
 
 def test_terms_compare_predictions_in_units_of_the_spread(root, teacher):
     terms = [{"name": f"prediction_{name}"} for name in ("mse", "mae", "huber")]
-    parts = build(root, *teach(teacher, *terms, alpha=0.25))
+    parts = build(root, *get_distill_flags(teacher, *terms, alpha=0.25))
     found, batch = compute(parts)
     student, answers = parts.state.model(batch.inputs), parts.task.teachers[0](batch.inputs)
     std = read_all(root, "train")[:, 2].std(correction=0)
@@ -134,7 +134,7 @@ def test_several_teachers_may_be_used_separately(root, teacher):
 
 def test_features_of_layers_are_compared_through_a_projection(root, teacher):
     term = {"name": "fitnet", "layers": {"blocks.0": "blocks.0"}}
-    parts = build(root, *teach(teacher, term, alpha=1))
+    parts = build(root, *get_distill_flags(teacher, term, alpha=1))
     found, batch = compute(parts)
     student, taught = parts.state.model, parts.task.teachers[0].model
     projection = next(parts.task.losses.losses[0].projections.children())
@@ -146,7 +146,9 @@ def test_features_of_layers_are_compared_through_a_projection(root, teacher):
 
 def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_path):
     flags = create_flags(
-        root, *teach(teacher, {"name": "prediction_mse"}, alpha=0.5), f"--run.output_dir={tmp_path}"
+        root,
+        *get_distill_flags(teacher, {"name": "prediction_mse"}, alpha=0.5),
+        f"--run.output_dir={tmp_path}",
     )
     assert main.main(flags) == 0
     facts = json.loads((tmp_path / "homes" / "a" / "run.json").read_text())
@@ -252,7 +254,7 @@ def test_an_uninformative_teacher_is_refused(root, tmp_path, capsys):
     assert main.main(weak) == 0
     flags = create_flags(
         root,
-        *teach(tmp_path / "homes" / "a", {"name": "prediction_mse"}),
+        *get_distill_flags(tmp_path / "homes" / "a", {"name": "prediction_mse"}),
         f"--run.output_dir={tmp_path}",
         "--run.run_id=b",
     )
@@ -261,12 +263,16 @@ def test_an_uninformative_teacher_is_refused(root, tmp_path, capsys):
 
 
 def test_a_synthetic_run_has_teachers_of_the_same_shape_and_no_data(root, teacher, tmp_path):
-    own = load(root, *teach(teacher, {"name": "prediction_mse"}))
+    own = load(root, *get_distill_flags(teacher, {"name": "prediction_mse"}))
     twin = SyntheticRegress(own, {})
     made = twin.replace_teachers(twin.replace_data(64, tmp_path), tmp_path)
     parts = build_parts(create_runtime(made.runtime), check(made))
     shapes = {name: value.shape for name, value in parts.task.teachers[0].state_dict().items()}
-    wanted = build(root, *teach(teacher, {"name": "prediction_mse"})).task.teachers[0].state_dict()
+    wanted = (
+        build(root, *get_distill_flags(teacher, {"name": "prediction_mse"}))
+        .task.teachers[0]
+        .state_dict()
+    )
     assert shapes == {name: value.shape for name, value in wanted.items()}
     kept = twin.replace_teachers(own, tmp_path / "kept", only_missing=True)
     assert kept.distill.teachers[0].weights == str(teacher)

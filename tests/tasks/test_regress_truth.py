@@ -1,4 +1,4 @@
-"""The engine against algebra: linear models end where the normal equations say."""
+"""The engine against algebra: linear models reach the solution of the normal equations."""
 
 from __future__ import annotations
 

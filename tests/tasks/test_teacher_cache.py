@@ -1,4 +1,4 @@
-"""Stored answers: what is packed is what is replayed, on any number of ranks."""
+"""Stored outputs: packed and replayed alike on any number of ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def get_examples(epoch: int, step: int, shape: CacheShape = SHAPE) -> torch.Tens
     return order[step * shape.global_batch_size : (step + 1) * shape.global_batch_size]
 
 
-def pack_answers(
+def pack_outputs(
     logits: torch.Tensor, shape: CacheShape, examples: torch.Tensor | None = None
 ) -> np.ndarray:
     """Rows [B] of a cache of one column, from its teacher's logits [B, K] on the host."""
@@ -85,7 +85,7 @@ def write_cache(folder, shape: CacheShape = SHAPE, writers: int = 1) -> None:
             for step in range(writer.steps_done, shape.steps_per_epoch):
                 logits = create_logits(epoch * shape.steps_per_epoch + step, shape)
                 mine = slice(rank * size, (rank + 1) * size)
-                rows = pack_answers(logits[mine], shape, get_examples(epoch, step, shape)[mine])
+                rows = pack_outputs(logits[mine], shape, get_examples(epoch, step, shape)[mine])
                 writer.append(rows)
 
 
@@ -131,7 +131,7 @@ def test_an_interrupted_epoch_continues_where_it_stopped(tmp_path):
     write_manifest(folder, create_stream(), SHAPE, 1)
     writer = CacheWriter(folder, SHAPE, 0)
     for step in range(2):
-        writer.append(pack_answers(create_logits(step), SHAPE, get_examples(0, step)))
+        writer.append(pack_outputs(create_logits(step), SHAPE, get_examples(0, step)))
     writer.flush()
     assert not writer.is_complete
     assert CacheWriter(folder, SHAPE, 0).steps_done == 2
@@ -204,7 +204,7 @@ def test_outputs_stored_without_examples_fit_any(tmp_path):
     write_manifest(tmp_path, create_stream(), replace(SHAPE, epochs=1), 1)
     writer = CacheWriter(tmp_path, SHAPE, 0)
     while not writer.is_complete:
-        writer.append(pack_answers(create_logits(0), SHAPE))
+        writer.append(pack_outputs(create_logits(0), SHAPE))
     TeacherCache(tmp_path).read(0, torch.arange(8))
 
 
@@ -233,7 +233,7 @@ def test_a_cache_at_a_url_is_replayed_without_leftovers(tmp_path, monkeypatch):
     assert not list(scratch.iterdir())
 
 
-def create_answers(shape: CacheShape, step: int) -> list[torch.Tensor]:
+def create_outputs(shape: CacheShape, step: int) -> list[torch.Tensor]:
     """What a task gives for each column of a shape."""
     generator = torch.Generator().manual_seed(step)
     found = []
@@ -245,13 +245,13 @@ def create_answers(shape: CacheShape, step: int) -> list[torch.Tensor]:
     return found
 
 
-def write_answers(folder, shape: CacheShape) -> None:
+def write_outputs(folder, shape: CacheShape) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_manifest(folder, create_stream(shape), shape, 1)
     for epoch in range(shape.epochs):
         writer = CacheWriter(folder, shape, epoch)
         for step in range(writer.steps_done, shape.steps_per_epoch):
-            answers = create_answers(shape, epoch * shape.steps_per_epoch + step)
+            answers = create_outputs(shape, epoch * shape.steps_per_epoch + step)
             rows = pack_rows(answers, shape, get_examples(epoch, step, shape))
             writer.append(rows, measure_errors(rows, answers, shape))
 
@@ -268,9 +268,9 @@ def create_columns(dtype: str = "float16") -> tuple[Column, ...]:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_all_kinds_of_outputs_are_stored_as_exactly_as_their_type(tmp_path, dtype):
     shape = CacheShape(create_columns(dtype), 1, 2, 8)
-    write_answers(tmp_path, shape)
+    write_outputs(tmp_path, shape)
     read = TeacherCache(tmp_path).read(1, get_examples(0, 1, shape))
-    answers = create_answers(shape, 1)
+    answers = create_outputs(shape, 1)
     names = [f"{LOG_PROBS}0", f"{STORED_FEATURES}1", f"{STORED_FEATURES}2", f"{LOG_PROBS}3"]
     greatest = json.loads(next(tmp_path.glob("epoch_*.json")).read_text())["errors"]
     for name, column, answer, noted in zip(names, shape.columns, answers, greatest, strict=True):
@@ -288,7 +288,7 @@ def test_all_kinds_of_outputs_are_stored_as_exactly_as_their_type(tmp_path, dtyp
 
 def test_a_run_reads_its_named_teachers_in_its_own_order(tmp_path):
     shape = CacheShape(create_columns(), 1, 2, 8)
-    write_answers(tmp_path, shape)
+    write_outputs(tmp_path, shape)
     chosen = TeacherCache(tmp_path, teachers=["c", "b", "probs 1:2"])
     assert [column.teacher for column in chosen.columns] == ["c", "b", "b"]
     read, whole = chosen.read(0), TeacherCache(tmp_path).read(0)
@@ -342,6 +342,6 @@ def test_a_cache_of_format_2_is_read_and_continued(tmp_path):
     for epoch in range(3):
         writer = CacheWriter(tmp_path, shape, epoch)
         while not writer.is_complete:
-            writer.append(pack_answers(create_logits(0), shape))
+            writer.append(pack_outputs(create_logits(0), shape))
     assert len(list(tmp_path.glob("epoch_*.json"))) == 3
     assert TeacherCache(tmp_path).epochs == 3

@@ -1,4 +1,4 @@
-"""Caches are described, verified, put together and cut, and survive being killed."""
+"""Caches are described, verified, merged and cut, and survive being killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SHAPE = CacheShape(COLUMNS, 3, 4, 8)
 STREAM = {"num_classes": 9, "global_batch_size": 8, "seed": 0, "train_pp": "decode|flip"}
 
 
-def create_answers(shape: CacheShape, step: int) -> list[torch.Tensor]:
+def create_outputs(shape: CacheShape, step: int) -> list[torch.Tensor]:
     """Of each teacher the same ones, whoever stands beside it."""
     found = []
     for column in shape.columns:
@@ -62,7 +62,7 @@ def write(folder: Path, shape: CacheShape = SHAPE, part=(0, 1), **stream) -> Pat
         writer = CacheWriter(folder, shape, epoch)
         while not writer.is_complete:
             step = epoch * shape.steps_per_epoch + writer.steps_done
-            answers = create_answers(shape, step)
+            answers = create_outputs(shape, step)
             rows = pack_rows(answers, shape, torch.arange(8) + 8 * step)
             writer.append(rows, measure_errors(rows, answers, shape))
     return folder
@@ -93,7 +93,7 @@ def test_the_card_names_the_teacher_and_the_precision(tmp_path, capsys):
     card = json.loads(capsys.readouterr().out)
     first, second = card["teachers"]
     gaps = [
-        (TeacherCache(folder).read(step)["cache_features1"] - create_answers(SHAPE, step)[1]).abs()
+        (TeacherCache(folder).read(step)["cache_features1"] - create_outputs(SHAPE, step)[1]).abs()
         for step in range(12)
     ]
     assert second["max_error"] == pytest.approx(float(torch.stack(gaps).max()), rel=1e-5)
@@ -281,7 +281,7 @@ def test_converting_the_type_states_the_largest_error(tmp_path):
     assert main(["subset", str(tmp_path / "cache"), "--out", str(out), "--dtype=int8"]) == 0
     noted, cache = make_card(out)["teachers"][1], TeacherCache(out)
     gaps = [
-        (cache.read(step)["cache_features1"] - create_answers(SHAPE, step)[1]).abs()
+        (cache.read(step)["cache_features1"] - create_outputs(SHAPE, step)[1]).abs()
         for step in range(12)
     ]
     assert float(torch.stack(gaps).max()) <= noted["max_error"]
@@ -323,8 +323,8 @@ write(Path(sys.argv[1]), replace(SHAPE, epochs=40))
 """
 
 
-def kill_and_go_on(folder: Path, kills: int) -> int:
-    """SIGKILL a writer again and again, each time a little later; gives how many were in time."""
+def kill_and_continue(folder: Path, kills: int) -> int:
+    """Kill a writer repeatedly, each time a little later; return how many kills were in time."""
     killed = 0
     for number in range(kills + 1):
         writer = subprocess.Popen(
@@ -346,7 +346,7 @@ def kill_and_go_on(folder: Path, kills: int) -> int:
 @pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.slow)])
 def test_a_writer_killed_at_any_instant_loses_only_time(tmp_path, kills):
     folder = tmp_path / "killed"
-    assert kill_and_go_on(folder, kills) >= 1
+    assert kill_and_continue(folder, kills) >= 1
     shape = replace(SHAPE, epochs=40)
     whole = write(tmp_path / "whole", shape)
     names = {path.name for path in whole.iterdir()}

@@ -1,4 +1,4 @@
-"""Published answers become a cache, and a student sees the very views that they are to."""
+"""Published logits become a cache, and a student sees exactly the views they belong to."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def get_flags(root: Path, cache, pp: str = "", **more: str) -> list[str]:
     return ["--config", str(config), *(f"--{name}={value}" for name, value in values.items())]
 
 
-def bring_in(source: Path, cache, root: Path, *more: str, **keys: str) -> int:
+def import_files(source: Path, cache, root: Path, *more: str, **keys: str) -> int:
     form = "tinyvit" if "--saved-config" in more else "imagenet_plus"
     flags = get_flags(root, cache, **keys)
     return run_cache(["import", form, str(source), "--out", str(cache), *more, *flags])
@@ -103,7 +103,7 @@ def test_a_student_sees_the_published_views_with_their_logits(
 ):
     samples = publish(tmp_path / "files", images, augmentation, compress=augmentation is STRONG)
     cache = tmp_path / "cache"
-    assert bring_in(tmp_path / "files", cache, images) == 0
+    assert import_files(tmp_path / "files", cache, images) == 0
     assert run_cache(["verify", str(cache)]) == 0
     paths, loader = list_images(images), open_views(images, cache)
     known = {str(path.relative_to(images)): number for number, path in enumerate(paths)}
@@ -133,7 +133,7 @@ def test_a_run_trains_on_imported_logits(images, tmp_path, capsys):
     """By those of other batches, seeds and orders than anybody imported for."""
     samples = publish(tmp_path / "files", images, CROP)
     cache = tmp_path / "cache"
-    assert bring_in(tmp_path / "files", cache, images) == 0
+    assert import_files(tmp_path / "files", cache, images) == 0
     card = make_card(cache)
     assert (card["augmentations"], card["examples"], card["files_missing"]) == (VIEWS, IMAGES, 0)
     assert card["teachers"][0]["name"] == "two,teachers"
@@ -162,7 +162,7 @@ def test_a_run_trains_on_imported_logits(images, tmp_path, capsys):
     lines = [one for one in read_metrics(tmp_path / "e/taught") if one["kind"] == "train"]
     assert len(lines) == 8
     assert len(samples) == IMAGES
-    assert bring_in(tmp_path / "files", cache, images, "--dtype=int8") == 2
+    assert import_files(tmp_path / "files", cache, images, "--dtype=int8") == 2
     assert "holds another cache" in capsys.readouterr().err
     assert main.main([*flags, *runs, "--run.run_id=mixed", "--mixup=0.5"]) == 2
     assert "was made with mixing" in capsys.readouterr().err.splitlines()[-1]
@@ -200,7 +200,7 @@ def test_files_that_cannot_be_replayed_are_refused_in_one_line(images, tmp_path,
     shifted = [str((number + IMAGES // CLASSES) % IMAGES) for number in find_order(images)]
     (tmp_path / "ids.txt").write_text("\n".join(shifted))
     more = [str(tmp_path / "ids.txt") if word == "FILE" else word for word in more]
-    assert bring_in(tmp_path / "files", tmp_path / "cache", images, *more, **keys) == 2
+    assert import_files(tmp_path / "files", tmp_path / "cache", images, *more, **keys) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert rule in line
 
@@ -215,7 +215,7 @@ def find_order(root: Path) -> list[int]:
     return [known[name] for name in names]
 
 
-class Harm:
+class HarmfulPickle:
     """Runs a command where it is unpickled without care."""
 
     def __init__(self, path: Path) -> None:
@@ -228,8 +228,8 @@ class Harm:
 def test_a_pickle_that_builds_other_objects_than_numbers_is_refused(images, tmp_path, capsys):
     publish(tmp_path / "files", images, CROP)
     with zipfile.ZipFile(tmp_path / "files/3.pth.tar", "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps((3, Harm(tmp_path / "harm"))))
-    assert bring_in(tmp_path / "files", tmp_path / "cache", images) == 2
+        archive.writestr("archive/data.pkl", pickle.dumps((3, HarmfulPickle(tmp_path / "harm"))))
+    assert import_files(tmp_path / "files", tmp_path / "cache", images) == 2
     assert "3.pth.tar cannot be read as a file of numbers" in capsys.readouterr().err
     assert not (tmp_path / "harm").exists()
 
@@ -238,7 +238,7 @@ def test_an_interrupted_import_continues(images, tmp_path, monkeypatch):
     publish(tmp_path / "files", images, CROP)
     monkeypatch.setattr("tools.cache.importing._LOT", 5)
     monkeypatch.setattr("tools.cache.importing._NOTED_LOTS", 1)
-    assert bring_in(tmp_path / "files", tmp_path / "cache", images) == 0
+    assert import_files(tmp_path / "files", tmp_path / "cache", images) == 0
     read, calls = ReinforcedFiles.read, []
 
     def fail(self, ids):
@@ -249,8 +249,8 @@ def test_an_interrupted_import_continues(images, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ReinforcedFiles, "read", fail)
     copy = tmp_path / "copy"
-    assert bring_in(tmp_path / "files", copy, images) != 0
-    assert bring_in(tmp_path / "files", copy, images) == 0
+    assert import_files(tmp_path / "files", copy, images) != 0
+    assert import_files(tmp_path / "files", copy, images) == 0
     assert len(calls) == 3 + 3  # two lots were not read again
     for path in (tmp_path / "cache").glob("*.bin"):
         assert path.read_bytes() == (copy / path.name).read_bytes()
@@ -265,8 +265,8 @@ def test_imported_logits_are_verified_and_cut_and_may_be_at_urls(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     publish(tmp_path / "files", images, CROP)
     place = f"memory://imported/{tmp_path.name}"
-    assert bring_in(tmp_path / "files", place, images) == 0
-    assert bring_in(tmp_path / "files", place, images) == 0
+    assert import_files(tmp_path / "files", place, images) == 0
+    assert import_files(tmp_path / "files", place, images) == 0
     assert "holds them already" in capsys.readouterr().out
     assert run_cache(["verify", place]) == 0
     small = tmp_path / "small"
@@ -378,7 +378,7 @@ def test_a_student_sees_the_crops_of_tinyvits_seeds(images, tmp_path, draw, caps
         "model.image_size": str(SIDE_OF_SEEDED),
         "data.eval_pp": f"decode|resize({SIDE_OF_SEEDED})|value_range(-1, 1)",
     }
-    assert bring_in(*arguments, pp=pp, **side) == 0
+    assert import_files(*arguments, pp=pp, **side) == 0
     loader = create_loader(
         create_section(
             images,
@@ -417,5 +417,5 @@ def test_a_student_sees_the_crops_of_tinyvits_seeds(images, tmp_path, draw, caps
         ("AUG", "AUTO_AUGMENT", "original", "AUG.AUTO_AUGMENT 'original': replayed is"),
     ):
         saved.write_text(yaml.safe_dump({**SAVED, entry: {**SAVED[entry], key: value}}))
-        assert bring_in(*arguments, pp=pp, **side) == 2
+        assert import_files(*arguments, pp=pp, **side) == 2
         assert rule in capsys.readouterr().err

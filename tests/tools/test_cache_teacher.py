@@ -1,4 +1,4 @@
-"""A run taught by stored answers is the run of the live teacher."""
+"""A run on stored logits equals the run with the live teacher."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def two_teachers(flags, teacher_run, digits_teacher) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def two_answers(two_teachers, tmp_path_factory) -> Path:
+def two_teacher_logits(two_teachers, tmp_path_factory) -> Path:
     """One augmentation of an example, answered by both, to be used over and over."""
     folder = tmp_path_factory.mktemp("answers") / "two"
     assert store(two_teachers, folder, "--augmentations=1", "--top-k=10") == 0
@@ -348,12 +348,12 @@ def two_answers(two_teachers, tmp_path_factory) -> Path:
     ],
 )
 def test_two_cached_teachers_train_like_live_ones_in_every_mode(
-    two_teachers, two_answers, teaching
+    two_teachers, two_teacher_logits, teaching
 ):
     if "separate" in teaching[0]:  # there the loss has the shares
         two_teachers = [one.replace('"weight": 3.0', '"weight": 1.0') for one in two_teachers]
     losses = []
-    for more in ((), (f"--distill.teacher_cache={two_answers}",)):
+    for more in ((), (f"--distill.teacher_cache={two_teacher_logits}",)):
         _, parts = build_rank(check(load_config([*two_teachers, *teaching, *more])), 0, 1)
         batch = next(iterate_batches(parts, 3))
         losses.append(parts.task.loss(parts.state.model, batch).terms)
@@ -364,9 +364,13 @@ def test_two_cached_teachers_train_like_live_ones_in_every_mode(
         torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-5)
 
 
-def test_a_run_may_use_one_cached_teacher_and_outlast_the_cache(flags, two_answers):
+def test_a_run_may_use_one_cached_teacher_and_outlast_the_cache(flags, two_teacher_logits):
     """Another student of other length; the live teacher's answers are the column of its hash."""
-    more = ["--model.args.embed_dim=32", "--epochs=5", f"--distill.teacher_cache={two_answers}"]
+    more = [
+        "--model.args.embed_dim=32",
+        "--epochs=5",
+        f"--distill.teacher_cache={two_teacher_logits}",
+    ]
     _, parts = build_rank(check(load_config([*flags, *more])), 0, 1)
     assert [one.width for one in parts.task.teaching.stored] == [10]
     first = {step: next(iterate_batches(parts, step)) for step in (0, 18, 37)}
@@ -376,16 +380,16 @@ def test_a_run_may_use_one_cached_teacher_and_outlast_the_cache(flags, two_answe
     assert "cache_log_probs1" not in first[0].draws
     parts.close()
     (known,) = find_lineage(check(load_config([*flags, *more])))
-    judged = json.loads((two_answers / "card.json").read_text())["teachers"][0]["accuracy"]
+    judged = json.loads((two_teacher_logits / "card.json").read_text())["teachers"][0]["accuracy"]
     assert known.via == "cache" and known.judged["top1"] == judged["top1"]
 
 
 def test_verification_recomputes_logits_and_finds_a_forged_one(
-    two_teachers, two_answers, tmp_path, capsys
+    two_teachers, two_teacher_logits, tmp_path, capsys
 ):
     """Of a file whose checksum agrees, so that nothing but its teacher can tell."""
     folder = tmp_path / "forged"
-    shutil.copytree(two_answers, folder)
+    shutil.copytree(two_teacher_logits, folder)
     asking = ["verify", str(folder), "--steps=2", *two_teachers]
     assert run_cache(asking) == 0
     assert capsys.readouterr().out.count("asked again about 2 batches") == 2
@@ -402,13 +406,13 @@ def test_verification_recomputes_logits_and_finds_a_forged_one(
     assert "beyond" in second
 
 
-def test_a_written_cache_has_a_card_with_the_teachers_accuracy(two_answers, teacher_run):
-    card = json.loads((two_answers / "card.json").read_text())
+def test_a_written_cache_has_a_card_with_the_teachers_accuracy(two_teacher_logits, teacher_run):
+    card = json.loads((two_teacher_logits / "card.json").read_text())
     first, second = card["teachers"]
     assert first["name"] == str(teacher_run)
     assert first["accuracy"]["top1"] > second["accuracy"]["top1"]
     assert 0 < first["mean_error"] < first["max_error"] < 0.05
-    assert "top1" in (two_answers / "CARD.md").read_text()
+    assert "top1" in (two_teacher_logits / "CARD.md").read_text()
 
 
 def test_two_machines_split_the_epochs_into_parts_of_one_cache(flags, tmp_path):

@@ -1,4 +1,4 @@
-"""`tools.card` of a run without a teacher, and of weights that lie in no run."""
+"""`tools.card` of a run without a teacher, and of weights outside of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo's end: what distillation gains, as `runs compare` tells it."""
+"""The demo's end: the gain by distillation, as `runs compare` shows it."""
 
 from __future__ import annotations
 

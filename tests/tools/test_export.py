@@ -1,4 +1,4 @@
-"""Models in other programs' forms: read back there, they give the answers that they give here."""
+"""Models in other programs' formats: read back there, they give the same outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler: its cache, its laws, what it says of a trained model, and what it refuses."""
+"""The sampler: its cache, its distributions, its output for a trained model, its refusals."""
 
 from __future__ import annotations
 

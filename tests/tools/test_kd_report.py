@@ -1,4 +1,4 @@
-"""What the report says of runs, and where a table goes in a document."""
+"""What the report shows of runs, and where a table goes in a document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor: what it shows of a run, follows, and says in one line."""
+"""The monitor: what it shows of a run, and how it follows one."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_monitor_follows_a_restarting_run_until_it_is_complete(finished, fol
     """Each look finds what a preempted and continued run would have left by then."""
     attempt = {"attempt": 2, "host": "elsewhere", "hardware": {"device": "cpu"}}
 
-    def go_on() -> None:
+    def resume() -> None:
         change_facts(folder, status="running", reason="")
         with (folder / "attempts.jsonl").open("a") as file:
             file.write(json.dumps(attempt) + "\n")
@@ -136,7 +136,7 @@ def test_the_monitor_follows_a_restarting_run_until_it_is_complete(finished, fol
             lambda: change_facts(folder, status="preempted", reason="PreemptedError: asked to end"),
             lambda: (folder / "run.json").write_text("{torn"),
             lambda: (folder / "run.json").unlink(),
-            lambda: shutil.copy(finished / "run.json", folder / "run.json") and go_on(),
+            lambda: shutil.copy(finished / "run.json", folder / "run.json") and resume(),
             end,
         )
     )

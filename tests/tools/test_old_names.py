@@ -1,4 +1,4 @@
-"""Programs are listed with a line each, and keep running by the names that they had."""
+"""Programs are listed with a line each, and still run under their old names."""
 
 from __future__ import annotations
 

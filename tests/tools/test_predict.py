@@ -1,4 +1,4 @@
-"""Tables of answers to files: what they say, in each form, and what becomes of bad files."""
+"""Tables of predictions for files: their content, in each format, and bad files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def digits(tmp_path_factory):
     return folder, images
 
 
-def ask_by_hand(run, images):
+def predict_by_timm(run, images):
     """Probabilities and pooled features, by timm alone."""
     facts = json.loads((run / "student.json").read_text())
     model = timm.create_model(facts["model"], num_classes=10, **facts["args"])
@@ -63,7 +63,7 @@ def test_every_format_predicts_the_same_as_the_model(teacher_run, digits, tmp_pa
         assert "digit_05.png" in out.err
         left_out = "left out, as they are not images: 1 .avif, 1 .tiff, 1 .txt, 1 hidden .png"
         assert f"FOLDER ({folder}): {left_out}\n" in out.err
-    probs, features = ask_by_hand(teacher_run, images)
+    probs, features = predict_by_timm(teacher_run, images)
     rows = {row["file"]: row for row in csv.DictReader(tables["csv"].open())}
     assert list(rows) == [f"inner/digit_{number:02d}.png" for number in range(12)]
     assert rows["inner/digit_05.png"]["class_1"] == ""

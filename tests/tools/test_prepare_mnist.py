@@ -1,4 +1,4 @@
-"""MNIST from its own files, and what TFDS may fetch."""
+"""MNIST from its own files, and what TFDS may download."""
 
 from __future__ import annotations
 

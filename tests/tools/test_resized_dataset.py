@@ -1,4 +1,4 @@
-"""`tools.prepare_dataset resize`: smaller images, and nothing else is another."""
+"""`tools.prepare_dataset resize`: smaller images, and everything else unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every program that compiles within a time limit refuses one that is none, before it begins."""
+"""Every program with a time limit refuses an invalid one before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of weights on a command line: names of classes, the model, and who contradicts."""
+"""Flags about weights: names of classes, the model, and contradictions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SIZES = ["--model", MODEL, "--model-args", json.dumps(ARGS), "--classes", "3", "
 
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory) -> Path:
-    """A file of weights that says nothing of its model."""
+    """Write a file of weights without metadata."""
     path = tmp_path_factory.mktemp("bare") / "w.pth"
     torch.save(timm.create_model(MODEL, num_classes=3, **ARGS).state_dict(), path)
     return path

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, broken ones are named, wrong ones are refused."""
+"""Checkpoints: complete or absent; broken ones are named, wrong ones are refused."""
 
 from __future__ import annotations
 

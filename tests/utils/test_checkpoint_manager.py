@@ -1,4 +1,4 @@
-"""Writing beside the loop: one at a time, errors that reach it, and never without a whole one."""
+"""Writing beside the loop: one at a time, errors reach the loop, one is always complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Law 5: what a disk or a store keeps otherwise than it was given is never called saved."""
+"""Law 5: what reads back differently from what was written is never called saved."""
 
 from __future__ import annotations
 

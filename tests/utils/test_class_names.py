@@ -1,4 +1,4 @@
-"""Class names of two sides: equal, in another order, others, or unknown on one side."""
+"""Class names of two sides: equal, permuted, different, or unknown on one side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a device tells of itself reaches the metrics, and never holds the loop up."""
+"""A device's readings reach the metrics and never block the loop."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from utils.runtime.launcher import create_runtime
 from utils.runtime.peaks import get_peak_tflops
 
 
-def take_again(reading: UseReading) -> float | None:
-    """The next answer, once the last question has been answered."""
+def read_next(reading: UseReading) -> float | None:
+    """Return the next reading after the last request was answered."""
     reading._thread.join(10)
     return reading.take_duty()
 
@@ -33,7 +33,7 @@ def test_a_gpu_is_read_by_its_id_for_the_next_line(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     reading = UseReading(functools.partial(read_nvidia, "GPU-1a2b"))
     assert reading.take_duty() is None
-    assert take_again(reading) == take_again(reading) == pytest.approx(0.9)
+    assert read_next(reading) == read_next(reading) == pytest.approx(0.9)
     assert "--id=GPU-1a2b" in Path(f"{program}.asked").read_text()
 
 
@@ -49,12 +49,12 @@ def test_an_unresponsive_device_neither_blocks_nor_repeats_old_readings():
     assert [reading.take_duty() for _ in range(3)] == [None] * 3
     assert len(asked) == 1
     answers.set()
-    assert take_again(reading) == pytest.approx(0.75)
+    assert read_next(reading) == pytest.approx(0.75)
     assert UseReading(list).take_duty() is None
 
 
 class TellingInstruments(Instruments):
-    """Those of a device that tells all that one can."""
+    """Instruments of a device with all readings."""
 
     def get_peak_gib(self) -> float:
         return 1.5

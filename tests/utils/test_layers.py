@@ -1,4 +1,4 @@
-"""Files that extend each other, presets, what wins over what, and where a value is from."""
+"""Files that extend each other, presets, precedence, and the origin of values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On a mesh examples and large weights are dealt out; what belongs to the step is everywhere."""
+"""On a mesh examples and large weights are sharded; per-step values are replicated."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
             assert layer(torch.ones(2, 4, device=runtime.device)).dtype == torch.float32
 
 
-class _Twin:
+class _EqualPair:
     """A group of two whose other rank has the same values."""
 
     rank, size = 0, 2
@@ -256,14 +256,16 @@ def create_chip(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> Xla
     runtime.finish_step()  # a sum waits for the one before it, of the same step
     monkeypatch.setenv("XLA_ALWAYS_ALLREDUCE", "1")
     monkeypatch.setattr(runtime._xr, "world_size", lambda: 2)
-    runtime.ranks = ChipRanks(runtime, _Twin(), DTYPES[section.reduce_dtype])
+    runtime.ranks = ChipRanks(runtime, _EqualPair(), DTYPES[section.reduce_dtype])
     return runtime
 
 
 def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> XlaRuntime:
     """One of two XLA processes on the CPU."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("utils.runtime.xla.runtime.ProcessGroup", lambda section, backend: _Twin())
+    monkeypatch.setattr(
+        "utils.runtime.xla.runtime.ProcessGroup", lambda section, backend: _EqualPair()
+    )
     runtime = XlaRuntime(section)
     assert isinstance(runtime.ranks, GlooRanks)
     return runtime
@@ -282,7 +284,7 @@ def test_xla_processes_sum_gradients_in_the_requested_type(monkeypatch, dtype, m
 
 @pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
 def test_native_ranks_average_existing_gradients(monkeypatch, dtype, mean):
-    ranks = ProcessRanks(create_cpu_runtime(), _Twin(), DTYPES[dtype])
+    ranks = ProcessRanks(create_cpu_runtime(), _EqualPair(), DTYPES[dtype])
     used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
     used.grad = torch.full((2,), 1 + 2.0**-10)
     ranks.reduce_gradients(torch.optim.SGD([unused, used], lr=1.0))

@@ -1,4 +1,4 @@
-"""Whose fault it is when a group of ranks ends, and that all of them end."""
+"""The cause of failure when a group of ranks ends, and that all of them end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runtime, how many ranks, which cache: what is decided before a device is touched."""
+"""Which runtime, how many ranks, which cache: decided before a device is touched."""
 
 from __future__ import annotations
 

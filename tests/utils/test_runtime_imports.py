@@ -1,4 +1,4 @@
-"""The rooms of `utils/runtime`: one way down, and few doors that everybody has."""
+"""Imports within `utils/runtime` are acyclic, and its public interface is small."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_runtime_has_few_public_members():
 
 
 def test_a_runtime_declares_all_its_attributes():
-    """What an instance holds is a door as well."""
+    """Attributes of an instance are public members as well."""
     held = {name for name in vars(CpuRuntime(RuntimeSection(device="cpu"))) if name[0] != "_"}
     assert held <= set(Runtime.__annotations__)
 

@@ -1,4 +1,4 @@
-"""What processes of a run do together, by each way in which their tensors travel."""
+"""Communication between the processes of a run, by each kind of transport."""
 
 from __future__ import annotations
 

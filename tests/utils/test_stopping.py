@@ -1,4 +1,4 @@
-"""What asks a run to end: signals, once and twice, and the machine's own notices."""
+"""What stops a run: signals, once and twice, and the machine's own notices."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_second_signal_ends_the_process_at_once():
 
 
 class Metadata(BaseHTTPRequestHandler):
-    """The metadata server of a cloud machine: answers when told what to say."""
+    """The metadata server of a cloud machine, with settable values."""
 
     answers: queue.Queue
     asked: list

@@ -1,4 +1,4 @@
-"""The storage seam: the same on a disk and behind a URL; whole or not there on both."""
+"""The storage layer: the same on a disk and behind a URL; complete or absent on both."""
 
 from __future__ import annotations
 

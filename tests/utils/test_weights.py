@@ -1,4 +1,4 @@
-"""Where weights come from, what they say of themselves, and what is said where they are not."""
+"""Where weights come from, their metadata, and errors where they are missing."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def test_equal_weights_are_written_as_equal_bytes(tmp_path):
     assert load_file(path)["a"].dtype == torch.bfloat16
 
 
-def write_odd_weights(folder):
-    """Files that are no weights, each odd in another way."""
+def write_invalid_weights(folder):
+    """Write files that are not weights, each invalid in another way."""
     folder.mkdir()
     (folder / "text.pth").write_text("hello world, this is no weights\n")
     (folder / "bytes.pth").write_bytes(b"\x80\x02]]]](((sss")
@@ -190,7 +190,7 @@ def write_odd_weights(folder):
 
 
 def test_files_other_than_weights_are_refused_as_such(tmp_path):
-    places = write_odd_weights(tmp_path / "odd")
+    places = write_invalid_weights(tmp_path / "odd")
     assert len(places) == 6
     for place in places:
         with pytest.raises(UserError, match=rf"^{KEY} \('.*'\) cannot be read: "):

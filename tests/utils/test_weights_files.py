@@ -1,4 +1,4 @@
-"""Files of weights as others leave them: compiled, wrapped, old, or not there at all."""
+"""Files of weights in others' forms: compiled, wrapped, old, or missing."""
 
 from __future__ import annotations
 

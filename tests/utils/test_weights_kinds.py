@@ -1,4 +1,4 @@
-"""Whatever holds weights serves every key that takes weights, and is read no more than needed."""
+"""Every kind of weights works for every key, and is read no more than needed."""
 
 from __future__ import annotations
 

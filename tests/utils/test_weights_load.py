@@ -1,4 +1,4 @@
-"""Weights alone from another run: what fits is taken, what does not is listed or refused."""
+"""Weights alone from another run: matching ones are loaded, others listed or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that a thread moves to the device must not leak into the graph of the loop."""
+"""Batches that a thread moves to the device do not enter the graph of the loop."""
 
 from __future__ import annotations
 

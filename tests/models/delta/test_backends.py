@@ -1,4 +1,4 @@
-"""Other packages' kernels: called as their signatures say, refused where they are not."""
+"""Other packages' kernels: called by their signatures, refused where they are missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KERNELS = [(name, rule) for name, one in BACKENDS.items() for rule in one.rules]
 NARROW = [("fla", "rwkv7"), ("flash_qla", "gdn"), ("flashinfer", "gdn")]
 
 
-def answer_gdn(**given):
+def fake_gdn(**given):
     """fla's and flash_qla's signature; kda's, too, whose g has channels."""
     assert set(given) == {"q", "k", "v", "g", "beta"} | NAMES
     assert given["output_final_state"]
@@ -41,7 +41,7 @@ def answer_gdn(**given):
     return recur_delta_rule(inputs, given["initial_state"])
 
 
-def answer_rwkv(**given):
+def fake_rwkv(**given):
     assert set(given) == {"r", "w", "k", "v", "a", "b"} | NAMES
     assert given["output_final_state"]
     parts = {name: given[name] for name in "kvab"}
@@ -49,14 +49,14 @@ def answer_rwkv(**given):
     return recur_dplr(inputs, given["initial_state"])
 
 
-def answer_flat(*, cu_seqlens, **given):
+def fake_flat(*, cu_seqlens, **given):
     """FlashInfer's: sequences one behind the other, decays, states [N, H, V, K]."""
     outputs, states = [], []
     for n, (begin, end) in enumerate(pairwise(cu_seqlens.tolist())):
         parts = {name: given[name][None, begin:end].double() for name in ("q", "k", "v", "beta")}
         start = given["initial_state"][n : n + 1].mT
         gates = given["g"][None, begin:end].double().log()
-        output, state = answer_gdn(**{**given, **parts, "g": gates, "initial_state": start})
+        output, state = fake_gdn(**{**given, **parts, "g": gates, "initial_state": start})
         outputs.append(output[0].to(given["v"].dtype))
         states.append(state.mT.float())
     return torch.cat(outputs), torch.cat(states)
@@ -66,7 +66,7 @@ def refuse_call(**given):
     raise AssertionError("a kernel was called")
 
 
-STAND_INS = {"gdn": answer_gdn, "kda": answer_gdn, "rwkv7": answer_rwkv}
+STAND_INS = {"gdn": fake_gdn, "kda": fake_gdn, "rwkv7": fake_rwkv}
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def check_one_line(call, words):
 
 @pytest.mark.parametrize(("name", "rule"), KERNELS)
 def test_a_package_is_called_as_its_signature_says(name, rule, put, with_gpu):
-    put(name, rule, answer_flat if name == "flashinfer" else STAND_INS[rule])
+    put(name, rule, fake_flat if name == "flashinfer" else STAND_INS[rule])
     dtype = torch.bfloat16 if (name, rule) in NARROW else torch.float64
     inputs, start = create_inputs(rule, dtype=dtype), create_start()
     wanted, last = (recur_dplr if rule == "rwkv7" else recur_delta_rule)(inputs, start)
@@ -155,7 +155,7 @@ def test_rwkv_passes_all_factors_to_kernels_in_one_type(put, with_gpu):
 
     def answer(**given):
         seen.append({key: given[key].dtype for key in "rwkvab"})
-        return answer_rwkv(**given)
+        return fake_rwkv(**given)
 
     put("fla", "rwkv7", answer)
     torch.manual_seed(0)

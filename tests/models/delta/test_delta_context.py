@@ -1,4 +1,4 @@
-"""Sequences that are dealt to several devices: parts, what they see of each other, same runs."""
+"""Sequences sharded over several devices: parts, what they exchange, equal runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of decoding by a kernel: interpreted on XLA it gives the recurrence's."""
+"""A decoding step by a kernel: interpreted on XLA it equals the recurrence."""
 
 from __future__ import annotations
 

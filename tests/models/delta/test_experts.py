@@ -1,4 +1,4 @@
-"""Experts of a static capacity: who is served, what is dropped, how evenly, and training."""
+"""Experts of static capacity: which tokens they take and drop, their balance, and training."""
 
 from __future__ import annotations
 

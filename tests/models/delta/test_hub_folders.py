@@ -196,7 +196,7 @@ def test_a_checkpoint_of_another_variant_is_refused_in_one_line(tmp_path, capsys
         assert "is of another model" in error and error.count("\n") == 1
 
 
-class Twin(torch.nn.Module):
+class TransformersLogits(torch.nn.Module):
     """As transformers answers: experts take all tokens, and logits are what is asked for."""
 
     def __init__(self, model, more):
@@ -219,7 +219,7 @@ def test_an_export_is_compared_with_capacity_for_all_tokens(
     model = create("qwen3_next", capacity_factor=1.1)
     facts = {"model": "qwen3_next", "args": full, "vocab_size": VOCAB, "sequence_length": 16}
     path = export_model(model.state_dict(), facts, tmp_path)
-    twin = Twin(create("qwen3_next", capacity_factor=1.1), more)
+    twin = TransformersLogits(create("qwen3_next", capacity_factor=1.1), more)
     monkeypatch.setattr("tools.export.language._load_reference", lambda folder: twin)
     assert export([str(path), "--to", "transformers", "--out", str(tmp_path / "out")]) == code
     folder = tmp_path / "out" / "transformers"

@@ -1,4 +1,4 @@
-"""`model.kernels: auto`: a layer computes by kernels where these cost less for what it meets."""
+"""`model.kernels: auto`: a layer uses kernels where these cost less for its shapes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RULE_WIDTHS = dict.fromkeys(("linear_key_width", "linear_value_width"), 128)
 
 
 @pytest.fixture
-def met(monkeypatch) -> list[tuple[str, int]]:
+def used_kernels(monkeypatch) -> list[tuple[str, int]]:
     """Kernels that layers take, and tokens; that this is a v5e, and what they give, is made up."""
     monkeypatch.setattr(kernels, "has_custom_calls", lambda: True)
     monkeypatch.setattr(kernels, "name_tpu", lambda: "v5e")
@@ -89,25 +89,30 @@ def run(model: torch.nn.Module, batch: int, tokens: int) -> None:
 
 @needs_jax
 @pytest.mark.xla
-def test_the_choice_follows_the_number_of_tokens(met):
+def test_the_choice_follows_the_number_of_tokens(used_kernels):
     """The model's own layers; with gradients attention pays later than without."""
     model = create_model()
     run(model, 1, 16)
-    assert met == []
+    assert used_kernels == []
     run(model, 1, 512)
-    assert met == [("rule", 512)]
+    assert used_kernels == [("rule", 512)]
     with torch.no_grad():
         run(model, 1, 512)
     run(model, 1, 2048)
-    assert met[1:] == [("rule", 512), ("attention", 512), ("rule", 2048), ("attention", 2048)]
+    assert used_kernels[1:] == [
+        ("rule", 512),
+        ("attention", 512),
+        ("rule", 2048),
+        ("attention", 2048),
+    ]
     # The same shape has the same answer in every step.
     run(model, 1, 2048)
-    assert met[3:] == met[3:5] * 2
+    assert used_kernels[3:] == used_kernels[3:5] * 2
 
 
 @needs_jax
 @pytest.mark.xla
-def test_the_choice_for_a_decoding_step_follows_the_number_of_sequences(met):
+def test_the_choice_for_a_decoding_step_follows_the_number_of_sequences(used_kernels):
     """Whole prompts go by tokens; attention has no kernel for a step."""
     model = create_model()
     for batch in (1, 16):
@@ -115,12 +120,12 @@ def test_the_choice_for_a_decoding_step_follows_the_number_of_sequences(met):
         with torch.no_grad():
             for tokens in (3, 1):
                 model(torch.zeros(batch, tokens, dtype=torch.int32, device="xla"), cache)
-    assert met == [("step", 16)]
+    assert used_kernels == [("step", 16)]
 
 
 @needs_jax
 @pytest.mark.xla
-def test_unmeasured_cases_are_left_to_xla(met):
+def test_unmeasured_cases_are_left_to_xla(used_kernels):
     """Packed sequences, heads, chunks and types of other sizes, asked-for products, other rules."""
     narrow = rebuild(create_inputs("gdn"), lambda x: x.to("xla"))
     wide = create_there()
@@ -224,7 +229,7 @@ def test_a_device_of_a_mesh_counts_only_its_share(monkeypatch):
 
 @needs_jax
 @pytest.mark.xla
-def test_the_mesh_decides_a_layers_kernels(met, monkeypatch):
+def test_the_mesh_decides_a_layers_kernels(used_kernels, monkeypatch):
     wide = create_there()
     shares = {(1, 2): "pallas", None: "xla", (1, 1): "xla"}
     for share, found in shares.items():

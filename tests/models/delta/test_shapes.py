@@ -1,4 +1,4 @@
-"""What all chunked models' arguments say: windows that fill no chunks, where none is padded."""
+"""Arguments of all chunked models: windows that chunks do not divide need padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decoder's patches: the same names, shapes and numbers, and no look into the future."""
+"""The decoder's patches: the same names, shapes and numbers, and causal attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups of a convolution that are computed side by side give what they give alone."""
+"""Groups of a convolution that are joined give the same values as separate ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark runs the engine's own loop and tells what a reader needs to believe it."""
+"""The benchmark runs the engine's loop and reports everything needed to check it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 
 
 def names_task(path: Path) -> bool:
-    """Whether a configuration, or the one that it extends, says what is learnt."""
+    """Return whether a configuration, or the one that it extends, sets the task."""
     values = yaml.safe_load(path.read_text())
     base = values.get("extends")
     return "task" in (values.get("train") or {}) or bool(base and names_task(path.parent / base))

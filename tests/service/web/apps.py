@@ -1,4 +1,4 @@
-"""A service over a small store, and somebody who may ask it."""
+"""A service over a small store, and clients with a role."""
 
 from __future__ import annotations
 

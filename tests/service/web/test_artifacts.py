@@ -1,4 +1,4 @@
-"""Files of runs come by their id alone, as downloads; nothing from outside, whatever is asked."""
+"""Files of runs are downloads by their id; nothing from outside the store, on any request."""
 
 from __future__ import annotations
 

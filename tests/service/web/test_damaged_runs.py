@@ -1,4 +1,4 @@
-"""Runs with values of the wrong kind: the service's pages and its API answer all the same."""
+"""Runs with values of wrong type: the service's pages and its API respond all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events: which run and job, never points; readers that are slow, and streams that end."""
+"""Events name runs and jobs, never points; slow readers, and streams that end."""
 
 from __future__ import annotations
 

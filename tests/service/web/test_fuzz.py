@@ -1,4 +1,4 @@
-"""Requests made from the API's own description: none is answered by 500 or in another form."""
+"""Requests generated from the API's description: no 500 and no other form of response."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_generated_requests_get_responses_that_match_openapi(app, count):
 
 
 def fuzz(operation, headers, known, count: int, asked: Counter[int]) -> None:
-    """Ask one operation so often, half of it with values that lead somewhere."""
+    """Call one operation so many times, half of them with known values."""
 
     @seed(SEED)
     @settings(max_examples=count, suppress_health_check=list(HealthCheck), phases=[Phase.generate])

@@ -1,4 +1,4 @@
-"""The gate: nothing is let through that nobody has thought of."""
+"""Access control: every route requires its role, and unknown requests are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Curves, comparisons, tables, trends: the answers of the library, in their typed form."""
+"""Curves, comparisons, tables, trends: the library's results in their typed form."""
 
 from __future__ import annotations
 

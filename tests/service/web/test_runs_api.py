@@ -1,4 +1,4 @@
-"""`/api/v1/runs`: what the index says, in the order that is asked for."""
+"""`/api/v1/runs`: the index's content in the requested order."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ WRONG = {
 
 @pytest.mark.parametrize("key", WRONG)
 def test_fields_of_wrong_type_are_left_out(tmp_path, key):
-    """Whoever can write to a run's directory may have written anything."""
+    """A program that can write to a run's directory may have written anything."""
     store = make_store(tmp_path)
     run = store / "digits" / "seed0"
     facts = json.loads((run / "run.json").read_text())

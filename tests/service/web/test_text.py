@@ -1,4 +1,4 @@
-"""Text of others: logs, YAML, cells."""
+"""Untrusted text: logs, YAML, cells."""
 
 from __future__ import annotations
 

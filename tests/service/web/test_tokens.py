@@ -1,4 +1,4 @@
-"""Tokens: told once, kept as hashes, in a file that is its owner's alone."""
+"""Tokens: shown once, stored as hashes, in a file that only its owner reads."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def sets_root(tmp_path_factory, digits_root) -> Path:
     return root
 
 
-def answer(run: Path, images: np.ndarray, *, flip: bool = False) -> np.ndarray:
-    """Probabilities of a model, without anything of what judges it."""
+def compute_probs(run: Path, images: np.ndarray, *, flip: bool = False) -> np.ndarray:
+    """Compute a model's probabilities without the evaluation code."""
     trained = open_trained(str(run), "RUN")
     pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float() / 127.5 - 1
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_several_sets_are_evaluated_beside_a_teacher(teacher_run, sets_root, tmp
     for name in ("top1", "top5", "loss", "ece"):  # as the run itself was judged
         assert found["eval"][name] == pytest.approx(final[f"eval_{name}"], rel=1e-4), name
 
-    probs = answer(teacher_run, SHIFTED.images)
+    probs = compute_probs(teacher_run, SHIFTED.images)
     assert found["shifted"]["top1"] == pytest.approx(
         100 * np.mean(probs.argmax(1) == SHIFTED.labels)
     )
@@ -90,11 +90,11 @@ def test_several_sets_are_evaluated_beside_a_teacher(teacher_run, sets_root, tmp
     assert np.array_equal(np.array(rows, int), expected)
     hits = [
         p.argmax() in right
-        for p, right in zip(answer(teacher_run, REAL.images), REAL_LABELS, strict=True)
+        for p, right in zip(compute_probs(teacher_run, REAL.images), REAL_LABELS, strict=True)
     ]
     assert found["imagenet_real"]["top1"] == pytest.approx(100 * np.mean(hits))
     assert report["sets"]["imagenet_real"]["classes"] == []
-    chosen = np.array(A_CLASSES)[answer(teacher_run, A.images)[:, A_CLASSES].argmax(1)]
+    chosen = np.array(A_CLASSES)[compute_probs(teacher_run, A.images)[:, A_CLASSES].argmax(1)]
     assert found["imagenet_a"]["top1"] == pytest.approx(100 * np.mean(chosen == A.labels))
     assert report["sets"]["imagenet_a"]["competing_classes"] == 3
     assert [row["name"] for row in report["sets"]["imagenet_a"]["classes"]] == ["1", "4", "7"]
@@ -112,7 +112,7 @@ def test_the_worst_images_are_the_most_confident_errors(teacher_run, sets_root, 
     out = tmp_path / "report"
     flags = (f"--data.root={sets_root}", "--data.eval_batch_size=16", "--out", str(out))
     run_tool(capsys, str(teacher_run), "--sets", "shifted=shifted@test", *flags, "--worst", "5")
-    probs = answer(teacher_run, SHIFTED.images)
+    probs = compute_probs(teacher_run, SHIFTED.images)
     given, labels = probs.argmax(1), np.array(SHIFTED.labels)
     wrong = np.flatnonzero(given != labels)
     order = wrong[np.argsort(-probs[wrong].max(1), kind="stable")][:5]
@@ -145,7 +145,7 @@ def test_mirrored_evaluation_and_probes_print_to_a_terminal(teacher_run, sets_ro
         "--probe-epochs=2",
         "--data.train_split=train[:200]",
     )
-    probs = answer(teacher_run, SHIFTED.images, flip=True)
+    probs = compute_probs(teacher_run, SHIFTED.images, flip=True)
     top1 = 100 * np.mean(probs.argmax(1) == SHIFTED.labels)
     row = next(line for line in text.splitlines() if line.startswith("shifted "))
     assert row.split()[1:4] == ["101", "10", f"{top1:.2f}"]
@@ -267,7 +267,7 @@ def test_all_forms_of_weights_and_sources_are_evaluated(teacher_run, sets_root, 
     ):
         argv = [flags[0], *flags[2:], f"--data.root={sets_root}", "--json", "--sets", flags[1]]
         found.append(json.loads(run_tool(capsys, *argv))["sets"]["mine"])
-    chosen = np.array(A_CLASSES)[answer(teacher_run, A.images)[:, A_CLASSES].argmax(1)]
+    chosen = np.array(A_CLASSES)[compute_probs(teacher_run, A.images)[:, A_CLASSES].argmax(1)]
     assert found[0]["metrics"]["top1"] == pytest.approx(100 * np.mean(chosen == A.labels))
     assert found[0]["competing_classes"] == 3
     assert found[0] == found[1] == found[2]
@@ -281,7 +281,7 @@ def test_the_mean_over_all_corruptions_is_reported(teacher_run, sets_root, tmp_p
         for severity in range(1, 6):
             one = shift(load_examples(20, number), severity, seed=number)
             write_set(sets_root, f"imagenet2012_corrupted/{name}_{severity}", "validation", one)
-            wrong.append(np.mean(answer(teacher_run, one.images).argmax(1) != one.labels))
+            wrong.append(np.mean(compute_probs(teacher_run, one.images).argmax(1) != one.labels))
         errors[name] = 100 * np.mean(wrong) / alexnet
     text = run_tool(
         capsys, str(teacher_run), "--sets", "imagenet_c", f"--data.root={sets_root}", "--json"

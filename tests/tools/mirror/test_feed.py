@@ -1,4 +1,4 @@
-"""Each point of a run is at a target once, whoever is killed and however far the run goes back."""
+"""Each point of a run is sent to a tracker once, after any kills and rollbacks."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Trainer:
 
 
 def read_truth(folder: Path) -> list[tuple[int, dict[str, float]]]:
-    """What a target should hold."""
+    """Return what a target should hold."""
     record = RunRecord(folder)
     rows = [
         (
@@ -98,7 +98,7 @@ def read_truth(folder: Path) -> list[tuple[int, dict[str, float]]]:
 
 
 def play(folder: Path, seed: int, *, live: bool = False, hard: bool = False) -> Feed:
-    """A run whose trainer and mirror do and suffer what a seed says, to its end."""
+    """Run a trainer and an upload to their end, with the kills and faults that a seed draws."""
     draws = random.Random(seed)
     trainer = Trainer(folder / "runs", draws)
 

@@ -1,4 +1,4 @@
-"""Real clients hold the points of a run that was killed and went back, and trouble it in nothing.
+"""Real clients hold the points of a killed and rolled-back run without disturbing it.
 
 The clients live in the environment of `bash run_commands.sh mirrors`; what asks them runs there.
 """

@@ -1,4 +1,4 @@
-"""A store for the programs that ask it."""
+"""A store for the programs that query it."""
 
 from __future__ import annotations
 

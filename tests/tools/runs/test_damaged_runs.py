@@ -1,4 +1,4 @@
-"""Files with values of the wrong kind: every command answers, and for the other runs, too."""
+"""Files with values of wrong type: every command works, for the other runs, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALONE = (
 
 
 class Asker:
-    """Calls the program; whatever it cannot answer must be one sentence on stderr."""
+    """Calls the program; a failure must be one sentence on stderr."""
 
     def __init__(self, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.store, self._capsys = store, capsys
@@ -51,7 +51,7 @@ def asker(tmp_path, monkeypatch, capsys) -> Asker:
     return Asker(tmp_path / "runs", capsys)
 
 
-def hold_all(asker: Asker, bad: list[Path]) -> None:
+def check_all(asker: Asker, bad: list[Path]) -> None:
     """Commands about all runs answer for the good one, whatever the bad ones hold."""
     rows = json.loads(asker("list", "--json", "--limit=0", most=len(bad)))["runs"]
     assert {"digits/ok"} < {one["path"] for one in rows} and len(rows) == len(bad) + 1
@@ -66,7 +66,7 @@ def hold_all(asker: Asker, bad: list[Path]) -> None:
     shutil.rmtree(out)
 
 
-def hold_each(asker: Asker, bad: Path) -> None:
+def check_each(asker: Asker, bad: Path) -> None:
     places = {"ok": asker.store / "digits" / "ok", "bad": bad, "out": asker.store.parent}
     for flags in ALONE:
         asker(*(flag.format(**places) for flag in flags))
@@ -86,9 +86,9 @@ def test_no_value_of_wrong_type_gives_a_traceback(asker):
         bad.append(ok.parent / f"config{number}")
         shutil.copytree(ok, bad[-1])
         (bad[-1] / "config_resolved.yaml").write_text(text)
-    hold_all(asker, bad)
+    check_all(asker, bad)
     for path in bad:
-        hold_each(asker, path)
+        check_each(asker, path)
 
 
 def test_a_field_of_wrong_type_is_damage_with_its_reason(asker, capsys):
@@ -109,7 +109,7 @@ def test_no_value_of_any_field_gives_a_traceback(asker):
             damage(ok, ok.parent / f"bad{number}-{i}", place, value)
             for i, value in enumerate(VALUES)
         ]
-        hold_all(asker, bad)
+        check_all(asker, bad)
         for path in bad:
-            hold_each(asker, path)
+            check_each(asker, path)
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""What the programs answer depends on the files alone: index, disk and rights change nothing."""
+"""Outputs of the programs depend on the files alone: not on index, disk and rights."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_a_dry_run_prints_everything_and_writes_nothing(ask, root):
     assert sorted(root.rglob("*")) == before
 
 
-def make_unfit(root: Path, kind: str) -> str:
+def make_unreproducible(root: Path, kind: str) -> str:
     """A run that cannot be made again, for one reason each."""
     head = read_head()
     sources = {
@@ -90,7 +90,7 @@ def make_unfit(root: Path, kind: str) -> str:
     ],
 )
 def test_runs_that_cannot_be_reproduced_give_one_line(ask, root, kind, word):
-    name = make_unfit(root, kind)
+    name = make_unreproducible(root, kind)
     before = sorted(root.rglob("*"))
     for flags in ((), ("--dry-run",)):
         code, out, error = ask("rerun", name, *flags)

@@ -1,4 +1,4 @@
-"""`trace`: what Perfetto is given, parsed back with its own protos."""
+"""`trace`: what Perfetto gets, parsed back with its own protos."""
 
 from __future__ import annotations
 
