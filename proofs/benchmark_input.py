@@ -53,6 +53,8 @@ from utils.storage.json_files import write_json
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from timm.data.loader import PrefetchLoader
+
     from datasets import Loader
 
 MODES = ("pipeline", "timm", "timm_lean", "decode")
@@ -356,7 +358,7 @@ def _create_loader(
 
 def _create_timm(arguments: argparse.Namespace) -> Callable[[], int]:
     """Rounds over timm's loader as it comes, up to the float32 batch that it hands over."""
-    loader = _create_timm_loader(arguments)
+    loader = _create_timm_loader(arguments, {})
     return lambda: sum(len(images) for images, _ in loader)
 
 
@@ -365,15 +367,16 @@ def _create_timm_lean(arguments: argparse.Namespace) -> Callable[[], int]:
     same = {"color_jitter": 0.0, "scale": (0.05, 1.0), "ratio": (0.75, 1.33)}
     in_process = {"num_workers": 0, "persistent_workers": False}
     # What its prefetcher wraps: batches before they are normalised.
-    batches = _create_timm_loader(arguments, **same, **in_process).loader
+    batches = _create_timm_loader(arguments, {**same, **in_process}).loader
     return lambda: sum(len(images) for images, _ in batches)
 
 
-def _create_timm_loader(arguments: argparse.Namespace, **options: Any) -> Any:
+def _create_timm_loader(arguments: argparse.Namespace, options: JsonObject) -> PrefetchLoader:
     import torch
     from timm.data import create_dataset, create_loader
+    from timm.data.loader import PrefetchLoader
 
-    return create_loader(
+    loader = create_loader(
         create_dataset("", root=str(Path(arguments.work) / "folder" / _SPLIT)),
         input_size=(3, arguments.size, arguments.size),
         batch_size=arguments.batch,
@@ -382,6 +385,8 @@ def _create_timm_loader(arguments: argparse.Namespace, **options: Any) -> Any:
         device=torch.device("cpu"),
         **options,
     )
+    assert isinstance(loader, PrefetchLoader)  # timm's default
+    return loader
 
 
 def _create_decode(arguments: argparse.Namespace) -> Callable[[], int]:

@@ -15,7 +15,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,6 +24,11 @@ from datasets import create_source
 from proofs.study import frame as study
 from utils.config.load import RunConfig, load_config
 from utils.programs import require_at_least
+
+if TYPE_CHECKING:
+    from sklearn.compose import TransformedTargetRegressor
+    from sklearn.linear_model import LinearRegression
+    from sklearn.multioutput import MultiOutputRegressor
 
 ROOT = Path(__file__).resolve().parents[2]
 # Table -> our models by the names of their configurations.
@@ -115,7 +120,9 @@ def read_rows(config: RunConfig, role: Role) -> tuple[np.ndarray, np.ndarray]:
     return rows.inputs, rows.targets
 
 
-def create_sklearn(model: str, seed: int) -> Any:
+def create_sklearn(
+    model: str, seed: int
+) -> LinearRegression | MultiOutputRegressor | TransformedTargetRegressor:
     """Create a model of scikit-learn; columns and targets of a network are standardised."""
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.ensemble import HistGradientBoostingRegressor
