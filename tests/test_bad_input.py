@@ -256,7 +256,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("flags", "what", "way_out"), WRONG)
-def test_a_wrong_flag_is_refused_in_one_line(tmp_path, capsys, flags, what, way_out):
+def test_an_invalid_flag_is_refused_in_one_line(tmp_path, capsys, flags, what, way_out):
     line = refuse(capsys, create_argv(tmp_path / "runs", *flags), tmp_path / "runs")
     assert what in line
     assert way_out in line

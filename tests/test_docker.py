@@ -78,7 +78,7 @@ def test_build_and_run_pass_the_flags_of_their_devices(cloud, flags, build):
     assert "--shm-size=16g" in call
 
 
-def test_the_containers_exit_code_is_given_back(cloud):
+def test_the_containers_exit_code_is_returned(cloud):
     cloud.environment["STAND_IN_CODE"] = "75"
     assert cloud.run("train.container", "run", "--", "main.py").returncode == 75
 
@@ -126,7 +126,7 @@ def test_a_wrong_call_gives_one_line_and_code_2(cloud, words, text):
     assert cloud.get_calls() == []
 
 
-def test_without_docker_the_error_says_so(cloud):
+def test_without_docker_the_error_names_it(cloud):
     cloud.environment["PATH"] = "/nonexistent"
     done = cloud.run("train.container", "build")
     assert done.returncode == 2 and "'docker' is not on PATH" in done.stdout

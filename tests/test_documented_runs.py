@@ -134,7 +134,7 @@ class Workplace:
 
 
 def find(table: dict, command: str) -> str | None:
-    """The first pattern of a table that a command fits."""
+    """Return the first pattern of a table that matches a command."""
     return next((pattern for pattern in table if re.match(pattern, command)), None)
 
 
@@ -161,7 +161,7 @@ def call_program(words: list[str]) -> int:
 
 @contextlib.contextmanager
 def end_after_a_step() -> Iterator[None]:
-    """SIGTERM to this process as soon as the log tells of a training step."""
+    """Send SIGTERM to this process once the log shows a training step."""
 
     def look(record: logging.LogRecord) -> bool:
         if record.getMessage().startswith("step "):
@@ -430,7 +430,7 @@ def test_the_runs_of_language_learn_and_write(language):
     assert json.loads(pieces.read_text())["vocab_size"] <= 300
 
 
-def test_a_regression_teaches_and_stands_in_its_table(workplace):
+def test_a_regression_serves_as_teacher_and_appears_in_its_table(workplace):
     workplace.run_document("docs/regression.md")
     (taught,) = (workplace.folder / "runs" / "friedman1_kd").iterdir()
     facts = read_facts(workplace, f"friedman1_kd/{taught.name}")

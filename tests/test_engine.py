@@ -91,7 +91,7 @@ def test_gradients_are_clipped_after_the_mean_over_ranks():
     assert float(scalars["grad_norm"]) == pytest.approx(2.5)
 
 
-def test_a_gradient_below_the_limit_is_left_alone():
+def test_a_gradient_below_the_limit_is_unchanged():
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
     runtime = create_cpu_runtime()

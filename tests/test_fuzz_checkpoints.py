@@ -37,7 +37,7 @@ def origin(tmp_path_factory) -> Path:
 
 @st.composite
 def damages(draw) -> list[tuple]:
-    """A few deeds: which file, what, where."""
+    """Draw a few damages: which file, what, where."""
     files = st.sampled_from(
         ["model.safetensors", "optimizer.safetensors", "state.json", "COMMITTED"]
     )
@@ -51,7 +51,7 @@ def damages(draw) -> list[tuple]:
 
 
 def apply(folder: Path, deeds: list[tuple]) -> None:
-    """Do the deeds to a checkpoint; files that are gone stay gone."""
+    """Apply the damages to a checkpoint; deleted files stay deleted."""
     for deed, name, share, data in deeds:
         path = folder / name
         if not path.is_file():

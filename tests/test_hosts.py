@@ -56,7 +56,7 @@ class Meeting:
         return [told[host][1] for host in range(HOSTS)]
 
     def end(self) -> None:
-        """Whoever waits now waits in vain."""
+        """Abort the calls of all waiting hosts."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()

@@ -75,7 +75,7 @@ def get_terms(teacher_run: Path, *terms: dict) -> tuple[str, ...]:
 
 
 def train(*args, **kwargs) -> tuple[Run, list[dict]]:
-    """A whole run through main; gives its directory and its training lines."""
+    """Run main to its end; return the run's directory and its training lines."""
     flags = get_flags(*args, **kwargs)
     assert main.main(flags) == 0
     run = Run(args[1] / "kd" / "run")
@@ -84,7 +84,7 @@ def train(*args, **kwargs) -> tuple[Run, list[dict]]:
 
 
 def build(*args, **kwargs):
-    """Runtime, job and parts, ready for the first step."""
+    """Build runtime, job and parts, ready for the first step."""
     config = load_config(get_flags(*args, **kwargs))
     runtime = create_xla_runtime() if kwargs.get("device") == "xla" else create_cpu_runtime()
     job = check(config)
@@ -146,7 +146,9 @@ def test_a_nested_token_loss_gets_its_head(digits_root, teacher_run, tmp_path):
     assert parts.state.model.distilled_training
 
 
-def test_a_token_student_is_evaluated_and_exported_whole(digits_root, teacher_run, tmp_path):
+def test_a_token_student_is_evaluated_and_exported_with_both_heads(
+    digits_root, teacher_run, tmp_path
+):
     run, lines = train(digits_root, tmp_path, f"--teacher_path={teacher_run}", config=TOKEN)
     assert {"loss/deit_hard", "loss/task"} <= lines[-1].keys()
     facts = json.loads((run.path / "student.json").read_text())
@@ -203,7 +205,9 @@ def test_stored_logits_train_like_the_live_teacher(digits_root, teacher_run, tmp
     assert "agreement" not in run.read()["final"]
 
 
-def test_two_teachers_of_other_dtypes_views_and_classes_teach(digits_root, teacher_run, tmp_path):
+def test_two_teachers_of_different_dtypes_views_and_classes_teach(
+    digits_root, teacher_run, tmp_path
+):
     labels = tmp_path / "map.json"
     labels.write_text(json.dumps(list(range(10))[::-1]))
     teachers = [

@@ -72,14 +72,14 @@ def build(output_dir: Path, *flags: str, device: str = "cpu"):
 
 
 def take_steps(runtime, job, parts, count: int) -> list[int]:
-    """Run steps; gives the graphs compiled after each."""
+    """Run steps; return the graphs compiled after each."""
     batches = itertools.islice(iterate_batches(parts, parts.state.step), count)
     steps = run_steps(parts.state, batches, parts.task, runtime, parts.plan)
     return [runtime.counters()["graphs"] for _ in steps]
 
 
 def get_lines(folder: Path) -> list[dict]:
-    """Metrics without what the clock and the compiler say."""
+    """Return metrics without those of the clock and the compiler."""
     return [keep_deterministic(line) for line in read_metrics(folder)]
 
 

@@ -50,7 +50,7 @@ class Fixed(nn.Module):
 
 
 def create_right_logits(labels: torch.Tensor, scale: float = 2.0) -> torch.Tensor:
-    """Logits whose highest class is the label."""
+    """Create logits whose highest class is the label."""
     return scale * nn.functional.one_hot(labels.long(), CLASSES).float()
 
 
@@ -104,7 +104,7 @@ def test_a_logit_of_minus_infinity_is_no_fault():
 
 @pytest.mark.parametrize("device", RUNTIMES)
 def test_nan_outputs_never_count_as_agreement(device):
-    """Class 0 is what argmax makes of NaN: a model that says 0 must not agree with it."""
+    """Class 0 is argmax's result for NaN: a model that predicts 0 must not agree with it."""
     runtime, batch = RUNTIMES[device](), create_batch(16, valid=12)
     zeros = create_right_logits(torch.zeros(16))
     spoilt = zeros.clone()

@@ -159,7 +159,7 @@ def norm_reference(tmp_path_factory, norm_flags) -> list[dict]:
 def compare(
     found: list[dict], wanted: list[dict], *, eval_rel: float = 1e-4, score: str = "loss"
 ) -> None:
-    """Losses of every step and evaluations of two runs.
+    """Compare losses of every step and evaluations of two runs.
 
     Args:
       score: the metric of an evaluation that is compared.
@@ -177,12 +177,12 @@ def compare(
 
 
 def read_hits(folder: Path) -> dict[str, Hits]:
-    """Which examples a run has named rightly."""
+    """Return which examples a run has classified correctly."""
     return parse_hits((folder / "tiny" / "form" / HITS_FILE).read_bytes())
 
 
 def check_hits(found: dict[str, Hits], lines: list[dict]) -> None:
-    """The bits add up to what the lines of their steps say."""
+    """Check that the hits add up to the counts in the lines of their steps."""
     top1 = {line["step"]: line["top1"] for line in lines if line["kind"] == "eval"}
     assert found["last"].step == max(top1)
     for one in found.values():

@@ -129,7 +129,7 @@ def test_warm_up_steps_of_later_sizes_leave_no_trace(tmp_path, optimizer):
     parts.close()
 
 
-def test_the_side_is_a_function_of_the_step():
+def test_the_image_size_is_a_function_of_the_step():
     section = TrainSection(image_sizes={2: 8, 0: 4, 3.5: 6, 9: 5})
     resizing, batch = Resizing(section, 8, 10), create_batch(4)
     assert [resizing.get_side(step) for step in (0, 19, 20, 34, 35)] == [4, 4, 8, 8, 6]

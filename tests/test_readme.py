@@ -111,7 +111,7 @@ def test_a_block_that_would_be_skipped_is_found(text):
     )
 
 
-def test_commands_are_read_from_bash_blocks_alone():
+def test_commands_are_read_only_from_bash_blocks():
     text = (
         "```bash\n# a comment\nA=1 python main.py \\\n  --help  # why\ncd x && ls\n```\n"
         "```text\nnot this\n```\n"

@@ -63,7 +63,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("arguments", WRONG)
-def test_a_wrong_command_is_refused_with_code_2(arguments):
+def test_an_unknown_command_is_refused_with_code_2(arguments):
     done = start_bare(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")

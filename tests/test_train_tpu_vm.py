@@ -334,7 +334,7 @@ def test_a_machine_being_created_is_waited_for(cloud):
         (("python", "other.py"), ("python", "other.py")),
     ],
 )
-def test_resume_is_added_to_main_py_alone_and_once(words, expected):
+def test_resume_is_added_to_main_py_only_and_once(words, expected):
     assert add_resume(RemoteCommand(words)).words == expected
     named = name_run(RemoteCommand(words), "r1").words
     assert named == ((*expected[:2], "--run.run_id=r1") if words[1:] == ("main.py",) else words)
@@ -428,7 +428,7 @@ Failed to find attribute [project]. The attribute can be set in the following wa
 """
 
 
-def test_gclouds_whole_error_is_shown():
+def test_gclouds_full_error_is_shown():
     reason = CommandResult(1, "", _NO_PROJECT).reason
     assert reason.startswith("ERROR: (gcloud.compute.tpus.tpu-vm.describe) Error parsing [tpu].")
     assert "Failed to find attribute [project]." in reason

@@ -345,7 +345,7 @@ def test_missing_directories_and_programs_on_the_workers_are_named(cloud):
     assert done.returncode == 127 and "'no-such-program' is not on this worker's" in done.stdout
 
 
-def test_without_gcloud_the_error_says_so(cloud):
+def test_without_gcloud_the_error_names_it(cloud):
     cloud.environment["PATH"] = "/nonexistent"
     done = cloud.run(*words(cloud, *ECHO))
     assert done.returncode == 2

@@ -119,7 +119,7 @@ def test_answer_tokens_follow_from_their_window_with_loss_zero(name, length, jud
             assert {row[place + 1] for place in own} <= set(row[start : own[0]])
 
 
-def test_a_window_is_a_function_of_split_and_index_alone():
+def test_a_window_depends_only_on_split_and_index():
     data = DataSection(source="sequences", name="noise,symbols=90", sequence_length=30)
     data = data.model_copy(update={"global_batch_size": 8})
     loaders = [

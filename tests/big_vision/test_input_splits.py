@@ -65,7 +65,7 @@ def test_an_expression_selects_what_tfds_selects(splits, expression):
     assert found == expected
 
 
-def test_whole_and_sliced_splits_add_up():
+def test_slices_add_up_to_the_full_split():
     (first,), (second,) = (parse_split(f"train[{s}]", LENGTHS) for s in (":99%", "99%:"))
     assert first == SplitRange("train", 0, 121) and second == SplitRange("train", 121, 122)
 
@@ -83,7 +83,7 @@ def test_whole_and_sliced_splits_add_up():
         ("", "not a split expression"),
     ],
 )
-def test_a_wrong_expression_is_refused_with_key_and_way_out(expression, message):
+def test_an_invalid_expression_is_refused_with_key_and_way_out(expression, message):
     with pytest.raises(UserError, match=message) as caught:
         parse_split(expression, LENGTHS, "data.eval_split")
     assert "data.eval_split" in str(caught.value)

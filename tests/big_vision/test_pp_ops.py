@@ -216,13 +216,13 @@ def test_colour_ops_refuse_what_is_not_a_uint8_image(op):
         get_fn(op)({"image": np.zeros((8, 8, 3), np.float32)})
 
 
-def test_a_box_that_cannot_be_found_is_the_whole_image():
+def test_an_impossible_crop_box_becomes_the_whole_image():
     strip = np.zeros((4, 200, 3), np.uint8)
     crop = get_fn("inception_crop(area_min=90)")({"image": strip})["image"]
     assert crop.shape == strip.shape
 
 
-def test_only_a_box_is_decoded_and_it_lies_in_the_image(tmp_path):
+def test_only_a_box_inside_the_image_is_decoded(tmp_path):
     import io
 
     rows = np.linspace(0, 255, 96).astype(np.uint8)

@@ -68,7 +68,7 @@ def test_shapes_known_only_at_run_time_are_none(spec):
     assert find_image_shape(spec, "data.train_pp", "image") is None
 
 
-def test_the_datasets_own_sides_are_used():
+def test_the_datasets_image_size_is_used():
     source = (28, 28, 1)
     assert find_image_shape("decode(channels=0)", "data.eval_pp", "image", source) == source
     assert find_image_shape("upright(channels=1)", "data.eval_pp", "image", source) == source

@@ -55,7 +55,7 @@ def test_micro_batches_hold_eight_examples_or_more_and_are_equal():
         assert asked == tried
 
 
-def test_only_a_split_that_was_compiled_as_a_whole_is_chosen():
+def test_only_a_completely_compiled_split_is_chosen():
     """The probe promises half; the compiled split of two keeps less than that, of four all."""
     costs = {64: (100.0, 50.0), 32: (25.0, 14.0), 16: (11.0, 6.5), 8: (9.0, 9.0)}
     whole = {2: (60.0, 30.0), 4: (101.0, 40.0)}

@@ -57,7 +57,7 @@ def test_a_loop_without_a_count_runs_up_to_its_conditions_constant():
     assert total == 1750 + 5 * 10
 
 
-def test_arrays_know_their_bytes_and_their_memory():
+def test_arrays_have_their_bytes_and_memory_space():
     wide, narrow, token = read_arrays(
         "(f32[8,128]{1,0}, bf16[4,2]{1,0:T(8,128)S(1)}, u32[]{:S(2)})"
     )
@@ -66,7 +66,7 @@ def test_arrays_know_their_bytes_and_their_memory():
     assert (token.bytes, token.in_hbm) == (4, False)
 
 
-def test_hbm_bytes_are_those_of_arrays_outside_the_chip(instructions):
+def test_hbm_bytes_count_arrays_outside_the_chip(instructions):
     activation, small = 2 * 64 * 197 * 384, 4 * 8 * 128
     fusion = activation  # its result stays on the chip
     copy = activation

@@ -24,7 +24,7 @@ def create_products() -> dict[tuple[int, ...], Product]:
     return {one.sizes: one for one in tool.list_products(model, batch=4, side=32)}
 
 
-def test_the_products_of_a_vit_are_those_of_its_definition():
+def test_the_products_of_a_vit_follow_its_definition():
     tokens, width, heads, depth = 17, 96, 3, 2
     rows = 4 * tokens
     wanted = {
@@ -58,7 +58,7 @@ def test_convolutions_are_products_of_their_windows():
         ((7, 8, 129, 128), 128, 129 / 256),
     ],
 )
-def test_the_filled_share_is_that_of_padded_sizes(sizes, width, fill):
+def test_the_filled_share_is_relative_to_padded_sizes(sizes, width, fill):
     assert tool.get_fill(sizes, width) == pytest.approx(fill)
 
 

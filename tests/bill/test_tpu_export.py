@@ -178,7 +178,7 @@ def find_image_shape(config: RunConfig) -> tuple[int, int]:
         ("decode|inception_crop(area_min=8, size=96)", (96, 3)),
     ],
 )
-def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
+def test_image_shapes_follow_the_preprocessing(spec, shape):
     config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
     assert find_image_shape(config) == shape
 

@@ -115,7 +115,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
     assert read_metrics(tmp_path) == [{"step": 1, "kind": "train", "lr": 2.0}]
 
 
-def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
+def test_a_resumed_run_drops_lines_after_its_checkpoint(tmp_path):
     """So does it the evaluation at that very step, which is made again."""
     lines = [
         {"step": 1, "kind": "train", "loss/total": 1.0},

@@ -116,7 +116,7 @@ def test_a_chip_of_two_cores_holds_the_examples_of_both():
 
 
 def test_a_run_resolves_auto_by_the_verdict_for_its_chip(tmp_path, caplog, monkeypatch):
-    """The number reaches the job's configuration; the chip is told by the host's PCI devices."""
+    """The number reaches the job's configuration; the host's PCI devices identify the chip."""
     job = check(create(tmp_path), "cpu")
     assert job.config.train.accumulate_steps == "auto"
     job = replace(job, config=create(tmp_path, f"--data.global_batch_size={2 * 64}"))

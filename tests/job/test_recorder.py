@@ -35,7 +35,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def stopped_and_done(tmp_path_factory) -> Path:
-    """A run of 8 steps that was given 14 afterwards."""
+    """A run of 8 steps that was resumed to 14."""
     output = tmp_path_factory.mktemp("runs")
     assert main.main(create_argv(output, *FLAGS, "--train.steps=8")) == 0
     assert main.main(create_argv(output, *FLAGS, "--train.steps=14", "--resume=auto")) == 0
@@ -98,7 +98,7 @@ def read_whole(folder: Path) -> dict:
 
 
 def sketch_lines(folder: Path) -> dict:
-    """What one sketch says of the gradient's norms of the lines that stand."""
+    """Compute the sketch of the gradient norms in the kept lines."""
     told = [get_finite_numbers(line) for line in read_metrics(folder)]
     found = QuantileSketch()
     found.add([line["grad_norm"] for line in told if "grad_norm" in line])
@@ -124,7 +124,7 @@ SAVING = (
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory) -> Path:
-    """A run whose sixth batch is bad: it went back from step 6 or later to step 4."""
+    """A run whose sixth batch is bad: rolled back from step 6 or later to step 4."""
     output = tmp_path_factory.mktemp("gone_back")
 
     def spoil(parts: object, first_step: int, *more: object) -> Iterator[object]:
@@ -151,7 +151,7 @@ def test_a_rolled_back_run_counts_only_kept_steps(rolled_back):
 
 @pytest.mark.parametrize("lost", [(8,), (6, 8), (4, 6, 8)])
 def test_a_resumed_run_counts_like_an_uninterrupted_one(rolled_back, tmp_path, lost):
-    """From checkpoints before and after the one that it went back to."""
+    """From checkpoints before and after the one that it rolled back to."""
     half = tmp_path / "tiny" / "a"
     shutil.copytree(rolled_back, half)
     for step in lost:

@@ -23,7 +23,7 @@ from utils.errors import UserError
 
 @pytest.fixture
 def job(tmp_path) -> Job:
-    """Of a run with one checkpoint, of step 3."""
+    """A checked job with one checkpoint, of step 3."""
     config = create_config(tmp_path)
     runtime = create_cpu_runtime()
     state = create_tiny_state(config, runtime)

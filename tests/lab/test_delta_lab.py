@@ -121,7 +121,7 @@ def test_a_picture_of_many_curves_marks_where_they_cross(tmp_path):
 
 
 def draw_axes(rows: list[dict], monkeypatch: pytest.MonkeyPatch) -> Axes:
-    """The axes of a picture that goes nowhere."""
+    """Return the axes of a picture that is not written."""
     kept = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: kept.extend(figure.axes))
     draw(rows, Path("unused.png"))
@@ -248,7 +248,7 @@ def test_the_old_script_name_runs_the_lab_and_stores_its_results(tmp_path):
 
 
 def test_inputs_have_the_types_that_layers_pass():
-    """Of attention all are those of values."""
+    """All inputs of attention have the type of values."""
     wide, narrow = torch.float32, torch.bfloat16
     for variant, types in (("gdn", [wide, wide, narrow]), ("attention", [narrow] * 3)):
         found = create_typed(replace(CASE, variant=variant, tokens=8), "layers")
@@ -265,7 +265,7 @@ def test_inputs_have_the_types_that_layers_pass():
     ],
 )
 def test_unsupported_cases_of_a_form_are_left_out_or_refused(form, lacks, has):
-    """What it has no kernel for is not timed under its name."""
+    """Cases without a kernel of the form are not timed under its name."""
     cases = [(replace(CASE, variant=name, mode=mode), form) for name, mode in (*lacks, *has)]
     kept, line = leave_out(cases)
     assert kept == cases[len(lacks) :]

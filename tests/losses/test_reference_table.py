@@ -47,7 +47,7 @@ def test_the_files_hold_only_registered_losses():
     assert listed <= set(LOSSES)
 
 
-def test_the_table_is_that_of_the_sources_and_pins_the_defaults():
+def test_the_table_matches_the_sources_and_pins_the_defaults():
     wanted = {evidence.names: list(evidence.list_facts()) for evidence in list_evidence()}
     assert {names: row[:4] for names, row in read_rows().items()} == wanted
 
@@ -60,7 +60,7 @@ def test_the_figures_in_the_table_are_within_the_tolerances():
 
 
 @pytest.mark.parametrize("name", ["kd", "vid", "lskd", "bv_agree"])
-def test_a_figure_in_the_table_is_what_its_measurement_gives(name):
+def test_a_figure_in_the_table_equals_its_measurement(name):
     """Up to rounding errors of another machine."""
     evidence = next(e for e in list_evidence() if name in e.names)
     for told, figure in zip(read_rows()[evidence.names][4:], evidence.measure(), strict=True):

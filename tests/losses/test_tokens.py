@@ -82,7 +82,7 @@ def draw_logits(seed=0):
     return 2 * draw().requires_grad_(), 2 * draw()
 
 
-def test_reverse_kl_is_torchs_with_the_sides_exchanged():
+def test_reverse_kl_equals_torchs_with_exchanged_arguments():
     student, teacher = draw_logits()
     value = compute_reverse_kl(student, teacher, 2.0)
     logs = [functional.log_softmax(x / 2, dim=-1) for x in (teacher, student)]

@@ -142,7 +142,7 @@ def test_evaluation_uses_the_running_statistics_unchanged():
 @pytest.mark.parametrize("shape", [(3, 8), (6, 8), (3, 8, 5)])
 @pytest.mark.parametrize("device", RUNTIMES)
 def test_batch_norm_of_rows_equals_torchs_on_each_device(device, shape):
-    """Of few examples: there the biased variance, which torch_xla's own keeps, is far off."""
+    """With few examples the biased variance, which torch_xla's own keeps, is far off."""
     torch.manual_seed(0)
     runtime, norm = RUNTIMES[device](), nn.Sequential(nn.BatchNorm1d(8))
     for parameter in norm.parameters():

@@ -37,7 +37,7 @@ def test_a_tap_returns_parameters_unchanged():
         FeatureTap(model, ("head.wait",), "teacher")
 
 
-def test_a_tap_does_not_change_what_the_model_computes():
+def test_a_tap_does_not_change_the_models_outputs():
     images = torch.rand(2, 1, 8, 8)
     plain, tapped = create_vit(), create_vit()
     FeatureTap(tapped, ("blocks.0.attn",), "student")

@@ -9,7 +9,7 @@ import pytest
 from proofs.host_feed import HOSTS, get_feed, main
 
 
-def test_a_host_feeds_what_its_vcpus_prepare():
+def test_a_hosts_input_rate_follows_its_vcpus():
     feed = get_feed("v5e-8", "given", 2.0, 1000.0)
     assert feed.images_per_s == 224 * 500
     assert feed.per_chip == 14_000

@@ -16,7 +16,7 @@ ROOT = tool.ROOT
 
 
 def list_changes(source: str, kind: str) -> set[str]:
-    """The sources that come of all faults of a kind, without their blanks."""
+    """List the sources that result from all faults of a kind, without blanks."""
     found = [one for one in list_mutants(source, "a.py") if one.kind == kind]
     return {" ".join(one.apply(source).split()) for one in found}
 
@@ -183,7 +183,7 @@ def test_it_ends():
 
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory) -> tuple[Path, Path]:
-    """A project of one file and its tests, and a directory for what is known of it."""
+    """A project of one file and its tests, and a directory for its verdicts."""
     root = tmp_path_factory.mktemp("toy")
     (root / "room.py").write_text(CODE)
     (root / "tests").mkdir()
@@ -193,7 +193,7 @@ def toy(tmp_path_factory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def verdicts(toy) -> list[dict]:
-    """Of all comparisons and operators of the toy."""
+    """Verdicts of all comparisons and operators of the toy."""
     root, cache = toy
     with pytest.MonkeyPatch.context() as patch, Bench(root, cache) as bench:
         patch.setattr("proofs.mutants.bench._LEAST_LIMIT_S", 5.0)
@@ -259,7 +259,7 @@ def test_the_table_counts_and_names_survivors(verdicts, capsys):
     assert lines[-1] == "2 caught, 1 survived, 1 late, 1 uncovered"
 
 
-def test_the_rooms_of_the_tool_have_code_and_tests():
+def test_every_package_of_the_tool_has_code_and_tests():
     for room in tool.ROOMS:
         assert room.list_code(ROOT), room
         assert room.list_tests(ROOT), room

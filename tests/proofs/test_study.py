@@ -73,7 +73,7 @@ def test_a_file_other_than_a_study_is_refused_in_one_line(text, tmp_path, capsys
 
 @pytest.fixture
 def docs(tmp_path, monkeypatch) -> Path:
-    """A document with marks of a table of none of the programs, none of which may begin."""
+    """A document with markers of an unrelated table; no program may start."""
     for program, name in (
         (frame, "train"),
         (StudyTable, "write"),
@@ -87,7 +87,7 @@ def docs(tmp_path, monkeypatch) -> Path:
 
 
 def refuse(program: ModuleType, flags: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that a program ends in."""
+    """Return the one line that a program ends with."""
     assert program.main(flags) == 2
     text = capsys.readouterr().err
     assert text.count("\n") == 1

@@ -57,7 +57,7 @@ def small(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def signed_in(browser, small):
-    """What a browser keeps of having signed in; the start URL works once."""
+    """Cookies of a signed-in browser; the start URL works once."""
     return Watched(browser, small.start).context.storage_state()
 
 
@@ -142,7 +142,7 @@ def zoom_in(page):
 
 
 def read_answer(watched, metric):
-    """Bytes of an answer for the widest chart, as they travel."""
+    """Return the bytes of a response for the widest chart, as sent."""
     place = f"/api/v1/runs/digits/million/series?metric=train.{metric}&width=1400"
     answer = watched.context.request.get(watched.base + place)
     assert answer.headers["content-encoding"] == "gzip"

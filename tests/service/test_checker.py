@@ -94,7 +94,7 @@ def generate(count: int, seed: int = 0) -> Iterator[dict[str, object]]:
 
 
 def ask_main(overrides: dict[str, object], store: str) -> tuple[str, str]:
-    """What main.py does with a configuration: its hash, or the line that refuses it."""
+    """Return what main.py does with a configuration: its hash, or the line that refuses it."""
     try:
         config = combine_config(CONFIG, {**overrides, "run.output_dir": store}, "the submission")
         check(config, "cpu")
@@ -106,7 +106,7 @@ def ask_main(overrides: dict[str, object], store: str) -> tuple[str, str]:
 
 
 def compare_all(count: int, store: str) -> Counter[str]:
-    """Submit what the checks pass; gives how many were queued and refused."""
+    """Submit what the checks pass; return how many were queued and refused."""
     queue, checker, seen = open_queue(store), Checker(), Counter[str]()
     try:
         for overrides in generate(count):

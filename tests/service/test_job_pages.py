@@ -199,7 +199,7 @@ def test_form_input_is_kept_in_its_field():
         ({"config": CONFIG, "deed": "compile", "target": "v5e:2x2 --json=/x"}, "target"),
     ],
 )
-def test_a_wrong_submission_is_refused_in_one_line_and_nothing_starts(client, fields, words):
+def test_an_invalid_submission_is_refused_in_one_line_and_nothing_starts(client, fields, words):
     answer = client.post("/submit", data=fields, headers=FROM_HERE)
     assert answer.status_code in (404, 422)
     alert = re.search(r'role="alert">(.*?)</p>', answer.text)
@@ -354,7 +354,7 @@ def write_run(store: Path, config: str, **overrides: object) -> RunRecord:
     return RunRecord(run.path)
 
 
-def test_a_run_is_submitted_again_with_its_own_configuration(tmp_path):
+def test_a_run_is_resubmitted_with_its_configuration(tmp_path):
     store = tmp_path / "runs"
     config = "configs/regression/diabetes_linear.yaml"
     record = write_run(store, config, **{"optim.lr": 0.5, "train.seed": 7, "runtime.device": "cpu"})

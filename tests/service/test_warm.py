@@ -100,7 +100,7 @@ def submit(queue: JobQueue, name: str, overrides: dict[str, object]) -> None:
 
 
 def run_cold(own: dict[str, object], seed: int, place: Path) -> Path:
-    """The same by `python main.py`."""
+    """Run the same by `python main.py`."""
     name = f"cold-{seed}"
     folder = place / "cold" / "digits_student" / name
     if not folder.is_dir():
@@ -112,7 +112,7 @@ def run_cold(own: dict[str, object], seed: int, place: Path) -> Path:
 
 
 def collect_results(folder: Path) -> tuple[bytes, list[dict[str, object]], dict[str, object]]:
-    """The weights, every number of every line that no clock makes, and the run's own answers."""
+    """Return the weights, every deterministic number of every line, and the run's hits."""
     lines = [
         {name: value for name, value in line.items() if METRICS.is_deterministic(name)}
         for line in read_metrics(folder)

@@ -32,7 +32,7 @@ HARDWARE = {"device": "xla:0", "hardware": "TPU", "chip": "TPU v5e", "devices": 
 
 
 def make_tpu_run(root: Path, name: str, config: dict, *, step_s: float, **hardware: object):
-    """A run that says that a TPU has made it: 4 lines, 10 steps apart, a wait of 1 s in each."""
+    """Write a run that claims a TPU: 4 lines, 10 steps apart, each with a wait of 1 s."""
     lines = [
         {
             "step": 10 * n,

@@ -133,7 +133,7 @@ def grade(path: Path, **options: bool) -> set[str]:
     return {fault.grade for fault in check_run(open_folder(path), **options)}
 
 
-def test_a_whole_run_has_no_fault(finished, tmp_path):
+def test_a_complete_run_has_no_fault(finished, tmp_path):
     assert check_run(open_folder(finished), is_thorough=True) == []
     live = make_run(tmp_path / "runs", "live")
     assert check_run(open_folder(live.path)) == []
@@ -196,7 +196,7 @@ def test_lines_that_violate_order_or_schema_are_odd(tmp_path, line, word):
     assert any(word in fault.text for fault in faults)
 
 
-def test_a_run_of_version_1_is_whole(tmp_path):
+def test_a_run_of_version_1_is_valid(tmp_path):
     old = Path(__file__).resolve().parents[1] / "fixtures" / "old_runs" / "distilled"
     shutil.copytree(old, tmp_path / "distilled")
     faults = check_run(open_folder(tmp_path / "distilled"))

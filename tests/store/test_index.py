@@ -41,13 +41,13 @@ def root(tmp_path) -> Path:
 
 
 def age(folder: Path) -> None:
-    """Make every file older than the index's doubts."""
+    """Make every file older than the index's grace period."""
     for path in folder.rglob("*"):
         os.utime(path, (time.time() - 60, time.time() - 60))
 
 
 def dump_index(index: RunIndex) -> str:
-    """All that an index says, as text that may be compared."""
+    """Return the index's content as comparable text."""
     rows = index.read_runs(index.read_order())
     names = {row["run"]: row["path"] for row in rows}
     said = [{k: v for k, v in row.items() if k not in ("run", "stamp")} for row in rows]

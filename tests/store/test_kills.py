@@ -37,7 +37,7 @@ _STEPS, _CHECKPOINT_EVERY = 24, 6
 
 
 def work_until_killed(work: Callable[[], object], after_s: float) -> bool:
-    """Do work in a child of this process until it is killed; gives whether it was."""
+    """Run work in a child process until it is killed; return whether it was."""
     child = os.fork()
     if child == 0:
         gc.disable()  # what was inherited waits for threads that are not there
@@ -134,7 +134,7 @@ def test_killed_tag_changes_apply_completely_or_not_at_all(root):
 
 
 def train(root: Path, name: str, checkpoint: Path, pipe: int) -> None:
-    """What a trainer writes of a run, from its last checkpoint to its end.
+    """Write what a trainer writes for a run, from its last checkpoint to its end.
 
     Each line, and when it begins and ends, is acknowledged in `pipe` once it has been written.
     """
@@ -161,7 +161,7 @@ def train(root: Path, name: str, checkpoint: Path, pipe: int) -> None:
 def kill_after(
     work: Callable[[int], None], word: str, delay_s: float | None
 ) -> tuple[list[str], bool]:
-    """Let a child work until it has said a word, and a moment more; none: to its end.
+    """Let a child work until it has printed a word and a moment more; None: to its end.
 
     Gives all that it has said, and whether it was killed.
     """
@@ -206,7 +206,7 @@ def check_killed(root: Path, name: str, said: list[str], start: int) -> None:
 
 
 def check_end(root: Path, name: str, work: Callable[[int], None]) -> None:
-    """A run that goes on without a kill is whole and has each of its lines once."""
+    """Check that an unkilled continuation is complete and has each line once."""
     said, is_killed = kill_after(work, "done", None)
     assert said[-1] == "done" and not is_killed
     assert check_run(open_folder(root / "digits" / name), is_thorough=True) == []

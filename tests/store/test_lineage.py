@@ -46,7 +46,7 @@ def record_teachers(run: Run, *ancestors: Ancestor) -> None:
 
 @pytest.fixture
 def store(tmp_path) -> Path:
-    """Three generations, the third through a cache, and a run that nobody has taught."""
+    """Three generations, the third through a cache, and a run without a teacher."""
     root = tmp_path / "runs"
     first = make_run(root, "first", final={"eval_top1": 97.0, "test_top1": 96.0, "eval_ece": 0.1})
     second = make_run(root, "second", final={"eval_top1": 95.0})

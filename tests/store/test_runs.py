@@ -123,7 +123,7 @@ def test_a_damaged_run_file_counts_as_empty(tmp_path, text):
     assert run.read() == {"status": "running"}
 
 
-def test_checkpoints_lie_in_the_run_or_below_another_root(tmp_path):
+def test_checkpoints_are_stored_in_the_run_or_below_another_root(tmp_path):
     store = RunStore(str(tmp_path), "digits")
     assert store.get("a").checkpoints == tmp_path / "digits" / "a" / "checkpoints"
     store = RunStore(str(tmp_path), "digits", "memory://bucket/runs")

@@ -71,7 +71,7 @@ ELSEWHERE = {
     "tests/tasks/test_regress.py": {
         "data.input_columns": "test_columns_are_chosen_by_name",
         "data.target_columns": "test_columns_are_chosen_by_name",
-        "data.split_seed": "test_rows_are_permuted_by_the_split_seed_alone",
+        "data.split_seed": "test_rows_are_permuted_only_by_the_split_seed",
         "data.standardise": "test_the_model_holds_the_requested_statistics",
         "train.task_loss": "test_each_loss_trains_its_statistic",
         "train.l2_penalty": "test_the_penalty_applies_to_matrices_only",

@@ -142,7 +142,7 @@ def test_features_are_learnt_in_one_graph_and_resume_bit_for_bit(
 
 
 def make_parts(folder, teachers, *flags, terms=TERMS):
-    """Those of a run on made-up images, which have labels that nobody looks at."""
+    """Build the parts of a run on synthetic images, whose labels are ignored."""
     config = create_config(
         folder,
         "--train.task=distil",

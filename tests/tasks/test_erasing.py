@@ -123,7 +123,7 @@ def test_noise_is_normal_after_normalisation():
         assert abs(torch.corrcoef(pairs)[0, 1]) < 4 / pairs.shape[1] ** 0.5
 
 
-def test_noise_is_a_function_of_seed_step_and_place_in_the_batch():
+def test_noise_depends_on_seed_step_and_position_in_the_batch():
     noise = erase_noisily(8)
     assert torch.equal(noise, erase_noisily(8))
     for other in (erase_noisily(8, seed=4), erase_noisily(8, step=6)):

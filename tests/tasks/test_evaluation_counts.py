@@ -32,7 +32,7 @@ SIZE = 64
 
 
 def create_logits(seed: int = 0) -> torch.Tensor:
-    """Logits with ties and with answers that are not finite."""
+    """Create logits with ties and with values that are not finite."""
     logits = torch.randn(SIZE, CLASSES, generator=torch.Generator().manual_seed(seed)).mul(2)
     logits = logits.round()  # ties
     logits[3], logits[4, 2], logits[5, 1] = torch.nan, torch.inf, -torch.inf
@@ -40,7 +40,7 @@ def create_logits(seed: int = 0) -> torch.Tensor:
 
 
 def prepare(labels: list[list[int]] | None = None, allowed: torch.Tensor | None = None):
-    """A batch whose last examples are padding, with right answers and classes that compete."""
+    """Create a batch with padding at its end, correct labels and excluded classes."""
     batch = create_batch(SIZE, valid=SIZE - 5)
     right = torch.nn.functional.one_hot(batch.labels.long(), CLASSES).float()
     if labels is not None:

@@ -84,7 +84,7 @@ def read_evaluations(folder: Path) -> list[dict[str, float]]:
 
 
 def compute_logits(folder: Path, images: np.ndarray) -> np.ndarray:
-    """Logits of a run's student, without anything of what judges it."""
+    """Compute logits of a run's student without the evaluation code."""
     section = ModelSection(name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS)
     model = create_model(section, num_classes=10).eval()
     load_weights(model, open_weights(str(folder), "RUN"))
@@ -106,7 +106,7 @@ EVALS = (
 
 @pytest.fixture(scope="module")
 def evaluated_run(sets_root, tmp_path_factory) -> Path:
-    """The directory of a run that has judged them."""
+    """The directory of a run that has evaluated the sets."""
     place = tmp_path_factory.mktemp("judged")
     assert main.main([*get_flags(sets_root, *EVALS), f"--run.output_dir={place}"]) == 0
     return place / "digits_student" / "a"

@@ -37,7 +37,7 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
 def draw_sets(case: str, examples: int = 2000, classes: int = 5) -> tuple[Tensor, Tensor]:
-    """Logits and classes [N, K]; the last class is nobody's."""
+    """Draw logits and classes [N, K]; no example has the last class."""
     rng = np.random.default_rng(len(case))
     has = rng.random((examples, classes)) < np.array([0.02, 0.1, 0.5, 0.02, 0.0][:classes])
     (low, low_spread), (high, high_spread) = CASES[case]

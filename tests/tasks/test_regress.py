@@ -96,7 +96,7 @@ def test_columns_are_chosen_by_name(root):
     assert torch.equal(swapped, whole[:, [1, 0, 2]])
 
 
-def test_rows_are_permuted_by_the_split_seed_alone(root):
+def test_rows_are_permuted_only_by_the_split_seed(root):
     first = read_all(root, "train")
     order = np.random.RandomState(0).permutation(ROWS)
     assert torch.equal(first, read_all(root, "train", "--train.seed=5"))
@@ -143,7 +143,7 @@ def count_split(parts) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("standardise", ["both", "none"])
-def test_metrics_are_those_of_scikit_learn(root, standardise):
+def test_metrics_equal_scikit_learns(root, standardise):
     flags = (
         "--data.name=two.npz",
         "--data.target_columns=[]",

@@ -40,7 +40,7 @@ def test_a_cosine_leads_from_weight_to_weight_end(weight, end):
     assert [weight * scale for scale in scales] == pytest.approx(wanted, abs=1e-6)
 
 
-def test_the_cosine_begins_where_the_warm_up_ends():
+def test_the_cosine_starts_where_the_warm_up_ends():
     scales = get_scales(LossTerm(name="kd", weight=2.0, weight_end=1.0, warmup_epochs=1.0))
     assert scales[5] == pytest.approx(0.5)
     assert scales[10] == pytest.approx(1.0)

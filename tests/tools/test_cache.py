@@ -46,7 +46,7 @@ STREAM = {"num_classes": 9, "global_batch_size": 8, "seed": 0, "train_pp": "deco
 
 
 def create_outputs(shape: CacheShape, step: int) -> list[torch.Tensor]:
-    """Of each teacher the same ones, whoever stands beside it."""
+    """Create the same outputs of each teacher in every combination of teachers."""
     found = []
     for column in shape.columns:
         generator = torch.Generator().manual_seed(1000 * int(column.teacher, 16) + step)

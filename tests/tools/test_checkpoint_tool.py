@@ -157,6 +157,6 @@ def test_the_commands_work_on_a_url(capsys):
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "prune"])
-def test_a_place_without_checkpoints_is_refused_in_one_line(tmp_path, capsys, command):
+def test_a_directory_without_checkpoints_is_refused_in_one_line(tmp_path, capsys, command):
     assert main([command, str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no checkpoint there")

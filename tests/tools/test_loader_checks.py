@@ -56,7 +56,7 @@ def test_a_shuffle_buffer_in_examples_gives_the_sharded_order(root, capsys):
     assert "order sharded" in capsys.readouterr().out
 
 
-def test_wrong_flags_are_one_line_and_exit_code_2(root, tmp_path, capsys):
+def test_wrong_flags_give_one_line_and_exit_code_2(root, tmp_path, capsys):
     assert check.main(["--data-dir", str(tmp_path / "nowhere")]) == 2
     assert check.main(["--data-dir", str(root), "--split", "trian", *PP]) == 2
     first, second = capsys.readouterr().err.splitlines()

@@ -199,7 +199,7 @@ def test_a_path_without_a_run_gives_one_line(words, said, tmp_path, capsys):
 
 
 def read_terminal(words: list[str], on_output) -> tuple[int, str]:
-    """The monitor at a terminal of its own: its exit code and all that it showed."""
+    """Run the monitor at its own terminal; return its exit code and all that it showed."""
     master, slave = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "tools.monitor", *words],

@@ -63,7 +63,7 @@ def test_an_old_name_shows_the_help_of_the_program(old, monkeypatch):
 
 
 @pytest.mark.parametrize("room", ["proofs", "lab"])
-def test_programs_of_a_room_have_the_names_that_they_had_in_tools(room):
+def test_moved_programs_still_run_by_their_names_in_tools(room):
     folder = importlib.import_module(room).__path__
     names = [module.name for module in pkgutil.iter_modules(folder)]
     assert len(names) > 2

@@ -41,7 +41,7 @@ def digits(tmp_path_factory):
 
 
 def predict_by_timm(run, images):
-    """Probabilities and pooled features, by timm alone."""
+    """Compute probabilities and pooled features by timm alone."""
     facts = json.loads((run / "student.json").read_text())
     model = timm.create_model(facts["model"], num_classes=10, **facts["args"])
     model.load_state_dict(load_file(run / "student.safetensors"))

@@ -64,7 +64,7 @@ def test_an_unwritable_target_is_refused(kind, flag, tmp_path, capsys, monkeypat
         ("folder tests --name a", "a"),
     ],
 )
-def test_a_file_where_a_dataset_would_go_is_refused(kind, place, tmp_path, capsys, monkeypatch):
+def test_a_file_in_place_of_a_dataset_is_refused(kind, place, tmp_path, capsys, monkeypatch):
     (tmp_path / "tests" / "cat").mkdir(parents=True)
     (tmp_path / "tests" / "cat" / "1.png").write_bytes(b"")
     monkeypatch.chdir(tmp_path)

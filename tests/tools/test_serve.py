@@ -159,7 +159,7 @@ def run_main(*flags: str) -> int:
         (("--port", "much"), "invalid int"),
     ],
 )
-def test_wrong_flags_are_one_line_and_code_2(tmp_path, capsys, monkeypatch, flags, words):
+def test_wrong_flags_give_one_line_and_code_2(tmp_path, capsys, monkeypatch, flags, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "runs").mkdir()
@@ -175,7 +175,7 @@ def test_a_missing_bucket_is_refused_and_a_new_store_is_not(gs):
         check_reachable("gs://nobucket/runs")
 
 
-def test_a_port_that_is_taken_is_refused(tmp_path, capsys, monkeypatch):
+def test_a_port_in_use_is_refused(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])

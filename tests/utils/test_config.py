@@ -82,7 +82,7 @@ def test_every_short_flag_of_the_family_is_an_alias():
     assert set(ALIASES) <= set(iterate_keys())
 
 
-def test_other_flags_of_timm_are_no_flags_here_and_name_a_key():
+def test_unsupported_flags_of_timm_are_refused_with_their_key():
     assert {hint.partition("=")[0] for hint in OF_TIMM.values()} <= set(iterate_keys())
     assert not OF_TIMM.keys() & set(SHORT_FLAGS)
 
@@ -297,7 +297,7 @@ FILES = [
 
 
 @pytest.mark.parametrize(("text", "message"), FILES)
-def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, message):
+def test_an_invalid_file_is_refused_in_one_sentence(tmp_path, text, message):
     path = tmp_path / "a.yaml"
     path.write_text(text)
     with pytest.raises(UserError, match=message) as caught:

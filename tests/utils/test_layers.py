@@ -105,7 +105,7 @@ def test_each_key_shows_its_origin(chain, capsys):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_what_is_printed_loads_back_to_the_same(path, tmp_path, capsys):
+def test_a_printed_configuration_loads_back_equal(path, tmp_path, capsys):
     text = path.read_text()
     taught = ["--teacher=resnet18"] if "distill:" in text and "teachers:" not in text else []
     flags = ["--config", str(path), "--preset=quick_test", "--seed=7", *taught]
@@ -219,7 +219,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("sections", "flags", "words"), WRONG)
-def test_wrong_layers_are_refused_in_one_line(sections, flags, words, tmp_path, capsys):
+def test_invalid_layers_are_refused_in_one_line(sections, flags, words, tmp_path, capsys):
     write(tmp_path / "b.yaml", extends="a.yaml")
     write(tmp_path / "c.yaml", train={"epoch": 3})
     path = write(tmp_path / "a.yaml", **DATA, **sections)

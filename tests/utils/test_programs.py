@@ -72,7 +72,7 @@ def test_help_keeps_the_lines_of_the_docstring():
     assert parser.format_help().startswith("usage: python -m x [-h]\n")
 
 
-def test_a_wrong_flag_is_one_line_and_code_2_for_verbs_too(capsys):
+def test_a_wrong_flag_gives_one_line_and_code_2_for_verbs_too(capsys):
     parser = create_program_parser("Does it.", prog="python -m x")
     verb = parser.add_subparsers().add_parser("do")
     verb.add_argument("--times", type=int)
@@ -91,7 +91,7 @@ def test_a_wrong_flag_is_one_line_and_code_2_for_verbs_too(capsys):
         assert text.count("\n") == 1
 
 
-def test_a_url_is_no_path(capsys):
+def test_a_url_is_never_read_as_a_path(capsys):
     """`Path("gs://bucket/x")` would become a directory `gs:` of this machine."""
     parser = create_program_parser("Does it.", prog="python -m x")
     verb = parser.add_subparsers().add_parser("do")

@@ -139,7 +139,7 @@ def test_a_runtime_with_a_cache_lets_xla_write_it(tmp_path, monkeypatch):
     assert told == [(str(tmp_path), False)]
 
 
-def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
+def test_a_process_without_its_own_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("LOCAL_RANK", "2")

@@ -71,7 +71,7 @@ STAND_INS = {"gdn": fake_gdn, "kda": fake_gdn, "rwkv7": fake_rwkv}
 
 @pytest.fixture
 def put(monkeypatch):
-    """Puts a function where a package has its kernel of a rule."""
+    """Put a function in place of a package's kernel of a rule."""
 
     def put_there(name, rule, function):
         module, called = BACKENDS[name].rules[rule]
@@ -87,7 +87,7 @@ def put(monkeypatch):
 
 @pytest.fixture
 def with_gpu(monkeypatch):
-    """Values are where kernels run, wherever they are."""
+    """Pretend that tensors are where kernels run."""
     for one in (backends, layers):
         monkeypatch.setattr(one, "require_gpu", lambda name, values: None)
 
@@ -192,7 +192,7 @@ def test_a_package_without_its_dependency_is_refused_in_one_line(monkeypatch, tm
 
 
 def check_run(capsys, tmp_path, name, backend):
-    """What `main.py --check` says of a backend: its exit code, and its lines of errors."""
+    """Return exit code and error lines of `main.py --check` with a backend."""
     argv = create_argv(tmp_path, name, f"--model.args.backend={backend}", "--check")
     return main.main(argv), capsys.readouterr().err.strip().splitlines()
 

@@ -26,7 +26,7 @@ CONTEXT = ("--runtime.parallel=spmd", "--runtime.mesh_context=2")
 
 @pytest.fixture
 def marked():
-    """An axis of three devices that notes what it is told."""
+    """An axis of three devices that records what it gets."""
     told = []
 
     def mark(x, dim, batch):

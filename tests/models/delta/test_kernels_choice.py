@@ -30,7 +30,7 @@ RULE_WIDTHS = dict.fromkeys(("linear_key_width", "linear_value_width"), 128)
 
 @pytest.fixture
 def used_kernels(monkeypatch) -> list[tuple[str, int]]:
-    """Kernels that layers take, and tokens; that this is a v5e, and what they give, is made up."""
+    """Record kernels and tokens of layers; the v5e and the kernels' outputs are synthetic."""
     monkeypatch.setattr(kernels, "has_custom_calls", lambda: True)
     monkeypatch.setattr(kernels, "name_tpu", lambda: "v5e")
     found: list[tuple[str, int]] = []

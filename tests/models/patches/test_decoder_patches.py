@@ -75,7 +75,7 @@ def test_each_patch_may_be_left_out(name):
 
 
 @pytest.mark.parametrize("form", ["rope", "grouped", "learned"])
-def test_bfloat16_is_little_further_from_float32_than_the_plain_decoder(form):
+def test_bfloat16_is_nearly_as_close_to_float32_as_the_plain_decoder(form):
     model, patched = create_pair(form)
     truth = run(copy.deepcopy(model))
     usual, own = run(model, bf16=True), run(patched, bf16=True)

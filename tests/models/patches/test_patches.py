@@ -175,7 +175,7 @@ def test_float32_gives_timms_outputs_and_gradients(family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(IN_FLOAT64))
-def test_gradients_that_rounding_moves_are_no_further_off_than_timms(family):
+def test_gradients_sensitive_to_rounding_are_as_close_as_timms(family):
     model, patched = create_pair(family)
     images, weights = create_inputs()
     _, truth = run(copy.deepcopy(model).double().train(), images.double(), weights)
@@ -208,7 +208,7 @@ def test_state_dicts_equal_timms_and_load_both_ways(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bfloat16_is_little_further_from_float32_than_timms_own(family):
+def test_bfloat16_is_nearly_as_close_to_float32_as_timms(family):
     model, patched = create_pair(family)
     images, weights = create_inputs(side=LARGE_SIDES.get(family, SIDE))
     truth, slopes = run(copy.deepcopy(model).train(), images, weights)
@@ -363,7 +363,7 @@ def test_a_single_tapped_layer_gives_timms_outputs(family):
 
 
 @pytest.mark.parametrize("family", ["vit", "resnet", "convnext"])
-def test_float32_weight_gradients_differ_by_rounding_alone(family):
+def test_float32_weight_gradients_differ_only_by_rounding(family):
     model, patched = create_pair(family)
     images, weights = create_inputs()
     results = []

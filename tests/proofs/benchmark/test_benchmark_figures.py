@@ -113,7 +113,7 @@ def count(config: RunConfig) -> dict[str, float]:
     return count_flops(config, facts, Classify(config, facts, loaders))
 
 
-def test_flops_of_a_vit_are_those_of_its_products(tmp_path):
+def test_flops_of_a_vit_equal_those_of_its_products(tmp_path):
     config = create_config(tmp_path)
     width, patches, patch_values = VIT_ARGS["embed_dim"], 4, 16
     tokens = patches + 1
@@ -178,7 +178,7 @@ def test_a_figure_may_be_worse_by_the_tolerance(changes, regressed):
 
 
 def find_outcomes(new: dict, base: dict, outcome: str, *gates: str) -> list[str]:
-    """Figures of which the gates say so."""
+    """List figures whose gates have this outcome."""
     wanted = [parse_gate(gate) for gate in gates] or make_default_gates((base, new), 5.0)
     found = check_reports(wanted, base, new)
     return [one.gate.metric.removeprefix("1 x ") for one in found if one.outcome == outcome]

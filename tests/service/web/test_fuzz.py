@@ -90,7 +90,7 @@ def app(tmp_path, monkeypatch):
 
 
 def find_known(app) -> dict[str, tuple[object, ...]]:
-    """Name of a parameter -> values that lead somewhere, so that not all is refused at the door."""
+    """Map names of parameters to existing values, so that not every request is refused."""
     service = app.state.service
     (job,) = service.queue.list()
     detail = service.runs.open_run("digits", "seed1").artifacts

@@ -20,7 +20,7 @@ def app(tmp_path):
 
 @pytest.fixture
 def checked(app, monkeypatch):
-    """The checks without the program that makes them; gives what they were asked."""
+    """Replace the checks; return the list of submissions that they got."""
     asked = []
 
     def check(submission, store):

@@ -52,7 +52,7 @@ def test_the_report_has_lines_hints_and_json():
 
 
 @pytest.mark.parametrize(("level", "code"), [(GREEN, 0), (YELLOW, 0), (RED, 1)])
-def test_the_exit_code_is_1_for_red_alone(monkeypatch, capsys, level, code):
+def test_the_exit_code_is_1_only_for_red(monkeypatch, capsys, level, code):
     check = {"a": lambda machine: Finding("a", level, "x", "y")}
     monkeypatch.setattr(doctor, "CHECKS", check)
     assert doctor.main(["--json"]) == code

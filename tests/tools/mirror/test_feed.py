@@ -35,7 +35,7 @@ class Trainer:
         self.session: RunSession | None = None
 
     def start(self) -> None:
-        """Begin, or go on from the newest checkpoint."""
+        """Start, or resume from the newest checkpoint."""
         self.session = RunSession(self.run)
         if self.run.path.is_dir():
             self.session.take_old()
@@ -70,7 +70,7 @@ class Trainer:
         self.session.close()
 
     def lose_checkpoint(self) -> None:
-        """The newest is damaged: the next attempt begins behind what was said to be final."""
+        """Damage the newest checkpoint: the next attempt starts before points sent as final."""
         self.kill()
         if len(self.checkpoints) > 1:
             self.checkpoints.pop()

@@ -156,7 +156,7 @@ def test_equal_runs_are_equal_and_others_differ_from_a_step_on(ask, root):
         (["run0", "run1", "--html", "/proc/x/y.html"], "--html"),
     ],
 )
-def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
+def test_wrong_use_gives_one_line_and_code_2(ask, root, flags, word):
     code, out, error = ask("compare", *flags)
     assert (code, out) == (2, "")
     assert word in error and error.count("\n") == 1

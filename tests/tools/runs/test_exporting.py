@@ -82,7 +82,7 @@ def test_bad_runs_are_moved_and_others_stay(ask, root, tmp_path):
         (["validate", "rn"], "RUN 'rn'"),
     ],
 )
-def test_wrong_use_is_one_line_and_code_2(ask, tmp_path, flags, word):
+def test_wrong_use_gives_one_line_and_code_2(ask, tmp_path, flags, word):
     code, out, error = ask(*(flag.format(tmp=tmp_path) for flag in flags))
     assert (code, out) == (2, "")
     assert word in error and error.count("\n") == 1

@@ -92,7 +92,7 @@ def test_gates_are_read_from_a_file(ask, tmp_path, seeds):
         (["--undecided", "x"], "invalid choice"),
     ],
 )
-def test_wrong_use_is_one_line_and_code_2(ask, flags, word):
+def test_wrong_use_gives_one_line_and_code_2(ask, flags, word):
     code, out, error = ask("gate", "run0", "run1", *flags)
     assert (code, out) == (2, "")
     assert word in error and error.count("\n") == 1

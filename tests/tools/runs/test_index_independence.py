@@ -41,7 +41,7 @@ READING = tuple(words for words in QUESTIONS if words[0] != "tag")
 
 
 def ask_all(ask, tmp_path: Path, questions=QUESTIONS) -> list[object]:
-    """Every answer, and the tables of an export of each form."""
+    """Return every output, and the tables of an export in each format."""
     found: list[object] = [ask(*words, "--json") for words in questions]
     for form in ("json", "csv", "parquet"):
         out = tmp_path / "tables" / form

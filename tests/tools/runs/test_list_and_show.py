@@ -151,7 +151,7 @@ def test_every_output_is_the_same_after_deleting_the_index(ask, root, tmp_path):
         (["lst"], "invalid choice"),
     ],
 )
-def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
+def test_wrong_use_gives_one_line_and_code_2(ask, root, flags, word):
     before = sorted(root.rglob("*"))
     code, out, error = ask(*flags)
     assert (code, out) == (2, "")

@@ -50,7 +50,7 @@ def test_a_dry_run_prints_everything_and_writes_nothing(ask, root):
 
 
 def make_unreproducible(root: Path, kind: str) -> str:
-    """A run that cannot be made again, for one reason each."""
+    """Write runs that cannot be reproduced, each for one reason."""
     head = read_head()
     sources = {
         "secret": SourceState(head, "", "secret", "main.py seems to hold a private key"),

@@ -144,7 +144,7 @@ def test_a_run_of_version_1_is_drawn_with_its_numbers(ask, root, tmp_path):
     assert "goodput 60.0% of 10.0 s paid for" in ask("show", "first")[1]
 
 
-def test_wrong_use_is_one_line_and_writes_nothing(ask, root, tmp_path):
+def test_wrong_use_gives_one_line_and_writes_nothing(ask, root, tmp_path):
     (root / "digits" / "run0" / "attempts.jsonl").unlink()
     for run, out, word in (
         ("run0", tmp_path / "x", "has no times"),
