@@ -25,7 +25,7 @@ from store.record.environment import ENVIRONMENT_FILE
 from store.record.history import METRICS_FILE
 from store.record.hits import HITS_FILE, parse_hits, read_header
 from store.record.ids import CONFIG_FILE, RUN_FILE
-from store.record.run_file import RunFacts, fit_facts
+from store.record.run_file import RunFacts, fit
 from store.record.source import DIFF_FILE, unpack_diff
 from store.record.spans import SPANS_FILE
 from store.record.summary import SUMMARY_FILE, read_summary
@@ -68,7 +68,7 @@ def check_run(
     """Find all faults of a run; `is_thorough` compares sha256, a live run's files may be torn."""
     texts = folder.read_texts(_NAMES)
     faults = list(_check_file(texts, RUN_FILE, "run"))
-    facts = fit_facts(_parse(texts.get(RUN_FILE, "")) or {})
+    facts = fit(RunFacts, _parse(texts.get(RUN_FILE, "")) or {})
     is_complete = facts.status == "complete"
     # Where a commit record covers the bytes, a torn line was already torn when the run ended.
     is_last_word = is_complete and SUMMARY_FILE not in texts

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from store.quality.field_types import fit_artifacts, fit_environment, fit_line, is_number
 from store.query.config_text import flatten_run_config, parse_config
 from store.query.tags import TAGS_FILE, parse_note, parse_tags
@@ -24,7 +22,7 @@ from store.record.history import METRICS_FILE, Line, get_learnt, get_numbers, mo
 from store.record.hits import HITS_FILE, Hits, parse_hits
 from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.mirror import read_segments
-from store.record.run_file import RunFacts, describe_fault
+from store.record.run_file import RunFacts, find_damage, fit
 from store.record.source import DIFF_FILE, unpack_diff
 from store.record.spans import SPANS_FILE, Span, parse_spans
 from store.record.windows import SKETCHES_FILE, RunSketches, parse_sketches
@@ -174,11 +172,9 @@ def parse_facts(text: str, file: str) -> RunFacts:
             f"{file} has schema_version {version!r}, this program reads up to {NEWEST_SCHEMA}; "
             "use a newer one"
         )
-    try:
-        return RunFacts.model_validate(facts)
-    except ValidationError as error:
-        wrong = describe_fault(error)
-        raise UserError(f"{file} is damaged: {wrong}; repair it, or move the run away") from error
+    if wrong := find_damage(facts):
+        raise UserError(f"{file} is damaged: {wrong}; repair it, or move the run away")
+    return fit(RunFacts, facts)
 
 
 def read_history(text: str) -> list[Line]:

@@ -1,78 +1,72 @@
-"""`RunFacts`: `run.json` as readers see it; its writer is `store.record.runs.Run.update`.
-
-The file decides what a run is, so a wrong type in one of its first fields is damage.
-"""
+"""`RunFacts`: `run.json` as readers see it; its writer is `store.record.runs.Run.update`."""
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
-from typing import Annotated
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, Strict, ValidationError
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
 
 from utils.json_types import JsonObject, JsonValue, is_count, is_time
 
-
-def _require(words: str, fits: Callable[[JsonValue], bool]) -> PlainValidator:
-    def check(value: JsonValue) -> JsonValue:
-        if value is None or fits(value):
-            return value
-        raise ValueError(f"({json.dumps(value)[:40]}) is not {words}")
-
-    return PlainValidator(check)
-
-
-Text = Annotated[str | None, _require("a text", lambda value: isinstance(value, str))]
-Time = Annotated[float | None, _require("a time", is_time)]
-Count = Annotated[int | None, _require("a count", is_count)]
-Table = Annotated[
-    JsonObject,
-    _require("an object", lambda value: isinstance(value, dict)),
-    AfterValidator(lambda value: value or {}),
-]
-# Empty if missing or of another type.
-Items = Annotated[
-    list[JsonValue], PlainValidator(lambda value: value if isinstance(value, list) else [])
-]
+Text, Time, Count, Table, Items = str, float, int, JsonObject, list[JsonValue]
+# Annotation of a field -> what it must be, and the check of that. Without words a value of another
+# type counts as missing; else it is damage where the file decides what a run is.
+Rule = tuple[str, Callable[[JsonValue], bool]]
+_RULES: dict[str, Rule] = {
+    "Text | None": ("a text", lambda value: isinstance(value, str)),
+    "Time | None": ("a time", is_time),
+    "Count | None": ("a count", is_count),
+    "Table": ("an object", lambda value: isinstance(value, dict)),
+    "Items": ("", lambda value: isinstance(value, list)),
+    "str | None": ("", lambda value: isinstance(value, str)),
+    "int": ("", lambda value: type(value) is int),
+}
+T = TypeVar("T")
 
 
-class RunFacts(BaseModel):
+@dataclass(frozen=True)
+class RunFacts:
     """The fields of a `run.json` that programs read; None or empty if missing or null."""
 
-    model_config = ConfigDict(frozen=True)
-
-    id: Text = None
-    experiment: Text = None
-    name: Text = None
-    status: Text = None
-    summary: Text = None
-    started: Time = None
-    ended: Time = None
-    attempts: Count = None
-    final_up_to_step: Count = None
-    environment: Table = {}
-    final: Table = {}
-    nonfinite: Table = {}
-    schema_version: Annotated[int, Strict()] = 1
-    reason: Annotated[str | None, PlainValidator(lambda x: x if x is None else str(x))] = None
-    lineage: Items = []
-    skipped_steps: Items = []
-    teachers: Items = []
-    # of runs of version 1, instead of an id
-    number: Annotated[int, PlainValidator(lambda x: x if isinstance(x, int) else 0)] = 0
+    id: Text | None = None
+    experiment: Text | None = None
+    name: Text | None = None
+    status: Text | None = None
+    summary: Text | None = None
+    started: Time | None = None
+    ended: Time | None = None
+    attempts: Count | None = None
+    final_up_to_step: Count | None = None
+    environment: Table = field(default_factory=dict)
+    final: Table = field(default_factory=dict)
+    nonfinite: Table = field(default_factory=dict)
+    schema_version: int = 1
+    reason: str | None = None
+    lineage: Items = field(default_factory=list)
+    skipped_steps: Items = field(default_factory=list)
+    teachers: Items = field(default_factory=list)
+    number: int = 0  # of runs of version 1, instead of an id
 
 
-def fit_facts(facts: JsonObject) -> RunFacts:
-    """Return the facts of a file that may be damaged: fields of wrong types count as missing."""
-    try:
-        return RunFacts.model_validate(facts)
-    except ValidationError as error:
-        wrong = {fault["loc"][0] for fault in error.errors()}
-        return RunFacts.model_validate({k: v for k, v in facts.items() if k not in wrong})
+def fit(record: type[T], values: JsonObject) -> T:
+    """Create a record from the fields of the right types; others count as missing."""
+    rules = get_rules(record)
+    known = {k: v for k, v in values.items() if k in rules and v is not None and rules[k][1](v)}
+    return record(**known)
 
 
-def describe_fault(error: ValidationError) -> str:
-    """Describe the first wrong field: `started ("x") is not a time`."""
-    fault = error.errors()[0]
-    return f"{fault['loc'][0]} {fault['ctx']['error']}"
+def find_damage(facts: JsonObject) -> str:
+    """Return the first field of a `run.json` of a wrong type, in words; "" if all fit."""
+    for name, (words, fits) in get_rules(RunFacts).items():
+        value = facts.get(name)
+        if words and value is not None and not fits(value):
+            return f"{name} ({json.dumps(value)[:40]}) is not {words}"
+    return ""
+
+
+@functools.cache
+def get_rules(record: type) -> dict[str, Rule]:
+    """Return the rule of each field of a record."""
+    return {item.name: _RULES[str(item.type)] for item in fields(record)}

@@ -18,7 +18,7 @@ from store.record.attempts import format_utc
 from store.record.ids import CONFIG_FILE, RUN_FILE, check_name, create_id, create_run_name, is_id
 from store.record.lock import LOCK_FILE
 from store.record.mirror import send_small
-from store.record.run_file import RunFacts, fit_facts
+from store.record.run_file import RunFacts, fit
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
@@ -225,7 +225,7 @@ def _read_runs(folder: Folder) -> dict[str, RunFacts]:
         if not name.startswith((".", ASIDE))
     }
     texts = folder.read_texts(files)
-    return {files[f]: fit_facts(_parse(text, f"{folder}/{f}")) for f, text in texts.items()}
+    return {files[f]: fit(RunFacts, _parse(text, f"{folder}/{f}")) for f, text in texts.items()}
 
 
 def _parse(text: str, file: str | Path) -> JsonObject:

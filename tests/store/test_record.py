@@ -15,7 +15,7 @@ from store.index.database import RunIndex
 from store.query.config_text import flatten_config, parse_config, read_sections
 from store.query.record import RunRecord, get_final_values, get_last_values, read_tail
 from store.query.tags import change_tags
-from store.record.run_file import RunFacts, fit_facts
+from store.record.run_file import RunFacts, fit
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
 from utils.storage.places import open_folder
@@ -160,5 +160,5 @@ def test_the_newest_numbers_keep_the_order_of_their_line():
 
 def test_wrong_types_count_as_missing_where_a_file_may_be_damaged():
     raw = {"id": 3, "status": "complete", "attempts": -1, "final": None, "number": "x", "more": 1}
-    assert fit_facts(raw) == RunFacts(status="complete")
-    assert fit_facts({"reason": 5, "teachers": "none", "schema_version": None}).reason == "5"
+    assert fit(RunFacts, raw) == RunFacts(status="complete")
+    assert fit(RunFacts, {"reason": 5, "teachers": "x", "schema_version": None}) == RunFacts()
