@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from datasets import Batch
     from engine import Task
     from job.build import Parts
-    from utils.checkpoint.files import Tensors
-    from utils.json_types import JsonObject
+    from utils.checkpoint.files import StateFacts, Tensors
     from utils.runtime.base import Runtime
 
 
@@ -29,20 +28,20 @@ class StepsAhead:
     bit for bit.
     """
 
-    def __init__(self, runtime: Runtime, parts: Parts, task: Task) -> None:
+    def __init__(self, runtime: Runtime, parts: Parts, task: Task[Batch]) -> None:
         self._runtime, self._parts, self._task = runtime, parts, task
         self._shapes: list[Batch] | None = None  # None before the first batch
-        self._kept: tuple[Tensors, JsonObject] = ({}, {})
+        self._kept: tuple[Tensors, StateFacts] | None = None  # until later shapes were tried
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Return the same batches, after reading the later shapes from the first one."""
         if self._shapes is not None:
             return batches
+        self._shapes = []
         parts, first = self._parts, next(batches)
         total_steps = parts.plan.total_steps
-        task, self._shapes = parts.task, []
-        if isinstance(task, ChangesShape):
-            self._shapes += task.list_future_shapes(parts.state.step, total_steps, first)
+        if isinstance(parts.task, ChangesShape):
+            self._shapes = [*parts.task.list_future_shapes(parts.state.step, total_steps, first)]
         if self._shapes:
             self._kept = collect_state(parts.state, self._runtime.fetch_all)
             # Restored here too, so that the graph of restoring is not counted as a step's.
@@ -53,7 +52,8 @@ class StepsAhead:
         """Execute one step of each later shape, then restore the state; `beat` after each."""
         if not self._shapes:
             return
-        shapes, self._shapes = self._shapes, []
+        shapes = self._shapes
+        self._shapes = []
         state, runtime, began = self._parts.state, self._runtime, time.perf_counter()
         instruments = runtime.instruments
         known = [set(group) for group in state.optimizer.param_groups]
@@ -73,10 +73,11 @@ class StepsAhead:
                 for name in set(group) - names:
                     del group[name]
         self._restore()
-        self._kept = ({}, {})
+        self._kept = None
         seconds = time.perf_counter() - began
         get_logger().info("further shapes of the step tried: %d in %.1f s", len(shapes), seconds)
 
     def _restore(self) -> None:
+        assert self._kept is not None
         restore_state(self._parts.state, *self._kept, "of this run's start")
         self._runtime.finish_step()

@@ -34,11 +34,11 @@ from utils.clipping import Clipping
 from utils.config.load import change
 from utils.ema import Averaging, create_averages, create_ema
 from utils.endings import EarlyStop
-from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.runtime.peaks import find_peak_tflops, name_chip_of
 
 if TYPE_CHECKING:
+    from datasets import Batch
     from job.spec import Job
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
@@ -54,10 +54,9 @@ class Parts:
 
     state: TrainState
     plan: Plan
-    task: RunTask
+    task: RunTask[Batch]
     train_loaders: list[Loader]
     eval_loader: Loader
-    resumed: JsonObject = field(default_factory=dict)
     teacher_metrics: list[dict[str, float]] = field(default_factory=list)
 
     @property
@@ -93,7 +92,7 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     if frozen:
         get_logger().info("%d of %d numbers of the student are frozen", frozen, job.num_parameters)
     loaders = {"train": train_loaders[0], "eval": eval_loader}
-    task: RunTask = TASKS.get(config.train.task)(config, job.facts, loaders)
+    task = TASKS.get(config.train.task)(config, job.facts, loaders)
     check_split(config, task, runtime.device_count)
     if isinstance(task, Prepares):
         task.prepare(student)
@@ -111,8 +110,8 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
         assert isinstance(task, Traceable)
         part = train_loaders[0].rank_batch_size // config.train.known_parts
         runtime.trace_once(state.model, task.create_inputs(part))
-    resumed = restore(runtime, job, state)
-    return Parts(state, plan, task, train_loaders, eval_loader, resumed)
+    restore(runtime, job, state)
+    return Parts(state, plan, task, train_loaders, eval_loader)
 
 
 def open_loader(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from engine import TrainState
     from job.spec import Job
+    from utils.checkpoint.files import CheckpointFacts
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -130,53 +131,52 @@ def check_resume(job: Job, student: nn.Module) -> None:
     except CheckpointError as error:
         raise UserError(f"run.resume: {error}; choose another checkpoint") from error
     own = {f"model/{name}": value for name, value in student.state_dict().items()}
-    saved = {name: e for name, e in facts["tensors"].items() if name.startswith("model/")}
+    saved = {name: e for name, e in facts.tensors.items() if name.startswith("model/")}
     if len(diff := compare_tensors(own, saved)):
         raise UserError(
             f"run.resume ({str(job.checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
             f"tensors differ, {diff.summary()}; resume with the model that wrote it"
         )
-    _check_classes(job, facts)
+    _check_classes(job, facts.model)
     if job.config.run.eval_only:
-        then, now = facts.get("config"), job.config.model_dump(mode="json")
-        changes = find_changes(then, now) if isinstance(then, dict) else {}
+        now = job.config.model_dump(mode="json")
+        changes = find_changes(facts.config, now) if facts.config is not None else {}
         changed = [(key, changes[key]) for key in _DATA_KEYS if key in changes]
         if words := [f"{key} was {old!r}, is {new!r}" for key, (old, new) in changed]:
             get_logger().warning("other data than the checkpoint's run: %s", "; ".join(words))
     else:
         for line in check_same_config(job, facts):
             get_logger().warning("changed since the checkpoint was written: %s", line)
-    _check_variant(job, student, facts)
+    _check_variant(job, student, facts.model)
 
 
-def check_same_config(job: Job, facts: JsonObject) -> list[str]:
+def check_same_config(job: Job, facts: CheckpointFacts) -> list[str]:
     """Refuse a checkpoint of another configuration; return a line for each change of bits.
 
     The UserError names each key with both values, or more steps than are configured.
     """
-    if (done := facts["step"]) > job.total_steps:
+    if facts.step > job.total_steps:
         key = "train.epochs" if job.config.train.steps is None else "train.steps"
         raise UserError(
             f"{key} gives {job.total_steps} steps, but the checkpoint in run.resume has done "
-            f"{done}; resume with at least as many, or start a new run by --init-from"
+            f"{facts.step}; resume with at least as many, or start a new run by --init-from"
         )
-    then = facts.get("config")
-    if not isinstance(then, dict):
+    if facts.config is None:
         return ["the checkpoint has no configuration: nothing could be compared"]
     allowed = job.config.run.allow_changes
     rules = get_resume_rules()
-    lines = check_changes(then, job.config.model_dump(mode="json"), allowed, rules)
-    teachers = facts.get("teachers", job.facts.teachers)
-    if teachers != job.facts.teachers and "distill.teacher_weights" not in allowed:
+    lines = check_changes(facts.config, job.config.model_dump(mode="json"), allowed, rules)
+    is_other = facts.teachers not in (None, job.facts.teachers)
+    if is_other and "distill.teacher_weights" not in allowed:
         raise UserError(
             "distill.teacher_weights: the teachers' weights differ from those of the run's start; "
             "use the same files, or allow it by "
             """--run.allow_changes='["distill.teacher_weights"]'"""
         )
-    if "stream" not in facts:
+    if facts.stream is None:
         return lines
-    mid_epoch = facts["data"]["examples"] > 0
-    return lines + check_stream(facts["stream"], job.stream, allowed, rules, mid_epoch=mid_epoch)
+    mid_epoch = facts.data["examples"] > 0
+    return lines + check_stream(facts.stream, job.stream, allowed, rules, mid_epoch=mid_epoch)
 
 
 def start_weights(job: Job, student: nn.Module) -> Fit | None:
@@ -195,7 +195,7 @@ def describe_start(job: Job, student: nn.Module) -> tuple[str, ...]:
     """
     if job.checkpoint is not None:
         return ()
-    path_or_url, lines = job.config.model.weights, []
+    path_or_url, lines = job.config.model.weights, list[str]()
     fits: dict[str, Fit | None] = {}
     if path_or_url:
         opened = open_weights(path_or_url, "model.weights")
@@ -221,15 +221,15 @@ def _create_rules(
     return FitRules(kept, renamed, job.config.model.reset_head, names)
 
 
-def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
-    """Restore the state of the job's checkpoint, if it has one; return the checkpoint's facts.
+def restore(runtime: Runtime, job: Job, state: TrainState) -> None:
+    """Restore the state of the job's checkpoint, if it has one.
 
     If a checkpoint proves broken only now, an older one is used, unless it was named. UserError if
     the named one is broken or none fits; CheckpointError if none is valid, or the ranks have read
     different ones.
     """
     if job.checkpoint is None:
-        return {}
+        return
     wanted, location = job.config.run.resume, job.checkpoint
     is_named = wanted != "auto" and open_folder(wanted).name == open_folder(location).name
     try:
@@ -239,7 +239,7 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
             raise UserError(f"run.resume: {error}; choose another checkpoint") from error
         raise
     check_same_config(job, facts)  # it may be newer or older than the one checked before
-    _check_hardware(runtime, job, facts)
+    _check_hardware(runtime, job, facts.environment)
     restore_state(state, parts, facts, location)
     runtime.finish_step()
     # Another host may not see the run's directory.
@@ -249,7 +249,6 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
     steps = runtime.ranks.gather(state.step)
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks have read checkpoints of different steps: {steps}")
-    return facts
 
 
 def describe_hardware(runtime: Runtime) -> JsonObject:
@@ -258,9 +257,9 @@ def describe_hardware(runtime: Runtime) -> JsonObject:
     return {**runtime.describe(), "threads": threads, "torch": torch.__version__}
 
 
-def _check_hardware(runtime: Runtime, job: Job, facts: JsonObject) -> None:
+def _check_hardware(runtime: Runtime, job: Job, then: JsonObject) -> None:
     """Log, or with train.deterministic refuse, hardware on which bits may differ."""
-    then, now = facts.get("environment", {}), describe_hardware(runtime)
+    now = describe_hardware(runtime)
     changed = [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k, now[k]) != now[k]]
     if not changed:
         return
@@ -326,16 +325,15 @@ def _find_owner(config: RunConfig, store: RunStore, checkpoint: Location) -> Run
     return root.get(home.name)
 
 
-def _check_classes(job: Job, facts: JsonObject) -> None:
+def _check_classes(job: Job, model: JsonObject) -> None:
     """Refuse data whose class numbers have another meaning than the checkpoint's."""
     path, allowed = str(job.checkpoint), job.config.run.allow_changes
-    model, data = facts.get("model"), job.config.data
+    data = job.config.data
     own = ClassSide(
         f"data.{'name' if data.name else 'root'} ({data.name or data.root!r})",
         job.facts.export.get("classes"),
     )
-    classes = model.get("classes") if isinstance(model, dict) else None
-    then = ClassSide(f"run.resume ({path!r})", classes)
+    then = ClassSide(f"run.resume ({path!r})", model.get("classes"))
     if job.config.run.eval_only:
         way = "evaluate it by python -m tools.evaluate RUN --sets, "
         by_name, way = f"{way}which maps classes by name", f"{way}with a class_map"
@@ -348,10 +346,9 @@ def _check_classes(job: Job, facts: JsonObject) -> None:
     require_same_classes(own, then, way=way, by_name=by_name)
 
 
-def _check_variant(job: Job, student: nn.Module, facts: JsonObject) -> None:
+def _check_variant(job: Job, student: nn.Module, model: JsonObject) -> None:
     """Refuse arguments that change the meaning of equal tensors, unless they are allowed."""
-    model = facts.get("model")
-    if not isinstance(model, dict) or matches("model.args", job.config.run.allow_changes):
+    if matches("model.args", job.config.run.allow_changes):
         return
     path = str(job.checkpoint)
     if words := find_other_variant(student, model, "run.resume", path):

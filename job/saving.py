@@ -146,7 +146,8 @@ class Saving:
     def _collect(self, state: TrainState) -> tuple[Tensors, JsonMapping]:
         replica = self._replica
         parts, facts = collect_state(state, replica.runtime.fetch_all)
-        return parts, facts | describe_checkpoint(replica.runtime, replica.job, replica.parts)
+        described = describe_checkpoint(replica.runtime, replica.job, replica.parts)
+        return parts, facts.model_dump() | described
 
     def _note_checkpoint(self, step: int) -> None:
         """Record a complete checkpoint; called by the thread that wrote it."""

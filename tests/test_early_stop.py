@@ -198,7 +198,7 @@ def assert_same_end(folder: Path, other: Path, step: int) -> None:
     for part, tensors in theirs[0].items():
         for name, tensor in tensors.items():
             assert mine[0][part][name].equal(tensor), name
-    assert mine[1]["waited"] == theirs[1]["waited"]
+    assert mine[1].waited == theirs[1].waited
     lines = [[keep_deterministic(line) for line in read_metrics(one)] for one in (folder, other)]
     assert [line for line in lines[0] if line["kind"] == "eval"] == [
         line for line in lines[1] if line["kind"] == "eval"

@@ -94,7 +94,7 @@ def test_a_bad_batch_is_skipped_after_a_rollback(tmp_path, poisoned, device):
     assert [line["step"] for line in lines] == [4, 8]
     assert all(line["loss/total"] is not None for line in lines)
     parts, checkpoint = load_checkpoint(folder / "checkpoints" / "step_00000008")
-    assert checkpoint["skipped_steps"] == [5]
+    assert checkpoint.skipped_steps == (5,)
     assert all(torch.isfinite(v).all() for v in parts["model"].values())
 
 
@@ -162,7 +162,7 @@ def test_a_rollback_past_a_broken_checkpoint_rewrites_it(tmp_path, poisoned, mon
     monkeypatch.setattr(RunSession, "note_checkpoint", note_and_break)
     assert run(tmp_path, "--train.on_nonfinite=rollback", "--train.keep_checkpoints=9") == 0
     folder = tmp_path / "tiny" / "a" / "checkpoints"
-    assert verify_checkpoint(folder / "step_00000004")["step"] == 4
+    assert verify_checkpoint(folder / "step_00000004").step == 4
     assert (folder / "aside_step_00000004").is_dir()
     assert [x["step"] for x in get_lines(folder.parent) if "lr" in x] == list(range(1, 9))
 
@@ -198,9 +198,9 @@ def test_a_resumed_low_precision_run_equals_an_uninterrupted_one(tmp_path, preci
     assert run(tmp_path / "half", *flags, "--resume=auto") == 0
     assert get_lines(half) == get_lines(whole)
     facts = [load_checkpoint(x / "checkpoints" / "step_00000008")[1] for x in (whole, half)]
-    assert facts[0]["tensors"] == facts[1]["tensors"]
-    assert facts[0]["scaler"] == facts[1]["scaler"]
-    assert (facts[0]["scaler"] is not None) == (precision == "fp16")
+    assert facts[0].tensors == facts[1].tensors
+    assert facts[0].scaler == facts[1].scaler
+    assert (facts[0].scaler is not None) == (precision == "fp16")
 
 
 def flip_a_bit(folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_damaged_checkpoint_is_refused_or_read_correctly(origin, tmp_path, dee
         assert "\n" not in str(error)
         wanted, step = older, 2
     found, parts, facts = load_newest(find_checkpoint(place, verify=False))
-    assert (facts["step"], Path(found).name) == (step, f"step_{step:08d}")
+    assert (facts.step, Path(found).name) == (step, f"step_{step:08d}")
     for part, tensors in wanted.items():
         for name, value in tensors.items():
             assert torch.equal(parts[part][name], value)

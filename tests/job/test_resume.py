@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from datasets import DatasetFacts
+from engine import TrainState
 from job.resume import check_resume, describe_hardware, restore
 from job.spec import Job
 from store.record.runs import Run
@@ -29,7 +30,11 @@ def job(tmp_path) -> Job:
     state = create_tiny_state(config, runtime)
     state.step = 3
     tensors, facts = collect_state(state, runtime.fetch_all)
-    facts |= {"config": config.model_dump(mode="json"), "environment": describe_hardware(runtime)}
+    facts = {
+        **facts.model_dump(),
+        "config": config.model_dump(mode="json"),
+        "environment": describe_hardware(runtime),
+    }
     run = Run(tmp_path / "run")
     CheckpointManager(run.checkpoints).save(3, tensors, facts, best=False)
     facts_of_task = TaskFacts(
@@ -61,16 +66,16 @@ def change(job: Job, *flags: str) -> Job:
     return replace(job, config=create_config(Path(job.config.run.output_dir), *flags))
 
 
-def restore_here(job: Job, runtime=None) -> tuple:
+def restore_here(job: Job, runtime=None) -> TrainState:
     runtime = runtime or create_cpu_runtime()
     state = create_tiny_state(job.config, runtime)
-    return restore(runtime, job, state), state
+    restore(runtime, job, state)
+    return state
 
 
 def test_a_run_resumes_in_its_old_environment_without_warning(job, caplog):
     check_resume(job, TinyConvNet())
-    facts, state = restore_here(job)
-    assert facts["step"] == state.step == 3
+    assert restore_here(job).step == 3
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 

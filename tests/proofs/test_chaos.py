@@ -244,7 +244,7 @@ def test_one_run_resumes_on_all_runtimes_in_turn(tmp_path):
         assert many[step] == pytest.approx(loss, rel=1e-4)
     folder = tmp_path / "many" / "tiny" / "a" / "checkpoints"
     _, facts = load_checkpoint(find_checkpoint(folder))
-    assert facts["step"] == last
+    assert facts.step == last
 
 
 @pytest.mark.slow

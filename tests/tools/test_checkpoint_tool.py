@@ -153,7 +153,7 @@ def test_the_commands_work_on_a_url(capsys):
     assert main(["verify", place]) == 0
     assert main(["prune", place, "--keep=1"]) == 0
     assert manager.list_steps() == [3]
-    assert load_checkpoint(f"{place}/step_00000003")[1]["step"] == 3
+    assert load_checkpoint(f"{place}/step_00000003")[1].step == 3
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "prune"])

@@ -22,7 +22,12 @@ from tests.support.tiny_parts import (
     create_vit,
     create_xla_runtime,
 )
-from utils.checkpoint.files import CheckpointError, inspect_checkpoint, load_checkpoint
+from utils.checkpoint.files import (
+    CheckpointError,
+    CheckpointFacts,
+    inspect_checkpoint,
+    load_checkpoint,
+)
 from utils.checkpoint.find import find_checkpoint, load_newest
 from utils.checkpoint.manager import BEST_FILE, CheckpointManager
 from utils.checkpoint.state import collect_state, restore_state
@@ -56,7 +61,7 @@ def create_trained(runtime, model=None, name: str = "adamw", steps: int = 2):
 
 def save(folder: Path, state, runtime, *, keep: int = 2, best: bool = False) -> Path:
     tensors, facts = collect_state(state, runtime.fetch_all)
-    return CheckpointManager(folder, keep).save(state.step, tensors, facts, best=best)
+    return CheckpointManager(folder, keep).save(state.step, tensors, facts.model_dump(), best=best)
 
 
 @pytest.fixture
@@ -123,12 +128,15 @@ def test_a_checkpoint_of_one_device_is_restored_bit_for_bit_on_another(tmp_path,
 def test_a_checkpoint_describes_every_tensor(saved):
     path = saved / "checkpoints" / "step_00000003"
     parts, facts = load_checkpoint(path)
-    assert facts["step"] == 3
+    assert facts.step == 3
     assert set(parts) == {"model", "ema", "optimizer"}
-    table = inspect_checkpoint(path)["tensors"]
-    assert table["model/head.weight"][:2] == [[10, 4], "float32"]
+    table = inspect_checkpoint(path).tensors
+    assert table["model/head.weight"][:2] == ([10, 4], "float32")
     assert set(table) == {f"{part}/{name}" for part, named in parts.items() for name in named}
-    assert json.loads((path / "state.json").read_text()) == facts
+    written = json.loads((path / "state.json").read_text())
+    assert CheckpointFacts.model_validate(written) == facts
+    of_state = [name for name in facts.model_dump() if name in written][:7]
+    assert list(written) == ["schema_version", *of_state, "parts", "files", "tensors"]
 
 
 def test_all_files_of_a_checkpoint_have_the_mode_of_new_files(saved):
@@ -316,7 +324,7 @@ def test_a_checkpoint_of_the_first_format_is_still_read(saved):
     path = saved / "checkpoints" / "step_00000003"
     parts, facts = load_checkpoint(path)
     late = ("schema_version", "files", "skipped_steps")
-    old = {key: value for key, value in facts.items() if key not in late}
+    old = {key: value for key, value in facts.model_dump().items() if key not in late}
     (path / "state.json").write_text(json.dumps({**old, "format_version": 1}))
     (path / "COMMITTED").unlink()
     found, _ = load_checkpoint(find_checkpoint(saved))
@@ -332,7 +340,7 @@ def test_a_broken_tensor_falls_back_to_an_older_checkpoint(saved, caplog):
     quick = find_checkpoint(saved, verify=False)
     assert quick == newest
     place, parts, facts = load_newest(quick)
-    assert (Path(place).name, facts["step"]) == ("step_00000002", 2)
+    assert (Path(place).name, facts.step) == ("step_00000002", 2)
     assert "step_00000003: tensor model/" in caplog.text
     assert set(parts) == {"model", "ema", "optimizer"}
     for path in newest.parent.glob("step_*"):

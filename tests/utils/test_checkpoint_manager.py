@@ -70,7 +70,7 @@ def test_a_checkpoint_is_read_back_from_disk_and_from_a_url(place):
     save(manager, 3)
     found = find_checkpoint(place)
     parts, facts = load_checkpoint(found)
-    assert facts["step"] == 3
+    assert facts.step == 3
     for part, tensors in create_parts(3).items():
         for name, value in tensors.items():
             assert torch.equal(parts[part][name], value)

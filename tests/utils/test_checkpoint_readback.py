@@ -105,7 +105,7 @@ def test_a_checkpoint_that_reads_back_differently_does_not_appear(place, monkeyp
         patch.setattr(kind, "publish", publish_badly)
         write(place, 2)
     assert open_folder(place).list_names() == ["step_00000001"]
-    assert load_checkpoint(open_folder(place).child("step_00000001"))[1]["step"] == 1
+    assert load_checkpoint(open_folder(place).child("step_00000001"))[1].step == 1
 
 
 def test_the_marker_is_written_after_every_file_was_read_back(place, monkeypatch):
@@ -138,7 +138,7 @@ def test_a_broken_checkpoint_falls_back_to_an_older_one_never_to_a_newer(tmp_pat
         write(tmp_path, step)
     (tmp_path / "step_00000002" / "model.safetensors").write_bytes(b"")
     found, _, facts = load_newest(tmp_path / "step_00000002")
-    assert (found.name, facts["step"]) == ("step_00000001", 1)
+    assert (found.name, facts.step) == ("step_00000001", 1)
     (tmp_path / "step_00000001" / "model.safetensors").write_bytes(b"")
     with pytest.raises(CheckpointError, match="step_00000002"):
         load_newest(tmp_path / "step_00000002")

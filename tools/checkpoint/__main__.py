@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
+from utils.json_types import JsonObject
 from utils.programs import CommandLine, create_program_parser
 
 
@@ -30,7 +30,7 @@ def create_parser() -> argparse.ArgumentParser:
     for name, command in parsers.items():
         command.set_defaults(run=f"tools.checkpoint.checkpoint_commands:{name}_checkpoints")
         if name != "diff":
-            count: dict[str, Any] = {"nargs": "+"} if name == "verify" else {}
+            count: JsonObject = {"nargs": "+"} if name == "verify" else {}
             command.add_argument("place", metavar="PLACE", **count)
     add = parsers["diff"].add_argument
     add("first", metavar="A")

@@ -35,11 +35,10 @@ def list_checkpoints(options: argparse.Namespace) -> None:
         except CheckpointError as error:
             print(f"{folder.name:<16} {'':>9} {'':>8} {'':>12}  broken: {_shorten(error, folder)}")
             continue
-        size = sum(facts.get("files", {}).values()) / _MIB
-        state = "best" if facts["step"] == best else ""
-        score = facts.get("best_metric")
+        size, score = sum(facts.files.values()) / _MIB, facts.best_metric
+        state = "best" if facts.step == best else ""
         shown = "" if score is None else f"{score:.2f}"
-        row = f"{folder.name:<16} {size:>9.1f} {len(facts['tensors']):>8} {shown:>12}  {state}"
+        row = f"{folder.name:<16} {size:>9.1f} {len(facts.tensors):>8} {shown:>12}  {state}"
         print(row.rstrip())
     for name in sorted(folders[0].parent.list_names()):
         if name.startswith(ASIDE):
@@ -116,12 +115,12 @@ def export_checkpoints(options: argparse.Namespace) -> None:
     kinds = [name for name in parts if name == "model" or name.startswith("ema")]
     if part not in kinds:
         raise UserError(f"--weights {part}: {place} holds {', '.join(kinds)}; choose one of them")
-    tensors, model = merge_adapters(parts[part]), facts.get("model", {})
+    tensors, model = merge_adapters(parts[part]), facts.model
     options.out.parent.mkdir(parents=True, exist_ok=True)
     write = {".safetensors": write_weights, ".pth": write_pickled}.get(options.out.suffix)
     if write is None:
         raise UserError(f"--out {options.out}: end it with .safetensors or .pth")
-    write(options.out, tensors, {**model, "step": facts["step"], **_find_run_id(options.place)})
+    write(options.out, tensors, {**model, "step": facts.step, **_find_run_id(options.place)})
     print(f"{options.out}: {part} of {place}, {len(tensors)} tensors")
 
 

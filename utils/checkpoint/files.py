@@ -11,14 +11,17 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import BaseModel, StrictInt, StringConstraints, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.checkpoint.fit import Entry, Table
-from utils.json_types import JsonMapping, JsonObject, JsonValue
+from utils.endings import Waited
+from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import COMMIT_FILE, Folder
 from utils.storage.local import LocalFolder, apply_umask
 from utils.storage.places import open_folder
@@ -34,6 +37,33 @@ Location = str | Path | Folder
 
 class CheckpointError(RuntimeError):
     """A checkpoint is broken or cannot be written; the text names the file and the fault."""
+
+
+class StateFacts(BaseModel, frozen=True):
+    """Facts of a train state beside its tensors; those with a default are not in old files."""
+
+    step: StrictInt
+    best_metric: float | None = None
+    waited: Waited = Waited()
+    input_processes: int = 0
+    skipped_steps: tuple[int, ...] = ()
+    optimizer: JsonObject  # numbers by `parameter|key` or `groupN|key`
+    scaler: JsonObject | None = None  # state of the loss scale
+
+
+class CheckpointFacts(StateFacts):
+    """`state.json`, with what resuming compares; other entries are for people."""
+
+    schema_version: int
+    data: JsonObject = {}  # position: epoch, and examples of it
+    stream: JsonObject | None = None
+    model: JsonObject = {}  # how to create the model, as in files of weights
+    teachers: list[str] | None = None  # their hashes
+    config: JsonObject | None = None
+    environment: JsonObject = {}
+    parts: list[Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*$")]]
+    files: dict[str, int]  # sizes in bytes
+    tensors: Table
 
 
 def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None:
@@ -57,30 +87,29 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None
     def commit(written: Folder) -> str:
         state = _read_state(written)
         _check_files(written, state)
-        if state["tensors"] != described:
+        if state.tensors != described:
             raise CheckpointError(f"{written}: {STATE_FILE} reads back different")
         for part in parts:
             with written.open_local(_get_file(part)) as path:
-                _check_part(written, part, _load(written, path, "mmap"), state["tensors"])
+                _check_part(written, part, _load(written, path, "mmap"), state.tensors)
         return json.dumps({"state_sha256": _hash_text(written.read_text(STATE_FILE))}) + "\n"
 
     folder.publish(fill, commit)
 
 
-def load_checkpoint(location: Location | Folder) -> tuple[Tensors, JsonObject]:
+def load_checkpoint(location: Location) -> tuple[Tensors, CheckpointFacts]:
     """Load tensors by part and facts, all checked against the table; else a CheckpointError."""
     folder = open_folder(location)
     facts = inspect_checkpoint(folder)
-    table = facts["tensors"]
-    parts = {part: _read_part(folder, part, table, "pread") for part in facts["parts"]}
-    _check_names(folder, parts, facts)
+    parts = {part: _read_part(folder, part, facts.tensors, "pread") for part in facts.parts}
+    _check_names(folder, parts, facts.tensors)
     return parts, facts
 
 
-def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
+def load_part(location: Location, part: str) -> dict[str, Tensor]:
     """Load the tensors of one part, each checked against the table; CheckpointError if broken."""
     folder = open_folder(location)
-    table = inspect_checkpoint(folder)["tensors"]
+    table = inspect_checkpoint(folder).tensors
     tensors = _read_part(folder, part, table, "pread")
     wanted = {name for name in table if name.startswith(f"{part}/")}
     if {f"{part}/{name}" for name in tensors} != wanted:
@@ -88,18 +117,16 @@ def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
     return tensors
 
 
-def verify_checkpoint(location: Location | Folder) -> JsonObject:
+def verify_checkpoint(location: Location) -> CheckpointFacts:
     """Check every tensor, one file at a time, and return the facts; a CheckpointError if broken."""
     folder = open_folder(location)
     facts = inspect_checkpoint(folder)
-    names: dict[str, Iterable[str]] = {}
-    for part in facts["parts"]:
-        names[part] = list(_read_part(folder, part, facts["tensors"], "mmap"))
-    _check_names(folder, names, facts)
+    names = {part: list(_read_part(folder, part, facts.tensors, "mmap")) for part in facts.parts}
+    _check_names(folder, names, facts.tensors)
     return facts
 
 
-def inspect_checkpoint(location: Location | Folder) -> JsonObject:
+def inspect_checkpoint(location: Location) -> CheckpointFacts:
     """Check marker, table and file sizes, and return the facts; a CheckpointError if broken."""
     folder = open_folder(location)
     facts = _read_state(folder)
@@ -112,7 +139,7 @@ def describe_tensor(tensor: Tensor) -> Entry:
     """Return shape, dtype and the first 16 digits of the SHA-256 of the bytes."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(data.data).hexdigest()[:16]
-    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), digest]
+    return list(tensor.shape), str(tensor.dtype).removeprefix("torch."), digest
 
 
 def _get_file(part: str) -> str:
@@ -123,43 +150,30 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_state(folder: Folder) -> JsonObject:
+def _read_state(folder: Folder) -> CheckpointFacts:
     """Read state.json and check its form."""
     try:
-        facts = json.loads(folder.read_text(STATE_FILE))
+        state = json.loads(folder.read_text(STATE_FILE))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{folder}: {STATE_FILE}: {_explain(error)}") from error
-    if not isinstance(facts, dict):
+    if not isinstance(state, dict):
         raise CheckpointError(f"{folder}: {STATE_FILE} is not a JSON object")
-    if _get_version(facts) not in _READABLE:
-        raise CheckpointError(
-            f"{folder}: schema_version {_get_version(facts)}, this program reads "
-            f"{' and '.join(map(str, _READABLE))}"
-        )
-    if not _has_form(facts):
-        raise CheckpointError(f"{folder}: {STATE_FILE} lacks a field or has a wrong type")
-    return facts
+    # Earlier programs wrote format_version.
+    version = state.get("schema_version", state.get("format_version"))
+    if version not in _READABLE:
+        readable = " and ".join(map(str, _READABLE))
+        raise CheckpointError(f"{folder}: schema_version {version}, this program reads {readable}")
+    if version == 1:
+        state.setdefault("files", {})
+    try:
+        return CheckpointFacts.model_validate({**state, "schema_version": version})
+    except ValidationError as error:
+        text = f"{folder}: {STATE_FILE} lacks a field or has a wrong type"
+        raise CheckpointError(text) from error
 
 
-def _get_version(facts: JsonMapping) -> JsonValue:
-    """Return schema_version, or format_version of earlier programs."""
-    return facts.get("schema_version", facts.get("format_version"))
-
-
-def _has_form(facts: JsonMapping) -> bool:
-    parts, tensors = facts.get("parts"), facts.get("tensors")
-    if not isinstance(parts, list) or not isinstance(tensors, dict):
-        return False
-    if not all(isinstance(part, str) and part.isidentifier() for part in parts):
-        return False
-    if not all(isinstance(entry, list) and len(entry) == 3 for entry in tensors.values()):
-        return False
-    has_files = _get_version(facts) == 1 or isinstance(facts.get("files"), dict)
-    return has_files and type(facts.get("step")) is int and isinstance(facts.get("optimizer"), dict)
-
-
-def _check_marker(folder: Folder, facts: JsonMapping) -> None:
-    if _get_version(facts) == 1 and isinstance(folder, LocalFolder):
+def _check_marker(folder: Folder, facts: CheckpointFacts) -> None:
+    if facts.schema_version == 1 and isinstance(folder, LocalFolder):
         return
     try:
         wanted = json.loads(folder.read_text(COMMIT_FILE))["state_sha256"]
@@ -169,8 +183,8 @@ def _check_marker(folder: Folder, facts: JsonMapping) -> None:
         raise CheckpointError(f"{folder}: {STATE_FILE} fails its checksum")
 
 
-def _check_files(folder: Folder, facts: JsonMapping) -> None:
-    for name, size in facts.get("files", {}).items():
+def _check_files(folder: Folder, facts: CheckpointFacts) -> None:
+    for name, size in facts.files.items():
         try:
             written = folder.get_size(name)
         except OSError as error:
@@ -206,9 +220,9 @@ def _check_part(folder: Folder, part: str, tensors: Mapping[str, Tensor], table:
             raise CheckpointError(f"{folder}: tensor {part}/{name} fails its checksum")
 
 
-def _check_names(folder: Folder, parts: Mapping[str, Iterable[str]], facts: JsonMapping) -> None:
+def _check_names(folder: Folder, parts: Mapping[str, Iterable[str]], table: Table) -> None:
     names = {f"{part}/{name}" for part, tensors in parts.items() for name in tensors}
-    if names != set(facts["tensors"]):
+    if names != set(table):
         raise CheckpointError(f"{folder}: tensors differ from the table of {STATE_FILE}")
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from utils.checkpoint.files import (
     STATE_FILE,
     CheckpointError,
+    CheckpointFacts,
     Location,
     Tensors,
     inspect_checkpoint,
@@ -16,7 +17,6 @@ from utils.checkpoint.files import (
     verify_checkpoint,
 )
 from utils.errors import UserError
-from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage.folder import Folder
 from utils.storage.local import LocalFolder, get_old_name
@@ -53,7 +53,7 @@ def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
 
 def load_newest(
     location: Location, *, fall_back: bool = True
-) -> tuple[Location, Tensors, JsonObject]:
+) -> tuple[Location, Tensors, CheckpointFacts]:
     """Load a checkpoint, or the newest whole older one if `fall_back`; else a CheckpointError."""
     first = open_folder(location)
     failure: CheckpointError | None = None

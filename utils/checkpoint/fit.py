@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +11,8 @@ from torch import Tensor
 _NAMED = 8  # names in an error's one line
 # The shape of a tensor and the name of its type, such as "float32".
 Kind = tuple[tuple[int, ...], str]
-# [shape, type, ...] of a tensor as JSON holds it.
-Entry = list[Any]
+# Shape, type and checksum of a tensor, as a checkpoint's table holds them.
+Entry = tuple[list[int], str, str]
 Table = dict[str, Entry]
 
 

@@ -40,9 +40,7 @@ class CheckpointManager:
     `keep_every`.
     """
 
-    def __init__(
-        self, location: Location | Folder, keep: int = 2, keep_every: int | None = None
-    ) -> None:
+    def __init__(self, location: Location, keep: int = 2, keep_every: int | None = None) -> None:
         self.folder = open_folder(location)
         self.keep, self.keep_every = keep, keep_every
         # Called by the writing thread with the step of a whole checkpoint.

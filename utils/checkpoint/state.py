@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoint.files import Location, Tensors
+from utils.checkpoint.files import Location, StateFacts, Tensors
 from utils.checkpoint.fit import compare_tensors
 from utils.endings import Waited
 from utils.errors import UserError
-from utils.json_types import JsonMapping, JsonObject
+from utils.json_types import JsonObject
 
 
 class TrainStateLike(Protocol):
@@ -33,7 +32,7 @@ class TrainStateLike(Protocol):
 
 def collect_state(
     state: TrainStateLike, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-) -> tuple[Tensors, JsonObject]:
+) -> tuple[Tensors, StateFacts]:
     """Return host tensors by part and name, and facts; `fetch_all` reads all tensors at once."""
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
     flat |= {f"extra/{k}": v for k, v in state.loss_modules.state_dict().items()}
@@ -45,20 +44,19 @@ def collect_state(
     for key, value in fetch_all(flat).items():
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = value
-    facts = {
-        "step": state.step,
-        "best_metric": state.best_score,
-        "waited": asdict(state.waited),
-        "input_processes": state.input_processes,
-        "skipped_steps": list(state.skipped_steps),
-        "optimizer": scalars,
-        "scaler": None if state.scaler is None else state.scaler.state_dict(),
-    }
-    return parts, facts
+    return parts, StateFacts(
+        step=state.step,
+        best_metric=state.best_score,
+        waited=state.waited,
+        input_processes=state.input_processes,
+        skipped_steps=state.skipped_steps,
+        optimizer=scalars,
+        scaler=None if state.scaler is None else state.scaler.state_dict(),
+    )
 
 
 def restore_state(
-    state: TrainStateLike, parts: Tensors, facts: JsonMapping, location: Location
+    state: TrainStateLike, parts: Tensors, facts: StateFacts, location: Location
 ) -> None:
     """Copy a checkpoint into a train state, all or nothing; a UserError if it does not fit."""
     modules = {"model": state.model, "extra": state.loss_modules, **state.averages}
@@ -80,18 +78,16 @@ def restore_state(
                 host = parts[part][name]
                 value.copy_(host.reshape(1).to(value.device)[0] if value.ndim == 0 else host)
     parameters = {name: p for p, name in _names_of(state).items()}
-    for name, value in facts["optimizer"].items():
+    for name, value in facts.optimizer.items():
         owner, _, key = name.partition("|")
         if owner in parameters:
             state.optimizer.state[parameters[owner]][key] = value
         else:
             state.optimizer.param_groups[int(owner.removeprefix("group"))][key] = value
-    if state.scaler is not None and facts.get("scaler"):
-        state.scaler.load_state_dict(facts["scaler"])
-    state.step, state.best_score = facts["step"], facts["best_metric"]
-    state.waited = Waited(**facts.get("waited", {}))
-    state.input_processes = facts.get("input_processes", 0)
-    state.skipped_steps = tuple(facts.get("skipped_steps", ()))
+    if state.scaler is not None and facts.scaler:
+        state.scaler.load_state_dict(facts.scaler)
+    state.step, state.best_score, state.waited = facts.step, facts.best_metric, facts.waited
+    state.input_processes, state.skipped_steps = facts.input_processes, facts.skipped_steps
 
 
 def _names_of(state: TrainStateLike) -> dict[Tensor, str]:
@@ -106,8 +102,8 @@ def _flatten_optimizer(state: TrainStateLike) -> tuple[dict[str, Tensor], JsonOb
     names = _names_of(state)
     modules = [*state.model.named_modules(), *state.loss_modules.named_modules(prefix="extra")]
     # Axes of parameters that are stored in another order on the device than in a file.
-    orders: dict[str, Any] = {
-        f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")
+    orders: dict[str, Sequence[int]] = {
+        f"{n}.weight": order for n, m in modules if (order := getattr(m, "file_order", None))
     }
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from utils.checkpoint.files import CheckpointError, inspect_checkpoint, load_part
+from utils.checkpoint.files import CheckpointError, CheckpointFacts, inspect_checkpoint, load_part
 from utils.checkpoint.find import iterate_checkpoints
 from utils.checkpoint.fit import Kind, Table, get_kind
 from utils.errors import UserError
@@ -167,7 +167,7 @@ class CheckpointWeights(Weights):
 
     @property
     def facts(self) -> JsonObject:
-        return get_known_facts(self._state.get("model"))
+        return get_known_facts(self._state.model)
 
     def read_tensors(self) -> dict[str, Tensor]:
         with self._explain():
@@ -179,15 +179,15 @@ class CheckpointWeights(Weights):
 
     @property
     def _part(self) -> str:
-        return "ema" if "ema" in self._state["parts"] else "model"
+        return "ema" if "ema" in self._state.parts else "model"
 
     @property
     def _table(self) -> Table:
         start = f"{self._part}/"
-        entries = self._state["tensors"].items()
+        entries = self._state.tensors.items()
         return {name.removeprefix(start): e for name, e in entries if name.startswith(start)}
 
-    def _find(self, root: Folder) -> tuple[Folder, JsonObject]:
+    def _find(self, root: Folder) -> tuple[Folder, CheckpointFacts]:
         """Find the newest whole one, without reading its tensors."""
         failure: CheckpointError | None = None
         for folder in iterate_checkpoints(root):
