@@ -23,7 +23,7 @@ from utils.runtime.base import DTYPES, derive_seed
 from utils.runtime.choice import choose_device
 from utils.runtime.feeding import Feeder
 from utils.runtime.launcher import create_runtime, launch
-from utils.runtime.processes.children import run_on
+from utils.runtime.processes.children import ReplicaWork, run_on
 from utils.runtime.processes.ranks import Alone, ProcessRanks
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks
 from utils.runtime.xla.runtime import XlaRuntime
@@ -312,7 +312,7 @@ def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     section = RuntimeSection(device="xla", num_processes=2, timeout_s=9)
     assert launch(section, create_batch, "seed") == 4
-    assert told == [(2, 9, run_on, XlaRuntime, section, create_batch, ("seed",))]
+    assert told == [(2, 9, run_on, XlaRuntime, ReplicaWork(section, create_batch, ("seed",)))]
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("fp32", "f32"), ("bf16", "bf16")])

@@ -12,7 +12,13 @@ import pytest
 from tests.support.child_runs import ROOT, get_environment
 from utils.config.execution import RuntimeSection
 from utils.errors import EXIT_PREEMPTED
-from utils.runtime.processes.children import Failure, GroupError, _explain_exit, raise_cause
+from utils.runtime.processes.children import (
+    Failure,
+    GroupError,
+    ReplicaWork,
+    _explain_exit,
+    raise_cause,
+)
 from utils.runtime.xla.chips import launch_on_chips
 from utils.runtime.xla.runtime import XlaRuntime
 
@@ -122,7 +128,7 @@ def test_one_process_per_chip_gives_the_highest_code_or_the_cause(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     # Of a process one cache can be made, before its first graph.
     section = RuntimeSection(device="xla", compile_cache="")
-    assert launch_on_chips(section, end, ([0, EXIT_PREEMPTED],)) == EXIT_PREEMPTED
-    assert launch_on_chips(section, end, ([0, 0],)) == 0
+    assert launch_on_chips(ReplicaWork(section, end, ([0, EXIT_PREEMPTED],))) == EXIT_PREEMPTED
+    assert launch_on_chips(ReplicaWork(section, end, ([0, 0],))) == 0
     with pytest.raises(GroupError, match="rank 1 failed: ValueError: broken chip"):
-        launch_on_chips(section, end, ([-1, 0],))
+        launch_on_chips(ReplicaWork(section, end, ([-1, 0],)))

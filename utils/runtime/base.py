@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, TypeVarTuple
 
 import torch
 import torch.profiler
@@ -21,7 +22,7 @@ from utils.runtime.instruments import Instruments
 from utils.runtime.processes.ranks import Alone, Ranks
 from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
-from utils.torch_types import ModuleT
+from utils.torch_types import ModuleT, P, T
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -46,7 +47,7 @@ class HasLoss(Protocol):
 
 
 B = TypeVar("B", bound=BatchLike)
-T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 Task = TypeVar("Task", bound=HasLoss)
 
 
@@ -74,7 +75,7 @@ class Runtime(ABC):
         self._compiler = ModelCompiler(section, self.name, lambda: self.counters()["host_ops"])
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
-        self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
+        self._pending: list[tuple[Callable[[Tensor], None], Tensor]] = []
         self._declared_reads = 0
 
     def _create_updates(self) -> Updates:
@@ -117,9 +118,9 @@ class Runtime(ABC):
         """Return the task for the loop; it may sum gradients during the backward pass."""
         return task
 
-    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def checkpoint_block(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a block of a model that is recomputed in the backward pass."""
-        result: Any = checkpoint(function, *args, use_reentrant=False, **kwargs)
+        result: Any = checkpoint(partial(function, **kwargs), *args, use_reentrant=False)
         return result
 
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
@@ -152,7 +153,7 @@ class Runtime(ABC):
         """Dispatch recorded work at the end of a step or of an evaluation batch."""
         return
 
-    def autocast(self) -> contextlib.AbstractContextManager:
+    def autocast(self) -> torch.autocast | contextlib.nullcontext[None]:
         """Create a context that computes matmuls in `runtime.precision`."""
         if self.section.precision == "fp32":
             return contextlib.nullcontext()
@@ -214,19 +215,20 @@ class Runtime(ABC):
         self._declared_reads += 1
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
-    def defer(self, function: Callable[..., None], *args: object, scalars: Tensor) -> None:
+    def defer(self, function: Callable[[*Ts, Tensor], None], *args: *Ts, scalars: Tensor) -> None:
         """Call `function(*args, host_scalars)` at the next `flush_deferred`.
 
         That is one step behind the device: when the read waits for a step, the next one is
         already running, so the device never idles; the loop gets an error of `function`.
         """
-        self._pending.append((function, args, scalars))
+        self._pending.append((lambda host: function(*args, host), scalars))
 
     def flush_deferred(self) -> None:
         """Call the deferred functions."""  # host read: log steps only
-        pending, self._pending = self._pending, []
-        for function, args, scalars in pending:
-            function(*args, self.fetch(scalars))
+        pending = self._pending
+        self._pending = []
+        for function, scalars in pending:
+            function(self.fetch(scalars))
 
     def counters(self) -> dict[str, int]:
         """Count since the start: `graphs` compiled, undeclared `host_reads`, `host_ops`."""

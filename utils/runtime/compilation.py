@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import textwrap
 import time
-from collections.abc import Callable
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -20,6 +20,7 @@ from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.runtime.choice import choose_compiler
+from utils.torch_types import P, T
 
 _SWITCH_ON = "unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE where they are set, "
 _INSTALL = "install a C++ compiler that works, such as g++, or set CXX to one, "
@@ -66,7 +67,9 @@ class ModelCompiler:
         if self._waits_for_call:
             self._refuse("no compiled module was called in the first step", _SWITCH_ON)
 
-    def _compile_graph(self, graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    def _compile_graph(
+        self, graph: GraphModule, inputs: list[Tensor]
+    ) -> Callable[..., Sequence[Tensor]]:
         """Compile by the backend, and count the graph if it does not raise."""
         from torch._dynamo.backends.registry import lookup_backend
 
@@ -75,8 +78,8 @@ class ModelCompiler:
         return compiled
 
     def _first_call(
-        self, module: nn.Module, compiled: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
+        self, module: nn.Module, compiled: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         """Compile a module by its first call; raise a UserError if it was not compiled whole."""
         import torch._dynamo
 

@@ -6,10 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
-_END = object()
 
 
 class Feeder(Iterator[T]):
@@ -21,7 +20,7 @@ class Feeder(Iterator[T]):
 
     def __init__(self, batches: Iterable[T], to_device: Callable[[T], T], depth: int = 2) -> None:
         self.wait_s = 0.0
-        self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
+        self._queue: queue.Queue[T | BaseException | None] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._feed, args=(batches, to_device), name="feeder", daemon=True
@@ -35,8 +34,8 @@ class Feeder(Iterator[T]):
         if isinstance(item, BaseException):
             self._put(item)
             raise item
-        if item is _END:
-            self._put(_END)
+        if item is None:  # the end
+            self._put(None)
             raise StopIteration
         return item
 
@@ -61,11 +60,11 @@ class Feeder(Iterator[T]):
             for batch in batches:
                 if not self._put(to_device(batch)):
                     return
-            self._put(_END)
+            self._put(None)
         except BaseException as error:
             self._put(error)
 
-    def _put(self, item: Any) -> bool:
+    def _put(self, item: T | BaseException | None) -> bool:
         """Queue an item unless the loop has ended; return whether it was queued."""
         while not self._stop.is_set():
             try:

@@ -89,7 +89,8 @@ class UseReading:
         """Return the last duty cycle, mean over devices, and start a new reading."""
         if self._read is None or (self._thread is not None and self._thread.is_alive()):
             return None
-        percents, self._percents = self._percents, []
+        percents = self._percents
+        self._percents = []
         self._thread = threading.Thread(
             target=self._read_use, args=(self._read,), name="device-use", daemon=True
         )

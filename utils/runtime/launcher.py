@@ -11,6 +11,7 @@ from utils.config.devices import DEVICES
 from utils.errors import UserError
 from utils.registry import load_object
 from utils.runtime.choice import choose_device
+from utils.runtime.processes.children import ReplicaWork
 from utils.runtime.start import get_start
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def launch(
     exit code, or None for 0. An empty `device` is chosen here.
     """
     name = device or choose_device(section)
-    start = get_start(name)
+    start, work = get_start(name), ReplicaWork(section, worker, args)
     start.prepare_environment()
     try:
-        return start.launch(_load_class(name, section), section, worker, args)
+        return start.launch(_load_class(name, section), work)
     except Exception as error:
         if "RANK" in os.environ and not isinstance(error, UserError):
             # Started by torchrun, which shows the ranks' outputs mixed.

@@ -8,12 +8,11 @@ micro-batches, and one sum over D at the end is the only one over devices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 _DEVICES, _PARTS, _DEAL = "split_over", "gradient_parts", "deal_out"
 
@@ -85,10 +84,10 @@ class _Spread(DifferentiationRule):
     """One value for every example, with a gradient summed over each device's examples."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, parts: Tensor, examples: int) -> Tensor:
+    def forward(ctx: Ctx, parameter: Tensor, parts: Tensor, examples: int) -> Tensor:
         ctx.devices = parts.shape[0]
         return parameter.expand(examples, *parameter.shape[1:])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return None, gradient.unflatten(0, (ctx.devices, -1)).sum(dim=1, keepdim=True), None

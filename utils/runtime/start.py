@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from utils.config.devices import DEVICES
@@ -12,6 +11,7 @@ from utils.registry import load_object
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
+    from utils.runtime.processes.children import CreateRuntime, ReplicaWork
 
 _RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
@@ -65,23 +65,16 @@ class DeviceStart:
         """Return the device's name, with the hardware where the name leaves it open."""
         return self.name
 
-    def launch(
-        self,
-        create: Callable[[RuntimeSection], object],
-        section: RuntimeSection,
-        worker: Callable[..., int | None],
-        args: tuple[object, ...],
-    ) -> int:
-        """Run a worker on each replica, in this process or in several; return the exit code."""
+    def launch(self, create: CreateRuntime, work: ReplicaWork) -> int:
+        """Run the work on each replica, in this process or in several; return the exit code."""
         from utils.runtime.processes.children import launch_processes, run_on
 
-        work = (create, section, worker, args)
         # In a group that torchrun started this process is one rank.
-        is_single = section.parallel == "spmd" or get_planned_size() > 1
-        count = 1 if is_single else self.count_processes(section)
+        is_single = work.section.parallel == "spmd" or get_planned_size() > 1
+        count = 1 if is_single else self.count_processes(work.section)
         if count == 1:
-            return run_on(*work)
-        return launch_processes(count, section.timeout_s, run_on, *work)
+            return run_on(create, work)
+        return launch_processes(count, work.section.timeout_s, run_on, create, work)
 
 
 def get_start(name: str) -> DeviceStart:

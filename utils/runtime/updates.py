@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from utils.json_types import JsonValue
 
 T = TypeVar("T")
 
@@ -76,7 +78,7 @@ class Updates:
         optimizer.step()
 
 
-def _get_zero(value: Any) -> Any:
+def _get_zero(value: Tensor | JsonValue) -> Tensor | JsonValue:
     if isinstance(value, Tensor):
         return value.zero_()
     is_choice = isinstance(value, bool)  # such as a choice of Muon

@@ -23,7 +23,7 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVarTuple
 
 import psutil
 
@@ -31,6 +31,8 @@ from utils.config.execution import RuntimeSection
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
+Ts = TypeVarTuple("Ts")
+CreateRuntime = Callable[[RuntimeSection], Any]  # of a `Runtime`, whose file imports this one
 _PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
 _THREADS = "OMP_NUM_THREADS"
 _GRACE_S = 3.0  # for the other ranks to leave a record of their own
@@ -60,8 +62,17 @@ class Failure:
     trace: str = ""
 
 
+@dataclass(frozen=True)
+class ReplicaWork:
+    """The work of each replica: `worker(runtime, *args)`, which pickle takes to other processes."""
+
+    section: RuntimeSection
+    worker: Callable[..., int | None]  # returns the exit code, or None for 0
+    args: tuple[object, ...]
+
+
 def launch_processes(
-    count: int, timeout_s: float, entry: Callable[..., int | None], *args: object
+    count: int, timeout_s: float, entry: Callable[[*Ts], int | None], *args: *Ts
 ) -> int:
     """Run a module-level `entry(*args)` in `count` connected processes; return the exit code.
 
@@ -99,16 +110,11 @@ def launch_processes(
         return _explain_exit(read_failures(Path(folder)), codes, killed, timeout_s)
 
 
-def run_on(
-    create: Callable[[RuntimeSection], Any],
-    section: RuntimeSection,
-    worker: Callable[..., int | None],
-    args: tuple[object, ...],
-) -> int:
+def run_on(create: CreateRuntime, work: ReplicaWork) -> int:
     """Create a replica's runtime, run its work and leave the other ranks; return the exit code."""
-    runtime = create(section)
+    runtime = create(work.section)
     try:
-        return worker(runtime, *args) or 0
+        return work.worker(runtime, *work.args) or 0
     finally:
         runtime.ranks.leave()
 
@@ -243,7 +249,7 @@ def _classify(error: BaseException) -> str:
 
 
 def _run_rank(
-    rank: int, shared: dict[str, str], entry: Callable[..., int | None], args: tuple[object, ...]
+    rank: int, shared: dict[str, str], entry: Callable[[*Ts], int | None], args: tuple[*Ts]
 ) -> None:
     """Run a rank in its new process, and write a record if it fails."""
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from utils.runtime.processes.group import flatten, unflatten
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 if TYPE_CHECKING:
     from utils.runtime.processes.group import ProcessGroup
@@ -204,12 +204,12 @@ class _SumOverRanks(DifferentiationRule):
     """Sum over ranks, whose gradients are summed over ranks, too."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+    def forward(ctx: Ctx, tensor: Tensor, ranks: Ranks) -> Tensor:
         ctx.ranks = ranks
         return ranks.sum(tensor.detach())
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor, None]:
         return ctx.ranks.sum(gradient.contiguous()), None
 
 

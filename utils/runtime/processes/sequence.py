@@ -7,12 +7,11 @@ is marked. Gradients are marked like their values.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 # (tensor, dimension split along the axis or None, dimension of examples) -> marked tensor.
 Mark = Callable[[Tensor, int | None, int], Tensor]
@@ -64,12 +63,12 @@ class _Mark(DifferentiationRule):
     """Marks x and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int | None, batch: int) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor, dim: int | None, batch: int) -> Tensor:
         ctx.dims = dim, batch
         return _mark(x, dim, batch)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
         return _mark(gradient, *ctx.dims), None, None
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from utils.config.execution import RuntimeSection
 from utils.runtime.processes.children import (
     RECORDS,
+    ReplicaWork,
     pass_on_sigterm,
     raise_cause,
     read_failures,
@@ -20,10 +19,8 @@ from utils.runtime.processes.children import (
 from utils.runtime.xla.runtime import XlaRuntime
 
 
-def launch_on_chips(
-    section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
-) -> int:
-    """Run a worker on each chip; a failed one ends the others and is named in the error."""
+def launch_on_chips(work: ReplicaWork) -> int:
+    """Run the work on each chip; a failed one ends the others and is named in the error."""
     import torch_xla
 
     with tempfile.TemporaryDirectory(prefix="run-group-") as name:
@@ -31,7 +28,7 @@ def launch_on_chips(
         os.environ[RECORDS] = name
         try:
             with watch_records(folder), pass_on_sigterm():
-                torch_xla.launch(_run_on_chip, args=(section, worker, args))
+                torch_xla.launch(_run_on_chip, args=(work,))
         except Exception as error:
             failures = read_failures(folder)
             if not failures:
@@ -45,12 +42,10 @@ def launch_on_chips(
         return max((int(path.read_text()) for path in folder.glob("code_*")), default=0)
 
 
-def _run_on_chip(
-    rank: int, section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
-) -> None:
-    """Run the worker in a chip's process, and write its exit code or failure to a file."""
+def _run_on_chip(rank: int, work: ReplicaWork) -> None:
+    """Run the work in a chip's process, and write its exit code or failure to a file."""
     try:
-        code = run_on(XlaRuntime, section, worker, args)
+        code = run_on(XlaRuntime, work)
         if code and RECORDS in os.environ:
             Path(os.environ[RECORDS], f"code_{rank}").write_text(str(code))
     except BaseException as error:

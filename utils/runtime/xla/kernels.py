@@ -10,6 +10,7 @@ from torch import Tensor
 
 from utils.runtime.peaks import name_hardware
 
+Tensors = list[Tensor]
 # Carry, slices of the inputs -> the next carry, slices of the outputs.
 Step = Callable[[Tensor, Sequence[Tensor]], tuple[Tensor, Sequence[Tensor]]]
 
@@ -52,7 +53,7 @@ def scan_on_xla(
     """
     from torch_xla.experimental.scan import _scan_impl_flat
 
-    def flat(carries: Sequence[Tensor], slices: Sequence[Tensor]) -> tuple[list, list]:
+    def flat(carries: Tensors, slices: Tensors) -> tuple[Tensors, Tensors]:
         moved, outputs = step(carries[0], slices)
         return [moved], list(outputs)
 

@@ -154,13 +154,15 @@ def orthogonalise(
 
 def _get_replacements(muon: ModuleType) -> dict[str, Callable[..., object]]:
     suits = muon._is_suitable_for_muon
+
+    def is_suitable(parameter: Tensor, **rest: object) -> bool:
+        return suits(view_as_in_files(parameter, parameter.detach()), **rest)
+
     return {
         "zeropower_via_newtonschulz": orthogonalise,
         "muon": partial(_call_as_in_files, muon.muon),
         "adamuon": partial(_call_as_in_files, muon.adamuon),
-        "_is_suitable_for_muon": lambda parameter, **rest: suits(
-            view_as_in_files(parameter, parameter.detach()), **rest
-        ),
+        "_is_suitable_for_muon": is_suitable,
     }
 
 

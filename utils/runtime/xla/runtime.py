@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from utils.config.execution import RuntimeSection
 from utils.device_use import read_tpu
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonMapping, JsonObject
 from utils.programs import pause_collection
-from utils.runtime.base import DTYPES, Runtime, T, derive_seed
+from utils.runtime.base import DTYPES, Runtime, derive_seed
 from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
 from utils.runtime.processes.children import get_core_share
@@ -28,7 +28,7 @@ from utils.runtime.updates import Updates
 from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 from utils.storage.places import to_path
-from utils.torch_types import ModuleT
+from utils.torch_types import ModuleT, P, T
 
 
 class XlaInstruments(Instruments):
@@ -46,7 +46,7 @@ class XlaInstruments(Instruments):
             return None
         import torch_xla.core.xla_model as xm
 
-        memory: Any = xm.get_memory_info(self._runtime.device)
+        memory: JsonMapping = xm.get_memory_info(self._runtime.device)
         peak = memory.get("peak_bytes_used")
         return None if peak is None else peak / 2**30
 
@@ -131,7 +131,7 @@ class XlaRuntime(Runtime):
         uploaded: Any = self._xm.send_cpu_data_to_device([tensor], self.device)
         return uploaded[0]
 
-    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def checkpoint_block(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         # Its optimisation barrier keeps the compiler from merging the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
@@ -216,7 +216,7 @@ def shrink(folder: Path, limit_gib: float) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
     files.sort(key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True)
-    size, dropped = 0, []
+    size, dropped = 0, list[Path]()
     for path, facts in files:
         size += facts.st_size
         if size > limit_gib * 2**30:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
+from utils.runtime.processes.children import ReplicaWork
 from utils.runtime.start import DeviceStart, check_group
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
+    from utils.runtime.processes.children import CreateRuntime
 
 # Variables with which torch_xla stores float32 tensors in 16 bits.
 _NARROWING = (
@@ -68,18 +69,12 @@ class XlaStart(DeviceStart):
     def describe(self) -> str:
         return "xla on TPU" if self.has_chips() else "xla on the CPU, no TPU is used"
 
-    def launch(
-        self,
-        create: Callable[[RuntimeSection], object],
-        section: RuntimeSection,
-        worker: Callable[..., int | None],
-        args: tuple[object, ...],
-    ) -> int:
-        if not self.has_chips() or section.parallel == "spmd":
-            return super().launch(create, section, worker, args)
+    def launch(self, create: CreateRuntime, work: ReplicaWork) -> int:
+        if not self.has_chips() or work.section.parallel == "spmd":
+            return super().launch(create, work)
         from utils.runtime.xla.chips import launch_on_chips
 
-        return launch_on_chips(section, worker, args)
+        return launch_on_chips(work)
 
 
 def has_tpu() -> bool:
