@@ -68,7 +68,7 @@ def synchronise_batch_norm(model: nn.Module, sum_over_ranks: Callable[[Tensor], 
 
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     for norm in norms:
-        norm.forward = MethodType(forward, norm)
+        vars(norm)["forward"] = MethodType(forward, norm)
     return len(norms)
 
 

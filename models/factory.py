@@ -7,7 +7,7 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import timm
 import torch
@@ -19,7 +19,7 @@ from models.lora import adapt
 from models.table import ARGUMENTS, MODELS
 from models.widened import widen
 from utils.errors import UserError, get_hint, get_near_names
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 from utils.weights.adapters import merge_adapters
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.fitting import FitRules
@@ -73,7 +73,7 @@ def create_model(
     *,
     device: str = "cpu",
     class_names: tuple[str, ...] | None = None,
-    **of_task: Any,
+    **of_task: JsonValue,
 ) -> nn.Module:
     """Create the student of a run, float32.
 
@@ -132,7 +132,7 @@ def scale_head(model: nn.Module, section: ModelSection) -> None:
 
 def build_model(
     name: str,
-    arguments: dict[str, Any],
+    arguments: JsonObject,
     *,
     pretrained: bool = False,
     key: str = "model",
@@ -145,7 +145,7 @@ def build_model(
             arguments = _resolve_layers(arguments)
             if name in MODELS:
                 model = MODELS.get(name)(**arguments)
-                model.meanings = find_meanings(ARGUMENTS, name, arguments)
+                vars(model)["meanings"] = find_meanings(ARGUMENTS, name, arguments)
                 return model
             with prefer_hub_cache() if pretrained else nullcontext():
                 return timm.create_model(name, pretrained=pretrained, **arguments)
@@ -168,14 +168,14 @@ def build_model(
         ) from error
 
 
-def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path) -> Path:
+def export_model(tensors: dict[str, Tensor], facts: JsonObject, folder: Path) -> Path:
     """Write weights, adapters merged, for a plain `timm.create_model`, and its arguments."""
     path = folder / EXPORT_FILE
     write_weights(path, merge_adapters(tensors), facts)
     return path
 
 
-def _resolve_layers(arguments: dict[str, Any]) -> dict[str, Any]:
+def _resolve_layers(arguments: JsonObject) -> JsonObject:
     """Replace the name of an activation by its class, which some models of timm need."""
     name = arguments.get("act_layer")
     if not isinstance(name, str):
@@ -189,13 +189,14 @@ def _resolve_layers(arguments: dict[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def _refuse_unknown(error: Exception, name: str, arguments: dict[str, Any], key: str) -> None:
+def _refuse_unknown(error: Exception, name: str, arguments: JsonObject, key: str) -> None:
     """Raise a UserError that names the key of an unknown argument, and the known arguments."""
     match = _UNKNOWN.match(str(error))
     if match is None or match[2] not in arguments or match[2] in _OF_TASK:
         return
     wrong, own = match[2], _KEYS.get(match[2], f"args.{match[2]}")
-    known = [] if wrong in _KEYS else _list_arguments(error.__traceback__, match[1])
+    trace = error.__traceback__
+    known = list[str]() if wrong in _KEYS else _list_arguments(trace, match[1])
     source = f"model.{own}" if key == "model" else f"{key}: its argument {wrong}"
     hint = f"; {get_hint(wrong, known)}" if known else "; leave it out"
     raise UserError(f"{source} ({arguments[wrong]!r}) is no argument of {name!r}{hint}") from error

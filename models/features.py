@@ -40,12 +40,13 @@ class FeatureTap:
 
     def take(self) -> dict[str, Tensor]:
         """Return the outputs by path since the last call, once, and parameters."""
-        kept, self._kept = self._kept, {}
+        kept = self._kept
+        self._kept = {}
         # Looked up anew: a move to another device may have replaced them.
         return kept | {path: self._model.get_parameter(path) for path in self._parameters}
 
     def _create_hook(self, path: str) -> Callable[..., None]:
-        def keep(_module: nn.Module, _inputs: tuple, output: Tensor | Sequence[Tensor]) -> None:
+        def keep(_: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor | list[Tensor]) -> None:
             self._kept[path] = output if isinstance(output, Tensor) else output[0]
 
         return keep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.errors import UserError
@@ -37,5 +37,5 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> int:
     return sum(value.numel() for value in frozen)
 
 
-def _stay_in_evaluation(module: nn.Module, inputs: object) -> None:
+def _stay_in_evaluation(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     module.eval()  # the loop's train() comes before every step

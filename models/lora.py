@@ -26,7 +26,7 @@ class LowRankLinear(nn.Linear):
     Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
     """
 
-    _parameters: dict[str, Any]
+    _parameters: dict[str, nn.Parameter]
     lora_up: Tensor
     lora_down: Tensor
     lora_scale: Tensor

@@ -100,13 +100,11 @@ class LinearRegression(RowModel):
     """One affine map; its initial values are zero, the mean of the targets."""
 
     def build(self, in_features: int) -> None:
-        """Create the head."""
         self.head = nn.Linear(in_features, self.num_outputs)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
     def predict(self, values: Tensor) -> Tensor:
-        """Apply the affine map."""
         return self.head(values)
 
 
@@ -125,7 +123,7 @@ class MLPShape(ModelArguments):
             value = getattr(self, key)
             if value not in known:
                 raise UserError(f"model.args.{key} ({value!r}): {get_hint(str(value), known)}")
-        is_list = isinstance(self.widths, list | tuple) and self.widths
+        is_list = isinstance(self.widths, Sequence) and self.widths
         if not is_list or not all(isinstance(w, int) and w > 0 for w in self.widths):
             raise UserError(
                 f"model.args.widths ({self.widths!r}) must be a list of numbers of units, such as "
@@ -135,7 +133,6 @@ class MLPShape(ModelArguments):
             raise UserError(f"model.args.dropout ({self.dropout!r}) must be at least 0 and below 1")
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Return the activation, which has no tensor of its own."""
         return {"activation": Meaning(self.activation, ("blocks.*",))}
 
 
@@ -143,7 +140,6 @@ class MLP(RowModel):
     """Hidden layers `blocks.N` of linear map, norm, activation and dropout, and a linear head."""
 
     def build(self, in_features: int, **shape: Any) -> None:
-        """Create the layers of an `MLPShape`."""
         form = MLPShape(**shape)
         form.check()
         norm, widths = NORMS[form.norm], [in_features, *form.widths]
@@ -154,5 +150,4 @@ class MLP(RowModel):
         self.head = nn.Linear(widths[-1], self.num_outputs)
 
     def predict(self, values: Tensor) -> Tensor:
-        """Apply the hidden layers and the head."""
         return self.head(self.blocks(values))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.errors import UserError
+from utils.torch_types import P, T
 
 # Wrappers that call a function or a module again in the backward pass.
 Recompute = Callable[..., Any]
@@ -39,7 +40,7 @@ def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
         return recompute(_update_once(block, plain), *args, **kwargs)
 
     for block in blocks:
-        block.forward = MethodType(forward, block)
+        vars(block)["forward"] = MethodType(forward, block)
     return len(blocks)
 
 
@@ -60,17 +61,21 @@ def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], 
             f"train.scan_layers needs a chain of equal blocks, which {type(model).__name__} does "
             "not have; leave it out"
         )
+
+    def forward(chain: nn.Sequential, inputs: Tensor) -> Tensor:
+        return scan(list(chain), inputs)
+
     for chain in chains:
         _check_dropout(chain)
-        chain.forward = MethodType(lambda self, inputs: scan(list(self), inputs), chain)
+        vars(chain)["forward"] = MethodType(forward, chain)
     return sum(len(chain) for chain in chains)
 
 
-def _update_once(block: nn.Module, forward: Recompute) -> Recompute:
+def _update_once(block: nn.Module, forward: Callable[P, T]) -> Callable[P, T]:
     """Wrap the forward of one step: its second call, in the backward pass, updates no buffers."""
     was_called = False
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal was_called
         if not was_called:
             was_called = True

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from models.table import MODELS
 from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonValue
 
 SIMKD = "simkd"
 PROJECTED = "projector"  # the layer whose output is compared with the teacher's maps
@@ -42,7 +43,7 @@ class ReusedClassifier(nn.Module):
         *,
         side: int | None = None,
         factor: int = 2,
-        **of_student: Any,
+        **of_student: JsonValue,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -97,11 +98,10 @@ class ReusedClassifier(nn.Module):
         return self.forward_head(self.forward_features(images))
 
     def get_classifier(self) -> nn.Module:
-        """Return the teacher's classifier."""
         return self.head
 
 
-def create_backbone(name: str, arguments: dict[str, Any]) -> Any:
+def create_backbone(name: str, arguments: JsonMapping) -> Any:
     """Create a model without its classifier; UserError if it is unknown or has no maps."""
     if name in MODELS:
         backbone = MODELS.get(name)(num_classes=0, **arguments)

@@ -11,6 +11,7 @@ from timm.layers import lecun_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from utils.json_types import JsonObject
 from utils.weights.meaning import Meaning, ModelArguments
 
 
@@ -83,7 +84,6 @@ class SincosArguments(ModelArguments):
     act_layer: str = "gelu_tanh"  # JAX's gelu is the approximation by tanh
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Return both of them."""
         return {
             "num_heads": Meaning(self.num_heads, ("blocks.*.attn.*",)),
             "act_layer": Meaning(self.act_layer, ("blocks.*.mlp.*",)),
@@ -92,6 +92,6 @@ class SincosArguments(ModelArguments):
 
 def create_vit_s16(num_classes: int = 1000, **arguments: Any) -> SincosViT:
     """Create ViT-S/16 of big_vision's baseline: 22.1 million parameters at 1,000 classes."""
-    shape: dict[str, Any] = {"patch_size": 16, "embed_dim": 384, "depth": 12}
+    shape: JsonObject = {"patch_size": 16, "embed_dim": 384, "depth": 12}
     arguments = {**shape, **asdict(SincosArguments()), **arguments}
     return SincosViT(num_classes=num_classes, **arguments)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from typing import TYPE_CHECKING
 
 from utils.registry import Registry
 
-MODELS = Registry(
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from utils.weights.meaning import ArgumentTable
+
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
     "model",
     {
         "cifar_resnet32x4": "models.cifar_resnet:create_resnet32x4",
@@ -28,7 +36,7 @@ MODELS = Registry(
 )
 
 # Classes of the arguments of models where some change the meaning of tensors of the same shapes.
-ARGUMENTS = Registry(
+ARGUMENTS: ArgumentTable = Registry(
     "arguments of model",
     {
         "delta_rules": "models.delta.layers.decoder:RuleShape",

@@ -79,7 +79,11 @@ class TrainedModel:
             return features.flatten(1), model.forward_head(maps)
         seen: list[Tensor] = []
         head = self.model.get_submodule(list_head_names(self.model)[0].rpartition(".")[0])
-        with head.register_forward_pre_hook(lambda module, given: seen.append(given[0])):
+
+        def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen.append(inputs[0])
+
+        with head.register_forward_pre_hook(note):
             logits = self.model(inputs)
         return seen[0].flatten(1), logits
 
@@ -221,7 +225,7 @@ def _derive_pp(model: nn.Module, facts: JsonMapping, where: str) -> str:
     Raises:
       UserError: no preprocessing string can say how images are prepared.
     """
-    config: Any = resolve_model_data_config(model) | dict(facts.get("input", {}))
+    config: JsonObject = resolve_model_data_config(model) | dict(facts.get("input", {}))
     channels, height, width = config["input_size"]
     mean = facts.get("mean") or [255.0 * value for value in config["mean"]]
     std = facts.get("std") or [255.0 * value for value in config["std"]]

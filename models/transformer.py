@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils.errors import UserError
+from utils.json_types import JsonValue
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 from utils.weights.meaning import Meaning, ModelArguments
 
@@ -86,7 +87,6 @@ class TransformerShape(ModelArguments):
         return self.mlp_width or -(-8 * self.width // (3 * _MLP_MULTIPLE)) * _MLP_MULTIPLE
 
     def list_meanings(self) -> dict[str, Meaning]:
-        """Return the numbers of heads, and positions that are no tensor."""
         values = {"heads": self.heads, "kv_heads": self.num_kv_heads}
         if self.positions != "learned":
             values |= {"positions": self.positions, "rope_base": self.rope_base}
@@ -314,9 +314,9 @@ class Transformer(LanguageModel):
       shape: fields of `TransformerShape`.
     """
 
-    def __init__(self, vocab_size: int, sequence_length: int, **shape: Any) -> None:
+    def __init__(self, vocab_size: int, sequence_length: int, **shape: JsonValue) -> None:
         super().__init__()
-        self.shape = TransformerShape(**shape)
+        self.shape = TransformerShape.parse(shape)
         self.vocab_size, self.sequence_length = vocab_size, sequence_length
         width = self.shape.width
         self.embedding = nn.Embedding(vocab_size, width)

@@ -88,8 +88,12 @@ def _is_plain(model: Any, channels: int) -> bool:
         return False
     parameter = next(model.parameters())
     seen: list[str] = []
+
+    def note(module: nn.Module, _inputs: tuple[Tensor, ...], _output: Tensor) -> None:
+        seen.append(type(module).__name__)
+
     hooks = [
-        module.register_forward_hook(lambda module, *_: seen.append(type(module).__name__))
+        module.register_forward_hook(note)
         for module in model.modules()
         if not list(module.children()) or type(module).__name__ in _POOLS
     ]

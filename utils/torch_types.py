@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
+P = ParamSpec("P")  # arguments of a function, and its result
+T = TypeVar("T")
+
+
+class Ctx(FunctionCtx):
+    """What a rule's `forward` keeps for its `backward`: tensors, and attributes of any type."""
+
+    if TYPE_CHECKING:
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+        def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class DifferentiationRule(torch.autograd.Function):

@@ -25,7 +25,7 @@ from models.patches.dense import (
 )
 from models.transforms import create_resampler
 from utils.runtime.mesh_gradients import spread
-from utils.torch_types import DifferentiationRule, Mixin
+from utils.torch_types import Ctx, DifferentiationRule, Mixin
 
 # Rows of a tile: a product with fewer columns would become a reduction again.
 _SUBLANES = 8
@@ -111,7 +111,7 @@ class _Mix(DifferentiationRule):
     """Attention whose backward computes the rows' inner products from output and gradient."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(ctx: Ctx, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         shares = compute_shares(q, k, mask)
         mixed = torch.einsum("bhdk,bhkq->bhdq", v, shares)
         ctx.save_for_backward(q, k, v, shares, mixed)
@@ -119,7 +119,7 @@ class _Mix(DifferentiationRule):
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, shares, mixed = ctx.saved_tensors
         gradient = gradient.to(q.dtype)
         dv = torch.einsum("bhdq,bhkq->bhdk", gradient, shares)
@@ -202,7 +202,7 @@ class _Project(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Ctx,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -218,7 +218,7 @@ class _Project(DifferentiationRule):
         return values.unbind(0)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         gradients = tuple(gradient.to(x.dtype) for gradient in gradients)
         dx = dw = db = None
@@ -244,7 +244,7 @@ class _ProjectPacked(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Ctx,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -258,7 +258,7 @@ class _ProjectPacked(DifferentiationRule):
         return packed if bias is None else packed + bias.to(x.dtype).view(3, heads, -1, 1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         gradient = gradient.to(x.dtype)
         dx = dw = db = None

@@ -13,7 +13,7 @@ from torch.nn import functional
 from models.batch_norm import refuse_single_values, update_running
 from models.patches.dense import get_compute_dtype, mix_into, normalise_rows, without_autocast
 from utils.runtime.mesh_gradients import count_parts, deal_out, get_parts, spread_rows
-from utils.torch_types import DifferentiationRule, Mixin
+from utils.torch_types import Ctx, DifferentiationRule, Mixin
 
 # Permutations of a weight between the order of files and the order on the device.
 TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)
@@ -142,7 +142,7 @@ class _Convolution(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, apart: Tensor | None, fp32_result: bool, *shape: Any
+        ctx: Ctx, x: Tensor, weight: Tensor, apart: Tensor | None, fp32_result: bool, *shape: Any
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.devices, ctx.fp32_result, ctx.shape = count_parts(apart), fp32_result, shape
@@ -150,7 +150,7 @@ class _Convolution(DifferentiationRule):
         return functional.conv2d(x, weight.to(x.dtype), None, *shape)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         dx = dw = None
         if ctx.needs_input_grad[0]:
@@ -162,7 +162,7 @@ class _Convolution(DifferentiationRule):
         return dx, dw, *[None] * (2 + len(ctx.shape))
 
 
-def _compute_weight_gradient(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def _compute_weight_gradient(ctx: Ctx, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Compute the weight's gradient [O, I, H, W]; with devices apart [D, O, I, H, W].
 
     Devices become groups of channels, which a partitioner shards like the examples.
@@ -238,7 +238,7 @@ class _BatchNorm(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+        ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, ...]:
         upcast, dims = x.float(), _list_others(x)
         mean = upcast.mean(dim=dims)
@@ -257,7 +257,7 @@ class _BatchNorm(DifferentiationRule):
         return result.to(x.dtype), mean, variance
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
         normal = (x.float() - _spread(mean, x)) * _spread(scale, x)
         gradient = gradient.float()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,7 +21,7 @@ from models.patches.dense import (
 from models.transformer import CausalAttention, LayerCache, RmsNorm, get_angles, rotate_pairs
 from utils.runtime.mesh_gradients import count_parts, get_parts
 from utils.runtime.processes.sequence import count_sequence_parts
-from utils.torch_types import DifferentiationRule, Mixin
+from utils.torch_types import Ctx, DifferentiationRule, Mixin
 
 # Queries whose scores are computed at once: fewer leave out more products of future keys, more
 # need fewer operations. Scores of 256 tokens stay on the chip.
@@ -67,8 +66,9 @@ class _CausalMix(DifferentiationRule):
     """Values mixed by softmax(q k) over the keys up to each query; q [B, H, G, D, N]."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kept, results = [], []
+    def forward(ctx: Ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        results: list[Tensor] = []
         for start, stop in _cut(q.shape[-1]):
             shares = _compute_shares(q[..., start:stop], k[..., :stop], start)
             results.append(torch.einsum("bhdk,bhgkq->bhgdq", v[..., :stop], shares))
@@ -78,11 +78,11 @@ class _CausalMix(DifferentiationRule):
         return mixed
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor, ...]:
         q, k, v, mixed, *kept = ctx.saved_tensors
         gradient, length = gradient.to(q.dtype), q.shape[-1]
         along = sum_products(gradient, mixed)  # the sum over keys of shares * slope
-        dq, dk, dv = [], [], []
+        dq, dk, dv = list[Tensor](), list[Tensor](), list[Tensor]()
         for (start, stop), shares in zip(_cut(length), kept, strict=True):
             part, behind = slice(start, stop), (0, length - stop)
             slope = torch.einsum("bhdk,bhgdq->bhgkq", v[..., :stop], gradient[..., part])
@@ -128,7 +128,7 @@ class _RmsNorm(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, form: tuple[float, torch.dtype], parts: Tensor | None
+        ctx: Ctx, x: Tensor, weight: Tensor, form: tuple[float, torch.dtype], parts: Tensor | None
     ) -> Tensor:
         ctx.eps, dtype = form
         ctx.save_for_backward(x, weight)
@@ -137,7 +137,7 @@ class _RmsNorm(DifferentiationRule):
         return (normal * weight.float()).to(dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         normal, scale = _scale_rows(x, ctx.eps)
         gradient = gradient.float()

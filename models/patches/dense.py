@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from utils.runtime.mesh_gradients import count_parts, get_parts
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 # gelu(x) = x * (1 + tanh(x * (a + b x^2 + c x^4))) / 2, fitted to the erf form: error below 2.6e-5
 # (the usual tanh form: 4.7e-4). c < 0, so x^2 is limited.
@@ -104,7 +104,7 @@ class _Product(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form, *apart: Tensor | None
+        ctx: Ctx, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form, *apart: Tensor | None
     ) -> Tensor:
         save_product(ctx, x, weight, bias, apart)
         ctx.form = form
@@ -114,7 +114,7 @@ class _Product(DifferentiationRule):
         return result if bias is None else result + bias.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), form = ctx.saved_tensors, ctx.form
         of_x, of_weight, of_result = form.terms
         gradient = gradient.to(x.dtype)
@@ -134,7 +134,7 @@ class _Product(DifferentiationRule):
 
 
 def save_product(
-    ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, apart: Sequence[Tensor | None]
+    ctx: Ctx, x: Tensor, weight: Tensor | None, bias: Tensor | None, apart: Sequence[Tensor | None]
 ) -> None:
     """Save what the backward of a product of x, weight and bias reads."""
     ctx.save_for_backward(x, weight)
@@ -221,7 +221,7 @@ class _LayerNorm(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: Ctx,
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
@@ -238,7 +238,7 @@ class _LayerNorm(DifferentiationRule):
         return y.to(ctx.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         normal, scale = _normalise(x, ctx.eps, exact=ctx.dtype == torch.float32)
         gradient = gradient.float()
@@ -287,12 +287,12 @@ class _Gelu(DifferentiationRule):
     """Saves its input alone."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Ctx, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return compute_gelu(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: Ctx, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return (gradient.float() * compute_gelu_slope(x)).to(x.dtype)
 

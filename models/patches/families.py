@@ -20,7 +20,7 @@ from models.patches.attention import (
     resolve_mask,
 )
 from models.patches.dense import get_compute_dtype, has_output_hooks, without_autocast
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 
 class XlaEvaAttention(EvaAttention):
@@ -90,13 +90,13 @@ class _Turn(DifferentiationRule):
     """
 
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, sines: Tensor, cosines: Tensor, swap: Tensor) -> Tensor:
+    def forward(ctx: Ctx, heads: Tensor, sines: Tensor, cosines: Tensor, swap: Tensor) -> Tensor:
         ctx.save_for_backward(sines, cosines, swap)
         partner = torch.einsum("ed,bhdn->bhen", swap, heads)
         return (heads.float() * cosines + partner.float() * sines).to(heads.dtype)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         sines, cosines, swap = ctx.saved_tensors
         gradient = gradient.to(swap.dtype)
         partner = torch.einsum("de,bhdn->bhen", swap, gradient)

@@ -23,7 +23,7 @@ from models.patches.attention import XlaAttention, merge_heads, normalise_heads,
 from models.patches.dense import get_compute_dtype, without_autocast
 from utils.errors import UserError
 from utils.runtime.xla.kernels import count_chips, has_custom_calls, takes_kernels
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.attention_kernel: auto or off"
@@ -123,7 +123,7 @@ def attend(packed: Tensor, scale: float) -> Tensor:
 
 class _Attend(DifferentiationRule):
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, scale: float, keep: bool) -> Tensor:
+    def forward(ctx: Ctx, packed: Tensor, scale: float, keep: bool) -> Tensor:
         mixed, sums = kernel_attend(packed, scale, keep)
         ctx.scale = scale
         if keep:
@@ -132,7 +132,7 @@ class _Attend(DifferentiationRule):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         packed, sums, mixed = ctx.saved_tensors
         gradient = gradient.to(packed.dtype)
         return kernel_attend_back(packed, sums, mixed, gradient, ctx.scale), None, None

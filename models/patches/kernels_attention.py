@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Kernel, Tile, cut, jax, jnp, pl, pltpu
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.experimental.pallas import BlockSpec
 
 _LOG2_E = 1.4426950408889634  # exp(x) is 2^(x log2 e)
 _QUERIES = 256  # at a time
@@ -60,14 +61,14 @@ def attend_back(
 
 
 def _call(
-    kernel: Any, plan: AttentionPlan, given: Sequence[Array], results: Sequence[Tile]
+    kernel: Kernel, plan: AttentionPlan, given: Sequence[Array], results: Sequence[Tile]
 ) -> tuple[Array, ...]:
     batch, _, heads, _, _ = given[0].shape
 
-    def describe(x: Tile) -> Tile:
+    def describe(x: Tile) -> BlockSpec:
         thirds = x.shape[1:-3]
         sizes = (1, *thirds, plan.heads, *x.shape[-2:])
-        return pl.BlockSpec(sizes, lambda b, h: (b, *[0 for _ in thirds], h, 0, 0))
+        return cut(sizes, lambda b, h: (b, *[0 for _ in thirds], h, 0, 0))
 
     return pl.pallas_call(
         kernel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -18,7 +18,7 @@ from models.teachers.kept_tokens import KeptTokens, keep_tokens
 from models.transforms import InputTransform, spread_channels
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonMapping, JsonObject
 from utils.weights.hub import is_shared
 from utils.weights.load import load_weights
 from utils.weights.opening import open_weights
@@ -143,7 +143,7 @@ class TeacherSource:
 
     def build(
         self,
-        of_task: Mapping[str, object],
+        of_task: JsonMapping,
         *,
         device: str = "cpu",
         explain: Callable[[TensorDiff], str] = lambda diff: "",

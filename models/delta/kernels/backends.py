@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.delta.rules.inputs import DeltaInputs, DplrInputs, check_places, create_state
+from models.delta.rules.inputs import DeltaInputs, DplrInputs, Inputs, check_places, create_state
 from utils.errors import UserError
 
 OWN = "own"
@@ -76,9 +76,7 @@ def require_gpu(name: str, values: Tensor) -> None:
     )
 
 
-def run_backend(
-    name: str, inputs: DeltaInputs | DplrInputs, state: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def run_backend(name: str, inputs: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute outputs [B, T, H, V] and the last state of a rule, by a package's kernel.
 
     On the meta device both are empty, and the kernel is imported but not called.
@@ -87,7 +85,7 @@ def run_backend(
       UserError: no kernel for the rule, or for the type or device of the values, or a package that
         cannot be imported.
     """
-    check_places(inputs)
+    check_places(inputs, None, None)
     state, rule, dtype = create_state(inputs, state), _find_rule(inputs), inputs.v.dtype
     if rule not in BACKENDS[name].rules:
         known = ", ".join(BACKENDS[name].rules)
@@ -172,7 +170,7 @@ def _run_flashinfer(
     return output.unflatten(0, (batch, tokens)), state.transpose(-1, -2)
 
 
-def _find_rule(inputs: DeltaInputs | DplrInputs) -> str:
+def _find_rule(inputs: Inputs) -> str:
     if isinstance(inputs, DplrInputs):
         return "rwkv7"
     # The packages' rules erase and write by one gate of a head.

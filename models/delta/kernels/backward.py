@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from models.delta.kernels.backward_channels import ChannelBack, place_columns
 from models.delta.kernels.channel_tiles import ChannelChunk
 from models.delta.kernels.head_tiles import ROWS, HeadChunk
-from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Tile, cut, jax, jnp, pl, pltpu
 from models.delta.kernels.split_products import multiply, split
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.experimental.pallas import BlockSpec
 
     from models.delta.kernels.forward import FusedPlan
 
@@ -39,14 +40,14 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
     (batch, heads, key, value), group, size = grad_state.shape, plan.group, plan.chunk
     chunks, end = of_tokens[0].shape[1] // size, of_tokens[0].shape[1] // size - 1
 
-    def cut_tokens(width: int) -> Tile:
+    def cut_tokens(width: int) -> BlockSpec:
         # Program n reads chunk `end - n`: the walk goes back.
-        return pl.BlockSpec((1, size, width), lambda b, h, n: (b, end - n, h))
+        return cut((1, size, width), lambda b, h, n: (b, end - n, h))
 
-    def of_chunk(*sizes: int) -> Tile:
-        return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (end - n, b, h, 0, 0))
+    def of_chunk(*sizes: int) -> BlockSpec:
+        return cut((1, 1, *sizes), lambda b, h, n: (end - n, b, h, 0, 0))
 
-    of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
+    of_state = cut((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
     blocks = [cut_tokens(n) for n in plan.lanes]
     results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_tokens]
     shapes = [(*x.shape[:3], plan.rows * ROWS, size) for x in of_heads]

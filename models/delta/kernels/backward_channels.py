@@ -33,7 +33,8 @@ class ChannelBack:
         self._states, self._afters = states, afters
         width, heads, depth = chunk.plan.widths[1], range(len(states)), chunk.depth
         self._grads = [grad[0, :, h * width : (h + 1) * width] for h in heads]
-        self._moved, self._to_sides = [], []  # V', gradients of A's right factors [C, V]
+        self._moved: list[Tile] = []  # V' [C, V]
+        self._to_sides: list[Tile] = []  # gradients of A's right factors [C, V]
         for h, rows in enumerate(chunk.heads):
             inverse, state, after = (split(x[h], depth) for x in (inverses, states, afters))
             erased = multiply(split(rows.erased * rows.into, depth), state, depth)  # [C, V]
@@ -123,11 +124,12 @@ class ChannelBack:
             split(x[head], depth) for x in (self._grads, self._to_sides, self._moved)
         )
         # Below the diagonal x V'^T, above it V' x^T, which is its transpose.
-        is_below, pairs = chunk.place > chunk.other, []
+        is_below, pairs = chunk.place > chunk.other, list[Tile]()
         for x in (grad, side):
             lower, upper = (multiply(*two, depth, right=1) for two in ((x, moved), (moved, x)))
             pairs.append(jnp.where(is_below, lower, upper))
-        levels, apart = [], chunk.place ^ chunk.other  # its highest bit is where tokens part
+        apart = chunk.place ^ chunk.other  # its highest bit is where tokens part
+        levels: list[tuple[Tile, Tile]] = []
         for level, width in enumerate(rows.widths):
             # Tokens of the two halves of a pair of this width, and of no other.
             counts = (apart >= width) & (apart < 2 * width)

@@ -19,6 +19,9 @@ from torch import Tensor
 from utils.runtime.xla.kernels import has_custom_calls
 
 if TYPE_CHECKING:
+    from types import FunctionType as Kernel  # a plan and arrays -> arrays
+
+    from _typeshed import DataclassInstance
     from torch_xla.distributed.spmd import Mesh
 
 # A tensor that a kernel returns: its sizes, and its type.
@@ -26,7 +29,7 @@ Result = tuple[Sequence[int], torch.dtype]
 
 
 def run_kernel(
-    kernel: Callable[..., Any], plan: Any, tensors: Sequence[Tensor], results: Sequence[Result]
+    kernel: Kernel, plan: DataclassInstance, tensors: Sequence[Tensor], results: Sequence[Result]
 ) -> list[Tensor]:
     """Run `kernel(plan, *arrays)`, one Pallas call, on tensors of an XLA device.
 
@@ -76,7 +79,7 @@ def deal(
         spec = _name_axes(x, x_axes, share)
         # A copy, because torch_xla 2.9 annotates the sharding of its argument in place.
         parts.append(spmd.enable_manual_sharding(x.clone(), spec, mesh=mesh).global_tensor)
-    wholes, sizes = [], _get_sizes(mesh)
+    wholes, sizes = list[Tensor](), _get_sizes(mesh)
     for x, *x_axes in zip(run(*parts), results, of_results, strict=True):
         spec = _name_axes(x, x_axes, share)
         times = [math.prod(sizes[name] for name in names or ()) for names in spec]
@@ -120,15 +123,16 @@ def share_out(mesh: Mesh, examples: int, heads: int) -> tuple[tuple[str, ...], .
     Each axis has examples where these divide, else heads; None if neither divide by some axis, so
     that each device computes the whole.
     """
-    of_examples, of_heads = [], []
+    of_examples: tuple[str, ...] = ()
+    of_heads: tuple[str, ...] = ()
     for name, size in _get_sizes(mesh).items():
         if examples % size == 0:
-            of_examples, examples = [*of_examples, name], examples // size
+            of_examples, examples = (*of_examples, name), examples // size
         elif heads % size == 0:
-            of_heads, heads = [*of_heads, name], heads // size
+            of_heads, heads = (*of_heads, name), heads // size
         else:
             return None
-    return tuple(of_examples), tuple(of_heads)
+    return of_examples, of_heads
 
 
 def _name_axes(
@@ -141,23 +145,27 @@ def _name_axes(
 
 # Cached, because the bridge caches its lowering under the function that it is given.
 @cache
-def _lower_for_tpu(kernel: Callable[..., Any], plan: Any) -> Callable[..., Any]:
+def _lower_for_tpu(
+    kernel: Kernel, plan: DataclassInstance
+) -> Callable[..., Tensor | tuple[Tensor, ...]]:
     from torch_xla.experimental.custom_kernel import jax_import_guard, make_kernel_from_pallas
 
     jax_import_guard()
     function = partial(kernel, plan)
 
     def call(*tensors: Tensor, use_cache: bool, results: tuple[Result, ...]) -> Any:
-        bridge = make_kernel_from_pallas(function, lambda *given: list(results))
-        return bridge(*tensors, use_cache=use_cache)
+        def describe(*_: Tensor) -> list[Result]:
+            return list(results)
+
+        return make_kernel_from_pallas(function, describe)(*tensors, use_cache=use_cache)
 
     return call
 
 
 @cache
 def _lower_interpreted(
-    kernel: Callable[..., Any], plan: Any, shapes: tuple[Result, ...]
-) -> Callable[..., Any]:
+    kernel: Kernel, plan: DataclassInstance, shapes: tuple[Result, ...]
+) -> Callable[[list[Tensor]], Sequence[Tensor]]:
     from torch_xla.core.xla_builder import computation_from_module_proto, xla_computation_as_func
     from torch_xla.experimental.custom_kernel import convert_torch_dtype_to_jax, jax_import_guard
 

@@ -159,7 +159,7 @@ def decay_halves(gates: Tile) -> tuple[list[Tile], Tile, Tile]:
     that of all its rows; each width joins two blocks.
     """
     up_to = jnp.exp(gates)  # [C, K], the only exponentials
-    behind, total, levels = jnp.ones_like(up_to), up_to, []
+    behind, total, levels = jnp.ones_like(up_to), up_to, list[Tile]()
     for width in list_widths(gates.shape[0]):
         levels.append(mix(behind, up_to, width))
         other = swap(total, width)
@@ -208,7 +208,7 @@ def _sum_blocks(x: Tile, width: int) -> Tile:
         for step in list_widths(width):
             x = x + swap(x, step)
         return x
-    sums = []
+    sums: list[Tile] = []
     for n in range(0, x.shape[0], width):
         tiles = [x[m : m + _TILE] for m in range(n, n + width, _TILE)]
         total = sum(tiles[1:], tiles[0])

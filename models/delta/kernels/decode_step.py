@@ -12,18 +12,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from models.delta.kernels.bridge import Heads, deal, run_kernel
-from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
-from models.delta.rules.inputs import DeltaInputs, DplrInputs, create_state
+from models.delta.kernels.lazy_jax import Tile, cut, jax, jnp, pl, pltpu
+from models.delta.rules.inputs import DeltaInputs, Inputs, create_state
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.experimental.pallas import BlockSpec
 
 # Heads of a program: each sort of row (q, d, k, ...) has one row of each head, and so whole tiles.
 _ROWS = 8
@@ -39,7 +40,7 @@ class StepPlan:
     interpret: bool = False  # run as plain XLA, on devices other than TPUs
 
 
-def step_rule(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
+def step_rule(inputs: Inputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
     """Compute outputs [B, 1, H, V] of one token and the next state, without gradients."""
     state, is_delta = create_state(inputs, state), isinstance(inputs, DeltaInputs)
     if isinstance(inputs, DeltaInputs):
@@ -110,8 +111,8 @@ def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Se
     `rows` are [G / group, sorts * ROWS, K], `values` [G / group, updates * ROWS, V].
     """
 
-    def of_group(*sizes: int) -> Any:
-        return pl.BlockSpec(sizes, lambda program: (program, 0, 0))
+    def of_group(*sizes: int) -> BlockSpec:
+        return cut(sizes, lambda program: (program, 0, 0))
 
     programs, width = values.shape[0], values.shape[2]
     whole = of_group(plan.group, *state.shape[1:])  # states, whole in VMEM
@@ -127,7 +128,7 @@ def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Se
     )(state, rows, values)
 
 
-def _step(plan: StepPlan, state: Any, rows: Any, values: Any, output: Any, moved: Any) -> None:
+def _step(plan: StepPlan, state: Tile, rows: Tile, values: Tile, output: Tile, moved: Tile) -> None:
     """Process a group of heads; products are elementwise and summed in float32.
 
     A matrix of one row would leave the matrix unit idle, and round to bfloat16.

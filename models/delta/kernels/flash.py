@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from models.delta.kernels.bridge import Heads, deal, run_kernel
 from models.delta.kernels.lazy_jax import jnp
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 if TYPE_CHECKING:
     from jax import Array
@@ -61,7 +61,7 @@ class _Flash(DifferentiationRule):
     """Queries, keys and values [B, H, T, D] of whole blocks -> values mixed."""
 
     @staticmethod
-    def forward(ctx: Any, plan: FlashPlan, *given: Tensor) -> Tensor:
+    def forward(ctx: Ctx, plan: FlashPlan, *given: Tensor) -> Tensor:
         output, sums, largest = kernel_flash(*given, plan.scale, plan.keep)
         ctx.plan = plan
         if plan.keep:
@@ -70,7 +70,7 @@ class _Flash(DifferentiationRule):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
         *given, output, sums, largest = ctx.saved_tensors
         rest = (output.float() * grad.float()).sum(dim=-1)  # di, of the gradient of softmax
         return None, *kernel_flash_back([*given, sums, largest, grad, rest], ctx.plan.scale)

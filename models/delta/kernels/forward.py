@@ -16,15 +16,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from models.delta.kernels.channel_tiles import ChannelChunk
 from models.delta.kernels.head_tiles import HeadChunk
-from models.delta.kernels.lazy_jax import jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Tile, cut, jax, jnp, pl, pltpu
 from models.delta.kernels.split_products import invert, multiply, split
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.experimental.pallas import BlockSpec
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ def fused_forward(
     (batch, heads, key, value), group, size = state.shape, plan.group, plan.chunk
     chunks = q.shape[1] // size
 
-    def of_tokens(width: int) -> Any:
-        return pl.BlockSpec((1, size, width), lambda b, h, n: (b, n, h))
+    def of_tokens(width: int) -> BlockSpec:
+        return cut((1, size, width), lambda b, h, n: (b, n, h))
 
-    def of_chunk(*sizes: int) -> Any:
-        return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (n, b, h, 0, 0))
+    def of_chunk(*sizes: int) -> BlockSpec:
+        return cut((1, 1, *sizes), lambda b, h, n: (n, b, h, 0, 0))
 
-    of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
+    of_state = cut((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
     blocks = [of_tokens(group * value), of_state]  # outputs, last states
     results = [(v.shape, v.dtype), (state.shape, jnp.float32)]
     for sizes in ((size, size), (key, value)) if plan.keep else ():  # A and states
@@ -98,7 +99,7 @@ def fused_forward(
     )(state, q, k, v, *gates)
 
 
-def _run(plan: FusedPlan, *refs: Any) -> None:
+def _run(plan: FusedPlan, *refs: Tile) -> None:
     """Process one chunk of a group of heads.
 
     Each step is done for all heads before the next one, so that the products of one head run while

@@ -18,7 +18,7 @@ from models.delta.kernels.bridge import Heads, Result, deal, find_own, run_kerne
 from models.delta.kernels.choice import ATTENTION, FORMS, STEP, Work, is_cheaper
 from models.delta.kernels.flash import fits_flash
 from models.delta.kernels.state_scan import WalkPlan, walk_back, walk_forward
-from models.delta.rules.inputs import DeltaInputs, DplrInputs
+from models.delta.rules.inputs import DeltaInputs, DplrInputs, Inputs
 from models.delta.rules.layout import CoreOptions
 from utils.errors import UserError
 from utils.log import get_logger
@@ -98,9 +98,7 @@ def _is_attention(layer: nn.Module) -> bool:
     return isinstance(getattr(layer, "kernels", None), str)
 
 
-def settle_rule(
-    options: CoreOptions, inputs: DeltaInputs | DplrInputs, *, is_packed: bool = False
-) -> CoreOptions:
+def settle_rule(options: CoreOptions, inputs: Inputs, *, is_packed: bool = False) -> CoreOptions:
     """Return options whose kernels are no longer `auto`, for chunks of such inputs.
 
     Options on rounding and on parts of a sequence choose XLA's form.
@@ -119,7 +117,7 @@ def settle_rule(
     return replace(options, kernels=_choose(work))
 
 
-def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreOptions:
+def settle_step(options: CoreOptions, inputs: Inputs) -> CoreOptions:
     """Return the same for a step of decoding."""
     if options.kernels != "auto":
         return options
@@ -138,7 +136,7 @@ def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
     return _choose(work and replace(work, tokens=tokens))
 
 
-def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
+def _name_form(inputs: Inputs) -> str | None:
     """Name a rule by its gates; None if its cycles were not counted."""
     if isinstance(inputs, DplrInputs):
         return None

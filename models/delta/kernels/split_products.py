@@ -56,7 +56,7 @@ def _join(inverse: Tile, step: Tile, width: int, depth: int) -> Tile:
     seconds = [jnp.concatenate([x[n : n + width] for n in starts]) for x in parts]
     half = multiply(seconds, split(step, depth), depth)  # second rows of X L_s
     change = multiply(split(half, depth), parts, depth)
-    rows = []
+    rows: list[Tile] = []
     for count, n in enumerate(starts):
         moved = inverse[n : n + width] - change[count * width : (count + 1) * width]
         rows += [inverse[n - width : n], moved]

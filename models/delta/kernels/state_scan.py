@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from models.delta.kernels.lazy_jax import Tile, jax, jnp, pl, pltpu
+from models.delta.kernels.lazy_jax import Kernel, Tile, cut, jax, jnp, pl, pltpu
 
 if TYPE_CHECKING:
     from jax import Array
+    from jax.experimental.pallas import BlockSpec
 
 _HEADS = 8  # of a program, at most
 
@@ -66,7 +67,7 @@ def walk_back(plan: WalkPlan, grad: Array, *factors: Array) -> tuple[Array, ...]
 
 
 def _call(
-    kernel: Any,
+    kernel: Kernel,
     plan: WalkPlan,
     state: Array,
     factors: Sequence[Array],
@@ -81,13 +82,13 @@ def _call(
     chunks, heads = factors[0].shape[:2]
     size = next(n for n in (_HEADS, 4, 2, 1) if heads % n == 0)
 
-    def of_chunk(shape: Sequence[int]) -> Tile:
-        def locate(group: Tile, step: Tile) -> tuple[Tile, ...]:
-            return (chunks - 1 - step if reverse else step, group, 0, 0)
+    def of_chunk(shape: Sequence[int]) -> BlockSpec:
+        return cut(
+            (1, size, *shape[2:]),
+            lambda group, step: (chunks - 1 - step if reverse else step, group, 0, 0),
+        )
 
-        return pl.BlockSpec((1, size, *shape[2:]), locate)
-
-    whole = pl.BlockSpec((size, *state.shape[1:]), lambda group, step: (group, 0, 0))
+    whole = cut((size, *state.shape[1:]), lambda group, step: (group, 0, 0))
     blocks = [whole if number == 1 else of_chunk(x.shape) for number, x in enumerate(outputs)]
     return pl.pallas_call(
         kernel,

@@ -6,13 +6,13 @@ It is for comparing rules; it has no counterpart on the Hub.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from models.delta.layers.gated import (
+    AnyCache,
     DeltaCache,
     GatedRmsNorm,
     ShortConvolution,
@@ -24,8 +24,9 @@ from models.delta.layers.kimi import ForgetGate
 from models.delta.layers.qwen import GroupedShape, Qwen, QwenAttention, QwenMlp
 from models.delta.layers.shapes import count_delta_flops
 from models.delta.rules.inputs import DeltaInputs
-from models.transformer import LayerCache, RmsNorm
+from models.transformer import RmsNorm
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonValue
 from utils.weights.meaning import Meaning
 
 LINEAR, LINEAR_ELU, PRODUCT = "linear", "linear_elu", "delta_product"
@@ -165,18 +166,18 @@ class RuleBlock(nn.Module):
         self.mlp = QwenMlp(shape.width, shape.mlp_width)
         self.mix_norm, self.mlp_norm = RmsNorm(shape.width), RmsNorm(shape.width)
 
-    def forward(self, x: Tensor, cache: LayerCache | DeltaCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: AnyCache | None = None) -> Tensor:
         x = x + self.mix(self.mix_norm(x), cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
-def create_rules(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
+def create_rules(vocab_size: int, sequence_length: int, **shape: JsonValue) -> Qwen:
     """Create a decoder of one rule; `shape`: fields of `RuleShape`.
 
     Weights begin in proportion to 1 / sqrt(inputs), as narrow models need, and projections that add
     to the residual stream are scaled down by their number.
     """
-    sizes = RuleShape(**shape)
+    sizes = RuleShape.parse(shape)
     model = Qwen(vocab_size, sequence_length, sizes, block=RuleBlock)
     for name, module in model.model.layers.named_modules():
         if isinstance(module, nn.Linear):

@@ -15,10 +15,10 @@ from models.delta.kernels.decode_step import step_rule
 from models.delta.kernels.operators import require_kernels, settle_step
 from models.delta.rules.chunked import chunk_delta_rule
 from models.delta.rules.dplr import chunk_dplr
-from models.delta.rules.inputs import DeltaInputs, DplrInputs
+from models.delta.rules.inputs import DeltaInputs, DplrInputs, Inputs
 from models.delta.rules.layout import CoreOptions
 from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
-from models.transformer import RmsNorm
+from models.transformer import LayerCache, RmsNorm
 from utils.errors import UserError
 from utils.runtime.processes.sequence import look_back
 
@@ -45,6 +45,9 @@ class DeltaCache:
             return
         self.state.copy_(state)
         self.tail.copy_(tail)
+
+
+AnyCache = LayerCache | DeltaCache
 
 
 class CentredRmsNorm(nn.Module):
@@ -176,7 +179,7 @@ def draw_step_bias(count: int) -> Tensor:
 
 
 def run_rule(
-    inputs: DeltaInputs | DplrInputs, tail: Tensor, cache: DeltaCache | None, options: CoreOptions
+    inputs: Inputs, tail: Tensor, cache: DeltaCache | None, options: CoreOptions
 ) -> Tensor:
     """Compute outputs [B, T, H, V] of a rule: chunks of a sequence or prompt, a step of decoding.
 
@@ -202,7 +205,7 @@ def run_rule(
 
 
 def _run_tokens(
-    inputs: DeltaInputs | DplrInputs, state: Tensor | None, options: CoreOptions
+    inputs: Inputs, state: Tensor | None, options: CoreOptions
 ) -> tuple[Tensor, Tensor]:
     """Compute a sequence or a prompt, by a package or a chunk at a time."""
     if options.backend == OWN:
@@ -213,9 +216,7 @@ def _run_tokens(
     return run_backend(options.backend, inputs, state)
 
 
-def _run_step(
-    inputs: DeltaInputs | DplrInputs, state: Tensor | None, options: CoreOptions
-) -> tuple[Tensor, Tensor]:
+def _run_step(inputs: Inputs, state: Tensor | None, options: CoreOptions) -> tuple[Tensor, Tensor]:
     """Compute one token; by a kernel only without gradients, which it does not compute."""
     options = settle_step(options, inputs)
     if options.kernels == "pallas" and not torch.is_grad_enabled():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.delta.layers.gated import (
+    AnyCache,
     DeltaCache,
     ShortConvolution,
     draw_step_bias,
@@ -25,6 +26,7 @@ from models.delta.layers.shapes import count_delta_flops
 from models.delta.rules.inputs import DeltaInputs
 from models.transformer import LayerCache, RmsNorm, create_mask
 from utils.errors import UserError
+from utils.json_types import JsonValue
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 from utils.weights.meaning import Meaning
 
@@ -191,13 +193,13 @@ class KimiBlock(nn.Module):
         self.input_layernorm = RmsNorm(shape.width, _EPS)
         self.post_attention_layernorm = RmsNorm(shape.width, _EPS)
 
-    def forward(self, x: Tensor, cache: LayerCache | DeltaCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: AnyCache | None = None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def create_kimi(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
+def create_kimi(vocab_size: int, sequence_length: int, **shape: JsonValue) -> Qwen:
     """Create Kimi Linear without experts; `shape`: fields of `KimiShape`."""
-    sizes = KimiShape(**shape)
+    sizes = KimiShape.parse(shape)
     norm = RmsNorm(sizes.width, _EPS)
     return Qwen(vocab_size, sequence_length, sizes, block=KimiBlock, norm=norm)

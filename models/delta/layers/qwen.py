@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from models.delta.kernels.flash import attend_causally
 from models.delta.kernels.operators import settle_attention
-from models.delta.layers.gated import CentredRmsNorm, DeltaCache, GatedDeltaNet
+from models.delta.layers.gated import AnyCache, CentredRmsNorm, DeltaCache, GatedDeltaNet
 from models.delta.layers.shapes import ChunkedShape, ModelShape, count_delta_flops, require_divisor
 from models.transformer import (
     LanguageModel,
@@ -27,17 +27,13 @@ from models.transformer import (
     get_angles,
 )
 from utils.errors import UserError
+from utils.json_types import JsonValue
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 from utils.weights.meaning import Meaning, ModelArguments
 
 _INIT_STD = 0.02
-_CENTRED = (
-    "model.norm.weight",
-    "*.input_layernorm.weight",
-    "*.post_attention_layernorm.weight",
-    "*.q_norm.weight",
-    "*.k_norm.weight",
-)
+_NORMS = ("model.norm", "*.input_layernorm", "*.post_attention_layernorm", "*.q_norm", "*.k_norm")
+_CENTRED = tuple(f"{norm}.weight" for norm in _NORMS)
 
 
 @dataclass(frozen=True)
@@ -244,7 +240,7 @@ class QwenBlock(nn.Module):
         self.mlp = self._create_mlp(shape)
         self.input_layernorm, self.post_attention_layernorm = norm(shape.width), norm(shape.width)
 
-    def forward(self, x: Tensor, cache: LayerCache | DeltaCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: AnyCache | None = None) -> Tensor:
         x = x + self.mix(self.input_layernorm(x), cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -297,9 +293,7 @@ class Qwen(LanguageModel):
     def head_weight(self) -> Tensor:
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
-    def forward(
-        self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Sequence[AnyCache] | None = None) -> Tensor:
         """Compute normalised hidden states [B, N, C] of int [B, N]; caches of the layers grow."""
         x = deal_sequence(self.model.embed_tokens(tokens), 1)
         if cache is None:
@@ -325,7 +319,7 @@ class Qwen(LanguageModel):
     def _create_group(self, layers: list[nn.Module]) -> nn.Module:
         return nn.Sequential(*layers)
 
-    def create_cache(self) -> list[LayerCache | DeltaCache]:
+    def create_cache(self) -> list[AnyCache]:
         """Create an empty cache for each layer."""
         return [LayerCache() if x.is_full else DeltaCache() for x in self.model.layers]
 
@@ -342,14 +336,14 @@ class Qwen(LanguageModel):
         return sum(p.numel() for p in self.model.layers.parameters() if p.dim() == 2)
 
 
-def create_qwen3(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
+def create_qwen3(vocab_size: int, sequence_length: int, **shape: JsonValue) -> Qwen:
     """Create Qwen3, dense; `shape`: fields of `QwenShape`."""
-    return Qwen(vocab_size, sequence_length, QwenShape(**shape))
+    return Qwen(vocab_size, sequence_length, QwenShape.parse(shape))
 
 
-def create_hybrid(vocab_size: int, sequence_length: int, **shape: Any) -> Qwen:
+def create_hybrid(vocab_size: int, sequence_length: int, **shape: JsonValue) -> Qwen:
     """Create Qwen3.5's text model, dense; `shape`: fields of `HybridShape`."""
-    return Qwen(vocab_size, sequence_length, HybridShape(**shape))
+    return Qwen(vocab_size, sequence_length, HybridShape.parse(shape))
 
 
 def _get_norm(shape: QwenShape) -> Callable[[int], nn.Module]:

@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.delta.layers.gated import DeltaCache, PackedDeltaNet
+from models.delta.layers.gated import AnyCache, PackedDeltaNet
 from models.delta.layers.qwen import HybridShape, Qwen, QwenBlock, QwenMlp
-from models.transformer import LayerCache
 from utils.errors import UserError
+from utils.json_types import JsonValue
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 from utils.weights.meaning import Meaning
 
@@ -155,7 +154,7 @@ class ExpertBlock(QwenBlock):
 
     # pyrefly: ignore[bad-override]  # `ExpertQwen` calls it with the balance
     def forward(
-        self, x: Tensor, balance: Tensor, cache: LayerCache | DeltaCache | None = None
+        self, x: Tensor, balance: Tensor, cache: AnyCache | None = None
     ) -> tuple[Tensor, Tensor]:
         """[B, T, C] -> [B, T, C], and the balance of the layers so far, [B]."""
         x = x + self.mix(self.input_layernorm(x), cache)
@@ -179,9 +178,7 @@ class ExpertQwen(Qwen):
     balance_loss: Tensor | None = None
     shape: ExpertShape
 
-    def forward(
-        self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
-    ) -> Tensor:
+    def forward(self, tokens: Tensor, cache: Sequence[AnyCache] | None = None) -> Tensor:
         x = deal_sequence(self.model.embed_tokens(tokens), 1)
         balance = torch.zeros(x.shape[0], dtype=torch.float32, device=x.device)
         if cache is None and self._groups:
@@ -235,11 +232,13 @@ def _split_balance(pair: Tensor) -> tuple[Tensor, Tensor]:
     return pair[..., :-1], pair[:, 0, -1].float()
 
 
-def create_next(vocab_size: int, sequence_length: int, **shape: Any) -> ExpertQwen:
+def create_next(vocab_size: int, sequence_length: int, **shape: JsonValue) -> ExpertQwen:
     """Create Qwen3-Next; `shape`: fields of `ExpertShape`."""
-    return ExpertQwen(vocab_size, sequence_length, ExpertShape(**shape), block=NextBlock)
+    return ExpertQwen(vocab_size, sequence_length, ExpertShape.parse(shape), block=NextBlock)
 
 
-def create_hybrid_of_experts(vocab_size: int, sequence_length: int, **shape: Any) -> ExpertQwen:
+def create_hybrid_of_experts(
+    vocab_size: int, sequence_length: int, **shape: JsonValue
+) -> ExpertQwen:
     """Create Qwen3.5's text model with experts; `shape`: fields of `ExpertShape`."""
-    return ExpertQwen(vocab_size, sequence_length, ExpertShape(**shape), block=ExpertBlock)
+    return ExpertQwen(vocab_size, sequence_length, ExpertShape.parse(shape), block=ExpertBlock)

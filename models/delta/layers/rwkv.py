@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from models.delta.layers.gated import DeltaCache, run_rule
 from models.delta.layers.shapes import ChunkedShape, require_divisor
 from models.delta.rules.inputs import DplrInputs
 from models.transformer import LanguageModel
+from utils.json_types import JsonValue
 from utils.runtime.processes.sequence import deal_sequence, look_back
 from utils.torch_types import ModuleListOf
 from utils.weights.meaning import ModelArguments
@@ -299,9 +299,9 @@ class _Pair(nn.Module):
         return torch.cat([self.block(x, first)[0], first], dim=-1)
 
 
-def create_rwkv(vocab_size: int, sequence_length: int, **shape: Any) -> Rwkv:
+def create_rwkv(vocab_size: int, sequence_length: int, **shape: JsonValue) -> Rwkv:
     """Create RWKV-7; `shape`: fields of `RwkvShape`."""
-    return Rwkv(vocab_size, sequence_length, RwkvShape(**shape))
+    return Rwkv(vocab_size, sequence_length, RwkvShape.parse(shape))
 
 
 def shift_tokens(x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:

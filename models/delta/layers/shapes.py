@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import Field, dataclass, fields
-from typing import Any
 
 from models.delta.rules.layout import CoreOptions
 from utils.errors import UserError
+from utils.json_types import JsonValue
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ChunkedShape(ModelShape):
             raise UserError(f"model.args.{error}") from None
 
 
-def require_divisor(shape: object, part: str, whole: str) -> None:
+def require_divisor(shape: ModelShape, part: str, whole: str) -> None:
     """Refuse a part that does not divide the whole."""
     of_part, of_whole = getattr(shape, part), getattr(shape, whole)
     if of_whole % of_part:
@@ -63,7 +63,7 @@ def count_delta_flops(heads: int, key: int, value: int, chunk: int) -> float:
     return float(heads * (6 * key * value + chunk * (6 * key + 4 * value)))
 
 
-def _check(argument: Field, value: Any) -> None:
+def _check(argument: Field[JsonValue], value: JsonValue) -> None:
     """Check a value by its default's type; floats are above 1, or as the metadata says."""
     name, wanted = argument.name, type(argument.default)
     least = argument.metadata.get("least")
@@ -73,7 +73,7 @@ def _check(argument: Field, value: Any) -> None:
         raise UserError(f"model.args.{name} ({value!r}) must be true or false")
     if wanted is not float:
         return
-    is_number = type(value) in (int, float) and value < math.inf
-    if not is_number or not (value > 1 if least is None else value >= least):
+    number = value if isinstance(value, int | float) and type(value) is not bool else math.inf
+    if not number < math.inf or not (number > 1 if least is None else number >= least):
         rule = "above 1" if least is None else f"of {least:g} or more"
         raise UserError(f"model.args.{name} ({value!r}) must be a number {rule}")

@@ -135,7 +135,8 @@ def find_states(
     factors: Sequence[Tensor], state: Tensor, products: str
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Compute the state before each chunk, its V', and the last, of W, U, K, `last` and E."""
-    states, values = [], []
+    states: list[Tensor] = []
+    values: list[Tensor] = []
     for w, u, key, last, *added in zip(*factors, strict=True):
         states.append(state)
         values.append(u - multiply(w, state, products))

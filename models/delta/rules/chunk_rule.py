@@ -22,16 +22,16 @@ from models.delta.kernels.operators import (
     settle_rule,
 )
 from models.delta.rules import blocks
-from models.delta.rules.inputs import DeltaInputs, DplrInputs, check_places, create_state
+from models.delta.rules.inputs import Inputs, check_places, create_state
 from models.delta.rules.layout import ChunkPlan, CoreOptions, from_chunks, in_full_width, to_chunks
 from models.delta.rules.products import narrow, turn
 from models.delta.rules.solve import invert, invert_beside
 from models.delta.rules.state_scan import walk, walk_back
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 
 def prepare_rule(
-    inputs: DeltaInputs | DplrInputs,
+    inputs: Inputs,
     state: Tensor | None,
     segments: Tensor | None,
     mask: Tensor | None,
@@ -132,7 +132,7 @@ def create_chunk_rule(
 
         @staticmethod
         def forward(
-            ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
+            ctx: Ctx, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
         ) -> tuple[Tensor, Tensor]:
             *parts, state = tensors
             block = blocks.count_block(plan.options, parts, plan.chunk)
@@ -150,7 +150,7 @@ def create_chunk_rule(
 
         @staticmethod
         @once_differentiable
-        def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: Ctx, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
             starts, *parts, inverse, states = ctx.saved_tensors
             kept, grads = [inverse, states], [grad, grad_state]
             if is_fused(ctx.plan, starts, parts):

@@ -146,7 +146,6 @@ class _DeltaChunks(RuleChunks):
     def pull(
         self, kept: Sequence[Tensor], grads: Sequence[Tensor], options: CoreOptions
     ) -> tuple[Tensor, ...]:
-        """Compute the gradients of q, k, v, g, erase, write, and of the first state."""
         grad, q, k, into = grads[0], self.q, self.k, self.into
         states, values, sides, after, before = retreat_over(self, kept, grads, options)
         rows = [(grad, q, self.get_pairing()), (-sides, self.erased, self.get_pairing(strict=True))]

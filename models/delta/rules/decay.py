@@ -162,7 +162,9 @@ def pull_rows(
 def _pull_rows_of_head(
     rows: Sequence[Rows], right: Tensor, y: Tensor, g: Tensor
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    to_x, of_y, counted = [], [], []
+    to_x: list[Tensor] = []
+    of_y: list[Tensor] = []
+    counted: list[Tensor] = []
     for left, x, pairing in rows:
         decayed = pairing.multiply(left, right.transpose(-1, -2)) * _decay_of_head(g, pairing)
         counted.append(decayed * pairing.multiply(x, y.transpose(-1, -2)))

@@ -127,7 +127,6 @@ class _DplrChunks(RuleChunks):
     def pull(
         self, kept: Sequence[Tensor], grads: Sequence[Tensor], options: CoreOptions
     ) -> tuple[Tensor, ...]:
-        """Compute the gradients of q, k, v, g, a, b, and of the first state."""
         grad, q, k, v, a, b = grads[0], self.q, self.k, self.v, self.a, self.b
         states, values, sides, after, before = retreat_over(self, kept, grads, options)
         of_pairs = (

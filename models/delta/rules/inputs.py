@@ -17,22 +17,29 @@ from utils.errors import UserError
 GATE_FLOOR = -64.0
 
 
-def _find_state_shape(k: Tensor, v: Tensor) -> tuple[int, int, int, int]:
-    return (v.shape[0], v.shape[2], k.shape[3], v.shape[3])
+@dataclass(frozen=True)
+class RuleInputs:
+    """Queries, keys and values of T tokens, with n steps of a delta rule each; of RWKV-7 n = 1."""
+
+    # [B, T, Hk, K]; Hk divides the H heads of v, and each head of q and k serves H / Hk of them
+    q: Tensor
+    k: Tensor  # [B, T n, Hk, K]
+    v: Tensor  # [B, T n, H, V]
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[B, H, K, V]."""
+        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
 
 
 @dataclass(frozen=True)
-class DeltaInputs:
+class DeltaInputs(RuleInputs):
     """S~ = diag(e^g) S; S = S~ + k (write * v - S~^T (erase * k))^T; output S^T q.
 
     With `steps` = n the tokens of k, v, erase and write come n to one token of q and g: the state
     decays once, takes n updates, and is read behind the last (DeltaProduct).
     """
 
-    # [B, T, Hk, K]; Hk divides the H heads of v, and each head of q and k serves H / Hk of them
-    q: Tensor
-    k: Tensor  # [B, T n, Hk, K]
-    v: Tensor  # [B, T n, H, V]
     g: Tensor  # [B, T, H] or, of each channel, [B, T, H, K]: logarithms of the decay, at most 0
     erase: Tensor  # [B, T n, H] or [B, T n, H, K]
     write: Tensor  # [B, T n, H] or [B, T n, H, V]
@@ -59,11 +66,6 @@ class DeltaInputs:
         }
         _check_shapes(self, shapes)
 
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """[B, H, K, V]."""
-        return _find_state_shape(self.k, self.v)
-
     def widen(self, *, keys: bool = True) -> DeltaInputs:
         """Return the same with v's heads of q and k, if `keys`, and gates of four dimensions."""
         share = self.v.shape[2] // self.k.shape[2] if keys else 1
@@ -74,7 +76,7 @@ class DeltaInputs:
 
 
 @dataclass(frozen=True)
-class DplrInputs:
+class DplrInputs(RuleInputs):
     """S = diag(e^g) S + b (S^T a)^T + k v^T with the previous state in S^T a; output S^T q.
 
     RWKV-7 has q = its receptance, g = its log decay, a = -k^ and b = k^ * eta of its
@@ -83,23 +85,18 @@ class DplrInputs:
     Source: Peng et al. 2025, arXiv:2503.14456, there transposed.
     """
 
-    q: Tensor  # [B, T, H, K], and so g (at most 0), k, a and b
-    k: Tensor
-    v: Tensor  # [B, T, H, V]
-    g: Tensor
-    a: Tensor
+    g: Tensor  # [B, T, H, K], at most 0
+    a: Tensor  # as g, and so q and k
     b: Tensor
 
     def __post_init__(self) -> None:
         _check_shapes(self, {x: [(*self.v.shape[:3], self.k.shape[-1])] for x in "qkgab"})
 
-    @property
-    def state_shape(self) -> tuple[int, int, int, int]:
-        """[B, H, K, V]."""
-        return _find_state_shape(self.k, self.v)
+
+Inputs = DeltaInputs | DplrInputs
 
 
-def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tensor:
+def create_state(inputs: RuleInputs, state: Tensor | None) -> Tensor:
     """Return a state [B, H, K, V], zeros if None, in float32, or float64 where the values are.
 
     A UserError if it has another shape.
@@ -115,9 +112,7 @@ def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tens
     return state.to(dtype)
 
 
-def check_places(
-    inputs: DeltaInputs | DplrInputs, segments: Tensor | None = None, mask: Tensor | None = None
-) -> None:
+def check_places(inputs: RuleInputs, segments: Tensor | None, mask: Tensor | None) -> None:
     """Refuse sequences without a token, and segments or a mask that do not fit the tokens.
 
     Segments must be int [B, T], the mask bool [B, T]; a UserError names the first that is wrong.
@@ -154,9 +149,7 @@ def find_starts(segments: Tensor) -> Tensor:
     return torch.cat([~same, segments[:, 1:] != segments[:, :-1]], dim=1)
 
 
-def _check_shapes(
-    inputs: DeltaInputs | DplrInputs, shapes: dict[str, list[tuple[int, ...]]]
-) -> None:
+def _check_shapes(inputs: RuleInputs, shapes: dict[str, list[tuple[int, ...]]]) -> None:
     for name, known in shapes.items():
         shape = list(getattr(inputs, name).shape)
         if tuple(shape) not in known:

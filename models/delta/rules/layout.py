@@ -161,7 +161,7 @@ def from_chunks(x: Tensor) -> Tensor:
     return x.permute(1, 0, 3, 2, 4).flatten(1, 2)
 
 
-def in_full_width(x: Tensor) -> contextlib.AbstractContextManager[object]:
+def in_full_width(x: Tensor) -> torch.autocast | contextlib.nullcontext[None]:
     """Return a context in which operations on the device of x keep the types of their inputs."""
     device = x.device.type
     if not _has_autocast(device):

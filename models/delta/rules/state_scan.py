@@ -127,9 +127,11 @@ def _find_begins(
     identity = torch.eye(keys, dtype=state.dtype, device=state.device)
     start = torch.cat([identity.expand(*state.shape[:-1], keys), torch.zeros_like(state)], dim=-1)
     start = deal_sequence(start.repeat(parts, 1, 1, 1), 0, batch=1)
-    affine, _ = LOOPS[loop](
-        lambda carry, slices: (move(carry, slices), []), start, factors, reverse=reverse
-    )
+
+    def step(carry: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        return move(carry, slices), []
+
+    affine, _ = LOOPS[loop](step, start, factors, reverse=reverse)
     # All that devices exchange: K K + K V numbers a head of each part.
     affine = gather_sequence(affine, batch=1)
     # No views of the last dimension: within an operator XLA takes them from its beginning.
