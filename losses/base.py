@@ -27,6 +27,7 @@ from losses.reductions import Mask, as_constant
 from utils.errors import UserError, get_hint
 
 Shapes = Mapping[str, tuple[int, ...]]
+Layers = Mapping[str, str]  # the student's layer -> the teacher's, by module path
 MIN_MASS = 1e-30  # keeps the logarithm of an empty rest finite in float32
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeGuard
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from losses.base import Loss
 from losses.table import LOSSES
 from utils.errors import UserError, get_near_names
+from utils.json_types import JsonMapping, JsonValue
 from utils.registry import Registry
+from utils.torch_types import ModuleT
 
 GIVEN = inspect.Parameter.empty  # in place of a default: a configuration must name the argument
 _ATTRIBUTES = {"why_not_tokens", "takes_numbers"}
@@ -20,7 +22,7 @@ _ATTRIBUTES = {"why_not_tokens", "takes_numbers"}
 
 def create_loss(
     name: str,
-    args: Mapping[str, Any] | None = None,
+    args: JsonMapping | None = None,
     *,
     temperature: float | None = None,
     group_size: int | None = None,
@@ -39,11 +41,11 @@ def create_loss(
 
 
 def create_from(
-    registry: Registry,
+    registry: Registry[Callable[..., ModuleT]],
     name: str,
-    args: Mapping[str, Any] | None = None,
-    usual: Mapping[str, Any] | None = None,
-) -> Any:
+    args: JsonMapping | None = None,
+    usual: JsonMapping | None = None,
+) -> ModuleT:
     """Create an entry of a registry of losses, with errors as in `create_loss`.
 
     `usual` has values for what `args` does not set; None, or unknown to the loss, are ignored.
@@ -67,12 +69,12 @@ def create_from(
 
 
 def define(
-    kind: type[nn.Module],
+    kind: Callable[..., ModuleT],
     name: str,
     function: Callable[..., Tensor],
     positive: str = "",
     **defaults: Any,
-) -> Callable[..., Any]:
+) -> Callable[..., ModuleT]:
     """Create a factory of the losses `kind(function, **arguments)`; errors name the loss.
 
     The arguments in `positive`, separated by spaces, must be numbers above 0; `defaults` are all
@@ -80,7 +82,7 @@ def define(
     """
     attributes = {key: defaults.pop(key) for key in _ATTRIBUTES & defaults.keys()}
 
-    def create(**given: Any) -> nn.Module:
+    def create(**given: JsonValue) -> ModuleT:
         arguments = defaults | given
         check_positive(name, **{key: arguments[key] for key in positive.split()})
         loss = kind(function, **arguments)
@@ -95,18 +97,18 @@ def define(
     return create
 
 
-def weigh_parts(compute_parts: Callable[..., Any], *keys: str) -> Callable[..., Tensor]:
+def weigh_parts(parts: Callable[..., tuple[Tensor, Tensor]], *keys: str) -> Callable[..., Tensor]:
     """Create a function that adds two parts, each times the keyword argument named in `keys`."""
 
-    def compute(*inputs: Tensor, **arguments: Any) -> Tensor:
+    def compute(*inputs: Tensor, **arguments: float) -> Tensor:
         factors = [arguments.pop(key) for key in keys]
-        first, second = compute_parts(*inputs, **arguments)
+        first, second = parts(*inputs, **arguments)
         return factors[0] * first + factors[1] * second
 
     return compute
 
 
-def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> bool:
+def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> TypeGuard[float]:
     """Return whether it is a number, which true and false are not, within these bounds."""
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
     return is_real and least <= value <= most
@@ -117,7 +119,7 @@ def is_count(value: object, least: int = 0) -> bool:
     return isinstance(value, int) and is_number(value, least)
 
 
-def check_positive(name: str, **values: float) -> None:
+def check_positive(name: str, **values: JsonValue) -> None:
     """Raise a UserError for arguments that are not numbers above 0."""
     for key, value in values.items():
         if not is_number(value) or value <= 0:

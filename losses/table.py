@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from utils.registry import Registry
 
-LOSSES = Registry(
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from losses.base import Loss
+    from losses.label_free.embeddings import EmbeddingLoss
+
+LOSSES: Registry[Callable[..., Loss]] = Registry(
     "loss",
     {
         "scalekd": "losses.features.attention:ScaleUp",
@@ -97,7 +105,7 @@ LOSSES = Registry(
     },
 )
 
-EMBEDDING_LOSSES = Registry(
+EMBEDDING_LOSSES: Registry[Callable[..., EmbeddingLoss]] = Registry(
     "loss of features",
     {
         "cosine": "losses.label_free.embeddings:create_cosine",

@@ -16,6 +16,7 @@ from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection
+    from utils.json_types import JsonObject
 
 # Computes what a task learns from its targets: a scalar, with autocast off.
 TaskTerm = Callable[[LossInputs], Tensor]
@@ -141,7 +142,7 @@ def create_weighted_loss(
     distill: DistillSection, task_loss: TaskTerm = compute_class_loss
 ) -> WeightedLoss:
     """Create the loss of a `distill` section: its terms (`create_loss`), or the task loss alone."""
-    entries = [
+    entries: list[tuple[str, JsonObject, float]] = [
         (term.name, term.args | ({"layers": term.layers} if term.layers else {}), term.weight)
         for term in distill.losses
     ]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from utils.registry import Registry
 
 if TYPE_CHECKING:
+    from datasets import Batch
     from tasks.protocol import RunTask
 
-TASKS: Registry[type[RunTask[Any]]] = Registry(
+TASKS: Registry[type[RunTask[Batch]]] = Registry(
     "train.task",
     {
         "classify": "tasks.classify.task:Classify",

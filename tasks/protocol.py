@@ -22,7 +22,7 @@ from utils.metrics import Evaluation
 if TYPE_CHECKING:
     from datasets import DatasetFacts, Loader
     from engine import Plan, TaskLoss, TrainState
-    from tasks.teachers.cache.rows import AnswerForm, Column
+    from tasks.teachers.cache.rows import AnswerForm, Columns
     from utils.config.data import DataSection
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
@@ -34,6 +34,8 @@ SumOver = Callable[[Callable[[Any], Tensor]], Tensor]
 SumBatches = Callable[[Callable[[Any], Tensor], Iterable[Any]], Tensor]
 # A run, its dataset and the task's part of the stream's description -> the whole description.
 StreamOf = Callable[["RunConfig", "DatasetFacts", JsonMapping], JsonObject]
+# `train` and `eval` -> its loader; an evaluation has no `train`.
+Loaders = Mapping[str, "Loader"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class TaskFacts:
     """Facts about a task for every replica; they travel to other processes."""
 
     dataset: DatasetFacts
-    model_arguments: dict[str, Any]  # for creating the student: `{"num_classes": 10}`
+    model_arguments: JsonObject  # for creating the student: `{"num_classes": 10}`
     export: JsonObject  # how to create the exported student, and what its input looks like
     stream: JsonObject  # task settings that decide which examples, in which form, come when
     teachers: list[str]  # hashes of the run's teachers, and how several are combined
@@ -65,7 +67,7 @@ class TaskCheck(Protocol):
     """Validation of a configuration before a device is touched; the job calls it in this order."""
 
     dataset: DatasetFacts
-    model_arguments: dict[str, Any]
+    model_arguments: JsonObject
     losses: nn.Module
 
     def __init__(self, config: RunConfig) -> None:
@@ -82,6 +84,12 @@ class TaskCheck(Protocol):
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
         """Refuse stored outputs of another stream of examples, or of a shorter run."""
+
+
+# Keys of `data` of generated examples.
+SYNTHETIC_SPLITS = MappingProxyType(
+    {"order": "auto", "train_split": "train", "eval_split": "validation", "test_split": ""}
+)
 
 
 class SyntheticRun(Protocol):
@@ -141,7 +149,7 @@ class RunTask(Protocol[BatchT_contra]):
     reads: ClassVar[frozenset[str]] = frozenset()
     losses: nn.Module  # modules that are trained beside the student
 
-    def __init__(self, config: RunConfig, facts: Any, loaders: Mapping[str, Loader]) -> None:
+    def __init__(self, config: RunConfig, facts: Any, loaders: Loaders) -> None:
         """Create what needs no device; an evaluation has no `train` loader."""
 
     def loss(self, model: nn.Module, batch: BatchT_contra) -> TaskLoss: ...
@@ -229,7 +237,7 @@ class Caches(Protocol):
     def stream_epochs(self) -> int | None:
         """Epochs after which the stream starts over; None if it never does."""
 
-    def compute_cached_outputs(self, batch: Any, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(self, batch: Any, columns: Columns) -> tuple[Tensor, ...]:
         """Return logits by `condense_answers`, or features, for each column, on the device."""
 
     def close(self) -> None:

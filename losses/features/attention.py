@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from losses.base import LossInputs, Shapes
+from losses.base import Layers, LossInputs, Shapes
 from losses.factory import check_positive, is_count
 from losses.features.gaussians import get_width
 from losses.features.hints import (
@@ -101,7 +100,7 @@ class KnowledgeReview(FeatureLoss):
 
     why_not_tokens = "fuses maps of an image"
 
-    def __init__(self, layers: Mapping[str, str], width: int = 64, group_size: int = 0) -> None:
+    def __init__(self, layers: Layers, width: int = 64, group_size: int = 0) -> None:
         super().__init__(layers)
         check_positive("reviewkd", width=width)
         if len(self.layers) < 2:
@@ -125,7 +124,8 @@ class KnowledgeReview(FeatureLoss):
 
     def compute(self, inputs: LossInputs) -> Tensor:
         stages = list(zip(self.layers, self.fusions, strict=True))
-        terms, residual = [], None
+        terms: list[Tensor] = []
+        residual: Tensor | None = None
         for path, fusion in reversed(stages):
             student, teacher = self.get_pair(inputs, path)
             weights = get_group_weights(student, inputs.mask, self.group_size)
@@ -186,9 +186,7 @@ class SemanticCalibration(FeatureLoss):
 
     why_not_tokens = "compares maps of an image"
 
-    def __init__(
-        self, layers: Mapping[str, str], group_size: int, embed_width: int | None = None
-    ) -> None:
+    def __init__(self, layers: Layers, group_size: int, embed_width: int | None = None) -> None:
         super().__init__(layers)
         if not is_count(group_size, 2):
             raise UserError(
@@ -312,7 +310,7 @@ class ScaleUp(FeatureLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         direct_weight: float = 1.0,
         alternating_weight: float = 1.0,
         heads: int = 8,

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from losses.base import LossInputs, Shapes
+from losses.base import Layers, LossInputs, Shapes
 from losses.factory import check_positive
 from losses.features.hints import FeatureLoss, ProjectedLoss
 from losses.features.maps import get_channels, match_positions
@@ -30,7 +29,8 @@ def compute_gaussian_distance(
 
     Source: Lv et al. 2024 (WKD-F), arXiv:2412.08139, section 3.2.
     """
-    means, deviations = [], []
+    means: list[Tensor] = []
+    deviations: list[Tensor] = []
     for features in (student_features, teacher_features):
         mean = features.mean(dim=-1, keepdim=True)
         squares = (features - mean).square().sum(dim=-1) / (features.shape[-1] - 1)
@@ -57,7 +57,7 @@ class WassersteinFeatures(ProjectedLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         mean_weight: float = 1.0,
         grid: int = 1,
         eps: float = 1e-5,
@@ -117,7 +117,7 @@ class VariationalInformation(FeatureLoss):
     Source: Ahn et al. 2019 (VID), arXiv:1904.05835, equation 6.
     """
 
-    def __init__(self, layers: Mapping[str, str]) -> None:
+    def __init__(self, layers: Layers) -> None:
         super().__init__(layers)
         self.gaussians = nn.ModuleList()
 
@@ -146,9 +146,7 @@ class PrimeAware(ProjectedLoss):
     Source: Zhang et al. 2020 (PAD-L2), arXiv:2008.01458, equation 5.
     """
 
-    def __init__(
-        self, layers: Mapping[str, str], eps: float = 1e-6, regressor: str = "auto"
-    ) -> None:
+    def __init__(self, layers: Layers, eps: float = 1e-6, regressor: str = "auto") -> None:
         super().__init__(layers, regressor)
         check_positive("pad", eps=eps)
         self.eps = eps

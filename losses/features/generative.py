@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from losses.base import LossInputs, Shapes
+from losses.base import Layers, LossInputs, Shapes
 from losses.factory import check_positive, check_steps, is_number
 from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss, ProjectedLoss, get_key, match_sizes
@@ -33,9 +32,7 @@ class MaskedGeneration(ProjectedLoss):
     why_not_tokens = "rebuilds maps of an image"
     needs_noise = True
 
-    def __init__(
-        self, layers: Mapping[str, str], mask_ratio: float = 0.5, regressor: str = "auto"
-    ) -> None:
+    def __init__(self, layers: Layers, mask_ratio: float = 0.5, regressor: str = "auto") -> None:
         super().__init__(layers, regressor)
         check_ratio("mgd", mask_ratio)
         self.mask_ratio = mask_ratio
@@ -88,7 +85,7 @@ class TransformerGuidelines(FeatureLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         mask_ratio: float = 0.5,
         low_weight: float = 3e-5,
         high_weight: float = 3e-6,
@@ -191,7 +188,7 @@ class FactorTransfer(FeatureLoss):
 
     why_not_tokens = "paraphrases maps of an image"
 
-    def __init__(self, layers: Mapping[str, str], paraphrase_steps: int, rate: float = 0.5) -> None:
+    def __init__(self, layers: Layers, paraphrase_steps: int, rate: float = 0.5) -> None:
         super().__init__(layers)
         require_one_pair("ft", self)
         check_positive("ft", rate=rate)

@@ -5,14 +5,14 @@ A head is the path of a linear layer, `fc` or `head`; its weights come with the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.functional import one_hot
 
-from losses.base import Loss, LossInputs, Shapes, get_teacher_logits
+from losses.base import Layers, Loss, LossInputs, Shapes, get_teacher_logits
 from losses.factory import check_positive, is_count
 from losses.features.gaussians import get_vector
 from losses.features.hints import (
@@ -129,7 +129,7 @@ class SoftmaxRegression(ProjectedLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         teacher_head: str,
         feature_weight: float = 1.0,
         head_weight: float = 1.0,
@@ -166,7 +166,7 @@ class ClassifierMaps(FeatureLoss):
     loss_name = ""
     head_keys = ("weight",)  # of the classifiers
 
-    def __init__(self, layers: Mapping[str, str], student_head: str, teacher_head: str) -> None:
+    def __init__(self, layers: Layers, student_head: str, teacher_head: str) -> None:
         super().__init__(layers)
         require_one_pair(self.loss_name, self)
         self.heads = tuple(
@@ -211,9 +211,7 @@ class ClassAttention(ClassifierMaps):
 
     loss_name = "cat_kd"
 
-    def __init__(
-        self, layers: Mapping[str, str], student_head: str, teacher_head: str, size: int = 2
-    ) -> None:
+    def __init__(self, layers: Layers, student_head: str, teacher_head: str, size: int = 2) -> None:
         super().__init__(layers, student_head, teacher_head)
         check_positive("cat_kd", size=size)
         self.size = size
@@ -250,7 +248,7 @@ class ScaleDecoupled(ClassifierMaps):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         student_head: str,
         teacher_head: str,
         temperature: float = 4.0,
@@ -304,7 +302,7 @@ class ReusedMaps(FeatureLoss):
 
     why_not_tokens = "reuses a classifier of images"
 
-    def __init__(self, layers: Mapping[str, str], teacher_head: str) -> None:
+    def __init__(self, layers: Layers, teacher_head: str) -> None:
         super().__init__(layers)
         require_one_pair("simkd", self)
         self.teacher_head = teacher_head
@@ -356,7 +354,7 @@ class ManyToOne(FeatureLoss):
 
     why_not_tokens = "widens maps of an image"
 
-    def __init__(self, layers: Mapping[str, str]) -> None:
+    def __init__(self, layers: Layers) -> None:
         super().__init__(layers)
         require_one_pair("norm", self)
 

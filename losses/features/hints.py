@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from losses.base import Loss, LossInputs, Shapes, get_feature
+from losses.base import Layers, Loss, LossInputs, Shapes, get_feature
 from losses.factory import check_choice, check_positive
 from losses.reductions import Mask, as_constant, mean_valid, safe_sqrt, sum_terms, unit_rows, upcast
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
 
 REGRESSORS = ("auto", "none", "conv1x1", "convreg", "linear")
 
@@ -84,7 +84,7 @@ def _create_convolution(student: Shape, teacher: Shape, given: dict[str, int | N
     side, target = student[2], teacher[2]
     layer: type[nn.Module] = nn.Conv2d
     if side == 2 * target:
-        derived: dict[str, Any] = {"kernel_size": 3, "stride": 2, "padding": 1}
+        derived: JsonObject = {"kernel_size": 3, "stride": 2, "padding": 1}
     elif 2 * side == target:
         derived = {"kernel_size": 4, "stride": 2, "padding": 1}
         layer = nn.ConvTranspose2d
@@ -205,7 +205,7 @@ def get_teacher_features(inputs: LossInputs, *paths: str) -> list[Tensor]:
 class FeatureLoss(Loss):
     """A sum over pairs of layers; `layers` maps student module paths to teacher module paths."""
 
-    def __init__(self, layers: Mapping[str, str]) -> None:
+    def __init__(self, layers: Layers) -> None:
         super().__init__()
         if not isinstance(layers, Mapping) or not layers:
             raise UserError(
@@ -258,7 +258,7 @@ class ProjectedLoss(FeatureLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         regressor: str = "auto",
         kernel: int | None = None,
         stride: int | None = None,
@@ -319,7 +319,7 @@ class AttentionTransfer(FeatureLoss):
     Source: Zagoruyko and Komodakis 2017, arXiv:1612.03928, equation 2.
     """
 
-    def __init__(self, layers: Mapping[str, str], power: int = 2) -> None:
+    def __init__(self, layers: Layers, power: int = 2) -> None:
         super().__init__(layers)
         check_positive("at", power=power)
         self.power = power

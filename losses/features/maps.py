@@ -6,13 +6,13 @@ Activations are maps [B, C, H, W] or tokens [B, N, C]; `get_channels` makes both
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from losses.base import LossInputs, get_teacher_logits
+from losses.base import Layers, LossInputs, get_teacher_logits
 from losses.factory import check_positive, is_number
 from losses.features.hints import FeatureLoss, ProjectedLoss, get_teacher_features, pool_adaptive
 from losses.logits.matching import CORRELATES, compute_correlation, compute_dist
@@ -180,9 +180,7 @@ class NeuronSelectivity(FeatureLoss):
 class ChannelWise(ProjectedLoss):
     """`compute_cwd` of each pair, the student's side projected if shapes differ."""
 
-    def __init__(
-        self, layers: Mapping[str, str], temperature: float = 4.0, regressor: str = "auto"
-    ) -> None:
+    def __init__(self, layers: Layers, temperature: float = 4.0, regressor: str = "auto") -> None:
         super().__init__(layers, regressor)
         check_positive("cwd", temperature=temperature)
         self.temperature = temperature
@@ -198,9 +196,7 @@ class ActivationBoundaries(ProjectedLoss):
     `layers` name inputs of activation functions: norms, not the blocks after them.
     """
 
-    def __init__(
-        self, layers: Mapping[str, str], margin: float = 1.0, regressor: str = "auto"
-    ) -> None:
+    def __init__(self, layers: Layers, margin: float = 1.0, regressor: str = "auto") -> None:
         super().__init__(layers, regressor)
         check_positive("ab", margin=margin)
         self.margin = margin
@@ -249,7 +245,7 @@ class FlowOfSolution(FeatureLoss):
 
     why_not_tokens = "compares maps of an image"
 
-    def __init__(self, layers: Mapping[str, str]) -> None:
+    def __init__(self, layers: Layers) -> None:
         super().__init__(layers)
         if len(self.layers) < 2:
             raise UserError(
@@ -324,7 +320,7 @@ class DistPlus(ProjectedLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         temperature: float = 1.0,
         weights: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
         group_size: int = 0,

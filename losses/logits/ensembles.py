@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from losses.base import LossInputs, check_classes
 from losses.logits.standardise import Wrapper
 from losses.reductions import as_constant, sum_terms
 from utils.errors import UserError
+from utils.json_types import JsonMapping
 
 
 def average_probs(
@@ -70,7 +70,7 @@ class Ensemble(Wrapper):
     def __init__(
         self,
         loss: str = "kd",
-        loss_args: Mapping[str, Any] | None = None,
+        loss_args: JsonMapping | None = None,
         weights: Sequence[float] | None = None,
         temperature: float | None = None,
         group_size: int | None = None,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +12,7 @@ from losses.base import LogitLoss, Loss, LossInputs, get_teacher_logits
 from losses.factory import check_positive, create_loss, define
 from losses.logits.kd import kl_per_example
 from losses.reductions import Mask, as_constant, mean_valid, safe_sqrt, soften, upcast
+from utils.json_types import JsonMapping
 
 # Bounds of the learnt temperature, COLDEST + WIDTH * sigmoid(parameter): the paper's 1 to 21.
 COLDEST, WIDTH = 1.0, 20.0
@@ -42,7 +41,7 @@ class Wrapper(Loss):
     def __init__(
         self,
         loss: str = "kd",
-        loss_args: Mapping[str, Any] | None = None,
+        loss_args: JsonMapping | None = None,
         temperature: float | None = None,
         group_size: int | None = None,
     ) -> None:
@@ -63,7 +62,7 @@ class LogitStandardisation(Wrapper):
     def __init__(
         self,
         loss: str = "kd",
-        loss_args: Mapping[str, Any] | None = None,
+        loss_args: JsonMapping | None = None,
         eps: float = 1e-7,
         temperature: float | None = None,
         group_size: int | None = None,

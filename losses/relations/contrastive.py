@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from losses.base import LossInputs, RankMemory, Shapes
+from losses.base import Layers, LossInputs, RankMemory, Shapes
 from losses.factory import check_positive
 from losses.features.gaussians import get_vector, get_width, pool_shapes
 from losses.features.heads import require_one_pair
@@ -76,7 +76,7 @@ class CRD(RankMemory, FeatureLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         num_examples: int,
         embed_dim: int = 128,
         negatives: int = 16384,
@@ -255,9 +255,7 @@ class QueueKL(FeatureLoss):
 
     why_not_tokens = "keeps a queue of one embedding for each image"
 
-    def __init__(
-        self, layers: Mapping[str, str], size: int = 8192, queue_temperature: float = 0.07
-    ) -> None:
+    def __init__(self, layers: Layers, size: int = 8192, queue_temperature: float = 0.07) -> None:
         super().__init__(layers)
         check_queue(size, queue_temperature)
         require_one_pair("queue_kl", self)
@@ -319,9 +317,7 @@ class NormAndDirection(RankMemory, ProjectedLoss):
     why_not_tokens = "keeps a mean embedding for each class, too many for a vocabulary"
     sums: Tensor
 
-    def __init__(
-        self, layers: Mapping[str, str], num_classes: int, regressor: str = "auto"
-    ) -> None:
+    def __init__(self, layers: Layers, num_classes: int, regressor: str = "auto") -> None:
         super().__init__(layers, regressor)
         require_one_pair("nd", self)
         check_positive("nd", num_classes=num_classes)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor
 
-from losses.base import LossInputs
+from losses.base import Layers, LossInputs
 from losses.factory import check_positive
 from losses.features.hints import FeatureLoss
 from losses.features.maps import match_positions
@@ -69,7 +69,7 @@ class GramMSE(FeatureLoss):
 class GramKL(GramMSE):
     """`compute_gram_kl` of each pair of maps or tokens; larger maps are pooled to smaller ones."""
 
-    def __init__(self, layers: Mapping[str, str], gram_temperature: float = 0.07) -> None:
+    def __init__(self, layers: Layers, gram_temperature: float = 0.07) -> None:
         super().__init__(layers)
         check_positive("gram_kl", gram_temperature=gram_temperature)
         self.gram_temperature = gram_temperature

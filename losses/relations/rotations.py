@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from losses.base import LossInputs, Shapes, Turned, get_feature, get_teacher_logits
+from losses.base import Layers, LossInputs, Shapes, Turned, get_feature, get_teacher_logits
 from losses.factory import check_positive, check_steps, is_number
 from losses.features.gaussians import get_vector, get_width
 from losses.features.heads import require_one_pair
@@ -107,7 +107,7 @@ class SelfSupervisedKD(FeatureLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         head_steps: int,
         temperature: float = 4.0,
         weights: Sequence[float] = (0.9, 2.7, 10.0),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-from losses.base import LossInputs, Shapes
+from losses.base import Layers, LossInputs, Shapes
 from losses.factory import GIVEN, check_choice, check_positive, define, weigh_parts
 from losses.features.gaussians import get_vector, get_width
 from losses.features.hints import FeatureLoss, get_key
@@ -185,7 +185,7 @@ class RelationalLoss(FeatureLoss):
     def __init__(
         self,
         function: Callable[..., Tensor],
-        layers: Mapping[str, str],
+        layers: Layers,
         group_size: int = 0,
         **arguments: Any,
     ) -> None:
@@ -213,7 +213,7 @@ class CorrelationCongruence(RelationalLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         kernel: str = "bilinear",
         gamma: float = 0.4,
         max_power: int = 2,
@@ -244,7 +244,7 @@ class DeltaCorrelation(FeatureLoss):
 
     def __init__(
         self,
-        layers: Mapping[str, str],
+        layers: Layers,
         scale: float = 0.02,
         embed_dim: int = 128,
         group_size: int = 0,
@@ -346,7 +346,6 @@ class ProjectedRelation(RelationalLoss):
             self.projections[get_key(path)] = nn.Linear(*widths, bias=self.has_bias)
 
     def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
-        """Return vectors [B, D] of one pair, the student's projected."""
         student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, student_path))
         return self.project(student_path, student), teacher
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from utils.torch_types import DifferentiationRule
+from utils.torch_types import Ctx, DifferentiationRule
 
 # Logits [B, n, V] of a chunk and its places -> what is trained on, summed, and detached sums [S].
 Score = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
@@ -72,13 +71,13 @@ class _ScoreInChunks(DifferentiationRule):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, score: Score, chunks: list[slice], devices: int
+        ctx: Ctx, hidden: Tensor, weight: Tensor, score: Score, chunks: list[slice], devices: int
     ) -> tuple[Tensor, Tensor]:
         needs = ctx.needs_input_grad[:2]
         with torch.autocast(hidden.device.type, enabled=False):
             cast = weight.to(hidden.dtype)
-            total: Any = None
-            sums: Any = None
+            total: Tensor | None = None
+            sums: Tensor | None = None
             d_weight: Tensor | None = None
             d_hidden = []
             for places in chunks:
@@ -96,11 +95,12 @@ class _ScoreInChunks(DifferentiationRule):
                 d_weight = d_weight.sum(dim=0)
         ctx.save_for_backward(_join(d_hidden, chunks) if d_hidden else None, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
+        assert total is not None and sums is not None  # there is a chunk
         ctx.mark_non_differentiable(sums)
         return total, sums
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Ctx, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         scaled = [
             None if kept is None else (kept.float() * gradient).to(dtype)
             for kept, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)

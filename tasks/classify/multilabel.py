@@ -26,9 +26,10 @@ from utils.metrics import Evaluation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from datasets import Batch, ImageBatch, Loader
+    from datasets import Batch, ImageBatch
     from losses.tasks.classes import ClassLoss
     from tasks.classify.check import ClassifyFacts
+    from tasks.protocol import Loaders
     from utils.config.load import RunConfig
     from utils.config.train import TrainSection
 
@@ -173,9 +174,7 @@ class Multilabel(Classify):
     twin = "tasks.classify.multilabel:SyntheticMultilabel"
     create_loss = staticmethod(create_set_loss)
 
-    def __init__(
-        self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
-    ) -> None:
+    def __init__(self, config: RunConfig, facts: ClassifyFacts, loaders: Loaders) -> None:
         super().__init__(config, facts, loaders)
         # All evaluated splits have a table of the same shape, so that they share one graph.
         sizes = facts.dataset.num_examples
@@ -183,7 +182,6 @@ class Multilabel(Classify):
         self._table = ScoreTable(most, facts.num_classes)
 
     def get_labels(self, batch: ImageBatch) -> Tensor:
-        """Return [B, K], a 1 for each class of the example."""
         return batch.draws[RIGHT]
 
     def count_with_correctness(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, None]:

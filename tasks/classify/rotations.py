@@ -58,11 +58,10 @@ def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _split_features(features: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Split activations as `_split` does; parameters are not split and go with the images."""
-    plain, turned = {}, {}
+    plain = dict(features)
+    turned: dict[str, Tensor] = {}
     for path, value in features.items():
-        if isinstance(value, nn.Parameter):
-            plain[path] = value
-        else:
+        if not isinstance(value, nn.Parameter):
             plain[path], turned[path] = _split(value)
     return plain, turned
 

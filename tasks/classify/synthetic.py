@@ -22,7 +22,7 @@ from big_vision.tensorflow_setup import read_tfds_features
 from datasets import describe_dataset
 from models.factory import build_model
 from tasks.classify.check import ClassifyCheck
-from tasks.protocol import StreamOf, SyntheticRun
+from tasks.protocol import SYNTHETIC_SPLITS, StreamOf, SyntheticRun
 from tasks.teachers.cache.manifest import read_manifest, read_shape, write_manifest
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, CacheShape, condense_answers, pack_rows
 from tasks.teachers.cache.writer import CacheWriter
@@ -180,11 +180,8 @@ def describe_synthetic_data(
         "root": "",
         "train_pp": _keep_device_op(config.data.train_pp),
         "eval_pp": _keep_device_op(config.data.eval_pp),
-        "train_split": "train",
-        "eval_split": "validation",
-        "test_split": "",
         "evals": (),
-        "order": "auto",
+        **SYNTHETIC_SPLITS,
     }
 
 

@@ -7,7 +7,7 @@ the engine depends on neither.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from datasets import ImageBatch, Loader
+from datasets import ImageBatch
 from losses.base import LossInputs, LossOutput
 from losses.logits.ensembles import combine_answers
 from losses.tasks.classes import create_class_loss
@@ -41,7 +41,7 @@ from tasks.images.pixels import ImageTask
 from tasks.images.resizing import check_sizes, get_only_side, resize_pixels
 from tasks.protocol import Companion, SumBatches, SumOver
 from tasks.teachers.cache.reader import combine_stored, get_stored_answers
-from tasks.teachers.cache.rows import Column, condense_answers
+from tasks.teachers.cache.rows import Columns, condense_answers
 from tasks.teachers.dry_run import FeatureShapes
 from tasks.teachers.taught import Worth, set_distilled_training
 from tasks.teachers.teaching import Teaching
@@ -50,6 +50,7 @@ from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
     from engine import Plan, TrainState
+    from tasks.protocol import Loaders
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -67,9 +68,7 @@ class Classify(ImageTask[Teacher]):
     losses: WeightedLoss
     teaching: Teaching[Teacher]
 
-    def __init__(
-        self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
-    ) -> None:
+    def __init__(self, config: RunConfig, facts: ClassifyFacts, loaders: Loaders) -> None:
         super().__init__(config, facts, loaders)
         self.losses = create_weighted_loss(
             config.distill, self.create_loss(config.train, facts.num_classes)
@@ -205,9 +204,7 @@ class Classify(ImageTask[Teacher]):
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         return self._ask_live(pixels, batch)
 
-    def compute_cached_outputs(
-        self, batch: ImageBatch, columns: Sequence[Column]
-    ) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(self, batch: ImageBatch, columns: Columns) -> tuple[Tensor, ...]:
         """Return each teacher's k most probable classes with their log-probabilities."""
         answers = self.teaching.ask(self.augment(batch.images, batch.draws))
         pairs = zip(answers, columns, strict=True)

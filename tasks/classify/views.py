@@ -79,8 +79,7 @@ def check_kept(
 
     Models are on the meta device. `shape` is (H, W, C) in training, None if only a run can tell.
     """
-    kept = [teacher for teacher in teachers if teacher.kept is not None]
-    counts = [teacher.kept.count for teacher in teachers if teacher.kept is not None]
+    kept = {teacher: teacher.kept.count for teacher in teachers if teacher.kept is not None}
     if not kept:
         return
     contradictions = {
@@ -93,8 +92,8 @@ def check_kept(
     given = next((key for key, value in contradictions.items() if value), None)
     if given:
         raise UserError(
-            f"distill.teachers keep_tokens ({counts[0]} patches) is not supported with "
-            f"{given}; remove one of them"
+            f"distill.teachers keep_tokens ({next(iter(kept.values()))} patches) is not supported "
+            f"with {given}; remove one of them"
         )
     ClassTokenScores(student, config.model.name)
     own = get_patches(student).grid_size

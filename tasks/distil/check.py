@@ -37,7 +37,7 @@ from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sides, count_sides
 from tasks.protocol import TaskFacts
 from tasks.teachers.cache.reader import open_cache
-from tasks.teachers.cache.rows import FEATURES, AnswerForm, Column
+from tasks.teachers.cache.rows import FEATURES, AnswerForm, Columns
 from tasks.teachers.taught import TaughtCheck
 from tasks.teachers.teaching import list_hashes
 from utils.errors import UserError
@@ -189,7 +189,7 @@ def list_cached_hashes(config: RunConfig, teachers: list[str]) -> list[str]:
     return teachers[: count + (count > 1)]
 
 
-def take_stored(columns: Sequence[Column], stored: Sequence[Tensor], teacher: str) -> Embeddings:
+def take_stored(columns: Columns, stored: Sequence[Tensor], teacher: str) -> Embeddings:
     """Return one teacher's features, by its hash, from those that a batch carries by columns."""
     own = {
         column.part: features

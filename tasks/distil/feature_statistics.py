@@ -38,13 +38,8 @@ _VERSION = 1
 _KEY = "statistics"  # of the file's metadata
 _PARTS = ("mean", "variances", "eigenvalues", "eigenvectors")
 # What decides which pixels teachers see, beside the images themselves.
-_SEEN = (
-    ("data", "train_pp"),
-    ("data", "random_erasing"),
-    ("data", "erasing_mode"),
-    ("train", "mixup_alpha"),
-    ("train", "cutmix_alpha"),
-)
+_SEEN = tuple(("data", key) for key in ("train_pp", "random_erasing", "erasing_mode"))
+_SEEN += (("train", "mixup_alpha"), ("train", "cutmix_alpha"))
 # Values of files from before their keys.
 _SEEN_BEFORE = {"data.erasing_mode": "const"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from big_vision.pp.device_ops import require_range
 from models.factory import create_model
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class SyntheticDistil(SyntheticClassify):
     """Synthetic images, whose class is not used, and teachers without a classifier."""
 
-    usual = MappingProxyType({})
+    usual: ClassVar[Mapping[str, int]] = MappingProxyType({})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config

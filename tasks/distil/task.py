@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ from tasks.images.pixels import ImageTask, check_pairs
 from tasks.images.resizing import resize_pixels
 from tasks.protocol import Companion, SumBatches, SumOver
 from tasks.teachers.cache.reader import get_stored_features
-from tasks.teachers.cache.rows import Column
+from tasks.teachers.cache.rows import Columns
 from tasks.teachers.teaching import TERM_SCALES, Teachers, list_names
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -49,8 +49,9 @@ from utils.metrics import Evaluation
 from utils.torch_types import ModuleListOf
 
 if TYPE_CHECKING:
-    from datasets import ImageBatch, Loader
+    from datasets import ImageBatch
     from engine import Plan, TrainState
+    from tasks.protocol import Loaders
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -97,9 +98,7 @@ class Distil(ImageTask[FeatureTeacher]):
     facts: DistilFacts
     losses: LabelFreeLoss
 
-    def __init__(
-        self, config: RunConfig, facts: DistilFacts, loaders: Mapping[str, Loader]
-    ) -> None:
+    def __init__(self, config: RunConfig, facts: DistilFacts, loaders: Loaders) -> None:
         super().__init__(config, facts, loaders)
         self.losses = create_loss_of(config)
         self._hashes = facts.teachers[: len(get_teacher_sections(config.distill))]
@@ -233,9 +232,7 @@ class Distil(ImageTask[FeatureTeacher]):
         pairs = zip(self.ask_all(pixels, batch), self.feature_shapes, strict=True)
         return torch.cat([seen.get(of).flatten(1) for seen, kinds in pairs for of in kinds], dim=1)
 
-    def compute_cached_outputs(
-        self, batch: ImageBatch, columns: Sequence[Column]
-    ) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(self, batch: ImageBatch, columns: Columns) -> tuple[Tensor, ...]:
         """Return features as the teachers give them, whatever scale they are learnt at."""
         pixels = self.augment(batch.images, batch.draws)
         pairs = zip(self._hashes, self.teachers, strict=True)

@@ -17,6 +17,7 @@ from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source
 from utils.config.data import DataSection, EvalSection
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonValue
 from utils.log import get_logger
 from utils.storage.places import open_folder
 from utils.weights.class_names import ClassSide, match_class_names, warn_if_one_sided
@@ -136,7 +137,7 @@ def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> l
     return [spec for section in sections for spec in _plan(data, section, key)]
 
 
-def change_data(data: DataSection, **values: object) -> DataSection:
+def change_data(data: DataSection, **values: JsonValue) -> DataSection:
     """Return the section with other values, checked again, and without sets of its own."""
     return DataSection.model_validate({**data.model_dump(), **values, "evals": ()})
 

@@ -115,7 +115,7 @@ def cut_boxes(centres: np.ndarray, area: np.ndarray, image_size: tuple[int, int]
 
     Source: Yun et al. 2019, arXiv:1905.04899, section 3.1; odd sides as in timm 1.0.31.
     """
-    sides = []
+    sides: list[np.ndarray] = []
     for centre, size in zip(centres.T, image_size, strict=True):
         length = np.floor(size * np.sqrt(area))
         sides += [

@@ -12,7 +12,7 @@ from big_vision.input.images.labelled import ImageFacts
 from big_vision.input.source import require_facts
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
-from datasets import ImageBatch, Loader
+from datasets import ImageBatch
 from models.transforms import create_input_transform, to_pixels
 from tasks.images.erasing import Erasing
 from tasks.images.mixing import Mixing
@@ -24,7 +24,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from torch import nn
 
-    from tasks.protocol import TaskFacts
+    from tasks.protocol import Loaders, TaskFacts
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
 
@@ -34,7 +34,7 @@ class ImageTask(CachedTask[ImageBatch, TeacherT]):
 
     unit = ("img", 1)
 
-    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Loaders) -> None:
         self.config, self.facts, self._loaders = config, facts, loaders
         source = config.data.source
         self._images = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from big_vision.input.source import require_facts
 from big_vision.input.text.windows import TokenFacts
 from datasets import describe_dataset
-from tasks.protocol import SyntheticRun
+from tasks.protocol import SYNTHETIC_SPLITS, SyntheticRun
 from utils.config.load import change
 from utils.errors import UserError
 
@@ -41,13 +41,5 @@ class SyntheticLanguage(SyntheticRun):
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         """Return the run on sequences of as many tokens, in windows of data.sequence_length."""
         name = f"noise,symbols={self.vocabulary},num_examples={examples}"
-        data = {
-            "source": "sequences",
-            "name": name,
-            "root": "",
-            "order": "auto",
-            "train_split": "train",
-            "eval_split": "validation",
-            "test_split": "",
-        }
+        data = {"source": "sequences", "name": name, "root": "", **SYNTHETIC_SPLITS}
         return change(self._config, data=data)

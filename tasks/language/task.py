@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from big_vision.input.source import require_facts
 from big_vision.input.text.windows import TokenFacts
-from datasets import Loader, TokenBatch
+from datasets import TokenBatch
 from losses.base import LossOutput
 from losses.tasks.chunked import (
     Score,
@@ -34,7 +34,8 @@ from utils.runtime.processes.sequence import count_sequence_parts
 
 if TYPE_CHECKING:
     from engine import Plan, TrainState
-    from tasks.teachers.cache.rows import Column
+    from tasks.protocol import Loaders
+    from tasks.teachers.cache.rows import Columns
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -53,9 +54,7 @@ class Language(CachedTask[TokenBatch, TokenTeacher]):
     losses: WeightedLoss
     teaching: TokenTeaching
 
-    def __init__(
-        self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]
-    ) -> None:
+    def __init__(self, config: RunConfig, facts: LanguageFacts, loaders: Loaders) -> None:
         self.config = config
         self.tokens = require_facts(loaders["eval"].facts, TokenFacts, config.data.source)
         self.unit = ("tokens", self.tokens.sequence_length)
@@ -88,7 +87,7 @@ class Language(CachedTask[TokenBatch, TokenTeacher]):
         targets = batch.tokens[:, 1:]
         states = model(batch.tokens[:, :-1])
         lesson = self.teaching.begin(batch, self._judged)
-        valid, names = batch.mask.float()[:, None], []
+        valid, names = batch.mask.float()[:, None], list[str]()
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
             nats, normaliser = count_next_tokens(logits, targets[:, places])
@@ -151,9 +150,7 @@ class Language(CachedTask[TokenBatch, TokenTeacher]):
             metrics["bits_per_byte"] = nats / size / math.log(2)
         return Evaluation(metrics, -loss)
 
-    def compute_cached_outputs(
-        self, batch: TokenBatch, columns: Sequence[Column]
-    ) -> tuple[Tensor, ...]:
+    def compute_cached_outputs(self, batch: TokenBatch, columns: Columns) -> tuple[Tensor, ...]:
         """Return [B, T, 2 k + 1] of each teacher, an output at each position, chunk by chunk."""
         limit, answers = self.config.train.logits_mib, count_answers(self.config)
         examples, (form,) = -(-len(batch) // self._devices), self.facts.answers

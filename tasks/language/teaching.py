@@ -43,7 +43,7 @@ class Lesson:
     judged: Tensor | None = None  # float [T], 1 at the positions that are learnt; None if all are
 
 
-class TokenTeaching(Teaching):
+class TokenTeaching(Teaching[TokenTeacher]):
     """Teachers of tokens, or their stored outputs, and the terms that read logits."""
 
     def __init__(self, config: RunConfig, losses: WeightedLoss, tokens: TokenFacts) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -61,7 +61,7 @@ class RegressCheck(TaughtCheck):
         for role, facts in self.dataset.examples.items():
             other = require_facts(facts, VectorFacts, config.data.source)
             assert other.input_names == self.rows.input_names, role
-        self.model_arguments: dict[str, Any] = {
+        self.model_arguments: JsonObject = {
             "in_features": len(self.rows.input_names),
             "out_features": len(self.rows.target_names),
             "variance": config.train.task_loss == GAUSSIAN,

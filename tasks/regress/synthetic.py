@@ -12,13 +12,14 @@ import numpy as np
 from big_vision.input.rows.arrays import VectorFacts
 from big_vision.input.source import require_facts
 from datasets import describe_dataset
-from tasks.protocol import SyntheticRun
+from tasks.protocol import SYNTHETIC_SPLITS, SyntheticRun
 from tasks.teachers.synthetic import read_facts, replace_each, write_random
 from utils.config.load import change
 
 if TYPE_CHECKING:
     from utils.config.distill import TeacherSection
     from utils.config.load import RunConfig
+    from utils.json_types import JsonObject
 
 
 class SyntheticRegress(SyntheticRun):
@@ -46,23 +47,13 @@ class SyntheticRegress(SyntheticRun):
                 inputs=generator.standard_normal((examples, self._sizes["in_features"])),
                 targets=generator.standard_normal((examples, self._sizes["out_features"])),
             )
-        data = {
-            "source": "arrays",
-            "root": str(folder),
-            "name": place.name,
-            "order": "auto",
-            "train_split": "train",
-            "eval_split": "validation",
-            "test_split": "",
-            "input_columns": [],
-            "target_columns": [],
-        }
+        data: JsonObject = {"source": "arrays", "root": str(folder), "name": place.name}
+        data |= {**SYNTHETIC_SPLITS, "input_columns": [], "target_columns": []}
         return change(self._config, data=data)
 
     def replace_teachers(
         self, config: RunConfig, folder: Path, *, only_missing: bool = False
     ) -> RunConfig:
-        """Write random weights of the teachers' own shapes, or of the section's."""
         return replace_each(config, folder, self._create_teacher, only_missing=only_missing)
 
     def _create_teacher(self, section: TeacherSection, folder: Path) -> TeacherSection:
@@ -74,5 +65,5 @@ class SyntheticRegress(SyntheticRun):
         write_random(
             name, {**arguments, **sizes}, folder, {"args": arguments, "variance": variance}
         )
-        changed = {"model": "", "weights": str(folder), "args": {}}
+        changed: JsonObject = {"model": "", "weights": str(folder), "args": {}}
         return type(section).model_validate({**section.model_dump(), **changed})

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from datasets import Loader, VectorBatch
+from datasets import VectorBatch
 from losses.base import LossInputs, LossOutput
 from losses.tasks.regression import compute_gaussian_nll
 from losses.weighted import WeightedLoss
@@ -30,6 +30,7 @@ from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
     from engine import Plan, TrainState
+    from tasks.protocol import Loaders
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -48,9 +49,7 @@ class Regress(Taught[VectorBatch, RowTeacher]):
     losses: WeightedLoss
     teaching: Teaching[RowTeacher]
 
-    def __init__(
-        self, config: RunConfig, facts: RegressFacts, loaders: Mapping[str, Loader]
-    ) -> None:
+    def __init__(self, config: RunConfig, facts: RegressFacts, loaders: Loaders) -> None:
         self.config, self.facts = config, facts
         self.losses = create_regression_loss(config)
         self.teaching = Teaching(config, self.losses)

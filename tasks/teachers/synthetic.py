@@ -9,13 +9,14 @@ import torch
 from models.factory import build_model
 from models.teachers.teacher import SELVES, get_teacher_sections
 from utils.config.load import change
+from utils.json_types import JsonMapping
 from utils.storage.places import is_there
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.hub import is_shared
 from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
     from utils.config.distill import TeacherSection
@@ -52,9 +53,7 @@ def read_facts(section: TeacherSection) -> JsonObject:
     return {}
 
 
-def write_random(
-    name: str, arguments: Mapping[str, object], folder: Path, facts: JsonObject
-) -> Path:
+def write_random(name: str, arguments: JsonMapping, folder: Path, facts: JsonObject) -> Path:
     """Write a model's random weights, and facts, into a new directory; return the file."""
     torch.manual_seed(0)
     model = build_model(name, dict(arguments), key="distill.teacher")

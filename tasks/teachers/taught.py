@@ -111,7 +111,8 @@ class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
 
         UserError if a teacher is no better than its floor, or its outputs are not finite.
         """
-        metrics, distill = [], self.config.distill
+        metrics: list[dict[str, float]] = []
+        distill = self.config.distill
         for name, teacher in zip(list_names(distill), self.teaching.own, strict=False):
             evaluation: Evaluation = self.summarise(sum_over(partial(self.count_teacher, teacher)))
             if not evaluation.is_finite:

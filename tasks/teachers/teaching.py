@@ -284,7 +284,7 @@ def create_columns(
     distill: DistillSection, forms: Sequence[AnswerForm], top_k: int, dtype: str = "float16"
 ) -> tuple[Column, ...]:
     """Create the columns that a cache stores of each teacher of a run; `top_k` classes, or all."""
-    columns = []
+    columns: list[Column] = []
     for number, section in enumerate(get_teacher_sections(distill)):
         name = section.weights or section.model
         teacher = hash_teacher(section)

@@ -14,15 +14,8 @@ from utils.json_types import JsonMapping, JsonObject
 
 OP = "stored_view"
 # Parts of a stream's description that decide such outputs, beside the views.
-_KEPT = (
-    "dataset",
-    "dataset_files",
-    "image_key",
-    "mixing",
-    "random_erasing",
-    "erasing_mode",
-    "num_classes",
-)
+_KEPT = ("dataset", "dataset_files", "image_key", "mixing", "random_erasing", "erasing_mode")
+_KEPT += ("num_classes",)
 # Ops that may stand before and after the op: they select no pixels.
 _BEFORE = ("decode",)
 _AFTER = ("value_range", "vgg_value_range", "clip_value_range", "keep", "drop", "onehot")

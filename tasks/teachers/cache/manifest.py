@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
+from tasks.teachers.cache.rows import CLASSES, CacheShape, Column, Columns
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import Folder
@@ -115,9 +115,7 @@ def describe_classes(class_names: Sequence[str] | None) -> JsonObject:
     return {} if class_names is None else {"class_names": list(class_names)}
 
 
-def choose_columns(
-    columns: Sequence[Column], teachers: Sequence[str], place: Folder | Path
-) -> list[int]:
+def choose_columns(columns: Columns, teachers: Sequence[str], place: Folder | Path) -> list[int]:
     """Return the columns' numbers of a run's teachers, in its order; of all if it names none."""
     names = [column.teacher for column in columns]
     if not teachers:

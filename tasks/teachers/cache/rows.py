@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,10 @@ class AnswerForm:
     teacher: int | None = None
 
 
+# Name, type and shape of a field of a row.
+Field = tuple[str, str | np.dtype, tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class Column:
     """Stored outputs of one teacher for each example; further fields as in `AnswerForm`."""
@@ -63,16 +67,18 @@ class Column:
         """Numbers stored of one output."""
         return self.top_k if self.kind == CLASSES else self.width
 
-    def list_fields(self, number: int) -> list[tuple[str, Any, tuple[int, ...]]]:
+    def list_fields(self, number: int) -> list[Field]:
         places = (self.places,) if self.places else ()
-        fields: list[tuple[str, Any, tuple[int, ...]]]
-        fields = [(f"values{number}", _STORED[self.dtype], (*places, self.numbers))]
+        fields: list[Field] = [(f"values{number}", _STORED[self.dtype], (*places, self.numbers))]
         if self.kind == CLASSES:
             fields.append((f"indices{number}", self.index_dtype, (*places, self.top_k)))
             fields.append((f"rest{number}", "<f2", places))
         if self.dtype == "int8":
             fields.append((f"bounds{number}", "<f4", (*places, 2)))
         return fields
+
+
+Columns = Sequence[Column]
 
 
 @dataclass(frozen=True)
