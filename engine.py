@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from optim_factory import Schedule
     from utils.runtime.base import Runtime
 
+T = TypeVar("T")
 BatchT = TypeVar("BatchT", bound="Batch")
 BatchT_contra = TypeVar("BatchT_contra", bound="Batch", contravariant=True)
 
@@ -240,16 +241,16 @@ def run_steps(
     return _Stepper(state, task, runtime, plan).iterate(batches, begin_step)
 
 
-class _Stepper:
+class _Stepper(Generic[BatchT]):
     """Makes steps; keeps on the device the number of the first one that was not finite."""
 
-    def __init__(self, state: TrainState, task: Task[Any], runtime: Runtime, plan: Plan) -> None:
+    def __init__(self, state: TrainState, task: Task[BatchT], runtime: Runtime, plan: Plan) -> None:
         self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
         self._first_bad_step = runtime.upload([-1.0])[0]
         runtime.finish_step()  # compiled on its own, not as a part of the first step's graph
 
     def iterate(
-        self, batches: Iterable[Batch], begin_step: Callable[[int], None]
+        self, batches: Iterable[BatchT], begin_step: Callable[[int], None]
     ) -> Generator[StepResult]:
         state = self.state
         with self.runtime.prefetch(batches) as feeder:
@@ -265,7 +266,7 @@ class _Stepper:
                 state.step += 1
                 yield StepResult(state.step, names, values, feeder.wait_s)
 
-    def make_step(self, batch: Batch) -> tuple[tuple[str, ...], Tensor | None]:
+    def make_step(self, batch: BatchT) -> tuple[tuple[str, ...], Tensor | None]:
         """Run one step: names of its scalars and their values; None if the step is skipped."""
         state, runtime = self.state, self.runtime
         if state.step in state.skipped_steps:
@@ -324,8 +325,8 @@ def sum_batches(
 
 
 def map_batches(
-    function: Callable[[BatchT], Any], batches: Iterable[Any], runtime: Runtime
-) -> Generator[tuple[BatchT, Any]]:
+    function: Callable[[BatchT], T], batches: Iterable[Any], runtime: Runtime
+) -> Generator[tuple[BatchT, T]]:
     """Yield device batches and a function's result for each, dispatched one after the other."""
     with runtime.prefetch(batches) as feeder:
         for batch in feeder:

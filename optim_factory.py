@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from utils.config.checks import check_warmup
 from utils.config.load import change
 from utils.endings import Plateau
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
 from utils.runtime.axes import mark_file_orders
@@ -42,6 +43,8 @@ PROVEN = (
 )  # fmt: skip
 # State that is zero before step 0, so that it may be made beforehand (compared eagerly over five
 # steps with momentum and weight decay).
+# Of parameters, as torch and timm have it: `params`, and numbers and switches by name.
+Group = dict[str, Any]
 PREPARABLE = (
     *PROVEN, "adam", "sgdw", "lars", "adafactorbv", "adabelief", "mars", "adan",
 )  # fmt: skip
@@ -62,7 +65,7 @@ def create_optimizer(
     model: nn.Module,
     *,
     loss_modules: nn.Module | None = None,
-    device_arguments: Mapping[str, Any] | None = None,
+    device_arguments: JsonMapping | None = None,
 ) -> torch.optim.Optimizer:
     """Create a timm optimizer over decay and no-decay groups.
 
@@ -80,7 +83,7 @@ def create_optimizer(
     for group in groups:
         group.setdefault("lr_scale", 1.0)
         group["decays"] = group["weight_decay"] > 0
-    arguments: dict[str, Any] = {**(device_arguments or {}), **section.args}
+    arguments: JsonObject = {**(device_arguments or {}), **section.args}
     if section.betas is not None:
         arguments["betas"] = tuple(section.betas)
     if section.eps is not None:
@@ -149,10 +152,10 @@ def _check_betas(name: str, betas: tuple[float, ...]) -> None:
         )
 
 
-def _try_muon(name: str, arguments: Mapping[str, Any]) -> None:
+def _try_muon(name: str, arguments: JsonMapping) -> None:
     """Try a step on a small matrix: the Muon family checks its arguments no sooner."""
-    kind: Any = get_optimizer_class(name, bind_defaults=False)
-    if issubclass(kind, Muon):
+    kind = get_optimizer_class(name, bind_defaults=False)
+    if isinstance(kind, type) and issubclass(kind, Muon):
         weight = nn.Parameter(torch.eye(8))
         weight.grad = torch.eye(8)
         create_optimizer_v2([{"params": [weight]}], opt=name, lr=0.1, **arguments).step()
@@ -179,7 +182,7 @@ def list_head(model: nn.Module) -> tuple[nn.Parameter, ...]:
     return tuple(p for part in heads if isinstance(part, nn.Module) for p in part.parameters())
 
 
-def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[str, Any]]:
+def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[Group]:
     """Return parameter groups of a model, with layer decay if set."""
     list_own: Any = getattr(model, "no_weight_decay", tuple)
     patterns = (*sorted(set(list_own())), *_NO_DECAY_PATTERNS)
@@ -196,9 +199,7 @@ def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[s
     )
 
 
-def divide_groups(
-    section: OptimSection, model: nn.Module, groups: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def divide_groups(section: OptimSection, model: nn.Module, groups: list[Group]) -> list[Group]:
     """Divide groups by the section's patterns of trained parameters, in the same order."""
     rules = {name: getattr(section, name) for name in ("lr_factors", "decay_factors", "unfreeze")}
     if not any(rules.values()):
@@ -206,7 +207,7 @@ def divide_groups(
     names = {p: name for name, p in model.named_parameters() if p.requires_grad}
     for key, patterns in rules.items():
         check_patterns(f"optim.{key}", tuple(patterns), names.values())
-    divided: list[dict[str, Any]] = []
+    divided: list[Group] = []
     for group in groups:
         parts: dict[tuple[float, float, float], list[nn.Parameter]] = {}
         for parameter in group["params"]:

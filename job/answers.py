@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -41,9 +41,9 @@ def describe_split(job: Job) -> list[str]:
 class Answers:
     """A task for an evaluation that keeps the correctness of examples; `identity`: of the split."""
 
-    def __init__(self, task: RunTask, runtime: Runtime, identity: Sequence[object] = ()) -> None:
+    def __init__(self, task: RunTask[Batch], runtime: Runtime, *identity: str) -> None:
         self.unit, self._task, self._runtime = task.unit, task, runtime
-        self._identity = json.dumps(list(identity)).encode()
+        self._identity = json.dumps(identity).encode()
         self._marks: list[Tensor] = []
         # Of each batch: its size with padding, [size] bool of valid examples, and [n, 2] int64 of
         # these: index in the split, label.

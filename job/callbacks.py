@@ -80,7 +80,6 @@ class RunCallbacks(Callbacks):
         return batches if self.ahead is None else self.ahead.watch(batches)
 
     def begin_step(self, step: int) -> None:
-        """Beat, and start or end a trace."""
         if self.ahead is not None:
             self.ahead.run(self._watch.beat)
         self._watch.beat()
@@ -88,7 +87,7 @@ class RunCallbacks(Callbacks):
 
     def evaluate(self, state: TrainState) -> Evaluation:
         """Evaluate the model and its averages on the evaluation split, and on further sets."""
-        answers = Answers(self.parts.task, self.runtime, describe_split(self.job))
+        answers = Answers(self.parts.task, self.runtime, *describe_split(self.job))
         evaluation = self._evaluate(answers, state.eval_model)
         for name, average in state.averages.items():
             if name in ("ema", PAST):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ from utils.runtime.start import get_start
 if TYPE_CHECKING:
     from torch import nn
 
+    from datasets import Batch
     from utils.config.load import RunConfig
 
 
@@ -89,7 +91,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     return replace(job, start=describe_start(job, student))
 
 
-def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> None:
+def check_split(config: RunConfig, task: TaskCheck | RunTask[Batch], devices: int) -> None:
     """Refuse a global batch that cannot be split evenly over devices, or as the task needs it."""
     batch, parts = config.data.global_batch_size, config.train.known_parts
     if batch % (parts * devices):
@@ -102,7 +104,7 @@ def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> N
         task.check_micro_batch(batch // (parts * devices), devices)
 
 
-def _refuse_unread_keys(config: RunConfig, task_class: type[RunTask]) -> None:
+def _refuse_unread_keys(config: RunConfig, task_class: type[RunTask[Batch]]) -> None:
     """Refuse a key of other tasks with another value than its default: it would have no effect."""
     task = config.train.task
     others = (k.name for k in get_keys().values() if k.tasks and task not in k.tasks)
@@ -131,7 +133,7 @@ def _resolve_model(config: RunConfig) -> RunConfig:
 def _check_blocks(config: RunConfig, student: nn.Module) -> None:
     """Check that the student has the blocks that train.remat and train.scan_layers need."""
     if config.train.remat:
-        recompute_blocks(deepcopy(student), lambda function, *args: function(*args))
+        recompute_blocks(deepcopy(student), operator.call)
     frozen = "optim.freeze" if config.optim.freeze else "model.lora" if config.model.lora else ""
     if config.train.scan_layers and frozen:
         raise UserError(

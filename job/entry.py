@@ -25,16 +25,8 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
 
 # Errors of a run that was started correctly: reported in one line, without a traceback.
-_STOPS = (
-    CheckpointError,
-    GraphBudgetError,
-    GroupError,
-    LostRunError,
-    NonFiniteError,
-    NonFiniteEvaluationError,
-    ReplicaError,
-    StorageError,
-)
+_STOPS = (CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError)
+_STOPS += (NonFiniteEvaluationError, ReplicaError, StorageError)
 # A full disk, an exceeded quota, or a limit on file sizes.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 

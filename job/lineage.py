@@ -33,7 +33,7 @@ def find_lineage(job: Job, judged: Sequence[Mapping[str, float]] = ()) -> list[A
     hashes = [*job.facts.teachers, *[""] * len(sections)]
     named = [(s, hashes[n]) for n, s in enumerate(sections) if s.model not in SELVES]
     scores = judged if len(judged) == len(named) else [{}] * len(named)
-    ancestors = []
+    ancestors: list[Ancestor] = []
     for (section, name), metrics in zip(named, scores, strict=True):
         own = Ancestor(1, via, name, section.weights or section.model, judged=dict(metrics))
         ancestors += _describe(own, section)

@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
@@ -131,7 +131,7 @@ class Progress:
     def __init__(self, step: int, total_steps: int, *, enabled: bool) -> None:
         self._enabled = enabled
         self._total_steps = total_steps
-        self._bar = None
+        self._bar: tqdm[NoReturn] | None = None
         if enabled and sys.stderr.isatty():
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 

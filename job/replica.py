@@ -34,7 +34,7 @@ from utils.storage.places import describe_refusal
 if TYPE_CHECKING:
     from job.build import Parts
     from job.spec import Job
-    from tasks.protocol import RunTask, SumOver
+    from tasks.protocol import SumOver
     from utils.checkpoint.files import Location
     from utils.runtime.base import Runtime
 
@@ -198,13 +198,13 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
         tensors, _ = load_checkpoint(job.checkpoint)
         student.load_state_dict(tensors.get("ema", tensors["model"]))
         source = str(job.checkpoint)
-    task: RunTask = TASKS.get(config.train.task)(config, job.facts, {"eval": loader})
+    task = TASKS.get(config.train.task)(config, job.facts, {"eval": loader})
     if isinstance(task, Prepares):
         task.to_device(runtime)
     model = runtime.prepare(student)
     try:
         evaluation = evaluate(model, loader.batches(), task, runtime)
-        extra = {}
+        extra: dict[str, float] = {}
         if isinstance(task, HasExtraSets):
             extra = task.judge(model, partial(sum_batches, runtime=runtime), None)
     finally:

@@ -188,7 +188,7 @@ def generate(
         size = len(prompt) + count
         cache = [FixedCache(size) if type(layer) is LayerCache else layer for layer in cache]
     device = next(model.parameters()).device
-    generated, tokens = [], torch.tensor([list(prompt)])
+    generated, tokens = list[int](), torch.tensor([list(prompt)])
     while len(generated) < count:
         inputs = tokens.to(device) if runtime is None else runtime.tensor_to_device(tokens)
         result = model.compute_logits(model(inputs, cache)[:, -1])[0]

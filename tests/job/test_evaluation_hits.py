@@ -51,7 +51,7 @@ def test_hit_bits_follow_the_split_and_add_up_to_the_counts(create):
     before = runtime.counters()
     plain = evaluate(model, iter(split), task, runtime)
     first = runtime.counters()
-    answers = Answers(task, runtime, ["digits"])
+    answers = Answers(task, runtime, "digits")
     evaluation = answers.evaluate(model, iter(split))
     hits = answers.gather(7)
     second = runtime.counters()
@@ -71,7 +71,7 @@ def test_hit_bits_follow_the_split_and_add_up_to_the_counts(create):
             expected[batch.indices[batch.mask].numpy()] = right[batch.mask].numpy()
     assert hits.bits == np.packbits(expected).tobytes()
     # Once both are compiled, neither compiles again.
-    again = Answers(task, runtime, ["digits"])
+    again = Answers(task, runtime, "digits")
     again.evaluate(model, iter(split))
     assert again.gather(7) == hits
     assert runtime.counters()["graphs"] == second["graphs"]
@@ -81,7 +81,7 @@ def test_other_examples_have_another_hash():
     runtime, task, model = create_cpu_runtime(), TinyTask(), create_vit()
 
     def hash_of(split: list, *identity: str) -> str:
-        answers = Answers(task, runtime, identity)
+        answers = Answers(task, runtime, *identity)
         answers.evaluate(model, iter(split))
         return answers.gather(0).ids_sha256
 

@@ -32,7 +32,7 @@ class Member:
     """One of the models that are averaged."""
 
     weights: Weights
-    score: Any = None  # a float once it is computed
+    score: float | None = None  # until it is computed
     is_taken: bool = True
 
 
@@ -138,13 +138,15 @@ def select_greedily(
 
     Source: Wortsman et al. 2022, arXiv:2203.05482, algorithm 1.
     """
-    for member in members:
-        member.score, member.is_taken = score(member.weights.read_tensors()), False
-    order = sorted(members, key=lambda member: -member.score)
-    order[0].is_taken = True
-    taken = [order[0].weights.read_tensors()]
-    best, best_score = dict(taken[0]), order[0].score
-    for member in order[1:]:
+    scores = [score(member.weights.read_tensors()) for member in members]
+    for member, own in zip(members, scores, strict=True):
+        member.score, member.is_taken = own, False
+    order = sorted(zip(scores, members, strict=True), key=lambda pair: -pair[0])
+    (best_score, first), *others = order
+    first.is_taken = True
+    taken = [first.weights.read_tensors()]
+    best = dict(taken[0])
+    for _, member in others:
         tried = [*taken, member.weights.read_tensors()]
         mean = mix(tried, [1.0] * len(tried))
         mean_score = score(mean)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.config.load import RunConfig
+    from utils.json_types import JsonObject
 
 
 class RunScorer:
@@ -66,7 +67,8 @@ def _read_config(location: str, flags: Sequence[str]) -> RunConfig:
         )
     with folder.open_local(CONFIG_FILE) as path:
         config = load_config(["--config", str(path), *flags])
-    run = {"eval_only": True, "resume": "", "init_from": "", "init_skip": (), "init_rename": {}}
+    run: JsonObject = {"eval_only": True, "resume": "", "init_from": ""}
+    run |= {"init_skip": (), "init_rename": {}}
     # Weights are read with adapters merged: the model is the plain one.
     model = {"weights": location, "pretrained": False, "lora": ()}
     return change(config, run=run, model=model, distill=DistillSection().model_dump())

@@ -25,16 +25,8 @@ if TYPE_CHECKING:
 FORM, REPORT = "transformers", "export.json"
 _TOKENS, _SEED = 32, 0
 # Flags of image forms, with their defaults.
-_OF_IMAGES = {
-    "normalize": False,
-    "batch_size": None,
-    "images": "",
-    "model": "",
-    "model_args": "",
-    "pp": "",
-    "classes": None,
-    "names": "",
-}
+_OF_IMAGES = {"normalize": False, "batch_size": None, "images": "", "model": "", "model_args": ""}
+_OF_IMAGES |= {"pp": "", "classes": None, "names": ""}
 
 
 @dataclass(frozen=True)

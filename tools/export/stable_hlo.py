@@ -75,13 +75,16 @@ def save_for_tensorflow(
     (shape,) = (s.shape for source, s in inputs if source.type_ == VariableType.INPUT_ARG)
     batch, *sides = shape
 
+    def run(part: tf.Tensor) -> tf.Tensor:
+        return call(part)[0]
+
     def compute(images: tf.Tensor) -> dict[str, tf.Tensor]:
         if not any_batch:
-            return {output: call(images)[0]}
+            return {output: run(images)}
         count = tf.shape(images)[0]
         padded = tf.pad(images, [[0, -count % batch], *[[0, 0]] * len(sides)])
         parts = tf.reshape(padded, [-1, batch, *sides])
-        outputs = tf.map_fn(lambda part: call(part)[0], parts)
+        outputs = tf.map_fn(run, parts)
         return {output: tf.reshape(outputs, [-1, outputs.shape[-1]])[:count]}
 
     spec = tf.TensorSpec([None if any_batch else batch, *sides], tf.float32, name="images")

@@ -47,7 +47,7 @@ def merge_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _merge_widened(tensors: Mapping[str, Tensor], path: str, merged: dict[str, Tensor]) -> None:
     """Merge NORM's layers into the classifier: all are linear at each position."""
-    scales, shifts, weights = [], [], []
+    scales, shifts, weights = list[Tensor](), list[Tensor](), list[Tensor]()
     for layer in ("expand", "contract"):
         weight, bias, mean, variance = (
             tensors[f"{path}.{layer}.1.{part}"].double()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,14 +69,12 @@ def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
         )
     is_meta = any(value.is_meta for value in model.state_dict().values())
     scratch = deepcopy(model).to_empty(device="cpu") if is_meta else deepcopy(model)
-    modules: Iterator[Any] = scratch.modules()
-    for module in modules:
-        if hasattr(module, "forget_adapter"):  # timm's loader writes into `weight`
-            module.forget_adapter()
+    for module in scratch.modules():
+        getattr(module, "forget_adapter", bool)()  # timm's loader writes into `weight`
     own = {name: value.detach() for name, value in scratch.named_parameters()}
     for value in own.values():
         value.fill_(torch.nan)
-    load: Any = getattr(scratch, _LOADER)
+    load: Callable[[str], None] = getattr(scratch, _LOADER)
     try:
         load(str(file))
     except (KeyError, AttributeError, RuntimeError, ValueError, IndexError, TypeError) as error:

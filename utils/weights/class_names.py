@@ -58,7 +58,7 @@ def match_class_names(own: Names, other: Names) -> ClassMatch:
         return ClassMatch("equal", tuple(range(len(mine))))
     numbers = {name: number for number, name in enumerate(theirs)}
     twice = {name for side in (theirs, other) for name, n in Counter(side).items() if n > 1}
-    matched, missing, ambiguous = [], [], []
+    matched, missing, ambiguous = list[int](), list[str](), list[str]()
     for name, unified in zip(own, mine, strict=True):
         if name in twice or unified in twice:
             ambiguous.append(name)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.checkpoint.fit import Kind, get_kind
-from utils.json_types import JsonMapping, JsonObject
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.folder import Folder
 from utils.storage.json_files import write_json
 from utils.storage.local import apply_umask
@@ -21,15 +21,8 @@ from utils.storage.local import apply_umask
 EXPORT_FILE = "student.safetensors"
 _SCHEMA_VERSION = 2
 _FACTS_KEY = "facts"  # of a .safetensors file's metadata
-_WRAPPERS = (
-    "state_dict_ema",
-    "model_ema",
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "module",
-)
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict")
+_WRAPPERS += ("model", "net", "module")
 _COMPILED = "_orig_mod."  # in names of modules wrapped by torch.compile
 # First bytes of files that are not weights: what they are, and the way out.
 _STAND_INS = (
@@ -39,24 +32,11 @@ _STAND_INS = (
 )
 _START = 64  # bytes that are compared with them
 # Type names of the header -> PyTorch's.
-_TYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2",
-    "C64": "complex64",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+_WHOLE = {"I": "int", "U": "uint"}
+_TYPES = {f"{c}{bits}": f"{x}{bits}" for c, x in _WHOLE.items() for bits in (8, 16, 32, 64)}
+_TYPES |= {f"F{bits}": f"float{bits}" for bits in (16, 32, 64)}
+_TYPES |= {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
+_TYPES |= {"C64": "complex64", "BOOL": "bool"}
 
 
 class WeightsError(ValueError):
@@ -131,7 +111,7 @@ def parse_facts(text: str) -> JsonObject:
         return {}
 
 
-def get_known_facts(facts: object) -> JsonObject:
+def get_known_facts(facts: JsonValue) -> JsonObject:
     """Return the facts; empty if they do not name a model."""
     return facts if isinstance(facts, dict) and isinstance(facts.get("model"), str) else {}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -73,8 +73,10 @@ _RWKV = {
     "value_rank": "v_low_rank_dim",
     "gate_rank": "gate_low_rank_dim",
 }
-_FIXED = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-6}
-_FIXED_EXPERTS = {**_FIXED, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+_FIXED: JsonObject = {"hidden_act": "silu", "attention_bias": False, "rms_norm_eps": 1e-6}
+_FIXED_EXPERTS = _FIXED | {"norm_topk_prob": True, "decoder_sparse_step": 1}
+_FIXED_EXPERTS |= {"mlp_only_layers": []}
+Refuse = Callable[[str], UserError]  # a reason -> the error of config.json
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Variant:
     architecture: str  # its class in transformers or fla
     keys: Mapping[str, str]  # its arguments here -> their names in config.json
     # Required values, if they are set.
-    fixed: Mapping[str, object] = field(default_factory=lambda: _FIXED)
+    fixed: JsonMapping = field(default_factory=lambda: _FIXED)
     # Share of a head's channels with rotary positions; None: no positions.
     rotary: float | None = 0.25
     groups: bool = True  # whether layers come in groups, each with full attention in its last layer
@@ -106,7 +108,7 @@ VARIANTS = (
 )  # fmt: skip
 
 
-def read_language_facts(said: JsonMapping, refuse: Callable[[str], UserError]) -> JsonObject | None:
+def read_language_facts(said: JsonMapping, refuse: Refuse) -> JsonObject | None:
     """Read config.json as facts of this program; None for other models, `refuse` for settings."""
     text = said.get("text_config")
     config = text if isinstance(text, dict) else said
@@ -223,7 +225,7 @@ def find_pieces(names: Sequence[str]) -> dict[str, Pieces]:
     return pieces
 
 
-def _read_groups(config: JsonMapping, refuse: Callable[[str], UserError]) -> int:
+def _read_groups(config: JsonMapping, refuse: Refuse) -> int:
     kinds, depth = config.get("layer_types"), config.get("num_hidden_layers")
     if not isinstance(kinds, list) or not kinds:
         return int(config.get("full_attention_interval") or 4)
@@ -234,7 +236,7 @@ def _read_groups(config: JsonMapping, refuse: Callable[[str], UserError]) -> int
     return every
 
 
-def _read_base(config: JsonMapping, variant: Variant, refuse: Callable[[str], UserError]) -> object:
+def _read_base(config: JsonMapping, variant: Variant, refuse: Refuse) -> float | None:
     """Return the base of rotary positions, or None; both places that may hold it must agree."""
     bases = []
     for key in ("rope_parameters", "rope_scaling"):
@@ -306,7 +308,7 @@ class LanguageWeights(Weights):
                 "the whole folder"
             ) from error
 
-    def _find(self, names: Mapping[str, object]) -> dict[str, Pieces]:
+    def _find(self, names: Iterable[str]) -> dict[str, Pieces]:
         pieces = find_pieces(list(names))
         if self._facts["args"].get("tied"):
             pieces.pop("lm_head.weight", None)

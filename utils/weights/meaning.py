@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 
 from utils.errors import UserError
-from utils.json_types import JsonMapping
+from utils.json_types import JsonMapping, JsonValue
 from utils.patterns import matches
 from utils.registry import Registry
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 class Meaning:
     """An argument that changes the meaning of tensors but not their names and shapes."""
 
-    value: object  # of the argument
+    value: JsonValue  # of the argument
     tensors: tuple[str, ...]  # patterns of the names of those tensors
-    sense: object = None  # the part of the value that must agree; None: all of it
+    sense: JsonValue = None  # the part of the value that must agree; None: all of it
 
     def agrees(self, other: Meaning) -> bool:
         """Return whether another value means the same."""
@@ -37,22 +37,28 @@ class Meaning:
         return self.sense == other.sense
 
 
+@dataclass(frozen=True)
 class ModelArguments:
-    """Base of the dataclasses of models' arguments.
+    """Base of models' arguments; `how`: those that only choose how to compute, so not compared."""
 
-    `how` are arguments that only choose how to compute; those of weights are ignored.
-    """
-
-    how: tuple[str, ...] = ()
+    how: ClassVar[tuple[str, ...]] = ()
 
     @property
     def centred_norms(self) -> tuple[str, ...]:
         """Name patterns of norms that multiply by 1 + weight, not by weight."""
         return ()
 
+    @classmethod
+    def parse(cls, given: JsonMapping) -> Self:
+        """Return the arguments of `model.args`; UserError or TypeError for wrong ones."""
+        return cls(**given)
+
     def list_meanings(self) -> dict[str, Meaning]:
         """Return the arguments that neither names nor shapes of tensors show."""
         return {}
+
+
+ArgumentTable = Registry[type[ModelArguments]]
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class TensorMeanings:
     model: str  # its name
     arguments: Mapping[str, Meaning]  # by name, if they are known
     centred: tuple[str, ...]  # patterns of the norms that multiply by 1 + weight
-    registry: Registry  # of the arguments of all models
+    registry: ArgumentTable  # of the arguments of all models
 
 
 @dataclass(frozen=True)
@@ -70,19 +76,21 @@ class Disagreement:
     """An argument in which weights (`there`) and a model (`here`) differ."""
 
     argument: str
-    there: object
-    here: object
+    there: JsonValue
+    here: JsonValue
     tensors: tuple[str, ...]  # name patterns of the model's tensors that it concerns
 
 
-def find_meanings(registry: Registry, model: object, args: object) -> TensorMeanings | None:
+def find_meanings(
+    registry: ArgumentTable, model: JsonValue, args: JsonValue
+) -> TensorMeanings | None:
     """Return the meanings of a registered model's tensors, or None; UserError for bad values."""
     if not isinstance(model, str) or model not in registry:
         return None
     kind, values = registry.get(model), args if isinstance(args, Mapping) else {}
     known = {field.name for field in fields(kind)} - set(kind.how)
     try:
-        own = kind(**{name: values[name] for name in known & values.keys()})
+        own = kind.parse({name: values[name] for name in known & values.keys()})
     except (TypeError, ValueError) as error:
         raise UserError(f"has arguments that {model} does not take: {error}") from error
     meanings = own.list_meanings() if isinstance(args, Mapping) else {}
