@@ -6,7 +6,7 @@
     python -m tools.sweep resume docs/depth.yaml
 
 `plan` lists the trials and checks each as `main.py --check` does. `run` submits missing trials to
-the queue of the store and works on it until every trial has ended; Ctrl-C makes them save and end.
+the store's queue and runs them until every trial has ended; Ctrl-C makes them save and end.
 A trial's name is a hash of its values, so `resume` starts only incomplete trials, also after values
 or seeds were added to the file.
 """

@@ -1,5 +1,5 @@
-"""The HTTP API and the dashboard: `app` builds it, `gate` checks every request first.
+"""The HTTP API and the dashboard: `app` builds them, `gate` checks every request first.
 
 `tokens` identifies callers, `audit` records changes, `problems` formats refusals, `catalogue`
-serves the runs of a store, `answers` are the models of all answers.
+finds the runs of a store, `answers` has the models of all answers.
 """

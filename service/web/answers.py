@@ -30,7 +30,7 @@ class RunRow(BaseModel):
     name: str | None = None
     id: str | None = None
     status: str | None = Field(description="as run.json says")
-    shown_status: str = Field(description="the same; killed: it runs, but no program holds it")
+    shown_status: str = Field(description="status, or killed (no program works on it), damaged")
     alive: bool | None = Field(description="whether a program works on it; null: unknown")
     started: float | None = Field(description="seconds since 1970")
     ended: float | None = None
@@ -43,18 +43,18 @@ class RunRow(BaseModel):
     note: str | None = Field(None, description="a person's text about it")
     fault: str | None = Field(description="why the run cannot be read; else null or empty")
     score: Number | None = Field(
-        description="by which its task chooses the best checkpoint; null before an evaluation"
+        description="number by which its task chooses the best checkpoint; null: no evaluation yet"
     )
-    score_name: str | None = Field(description="the number that it is, such as eval.top1")
-    values: dict[str, JsonValue] = Field(description="of the keys that are shown")
+    score_name: str | None = Field(description="name of that number, such as eval.top1")
+    values: dict[str, JsonValue] = Field(description="values of the shown keys")
 
 
 class RunList(BaseModel):
-    """Runs that fit a filter, a page of them."""
+    """A page of the runs that match a filter."""
 
     matched: int
     offset: int
-    keys: list[str] = Field(description="whose values are shown")
+    keys: list[str] = Field(description="keys whose values are shown")
     runs: list[RunRow]
 
 
@@ -67,7 +67,7 @@ class KeyList(BaseModel):
 class ArtifactRow(BaseModel):
     """A file that a run has left behind."""
 
-    id: str = Field(description="the file is opened by it, never by a path")
+    id: str = Field(description="the file is requested by its id, never by a path")
     path: str
     kind: str
     bytes: int
@@ -122,7 +122,7 @@ class SideRow(BaseModel):
 
     name: str
     runs: list[str]
-    seeds: int = Field(description="independent values: runs of one seed are one")
+    seeds: int = Field(description="number of independent values: runs with one seed count once")
     unfinished: list[str] = Field(description="runs that are not complete")
 
 
@@ -156,7 +156,7 @@ class DivergenceAnswer(BaseModel):
     """Whether and where two runs that should be equal differ."""
 
     found: Divergence | None = Field(description="null: they are equal bit for bit")
-    checkpoint: int | None = Field(description="the last step before it that both have kept")
+    checkpoint: int | None = Field(description="last step before it that both have saved")
 
 
 class CompareAnswer(BaseModel):
@@ -165,7 +165,7 @@ class CompareAnswer(BaseModel):
     sides: list[SideRow]
     config: list[Difference]
     environment: list[Difference]
-    metrics: list[list[ComparisonRow]] = Field(description="of each further side, to the first")
+    metrics: list[list[ComparisonRow]] = Field(description="each further side against the first")
     answers: list[SameExamples]
     source: list[SourceDifference]
     divergence: DivergenceAnswer | None = Field(description="null: not requested")
@@ -173,7 +173,7 @@ class CompareAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class GateRow(GateFinding):
-    """Result of a gate; the gate as its text."""
+    """Result of a gate, with the gate itself as text."""
 
     gate: str  # pyrefly: ignore[bad-override]  # as text
 
@@ -189,7 +189,7 @@ class GateAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class TrendRow(Trend):
-    """One figure of benchmark reports over time; too few reports have no median."""
+    """One figure of benchmark reports over time; its median is nan if there are too few reports."""
 
     median: Number  # pyrefly: ignore[bad-override]  # as text
     worse: Number  # pyrefly: ignore[bad-override]  # as text
@@ -202,7 +202,7 @@ class TrendList(BaseModel):
 
 
 class JobList(BaseModel):
-    """Jobs, a page of them."""
+    """A page of jobs."""
 
     matched: int
     offset: int
@@ -226,12 +226,12 @@ class SubmitRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    config: str = Field(min_length=1, max_length=256, description="of /api/v1/configs")
+    config: str = Field(min_length=1, max_length=256, description="one of /api/v1/configs")
     overrides: dict[str, JsonValue] = Field(
         default_factory=dict, max_length=256, description="dotted key -> value"
     )
     overrides_yaml: str = Field(
-        "", max_length=65536, description="the same as lines of YAML, which win"
+        "", max_length=65536, description="the same as YAML lines, which take precedence"
     )
     slots: int = Field(1, ge=1, le=64, description="devices that it holds")
     dry_run: bool = Field(False, description="return the checks' result, and queue nothing")
@@ -258,8 +258,8 @@ class TrialAnswer(BaseModel):
     id: str
     point: dict[str, JsonValue] = Field(description="dotted key -> value of each axis")
     seed: int | None
-    state: str = Field(description="complete, as the run says; else its job's; missing: none yet")
-    value: Number | None = Field(description="of the sweep's metric at its end")
+    state: str = Field(description="complete if its run is, else its job's; missing: no job yet")
+    value: Number | None = Field(description="final value of the sweep's metric")
     run: str = Field(description="experiment/name")
     job_id: str
     reason: str
@@ -274,8 +274,8 @@ class SweepAnswer(BaseModel):
     metric: str
     direction: str
     trials: list[TrialAnswer]
-    points: list[AxisRow] = Field(description="over seeds, the best first")
-    axes: dict[str, list[AxisRow]] = Field(description="each value of each axis, over the rest")
+    points: list[AxisRow] = Field(description="each point over its seeds, the best first")
+    axes: dict[str, list[AxisRow]] = Field(description="each value of each axis, over all others")
 
 
 # Records of the store and of the queue that are part of answers.

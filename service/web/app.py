@@ -26,7 +26,7 @@ _ROUTES = ("entry", "runs", "compare", "jobs", "pages", "job_pages")
 
 
 class AsciiJSON(JSONResponse):
-    """JSON in ASCII only: text that no encoding can hold, such as half a pair, breaks nothing."""
+    """JSON in ASCII only, so that a lone surrogate, which UTF-8 cannot encode, does no harm."""
 
     def render(self, content: object) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")

@@ -1,6 +1,6 @@
 """Serves the files of a run by their ids: a client never sends a path.
 
-A file is opened beneath the handle of the store's directory, name by name; no link is followed.
+A file is opened from the store's open directory, one folder at a time; no link is followed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def open_artifact(record: RunRecord, artifact_id: str) -> OpenArtifact:
         return _open(record, match)
     except (OSError, UserError) as error:
         raise ServiceProblem(
-            404, f"artifact {artifact_id} of {record.path} is no file that can be read there"
+            404, f"artifact {artifact_id} of {record.path} cannot be read; take it from a copy"
         ) from error
 
 

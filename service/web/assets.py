@@ -1,7 +1,7 @@
 """Scripts, styles and pictures of the dashboard: named after their content, cached for ever.
 
-The charts' script is part of plotly's wheel. It writes style sheets of its own into a page, which
-the pages' policy forbids, unless elements of the ids that it looks for exist already.
+The charts' script is part of plotly's wheel. It adds its own style sheets to a page, which the
+pages' policy forbids, unless the page has elements with certain ids; so pages have such elements.
 """
 
 from __future__ import annotations

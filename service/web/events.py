@@ -1,7 +1,7 @@
 """Changes for open pages: one watch of the store serves all of them.
 
-It looks only while a page listens. An event names the run or job and its progress; pages request
-points themselves.
+It looks only while a page listens. An event names a run or a job and its progress; pages then
+request the points of curves themselves.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from utils.storage.places import is_remote
 _LOOK_EVERY_S, _REMOTE_EVERY_S = 2.0, 15.0
 # Largest share of the time that a look may take.
 _SHARE = 0.1
-# A reader that has missed more gets one event for all of it: look again.
+# A reader with more waiting events gets one `Missed` event instead of them, and reloads.
 _MOST_WAITING = 64
 # After this time the browser reconnects and sends its token again.
 _LIFETIME_S = 900.0
@@ -50,7 +50,7 @@ class JobEvent(BaseModel):
 
 @dataclass(frozen=True)
 class Missed:
-    """More events than the reader has taken."""
+    """The event that replaces all waiting ones of a reader that was too slow."""
 
 
 Event = RunEvent | JobEvent | Missed
@@ -75,7 +75,7 @@ class EventHub:
         self._known_jobs: dict[str, tuple[int, int]] = {}
 
     async def read(self) -> AsyncIterator[Event]:
-        """Yield events from now on, until the service ends or the reader's time is over."""
+        """Yield events from now on, until the service ends or the stream is `_LIFETIME_S` old."""
         waiting: asyncio.Queue[Event | None] = asyncio.Queue(_MOST_WAITING)
         self._readers.add(waiting)
         self._has_readers.set()

@@ -1,7 +1,7 @@
 """The gate in front of every route, page, file and stream.
 
-It covers every route, also one that is added later (CVE-2026-0545 was a route outside the checks of
-another tracker). It checks host, origin and sizes, then the caller and its role.
+It covers every route, also those added later: in CVE-2026-0545 a route of another tracker was
+outside its checks. It checks host, origin and sizes, then the caller and its role.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ESTIMATE = "estimate"
 SAFE = ("GET", "HEAD")
 # Paths that need a higher role than their method.
 _ROLES: dict[str, Role] = {"/api/v1/audit": "admin"}
-# Style and icon of the page that refuses a caller without a sign-in; they hold no data.
+# Style and icon of the page that asks a caller to sign in; they hold no data.
 _FOR_NOBODY = re.compile(r"/static/(app-[0-9a-f]{12}\.css|icon-[0-9a-f]{12}\.svg)")
 # Every role may sign out.
 _FOR_ALL = ("/sign-out",)
@@ -47,7 +47,7 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
-# Brackets inside texts do not count.
+# Brackets inside JSON strings do not count.
 _TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _INNERMOST = re.compile(rb"\[\]|\{\}")
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
@@ -66,7 +66,7 @@ class BodyTooLarge(ValueError):
 
 
 class BodyTooDeep(ValueError):
-    """More brackets within brackets than a request may have."""
+    """Brackets nested deeper than a request may have."""
 
 
 class SecurityGate:
@@ -114,7 +114,7 @@ class SecurityGate:
             self._note(scope, identity, answer.status or 500)
 
     def _let_in(self, scope: Scope) -> Identity | None:
-        """Identify the caller; None for the start page and the files of a refusal's page.
+        """Identify the caller; None for the start page and the files of the sign-in page.
 
         Raises:
           Refusal: the request may not go on.
@@ -165,16 +165,16 @@ class SecurityGate:
         site = headers.get("sec-fetch-site", "none")
         is_visit = method in SAFE and headers.get("sec-fetch-mode") == "navigate"
         if site not in ("none", "same-origin") and not is_visit:
-            raise Refusal(403, "a page of another site asks; only this service's own pages may")
+            raise Refusal(403, "the request comes from another site; use this service's pages")
         if method in SAFE:
             return
         for origin in headers.getlist("origin"):
             if not is_same_place(origin, headers["host"]):
-                raise Refusal(403, "a page of another origin asks; only this service's own may")
+                raise Refusal(403, "the request is from another origin; use this service's pages")
 
     def _check_sender(self, headers: Headers, *, is_cookie: bool) -> None:
         if is_cookie and "origin" not in headers and "sec-fetch-site" not in headers:
-            raise Refusal(403, "a change by cookie needs the Origin that browsers send with it")
+            raise Refusal(403, "a change with a cookie needs the header Origin; send it too")
 
     def _count_change(self, identity: Identity) -> None:
         now, limit = time.monotonic(), self._settings.limits.changes_per_minute
@@ -219,7 +219,7 @@ class SecurityGate:
             ) from error
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind not in _BODIES:
-            raise Refusal(415, f"a body is one of {', '.join(_BODIES)}")
+            raise Refusal(415, f"the Content-Type of a body must be {' or '.join(_BODIES)}")
         try:
             check_depth(body, limits.json_depth)
         except BodyTooDeep as error:
@@ -276,7 +276,7 @@ def get_needed_role(method: str, path: str) -> Role | None:
 
 
 def starts_check(scope: Scope) -> bool:
-    """Return whether a page starts the checking program, as a change does."""
+    """Return whether a GET starts the checking program; it then needs the role of a change."""
     return scope["path"] == SUBMIT and ESTIMATE in QueryParams(scope["query_string"])
 
 
@@ -330,10 +330,10 @@ async def read_body(receive: Receive, declared: str | None, limit: int) -> bytes
     """Read a request's whole body.
 
     Args:
-      declared: its Content-Length, which is trusted if too large; None without the header.
+      declared: its Content-Length; None without the header. Too large a number is refused at once.
 
     Raises:
-      BodyTooLarge: it has more bytes than `limit`; at most one piece beyond it is held.
+      BodyTooLarge: it has more bytes than `limit`; at most one chunk more than that is read.
       ClientDisconnect: the client has gone.
     """
     if declared is not None and (not declared.isdecimal() or int(declared) > limit):

@@ -22,7 +22,7 @@ API = "/api/"
 class Problem(BaseModel):
     """Why a request was refused."""
 
-    title: str = Field(description="of the status, such as Not Found")
+    title: str = Field(description="phrase of the status, such as Not Found")
     status: int = Field(ge=400, le=599)
     detail: str = Field(description="one sentence: what is wrong, the rule and the way out")
 
@@ -48,7 +48,7 @@ def answer_page(
     headers: dict[str, str] | None = None,
     title: str = "",
 ) -> HTMLResponse:
-    """Create the page of a refusal; without a sign-in it has no script and explains how to."""
+    """Create the page of a refusal; if the caller is not signed in, it explains how to sign in."""
     problem = describe_problem(status, detail)
     problem["title"] = title or ("Not signed in" if status == 401 else problem["title"])
     answer = render_page(request, "problem.html", "", status=status, problem=problem)
@@ -71,7 +71,7 @@ def describe_problem(status: int, detail: str) -> JsonObject:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Turn every refusal of the app into such an answer."""
+    """Answer every error of the app by a problem, as JSON or as a page."""
     app.add_exception_handler(UserError, _handle_user_error)
     app.add_exception_handler(HTTPException, _handle_http)
     app.add_exception_handler(RequestValidationError, _handle_validation)

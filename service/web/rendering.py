@@ -1,4 +1,4 @@
-"""Renders pages in the frame that all share, and reads their forms: names and values."""
+"""Renders pages in their common frame, and parses their forms into names and values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def render_page(
 
 
 async def read_pairs(request: Request) -> list[tuple[str, str]]:
-    """Parse the fields of a form in their order; a body of another form is a `UserError`."""
+    """Parse the fields of a form in their order; `UserError` if the body is no form data."""
     try:
         text = (await request.body()).decode()
         return parse_qsl(
@@ -53,7 +53,7 @@ async def read_pairs(request: Request) -> list[tuple[str, str]]:
         )
     except ValueError as error:
         raise UserError(
-            "the body is no form of names and values; use the page's own form, or the API"
+            "the body is not valid form data; use the page's own form, or the API"
         ) from error
 
 

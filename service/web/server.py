@@ -1,4 +1,4 @@
-"""Runs the app with uvicorn: bound before the start URL is printed, with limits on every wait."""
+"""Runs the app with uvicorn: it listens before the start URL is printed, and limits all waits."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UserError(
-            f"--host {host} --port {port} cannot be listened on: {reason}; give another port, or 0 "
-            "for any that is free"
+            f"cannot listen on --host {host} --port {port}: {reason}; give another port, or 0 for "
+            "any free one"
         ) from error
     return listener
 
@@ -115,7 +115,7 @@ class _Server(uvicorn.Server):
         self.was_interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to end."""
+        """Begin the shutdown."""
         self.was_interrupted |= sig == signal.SIGINT
         self._end_streams()
         super().handle_exit(sig, frame)

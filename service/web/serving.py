@@ -24,8 +24,8 @@ class Service:
     """The objects behind the routes."""
 
     settings: ServiceSettings
-    store: str  # root of the runs as jobs have it: a URL, or an absolute path
-    roots: tuple[str, ...]  # below which a submission may name paths
+    store: str  # root of the runs, as jobs name it: a URL, or an absolute path
+    roots: tuple[str, ...]  # places below which the paths of a submission must lie
     runs: RunCatalogue
     series: SeriesReader
     queue: JobQueue
@@ -65,7 +65,7 @@ def create_service(settings: ServiceSettings) -> Service:
 
 
 def get_service(request: Request) -> Service:
-    """Return the objects of the app that answers."""
+    """Return the service of the request's app."""
     return request.app.state.service
 
 

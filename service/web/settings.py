@@ -32,7 +32,7 @@ class ServiceSettings:
     index: str = ""  # another database of the run index; a file in the user's cache if empty
     token_file: Path | None = None  # hashes of all tokens; in `state_folder` by default
     hosts: tuple[str, ...] = LOOPBACK  # accepted names of the service, without a port
-    roots: tuple[str, ...] = ()  # of paths in submissions: directories, or gs://bucket
+    roots: tuple[str, ...] = ()  # paths in submissions lie below: directories, or gs://bucket
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -49,7 +49,7 @@ class ServiceSettings:
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie: browsers send those of one port of a host to all its ports."""
+        """Name of the cookie, one for each store: browsers share cookies among a host's ports."""
         return f"trainer_{_hash(self.store)}"
 
 

@@ -1,6 +1,6 @@
 """Takes a submission: checks keys, paths and the configuration, then queues it.
 
-`describe_submission` reconstructs that of a run: a file of configs/ and the values that differ.
+`describe_submission` turns a run back into a submission: a file of configs/ and overrides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OWN = (
     "run.check_only",
     "run.allow_changes",
 )
-# Each dot of a key is a level of the configuration.
+# Longest key: each dot is a level of nesting, and nesting is recursive.
 _KEY_LETTERS = 256
 
 
@@ -85,12 +85,12 @@ def flatten_overrides(text: str) -> JsonObject:
 
 
 def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
-    """Describe a run as a submission; UserError if no file of configs/ leads to its values."""
+    """Describe a run as a submission; UserError if no file of configs/ can give its values."""
     wanted = _flatten(parse_config(record.folder.read_texts([CONFIG_FILE]).get(CONFIG_FILE, "")))
     if not wanted:
         raise UserError(f"{record.path} has no whole {CONFIG_FILE}; take it from a copy")
     wanted["run.experiment"] = record.folder.parent.name
-    fault = "no file of configs/ leads to it"
+    fault = "no file of configs/ can give its configuration"
     for config in _list_bases(parts, record):
         try:
             overrides = _find_differing(wanted, config, {})
@@ -108,7 +108,7 @@ def _list_bases(parts: Service, record: RunRecord) -> Iterator[str]:
     experiment = record.folder.parent.name
     named = [config for config in configs if config.rpartition("/")[2] == f"{experiment}.yaml"]
     mine = [config for config in configs if any(path.endswith(f"/{config}") for path in used)]
-    # A mapping such as model.args joins that of the file below, so most files lead elsewhere.
+    # Overrides cannot remove entries of a file's mapping, such as model.args, so most files fail.
     yield from dict.fromkeys([*mine, *named, *configs])
 
 
@@ -118,7 +118,7 @@ def _flatten(config: JsonMapping) -> JsonObject:
 
 
 def _find_differing(wanted: JsonObject, config: str, overrides: JsonObject) -> JsonObject:
-    """Return the values that a file of configs/ with overrides does not give."""
+    """Return the wanted values that a file of configs/ with these overrides does not have."""
     combined = combine_config(str(ROOT / config), overrides, _ORIGIN)
     values = _flatten(combined.model_dump(mode="json"))
 

@@ -1,4 +1,4 @@
-"""Sanitises text of others: terminal controls, YAML, cells of tables."""
+"""Sanitises untrusted text: terminal controls, YAML, cells of tables."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _refuse_tricks(text: str, key: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise UserError(f"{key} holds an anchor or alias; write each value where it stands")
+            raise UserError(f"{key} holds an anchor or alias; write out each value")
         if getattr(event, "tag", None):
             raise UserError(f"{key} holds a tag ({event.tag}); write plain values")
         depth += isinstance(event, yaml.CollectionStartEvent)
@@ -70,7 +70,7 @@ def _check_json(value: object, key: str) -> None:
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
-                raise UserError(f"{key}: {name!r} is no name of a key; put it in quotes")
+                raise UserError(f"{key}: the key {name!r} is not a text; put it in quotes")
             _check_json(inner, f"{key}.{name}")
     elif isinstance(value, list):
         for inner in value:

@@ -43,7 +43,7 @@ class Identity:
     role: Role
 
     def may(self, needed: Role) -> bool:
-        """Return whether the role is sufficient; each may do what those before it may."""
+        """Return whether the role is sufficient; each role includes those before it in `ROLES`."""
         return ROLES.index(self.role) >= ROLES.index(needed)
 
 
@@ -80,7 +80,7 @@ class TokenBook:
           UserError: malformed name, or unknown role.
         """
         if not _NAME.fullmatch(who):
-            raise UserError(f"token's name ({who!r}): use at most 64 letters, digits and . _ @ -")
+            raise UserError(f"token name ({who!r}): use at most 64 letters, digits and . _ @ -")
         if role not in ROLES:
             raise UserError(f"role ({role!r}): choose one of {', '.join(ROLES)}")
         return self._keep(_describe(who, role, "named", None))
@@ -142,7 +142,7 @@ class TokenBook:
             self._rows, self._stamp = [], None
             return
         if not stat.S_ISREG(status.st_mode):
-            raise UserError(f"{self.path} is no file; give one of tokens, or a name for a new one")
+            raise UserError(f"{self.path} is no file; give a token file, or a path for a new one")
         if status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UserError(
                 f"{self.path} can be read by others; make it yours alone: chmod 600 {self.path}"
@@ -155,10 +155,10 @@ class TokenBook:
             well_formed = all(_is_row(row) for row in rows)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{self.path} is no file of tokens: {error}; delete it, and all sign in again"
+                f"{self.path} is no token file: {error}; delete it, and all must sign in again"
             ) from error
         if not well_formed:
-            raise UserError(f"{self.path} is no file of tokens; delete it, and all sign in again")
+            raise UserError(f"{self.path} is no token file; delete it, and all must sign in again")
         self._rows, self._stamp = rows, stamp
 
     def _write(self, rows: list[JsonObject]) -> None:
@@ -206,7 +206,7 @@ def _is_valid(row: JsonObject) -> bool:
 
 
 def _has_parent(row: JsonObject, rows: dict[str, JsonObject]) -> bool:
-    """Return whether the named token of a cookie still exists; true for one of a start token."""
+    """Return whether a cookie's named token still exists; True for the cookie of a start token."""
     if row["kind"] != "session":
         return True
     # Rows without this field predate it: their token is unknown.

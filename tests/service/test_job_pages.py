@@ -261,7 +261,7 @@ def test_a_run_shows_the_compilers_verdict_beside_its_measurement(tmp_path):
     make_tpu_run(tmp_path / "runs", "measured", config, step_s=0.05)
     keep_report(tmp_path / "runs", make_verdict(config))
     page = make_client(make_app(tmp_path / "runs")).get("/runs/digits/measured").text
-    assert "The compiler's verdict beside the measured" in page.replace("&#39;", "'")
+    assert "The compiler's estimate and the measurement" in page.replace("&#39;", "'")
     cells = re.findall(r'<td class="number">([^<]*)</td>', page)
     assert cells[:3] == ["40.00 ms", "50.00 ms", "1.25"]
 

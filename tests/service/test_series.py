@@ -197,7 +197,7 @@ def test_fast_and_slow_parsing_give_the_same_bits(text):
         ({"metrics": ["train.loss/totl"]}, "did you mean 'train.loss/total'"),
         ({"metrics": []}, "0 numbers are requested"),
         ({"metrics": ["train.lr"], "width": 3}, "width (3)"),
-        ({"metrics": ["train.lr"], "start": 5, "end": 4}, "start 5 lies behind end 4"),
+        ({"metrics": ["train.lr"], "start": 5, "end": 4}, "start (5) is after end (4)"),
     ],
 )
 def test_an_invalid_query_is_refused_in_one_sentence(reader, tmp_path, options, words):

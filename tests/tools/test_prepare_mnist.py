@@ -92,7 +92,7 @@ WRONG = [
     ),
     ("train-images", lambda data: data + b"x", "it is too long: fetch it again"),
     ("train-images", lambda data: data[:7], "begins with 00000803, not with 00000803"),
-    ("train-labels", lambda data: b"", "begins with nothing, not with 00000801, so it is no idx"),
+    ("train-labels", lambda data: b"", "begins with nothing, not with 00000801, so it is not"),
     ("train-labels", lambda data: b"<html>" + data, "begins with 3c68746d, not with 00000801"),
     ("t10k-images", lambda data: data[:-40], "cannot be read: "),
     ("t10k-images", lambda data: b"\x1f\x8b" + b"x" * 40, "cannot be read: "),

@@ -145,7 +145,7 @@ def run_main(*flags: str) -> int:
         (("--store", "gs://"), "names no bucket"),
         (("--store", "s3://bucket/runs"), "cannot be opened"),
         (("--token-file", ".", "--add-token", "a"), "is no file"),
-        (("--add-token", ""), "token's name"),
+        (("--add-token", ""), "token name"),
         (("--role", "submit"), "--add-token NAME"),
         (("--root", "http://evil/"), "a directory or gs://BUCKET"),
         (("--root", "gs://"), "a directory or gs://BUCKET"),
@@ -154,7 +154,7 @@ def run_main(*flags: str) -> int:
         (("--host", "0.0.0.0", "--allow-remote"), "--token-file"),
         (("--port", "70000"), "0-65535; give another port"),
         (("--host", "203.0.113.1", "--allow-remote", "--token-file", "tokens.json"), "another"),
-        (("--add-token", "a b"), "token's name"),
+        (("--add-token", "a b"), "token name"),
         (("--add-token", "a", "--role", "root"), "choose one of"),
         (("--port", "much"), "invalid int"),
     ],
@@ -180,7 +180,7 @@ def test_a_port_in_use_is_refused(tmp_path, capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         assert run_main("--store", str(make_store(tmp_path)), "--port", port) == 2
-    assert "cannot be listened on" in capsys.readouterr().err
+    assert "cannot listen on" in capsys.readouterr().err
 
 
 def test_a_named_token_is_printed_once(tmp_path, capsys):

@@ -5,7 +5,7 @@
     python -m tools.average runs/digits_student/A --method ema --decay 0.9 --out mean
 
 uniform gives all models equal weight. greedy (Wortsman et al. 2022, arXiv:2203.05482) evaluates
-each on the run's data.eval_split, then adds them from the best one on as long as the mean does not
+each on the run's data.eval_split, then adds them, the best first, as long as the mean does not
 get worse; each evaluation takes every example once. ema gives later models more weight. A single
 RUN stands for its checkpoints, in the order of their steps. Keys of the configuration may follow
 for greedy: --data.root=DIR, --data.eval_split=SPLIT, --runtime.device=cpu.
@@ -27,7 +27,7 @@ def create_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("runs", nargs="+", metavar="RUN", help="runs, checkpoints or files of weights of one model")
     add("--method", choices=("uniform", "greedy", "ema"), default="uniform")
-    add("--decay", type=float, help="of ema: weight of all earlier models (0.9)")
+    add("--decay", type=float, help="weight of all earlier models for ema (0.9)")
     add("--out", type=Path, required=True, help="directory for the export of the mean")
     return parser
 

@@ -37,7 +37,7 @@ def create_parser() -> argparse.ArgumentParser:
     add_weights_flags(parser)
     add("--sets", nargs="+", metavar="SET", default=[], help="sets of images; see above")
     add("--config", default="", help="YAML of how data are read (default: the run's own)")
-    text = "evaluated beside it: agreement, and what each keeps of its score on the first set"
+    text = "evaluate it too: agreement, and the share of the first set's score kept on the others"
     add("--teacher", default="", metavar="WEIGHTS", help=text)
     add("--flip", action="store_true", help="average the probabilities of image and mirror image")
     add("--per-class", type=int, default=0, metavar="N", help="show the N worst classes of a set")
@@ -48,8 +48,8 @@ def create_parser() -> argparse.ArgumentParser:
         "evaluated on data.eval_split, whose classes need not be the model's"
     )
     add("--probes", nargs="+", choices=PROBES, default=[], metavar="PROBE", help=text)
-    add("--probe-epochs", type=int, default=30, metavar="N", help="of linear (default 30)")
-    add("--json", action="store_true", help="the report as JSON on stdout, in place of tables")
+    add("--probe-epochs", type=int, default=30, metavar="N", help="epochs of linear (default 30)")
+    add("--json", action="store_true", help="print the report as JSON instead of tables")
     add("--out", type=Path, metavar="DIR", help="write report.json, tables (.csv) and pictures")
     return parser
 

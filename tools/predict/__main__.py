@@ -6,7 +6,7 @@
 Images are preprocessed as in the run's evaluations, or by --pp. The table has a row for each file:
 its path below the folder, the likeliest classes with number, name and probability, with --embed the
 features in front of the head, and the reason if a file cannot be read or its output is not finite.
-A model without a classifier, as of a label-free run, has features alone.
+A model without a classifier, such as that of a label-free run, gives only features.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ def create_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="images, and folders of images; or one image")
     add("--out", type=Path, required=True, help=f"the table, {', '.join(ENDINGS)}")
-    add("--top-k", type=int, default=5, metavar="K", help="likeliest classes of a row (5)")
+    add("--top-k", type=int, default=5, metavar="K", help="number of classes in a row (5)")
     add("--embed", action="store_true", help="add the features in front of the head")
     add("--batch-size", type=int, default=64, metavar="B", help="images at once (64)")
-    add("--device", default="auto", choices=("auto", *DEVICES), help="where (auto)")
-    add("--precision", default="fp32", choices=("fp32", "bf16"), help="of products (fp32)")
+    add("--device", default="auto", choices=("auto", *DEVICES), help="device to run on (auto)")
+    add(
+        "--precision",
+        default="fp32",
+        choices=("fp32", "bf16"),
+        help="type of matrix products (fp32)",
+    )
     return parser
 
 

@@ -46,7 +46,7 @@ class DataSection(ConfigSection):
 
     source: str = key(
         "tfds",
-        "tfds dataset, folder of class folders, webdataset: tars, hf: Arrow of datasets, "
+        "tfds: a TFDS dataset; folder: class folders; webdataset: tars; hf: Arrow of datasets; "
         "synthetic: a fixed pattern; arrays: table of numbers; tokens: tokenised text; sequences: "
         "synthetic tokens",
         stream="dataset",
@@ -160,10 +160,10 @@ class DataSection(ConfigSection):
         tasks=IMAGE_TASKS,
     )
     shuffle_gib: float = key(
-        1.0, "GiB of the buffer, order=sharded", gt=0, resume="between_epochs", stream="shuffle_gib"
+        1.0, "GiB to shuffle in, order=sharded", gt=0, resume="between_epochs", stream="shuffle_gib"
     )
     sequence_length: int = key(
-        256, "tokens that a model sees at once; windows hold one more", ge=2, tasks=("language",)
+        256, "tokens of an input; windows hold one more, a target", ge=2, tasks=("language",)
     )
     threads: int = key(
         0, "of the input pipeline; 0: all cores", ge=0, resume="free", affects_results=False

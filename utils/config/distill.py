@@ -112,8 +112,8 @@ class DistillSection(ConfigSection):
     )
     views: Literal["consistent", "independent", "weak_strong", "rotations"] = key(
         "consistent",
-        "teachers see the student's crop, or an independent one; weak_strong: both see that crop "
-        "and a second view by data.strong_pp; rotations: and its three rotated copies",
+        "teachers see: consistent: the student's crop; independent: their own; weak_strong: the "
+        "student's, both with a second view by data.strong_pp; rotations: and three rotated copies",
         tasks=("classify",),
         excludes=("distill.peer",),
     )
@@ -132,7 +132,7 @@ class DistillSection(ConfigSection):
     )
     loss: str = key(
         "",
-        "registered loss name: short for a single term",
+        "registered loss name, for a single term",
         aliases=("kd",),
         tasks=TAUGHT_TASKS,
         excludes=("distill.losses",),
@@ -195,7 +195,7 @@ class DistillSection(ConfigSection):
         tasks=("classify", "distil"),
     )
     group_size: int = key(
-        16, "consecutive examples of losses between examples", ge=1, tasks=("classify", "regress")
+        16, "consecutive examples that a loss compares", ge=1, tasks=("classify", "regress")
     )
     allow_weak_teacher: bool = key(
         False,

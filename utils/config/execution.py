@@ -43,7 +43,7 @@ class RuntimeSection(ConfigSection):
         excludes=("runtime.cpu_processes",),
     )
     cpu_processes: int | None = key(
-        None, "the same if the run is on the CPU; chips and GPUs have a process each", ge=1
+        None, "num_processes on the CPU; chips and GPUs have one process each", ge=1
     )
     mesh_data: int | None = key(
         None,
@@ -169,7 +169,7 @@ class RunSection(ConfigSection):
     )
     eval_only: bool = key(
         False,
-        "evaluate a checkpoint (resume or model.weights)",
+        "only evaluate a checkpoint (resume or model.weights)",
         aliases=("eval",),
         needs=("run.resume", "model.weights"),
         affects_results=True,

@@ -38,9 +38,9 @@ defaults < files that the file extends < the file < --preset < the command line;
 prints all values with their origin. --batch_size is the global batch of one optimizer step,
 --update_freq splits it into micro-batches; --kd, --kd_alpha and --kd_temperature define one
 distillation term. none, null, ~ or nothing (--a.b=) sets an optional key to none, and a list or
-mapping to its default; a mapping's entries are merged into those of the file,
---model.args.depth=2 sets a single one.
-Brackets hold further rules of a key. On --resume another value is refused, except with
+mapping to its default. Entries of a mapping are merged into those of the file;
+--model.args.depth=2 sets one entry.
+Brackets hold the rules of a key. On --resume another value is refused, except with
 resume: free, resume: warns (allowed, but bits may differ) or resume: between epochs.
 """
 
@@ -130,7 +130,7 @@ def create_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--config", metavar="FILE", default=None, help="YAML file of the run")
     presets = ", ".join(list_presets())
-    add("--preset", metavar="NAME", default=None, help=f"on top of the file: {presets}")
+    add("--preset", metavar="NAME", default=None, help=f"preset that overrides the file: {presets}")
     add(
         *("--print-config", "--print_config"),
         action="store_true",

@@ -24,7 +24,7 @@ class ModelSection(ConfigSection):
     """The student: the model that is trained and exported."""
 
     name: str = key(
-        "vit_small_patch16_224", "timm, own or shared (docs/finetuning.md)", aliases=("model",)
+        "vit_small_patch16_224", "timm, own or shared model; docs/finetuning.md", aliases=("model",)
     )
     num_classes: int | None = key(
         None, "classes; None: those of the dataset", ge=1, tasks=CLASS_TASKS
@@ -44,8 +44,8 @@ class ModelSection(ConfigSection):
     )
     reset_head: Literal["auto", "always", "never", "by_name"] = key(
         "auto",
-        "initialise the head anew: auto: if the classes of the weights differ in number or names; "
-        "never: refuse them then; by_name: as never, but map the same classes in another order",
+        "initialise the head anew; auto: if the weights have classes of another number or names; "
+        "never: refuse such weights; by_name: as never, but map the same classes in another order",
         resume="free",
     )
     drop_rate: float = key(0.0, "dropout rate of the classifier head", ge=0, lt=1)
@@ -126,7 +126,7 @@ class OptimSection(ConfigSection):
         "the warm-up replaces the beginning of the schedule, as in timm; false: it comes before it",
     )
     schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = key(
-        "cosine", "after the warm-up; wsd: warmup-stable-decay; plateau: cut without a better score"
+        "cosine", "after the warm-up; wsd: warmup-stable-decay; plateau: cut if the score stalls"
     )
     decay_rate: float = key(
         0.1, "factor of each step of schedule=step, and of each cut of plateau", gt=0, le=1

@@ -44,7 +44,7 @@ class TrainSection(ConfigSection):
     task_loss: str = key(
         "",
         "loss on the targets (classify: softmax, bce, focal, asl, poly; multilabel: the same "
-        "without softmax; regress: mse, mae, huber, gaussian_nll); empty: the task's first",
+        "without softmax; regress: mse, mae, huber, gaussian_nll); empty: the task's default",
         tasks=("classify", "multilabel", "regress"),
     )
     task_loss_args: dict[str, float] = key(
@@ -77,7 +77,7 @@ class TrainSection(ConfigSection):
     )
     verdicts: dict[StepName, MicroBatchVerdict] = key(
         {},
-        "cheapest split of a step by chip and its examples (v5e:128), as compiled; written by "
+        "micro-batches of least compiled cost, by chip and its examples (v5e:128); written by "
         "tools.compile_for_tpu --micro-batches --write",
         resume="warns",
     )
@@ -103,7 +103,7 @@ class TrainSection(ConfigSection):
         None, "the same in steps; overrides epochs", ge=1, resume="free", affects_results=False
     )
     keep_checkpoints: int = key(
-        2, "newest checkpoints to keep, beside best", ge=1, resume="free", affects_results=False
+        2, "newest ones to keep, besides the best", ge=1, resume="free", affects_results=False
     )
     keep_every_steps: int | None = key(
         None, "also keep multiples of this step", ge=1, resume="free", affects_results=False
@@ -123,7 +123,7 @@ class TrainSection(ConfigSection):
         affects_results=False,
     )
     early_stop_patience: int = key(
-        0, "evaluations without a better score until the end; 0: never", ge=0, resume="warns"
+        0, "evaluations without a rise that end the run; 0: never", ge=0, resume="warns"
     )
     early_stop_min_delta: float = key(
         0.0, "smallest rise that counts", ge=0, resume="warns", needs=("train.early_stop_patience",)
@@ -135,13 +135,13 @@ class TrainSection(ConfigSection):
         0.0, "mass spread over all classes", ge=0, lt=1, aliases=("smoothing",), tasks=("classify",)
     )
     mixup_alpha: float = key(
-        0.0, "Beta of mixup; 0: off", ge=0, stream="mixing", aliases=("mixup",), tasks=IMAGE_TASKS
+        0.0, "Beta's alpha; 0: off", ge=0, stream="mixing", aliases=("mixup",), tasks=IMAGE_TASKS
     )
     cutmix_alpha: float = key(
-        0.0, "Beta of cutmix; 0: off", ge=0, stream="mixing", aliases=("cutmix",), tasks=IMAGE_TASKS
+        0.0, "Beta's alpha; 0: off", ge=0, stream="mixing", aliases=("cutmix",), tasks=IMAGE_TASKS
     )
     mix_mode: Literal["pair", "element", "batch"] = key(
-        "pair", "shares a coefficient: pair, example or batch", stream="mix_mode", tasks=IMAGE_TASKS
+        "pair", "scope of a coefficient: pair, example, batch", stream="mix_mode", tasks=IMAGE_TASKS
     )
     mix_off_epoch: float | None = key(
         None,

@@ -36,7 +36,7 @@ def compare_runs(
     parts: Parts,
     run: Sides,
     metrics: Annotated[str, Query(max_length=4096, description="numbers, with commas")] = "",
-    exact: Annotated[bool, Query(description="look where two runs part that differ, too")] = False,
+    exact: Annotated[bool, Query(description="also find the first difference of two runs")] = False,
 ) -> answers.CompareAnswer:
     """Compare each further side with the first one, the base."""
     sides = read_sides(parts.runs, run)

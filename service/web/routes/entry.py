@@ -1,4 +1,4 @@
-"""Signing in and out, the audit log, and `/api/v1/events`: the stream of changes, one a tab."""
+"""Signing in and out, the audit log, and `/api/v1/events`, the stream of changes."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
             return RedirectResponse("/", 303)  # this browser is signed in already
         raise ServiceProblem(
             401,
-            "this address was used already, or was never given: it signs one browser in, once; "
-            "python -m tools.serve --add-token NAME --role view makes a token for another one",
+            "this start address is unknown or was used already: it signs in one browser, once; "
+            "python -m tools.serve --add-token NAME --role view makes a token for another browser",
         )
     response = RedirectResponse("/", 303)
     response.set_cookie(
@@ -50,7 +50,7 @@ def sign_out(request: Request, parts: Parts) -> Response:
     """Forget the cookie, here and in the browser."""
     parts.tokens.sign_out(read_cookie(request.headers, parts.settings.cookie))
     if wants_page(request.url.path, request.headers.get("accept", "")):
-        words = "This browser's cookie is forgotten; a start URL or a token signs in again."
+        words = "This browser is signed out; sign in again with a start URL or a token."
         del request.state.identity
         response = answer_page(request, 200, words, title="Signed out")
     else:

@@ -147,7 +147,7 @@ def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> R
 def _read_form(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequest:
     slots = fields.get(SLOTS, "1").strip() or "1"
     if not slots.isdecimal() or not 1 <= int(slots[:4]) <= 64:
-        raise UserError(f"slots ({slots[:20]!r}) is no number of devices; give 1 to 64")
+        raise UserError(f"slots ({slots[:20]!r}) is not a number of devices; give 1 to 64")
     try:
         return SubmitRequest(
             config=fields.get(CONFIG, ""),
@@ -203,7 +203,7 @@ def _fill(
 ) -> None:
     """Add the fields, and the configuration's header."""
     if config not in parts.list_configs():
-        raise ServiceProblem(404, f"config ({config[:200]!r}) is not in the list; choose one of it")
+        raise ServiceProblem(404, f"config ({config[:200]!r}) is not in the list; choose one")
     path = ROOT / config
     head = path.read_text(encoding="utf-8").splitlines()
     lines = [line.removeprefix("#").strip() for line in head if line.startswith("#")]

@@ -100,7 +100,7 @@ def show_comparison(
     seeds: Annotated[str, Query(max_length=8)] = "",
     exact: Annotated[str, Query()] = "",
 ) -> Response:
-    """Compare runs; single ones of one configuration are one side unless `seeds` is apart."""
+    """Compare runs; runs with one configuration form one side, unless `seeds` is `apart`."""
     texts = [text.strip() for text in run if text.strip()]
     context: dict[str, object] = {"view": None, "toggle": None, "exact_url": "", "error": ""}
     status = 200
@@ -124,7 +124,7 @@ def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> di
     if len(sides) > MOST_SIDES:
         raise UserError(
             f"{len(sides)} sides are too many for one page; choose {MOST_SIDES} at most, or "
-            "give runs with commas between as one side"
+            "join runs with commas into one side"
         )
     report = report_sides(sides, "", exact=exact)
     context: dict[str, object] = {"view": make_compare_view(report, parts.series)}

@@ -64,7 +64,7 @@ class RunQuery(BaseModel):
     sort: str = Field("", max_length=256, description="a key; the best or highest value first")
     reverse: bool = False
     archived: bool = Field(False, description="include those with the tag archived")
-    show: str = Field("", max_length=4096, description="keys with commas between")
+    show: str = Field("", max_length=4096, description="keys to show, separated by commas")
     offset: int = Field(0, ge=0, le=1 << 31)
     limit: int = Field(100, ge=1, le=1000)
 
@@ -76,10 +76,10 @@ class SeriesQuestion(BaseModel):
         min_length=1, max_length=MOST_METRICS, description="kind and name: train.loss/total"
     )
     start: float | None = Field(
-        None, ge=0, le=1 << 53, allow_inf_nan=False, description="on the axis; default: the first"
+        None, ge=0, le=1 << 53, allow_inf_nan=False, description="in units of x; default: the first"
     )
     end: float | None = Field(
-        None, ge=0, le=1 << 53, allow_inf_nan=False, description="on the axis; default: the last"
+        None, ge=0, le=1 << 53, allow_inf_nan=False, description="in units of x; default: the last"
     )
     x: AxisName = Field("step", description="the axis: step, epoch or time (seconds at work)")
     smooth: int = Field(
@@ -137,7 +137,7 @@ def list_metrics(parts: Parts, experiment: Name, name: Name) -> KeyList:
 def read_series(
     parts: Parts, experiment: Name, name: Name, query: Annotated[SeriesQuestion, Query()]
 ) -> SeriesAnswer:
-    """Return curves of a part of an axis in at most twice as many points as the width (M4)."""
+    """Return curves over a range, each with at most two points per pixel of width (M4)."""
     extent = Extent(query.start, query.end, query.width, query.x, query.smooth)
     return parts.series.read(parts.runs.open_run(experiment, name), query.metric, extent)
 

@@ -69,7 +69,7 @@ class RunColumns:
         self._kept_offset = self._offset
 
     def refresh(self) -> None:
-        """Read new lines; read a history that was taken back from its start."""
+        """Read new lines; if the run was rolled back, read its history again from the start."""
         if self._path is None:  # a run on a bucket: all lines come from its segments
             chunk = gather_chunk(RunRecord(self._record.folder).lines)
             self._grown = [chunk] if chunk else []
@@ -172,7 +172,7 @@ class StoredColumns:
             return None
 
     def append(self, chunks: list[Chunk], after: int, end: tuple[int, int]) -> None:
-        """Append rows behind those that end at offset `after`; from 0 on everything begins anew.
+        """Append rows after those that end at offset `after`; 0 replaces everything stored.
 
         Args:
           end: the new offset, and the checksum of the bytes before it.

@@ -54,9 +54,9 @@ class Curve(BaseModel):
     steps: list[int]
     values: list[float]
     nonfinite: dict[str, list[int]] = Field(description="nan, inf, -inf -> steps to mark")
-    nonfinite_count: dict[str, int] = Field(description="the same, all of them counted")
-    x: list[float] = Field([], description="of each point along another axis; empty along steps")
-    nonfinite_x: dict[str, list[float]] = Field({}, description="of the marks, likewise")
+    nonfinite_count: dict[str, int] = Field(description="nan, inf, -inf -> number of all of them")
+    x: list[float] = Field([], description="positions of the points on x; empty along steps")
+    nonfinite_x: dict[str, list[float]] = Field({}, description="positions of the marks on x")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SeriesAnswer(BaseModel):
     """Curves of one run over one range of steps."""
 
     run: str
-    first: int = Field(description="of all steps of these numbers")
+    first: int = Field(description="first step of these numbers in the whole run")
     last: int
     curves: list[Curve]
 
@@ -104,7 +104,7 @@ class SeriesReader:
     def read(
         self, record: RunRecord, metrics: Sequence[str], extent: Extent = Extent()
     ) -> SeriesAnswer:
-        """Read curves of some numbers; UserError for unknown ones, no range or no width."""
+        """Read the curves of numbers; UserError for an unknown number or an invalid extent."""
         _check(metrics, extent)
         with self._open_run(record).open() as columns:
             names = columns.list_names()
@@ -245,9 +245,9 @@ def _check(metrics: Sequence[str], extent: Extent) -> None:
         raise UserError(f"width ({width}) must be {LEAST_WIDTH} to {MOST_WIDTH} pixels")
     if not 1 <= len(metrics) <= MOST_METRICS:
         count = len(metrics)
-        raise UserError(f"metric: {count} numbers are requested; give 1 to {MOST_METRICS} a time")
+        raise UserError(f"metric: {count} numbers are requested; give 1 to {MOST_METRICS} at once")
     if start is not None and end is not None and start > end:
-        raise UserError(f"start {start:g} lies behind end {end:g}; give the lower one first")
+        raise UserError(f"start ({start:g}) is after end ({end:g}); exchange them")
 
 
 def _cut(

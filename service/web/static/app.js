@@ -1,5 +1,5 @@
 // What makes the pages live: one stream of events for all tabs of a browser, none while they are
-// hidden: a browser has six connections to a server, and a seventh stream would hang without a word.
+// hidden: a browser has six connections to a server, and a seventh stream would hang silently.
 // Every page works without this file.
 
 const LEAST_PAUSE_MS = 2000;
@@ -11,14 +11,14 @@ let waiting = null;
 let timer = 0;
 let refreshedAt = performance.now();
 
-// Tell the lamp in words as well as by its colour.
+// Show the state as a word, not only as a colour.
 function tell(isOn) {
   if (!lamp) return;
   lamp.classList.toggle("on", isOn);
   lamp.textContent = isOn ? "live" : "not live";
 }
 
-// Wait for the turn to hold the stream; where there are no locks each tab has its own.
+// Wait until this tab may hold the stream; in a browser without locks each tab has its own.
 function connect() {
   if (waiting || stream || document.hidden) return;
   others.postMessage({ isAsked: true });
@@ -40,7 +40,7 @@ function open() {
   }
 }
 
-// To this tab and to all others.
+// Pass an event to this tab and to all others.
 function pass(news) {
   others.postMessage(news);
   hear(news);
@@ -49,7 +49,7 @@ function pass(news) {
 function hear(news) {
   if (news.isAsked && stream?.readyState === EventSource.OPEN) others.postMessage({ isOn: true });
   if ("isOn" in news) tell(news.isOn);
-  // A page of one run has no use for what happens to others.
+  // The page of one run ignores events of other runs.
   const own = document.body.dataset.run;
   if ("changed" in news && (!own || !news.changed || news.changed === own)) schedule();
 }
@@ -68,7 +68,7 @@ function schedule() {
   timer = setTimeout(refresh, pause);
 }
 
-// Ask for this very page again and put its live parts in the place of the old ones.
+// Load this page again and replace its live parts.
 async function refresh() {
   timer = 0;
   refreshedAt = performance.now();
@@ -78,18 +78,18 @@ async function refresh() {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (!answer.ok) return;
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      // A number that was measured again has a curve now.
+      // A number that had one point has a curve now.
       if (parts.some((one) => "lone" in one.dataset && !page.getElementById(one.id))) location.reload();
       parts.forEach((part) => replace(part, page.getElementById(part.id)));
     } catch {
-      return; // the service is away; the stream comes back by itself
+      return; // the service does not answer; the stream reconnects by itself
     }
   }
   document.dispatchEvent(new CustomEvent("runs-changed"));
   follow();
 }
 
-// A part that waits for something of which no event tells is asked for again.
+// Reload a part that waits for something that has no events.
 function follow() {
   if (document.querySelector("[data-poll]")) setTimeout(schedule, LEAST_PAUSE_MS);
 }
@@ -156,7 +156,7 @@ document.addEventListener("change", (event) => {
   if (event.target.name === "run") showChosen();
   if (event.target.matches("[data-submit-on-change]")) event.target.form.requestSubmit();
 });
-// A question before what cannot be taken back; without script the button acts at once.
+// Ask before an action that cannot be undone; without a script the button acts at once.
 document.addEventListener("submit", (event) => {
   const question = event.submitter?.dataset.ask;
   if (question && !confirm(question)) event.preventDefault();

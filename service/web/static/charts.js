@@ -1,5 +1,5 @@
-// Curves by plotly. A chart asks the server for a range and its own width, and again at each zoom,
-// so that it never holds more points than it can show. All charts of a page share one range and axis.
+// Curves by plotly. A chart requests its range in its own width, and again at each zoom, so that it
+// never holds more points than it can show. All charts of a page share one range and axis.
 // What a person chooses (axis, smoothing, which charts) is kept in this browser.
 
 const root = document.documentElement;
@@ -34,7 +34,7 @@ function keep(changes) {
   Object.assign(chosen, changes);
   try {
     localStorage.setItem(STORE, JSON.stringify(chosen));
-  } catch { /* a browser that keeps nothing shows it until the page is left */ }
+  } catch { /* without storage, the choice lasts until the page is left */ }
 }
 
 function colour(name) {
@@ -53,7 +53,7 @@ async function ask(url, chart, signal, smooth) {
   return answer.json();
 }
 
-// Bring a chart up to date; a newer question takes the place of one that is on its way.
+// Update a chart; a newer request replaces one that is still running.
 async function draw(chart) {
   if (!chart.isSeen) return;
   chart.waiting?.abort();
@@ -76,7 +76,7 @@ async function draw(chart) {
   }
 }
 
-// Faint: what was measured, behind its smoothed curve.
+// The measured curve is drawn faintly behind the smoothed one.
 function makeTraces(chart, answer, source, isFaint) {
   const isOne = !chart.isOverlay;
   return answer.curves.flatMap((curve, i) => {

@@ -1,4 +1,4 @@
-"""The page of a comparison: different settings, different results, where runs part."""
+"""The page of a comparison: settings and results that differ, and where two runs diverge."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def group_seeds(sides: Sequence[Side], ignored: Collection[str]) -> list[Side]:
     experiments = [{record.path.partition("/")[0] for record in side.records} for side in grouped]
     named = []
     for side, mine in zip(grouped, experiments, strict=True):
-        # An experiment that no other side is of names the side, else its first run does.
+        # A side is named after its experiment if no other side has it, else after its first run.
         is_own = len(mine) == 1 and sum(bool(mine & other) for other in experiments) == 1
         named.append(replace(side, name=next(iter(mine)) if is_own else side.name))
     return named
 
 
 def make_compare_view(report: CompareReport, series: SeriesReader) -> JsonObject:
-    """Create the content of the page; sides that learn other tasks have one line in common."""
+    """Create the content of the page; all sides of other tasks are described in one line."""
     base, rest = report.sides[0], report.sides[1:]
     tables = [describe_side(base, *pair) for pair in zip(rest, report.metrics, strict=True)]
     charts, left_out = make_overlays(report.sides, series)

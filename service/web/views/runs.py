@@ -54,7 +54,7 @@ class ListedRuns:
     rows: Sequence[JsonObject] = ()  # of the catalogue, with `values` of the keys
     keys: Sequence[str] = ()
     matched: int = 0
-    more_keys: Sequence[str] = ()  # that differ too, but have no room
+    more_keys: Sequence[str] = ()  # further keys that differ, for which there is no room
     names: Mapping[str, str] = field(default_factory=dict)  # path -> values that a sweep varies
 
     @property

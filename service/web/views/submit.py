@@ -18,7 +18,7 @@ from utils.json_types import JsonObject, JsonValue
 LEFT_OUT = ("run.output_dir", "run.resume", "run.check_only", "run.print_config", "run.overwrite")
 # Fields of the form that are not keys.
 CONFIG, SLOTS, TARGET, DEED = "config", "slots", "target", "deed"
-# Texts of an empty optional key, as in flags.
+# Texts that set an optional key to none, as on the command line.
 _NONE = ("none", "null", "~")
 _OWN = (CONFIG, SLOTS, TARGET, DEED, "find")
 _SECTIONS: dict[str, Any] = {name: s.annotation for name, s in RunConfig.model_fields.items()}

@@ -18,9 +18,9 @@ _LANES = (
     ("evaluations", (run_spans.EVALUATION,), "evaluation"),
     ("checkpoints held the loop", (run_spans.HELD,), "checkpoint"),
     ("checkpoints written beside it", (run_spans.WRITE,), "checkpoint"),
-    ("taken back, or stalled", (run_spans.ROLLBACK, run_spans.STALL), "stall"),
+    ("rolled back, or stalled", (run_spans.ROLLBACK, run_spans.STALL), "stall"),
 )
-_WORDS = {"step": "steps that count", "input_wait": "waiting for input", "redone": "done again"}
+_WORDS = {"step": "useful steps", "input_wait": "waiting for input", "redone": "repeated steps"}
 _CLASSES = {"input_wait": "input", "redone": "stall", "other": "other"}
 _SIZE = 1000.0
 # Narrower boxes could not be seen.
@@ -58,7 +58,7 @@ def make_timeline(record: RunRecord) -> JsonObject | None:
 def make_shares(
     seconds: dict[str, float], paid_s: float
 ) -> Iterator[tuple[str, str, str, str, Box]]:
-    """Yield word, class, time, percentage and box of the parts of the paid time that took any."""
+    """Yield word, class, time, percentage and box of each non-empty part of the paid time."""
     at = 0.0
     for name, spent in seconds.items():
         if name == "down" or spent <= 0.0 or not paid_s:

@@ -55,10 +55,10 @@ def show_bills(
 def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
     """Read the prices beside the runs, and a note on what is missing or wrong, or empty."""
     if is_remote(store):
-        return [], f"Prices are read from {estimates.PRICES_FILE} of a store on this machine alone."
+        return [], f"Prices are read only from {estimates.PRICES_FILE} in a store on this machine."
     path = to_path(store) / estimates.PRICES_FILE
     if not path.is_file():
-        return [], f"For a sum put {estimates.PRICES_FILE} into the store, as docs/store.md has it."
+        return [], f"To see a price, put {estimates.PRICES_FILE} into the store; see docs/store.md."
     try:
         return read_prices(path), ""
     except UserError as error:

@@ -78,9 +78,9 @@ def test_tokens_created_concurrently_are_all_kept(tmp_path):
 @pytest.mark.parametrize(
     ("text", "mode", "words"),
     [
-        ("{}", 0o600, "no file of tokens"),
-        ("[", 0o600, "no file of tokens"),
-        ('{"tokens": [{"who": 1}]}', 0o600, "no file of tokens"),
+        ("{}", 0o600, "no token file"),
+        ("[", 0o600, "no token file"),
+        ('{"tokens": [{"who": 1}]}', 0o600, "no token file"),
         ('{"tokens": []}', 0o644, "chmod 600"),
     ],
 )
