@@ -32,12 +32,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--embed", action="store_true", help="add the features in front of the head")
     add("--batch-size", type=int, default=64, metavar="B", help="images at once (64)")
     add("--device", default="auto", choices=("auto", *DEVICES), help="device to run on (auto)")
-    add(
-        "--precision",
-        default="fp32",
-        choices=("fp32", "bf16"),
-        help="type of matrix products (fp32)",
-    )
+    add("--precision", default="fp32", choices=("fp32", "bf16"), help="dtype of matmuls (fp32)")
     return parser
 
 
