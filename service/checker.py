@@ -104,7 +104,7 @@ class Checker:
         deadline, text = time.monotonic() + patience_s, b""
         number = self._process.stdout.fileno()
         while not text.endswith(b"\n"):
-            ready, _, _ = select.select([number], [], [], max(0.0, deadline - time.monotonic()))
+            ready, _, _ = select.select((number,), (), (), max(0.0, deadline - time.monotonic()))
             if not ready:
                 raise TimeoutError(f"no answer within {patience_s:g} s")
             part = os.read(number, 1 << 16)

@@ -128,7 +128,7 @@ def _check_value(key: str, value: JsonValue) -> None:
                 raise UserError(f"{key}.{name} makes a model read a file or a hub; remove it")
             _check_text(key, name)
             _check_value(f"{key}.{name}", inner)
-    elif isinstance(value, list | tuple):
+    elif isinstance(value, list):
         for number, inner in enumerate(value):
             _check_value(f"{key}.{number}", inner)
 

@@ -50,7 +50,7 @@ def make_plain(value: object) -> JsonValue:
     """Convert a value from YAML to JSON types: dates become text, sets become lists."""
     if isinstance(value, dict):
         return {str(key): make_plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, (list, tuple, set)):
         return [make_plain(inner) for inner in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
@@ -61,6 +61,6 @@ def make_finite(value: JsonValue) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {key: make_finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [make_finite(inner) for inner in value]
     return value

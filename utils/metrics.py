@@ -98,7 +98,7 @@ class LoopMeter:
         """Return the numbers of one log line, since the last call."""
         now = time.perf_counter()
         elapsed = max(now - self._window - self._outside_s, 1e-9)
-        mfu = {}
+        mfu: dict[str, float] = {}
         if self._peak_tflops is not None:
             devices = self._runtime.device_count * count_sequence_parts()
             peak = self._peak_tflops * 1e12 * devices

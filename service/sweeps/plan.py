@@ -49,7 +49,7 @@ class Trial:
     @property
     def own(self) -> JsonObject:
         """The values that distinguish it from other trials."""
-        return self.point | ({} if self.seed is None else {SEED_KEY: self.seed})
+        return self.point if self.seed is None else {**self.point, SEED_KEY: self.seed}
 
     def describe(self) -> str:
         """Format its values for people."""
@@ -157,7 +157,7 @@ def list_sweeps(store: str) -> list[str]:
 def find_differences(old: SweepSpec, new: SweepSpec) -> list[str]:
     """List changes that a continued sweep may not have; empty if it only grows."""
     then, now = old.describe(), new.describe()
-    differences = []
+    differences: list[str] = []
     for key in (key for key in then if then[key] != now[key] and key not in _FREE):
         can_grow = key in _GROW[old.method]
         if can_grow and key == "axes" and then[key].keys() == now[key].keys():

@@ -14,6 +14,7 @@ from utils.json_types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
 
 # Known points that Optuna may propose before the axes count as used up.
 _MOST_ASKED = 200
@@ -65,7 +66,7 @@ def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject | Non
 
 def _create_trial(
     spec: SweepSpec, group: Sequence[TrialState], distributions: dict[str, BaseDistribution]
-):
+) -> FrozenTrial:
     from optuna.trial import TrialState as Outcome
     from optuna.trial import create_trial
 

@@ -61,6 +61,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     add_handlers(app)
     for name in _ROUTES:
         app.include_router(importlib.import_module(f"service.web.routes.{name}").router)
+    # pyrefly: ignore[method-assign]  # FastAPI's documented way to extend the schema
     app.openapi = lambda: load_object("service.web.routes.openapi:describe_app")(app)
     # Streams of events and compressed files stay as they are.
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)

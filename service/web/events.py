@@ -104,7 +104,7 @@ class EventHub:
             except Exception:
                 # Pages stay as they are until the next look; the watch itself must not end.
                 get_logger().exception("looking for changes failed")
-                events = []
+                events = ()
             # The state at the first reader's arrival is no change.
             for event in () if is_new else events:
                 self._send(event)

@@ -139,7 +139,8 @@ class TokenBook:
         try:
             status = self.path.stat()
         except FileNotFoundError:
-            self._rows, self._stamp = [], None
+            self._rows = []
+            self._stamp = None
             return
         if not stat.S_ISREG(status.st_mode):
             raise UserError(f"{self.path} is no file; give a token file, or a path for a new one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from store.compare.statistics import LEVEL, Delta, Sample, Summary, adjust, compute_delta, summarise
@@ -147,7 +147,7 @@ def choose_comparable(base: Side, new: Side, metrics: Sequence[str]) -> tuple[li
 
 
 def _compare(base: Side, new: Side, metric: str) -> Comparison:
-    samples: list[Mapping] = []
+    samples: list[Sample] = []
     summaries: list[Summary | None] = []
     bad: list[str] = []
     for side in (base, new):

@@ -24,7 +24,7 @@ def find_tensors(base: str | Path | Folder, new: str | Path | Folder) -> list[st
     """
     folders = [open_folder(path_or_url) for path_or_url in (base, new)]
     names = {name for folder in folders for name in folder.list_names() if name.endswith(_ENDING)}
-    differing = []
+    differing: list[str] = []
     for name in (name for name in sorted(names) if not _are_equal(folders, name)):
         tables = [_read_table(folder, name) for folder in folders]
         pairs = list(zip(folders, tables, strict=True))

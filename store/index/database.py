@@ -148,11 +148,12 @@ class RunIndex:
 
     def read_runs(self, numbers: Sequence[int]) -> list[JsonObject]:
         """Read facts, tags and fault of runs, in the order of their numbers."""
-        runs, rows = self._tables.runs, {}
+        runs = self._tables.runs
+        rows: dict[int, JsonObject] = {}
         for start in range(0, len(numbers), _CHUNK):
             query = select(runs).where(runs.c.run.in_(numbers[start : start + _CHUNK]))
             for row in self._read_rows(query):
-                facts = {k: v for k, v in row._mapping.items() if k not in _KIN}
+                facts = {str(k): v for k, v in row._mapping.items() if k not in _KIN}
                 rows[row.run] = facts | {"tags": json.loads(row.tags)}
         return [rows[number] for number in numbers if number in rows]
 
@@ -175,7 +176,8 @@ class RunIndex:
         self, numbers: Sequence[int], keys: Sequence[str]
     ) -> dict[str, dict[int, JsonValue]]:
         """Read key -> run -> value of a few runs: of configurations and numbers, not facts."""
-        tables, cells = self._tables, {key: {} for key in keys}
+        tables = self._tables
+        cells: dict[str, dict[int, JsonValue]] = {key: {} for key in keys}
         # From the runs to their sections to their pairs: the other way would read every value that
         # a key has anywhere.
         pairs = (
@@ -322,7 +324,7 @@ class RunIndex:
         rows = self._read_rows(query)
         return {run: float(word) if word else value for run, value, word in rows}
 
-    def _read_rows(self, query: Select) -> Sequence[Row]:
+    def _read_rows(self, query: Select[*tuple[Any, ...]]) -> Sequence[Row[*tuple[Any, ...]]]:
         return self._query(lambda connection: connection.execute(query).all())
 
     def _query(self, question: Callable[[Connection], T]) -> T:

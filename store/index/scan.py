@@ -29,7 +29,7 @@ from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.runs import CHECKPOINTS
 from store.record.summary import SUMMARY_FILE
 from utils.errors import UserError
-from utils.json_types import JsonValue, load_json
+from utils.json_types import JsonObject, JsonValue, load_json
 from utils.storage.folder import ASIDE, Folder
 from utils.storage.local import LocalFolder
 from utils.storage.places import is_remote, open_folder, to_path
@@ -177,7 +177,7 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
     try:
         artifacts = fit_artifacts(load_json(texts.get(ARTIFACTS_FILE) or "{}"))
     except ValueError:
-        artifacts = []
+        artifacts: list[JsonObject] = []
     return RunEntry(
         path,
         stamp,

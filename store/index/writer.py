@@ -108,7 +108,7 @@ class IndexWriter:
         return numbers
 
     def _intern(
-        self, number: Column, rows: Mapping[str, Row], unique: str
+        self, number: Column[int], rows: Mapping[str, Row], unique: str
     ) -> tuple[dict[str, int], list[str]]:
         """Return text -> number of unique rows, and the texts that were not there yet."""
         table = number.table
@@ -127,14 +127,14 @@ class IndexWriter:
         self._insert(table, [{**rows[t], unique: t, number.name: known[t]} for t in new])
         return known, new
 
-    def _count(self, number: Column) -> int:
+    def _count(self, number: Column[int]) -> int:
         name = number.table.name
         if name not in self._next:
             self._next[name] = self._read_last(number) + 1
         self._next[name] += 1
         return self._next[name] - 1
 
-    def _read_last(self, number: Column) -> int:
+    def _read_last(self, number: Column[int]) -> int:
         return self._connection.execute(select(func.max(number))).scalar() or 0
 
     def _insert(self, table: Table, rows: list[Row]) -> None:
@@ -142,7 +142,7 @@ class IndexWriter:
             self._connection.execute(insert(table), rows)
 
 
-def _fit(value: object, column: Column) -> object:
+def _fit(value: object, column: Column[Any]) -> object:
     """Return a fact of the column's type; None otherwise."""
     if isinstance(column.type, String):
         return value if isinstance(value, str) else None
@@ -196,10 +196,10 @@ def define_tables(prefix: str) -> Tables:
     metadata = MetaData()
     compact = {"sqlite_with_rowid": False}
 
-    def table(name: str, *columns: Column, **options: Any) -> Table:
+    def table(name: str, *columns: Column[Any], **options: Any) -> Table:
         return Table(f"{prefix}_{name}", metadata, *columns, **options)
 
-    def number(name: str, **options: Any) -> Column:
+    def number(name: str, **options: Any) -> Column[int]:
         return Column(name, Integer, autoincrement=False, nullable=False, **options)
 
     facts = [Column(name, _NUMBERS.get(name, Text)) for name in FACTS]

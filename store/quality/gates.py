@@ -168,7 +168,9 @@ def judge_sides(
 
 def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
     """Check the runs of two sides against a gate whose direction is resolved."""
-    samples, bad, counts = [], [], set()
+    samples: list[Sample] = []
+    bad: list[str] = []
+    counts: set[int] = set()
     for side in (base, new):
         good = []
         for record in side.records:

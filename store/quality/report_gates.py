@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from store.compare.statistics import Sample
 from store.quality.gates import Gate, GateFinding, aggregate, check_samples, settle_direction
 from store.quality.reports import (
     BENCHMARK,
@@ -54,7 +55,7 @@ def check_reports(gates: Sequence[Gate], base: JsonObject, new: JsonObject) -> l
     check_comparable(base, new)
     figures = [read_figures(report) for report in (base, new)]
     names = list(dict.fromkeys([*figures[1], *figures[0]]))
-    findings = []
+    findings: list[GateFinding] = []
     for gate in resolve_gates(gates, names):
         wanted = [name for name in names if gate.metric in (name, name.rpartition(" x ")[2])]
         gates_of_names = [replace(gate, metric=name) for name in wanted or [gate.metric]]
@@ -129,7 +130,8 @@ def _refuse_different(before: JsonMapping, now: JsonMapping) -> None:
 def _check(
     gate: Gate, reports: Sequence[JsonObject], figures: Sequence[Mapping[str, float | None]]
 ) -> GateFinding:
-    samples, bad = [], []
+    samples: list[Sample] = []
+    bad: list[str] = []
     words = ("the earlier report", "this report")
     for word, report, values in zip(words, reports, figures, strict=True):
         value = values.get(gate.metric)
@@ -139,7 +141,8 @@ def _check(
             continue
         blocks = read_blocks(report, gate.metric) or [value]
         if gate.aggregate != "last":
-            blocks = [aggregate(gate, blocks)]
+            whole = aggregate(gate, blocks)
+            blocks = blocks if whole is None else [whole]
         # Blocks of different reports are not paired: their keys differ.
         samples.append({(word, index): block for index, block in enumerate(blocks)})
     finding = check_samples(gate, samples[0], samples[1], bad)

@@ -150,7 +150,8 @@ def get_identity(report: JsonObject) -> str:
         results: JsonValue = {name: report[name] for name in (*_STEP, "unit", "example")}
         config, source = flatten_run_config(compiled), VERDICT
     elif kind == LAB:
-        config, source, results = {}, LAB, get_conditions(report)
+        config: dict[str, JsonValue] = {}
+        source, results = LAB, get_conditions(report)
     else:
         names = ("processes", *_SHARED)
         results = [{name: row.get(name) for name in names} for row in report["results"]]
@@ -215,8 +216,8 @@ def read_blocks(report: JsonObject, figure: str) -> list[float]:
     """Return the values of which a figure is the median; empty if it is a single number."""
     processes, _, name = figure.rpartition(" x ")
     rows = report.get("results", ())
-    values = next((row for row in rows if str(row["processes"]) == processes), {})
-    blocks = values.get(f"{name}_repeats")
+    values = next((row for row in rows if str(row["processes"]) == processes), None)
+    blocks = values and values.get(f"{name}_repeats")
     return [float(block) for block in blocks] if isinstance(blocks, list) and blocks[1:] else []
 
 
@@ -233,7 +234,7 @@ def _pick_figures(values: Mapping[str, JsonValue], prefix: str) -> dict[str, flo
     figures = {
         name: value
         for name, value in values.items()
-        if FIGURES.find(name) is not None and not isinstance(value, list | dict)
+        if FIGURES.find(name) is not None and not isinstance(value, (list, dict))
     }
     return {
         f"{prefix}{name}": float(value) if is_number(value) and math.isfinite(value) else None

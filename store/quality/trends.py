@@ -269,7 +269,7 @@ def gate_newest(gates: Sequence[Gate], reports: Sequence[JsonObject]) -> list[Ga
     """Check the newest three reports of one identity against the twenty before them by gates."""
     tables = [read_figures(report) for report in reports[-WINDOW - NEWEST :]]
     names = {name for table in tables for name in table}
-    findings = []
+    findings: list[GateFinding] = []
     for gate in resolve_gates(gates, names):
         wanted = sorted(n for n in names if gate.metric in (n, n.rpartition(" x ")[2]))
         findings += [_gate(replace(gate, metric=name), tables) for name in wanted]

@@ -264,7 +264,7 @@ def _check_best(folder: Folder) -> Iterator[RunFault]:
     words = ""
     if type(step) is not int or f"step_{step:08d}" not in folder.list_names():
         words = "names no checkpoint that is there"
-    elif text not in (json.dumps({**head, "step": step}) for head in ({}, {"schema_version": 2})):
+    elif text not in (json.dumps({"step": step}), json.dumps({"schema_version": 2, "step": step})):
         words = "has another text than a program writes"
     if words:
         yield RunFault("damage", f"{_CHECKPOINTS}/{_BEST_FILE}", words)

@@ -61,7 +61,7 @@ class RunFile(_File):
     environment: dict[str, object] = Field(default_factory=dict)
     final: dict[str, object] = Field(default_factory=dict, description="metrics at its end")
     lineage: list[AncestorEntry] = Field(
-        default=[], description="its teachers and theirs; older runs have none"
+        default=list[AncestorEntry](), description="its teachers and theirs; older runs have none"
     )
     summary: str = Field("", description="the file that is written after this one says complete")
     nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(
@@ -284,8 +284,10 @@ class ExportManifest(_File):
     schema_version: int = Field(ge=2, le=2)
     format: Literal["json", "csv", "parquet"]
     tables: list[ExportTable]
-    unfinished: list[str] = Field([], description="runs that were not complete")
-    skipped: list[str] = Field(default=[], description="runs that were left out for damage")
+    unfinished: list[str] = Field(list[str](), description="runs that were not complete")
+    skipped: list[str] = Field(
+        default=list[str](), description="runs that were left out for damage"
+    )
     crc32c: str = Sum
 
 

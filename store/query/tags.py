@@ -73,7 +73,7 @@ def _change(
     for _ in range(_TRIES):
         text, version = folder.read_claim(TAGS_FILE) or (None, None)
         _refuse_damage(folder, text)
-        tags, note = ([], "") if text is None else (parse_tags(text), parse_note(text))
+        tags, note = parse_tags(text or ""), parse_note(text or "")
         changed = change(set(tags), note)
         if changed == (tags, note):
             return changed

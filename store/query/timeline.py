@@ -145,19 +145,9 @@ def make_windows(record: RunRecord, attempts: Sequence[AttemptTime]) -> list[Spa
         waits = sum(line.get(name) or 0.0 for name in _WAITS)
         wait_s, duration = line.get(WAIT_S) or 0.0, max(0.0, time_s - last_s)
         start = began[number] + last_s - attempt_s
-        windows.append(
-            Span(
-                WINDOW,
-                line["step"],
-                start,
-                duration,
-                0,
-                number,
-                max(0, line["step"] - last_step),
-                max(0.0, duration - waits),
-                wait_s,
-            )
-        )
+        steps, step_s = max(0, line["step"] - last_step), max(0.0, duration - waits)
+        span = Span(WINDOW, line["step"], start, duration, 0, number, steps, step_s, wait_s)
+        windows.append(span)
         last_s, last_step = time_s, line["step"]
     return windows
 

@@ -90,7 +90,8 @@ def _cut_overlaps(slices: Sequence[Slice]) -> list[Slice]:
 
 
 def _make_attempt(attempt: AttemptTime, record: RunRecord) -> Slice:
-    line = next((line for line in record.attempts if line.get("attempt") == attempt.number), {})
+    lines = (line for line in record.attempts if line.get("attempt") == attempt.number)
+    line: JsonObject = next(lines, {})
     status = name_end(record, line) if line else record.facts.status or ""
     facts = {"from_step": attempt.from_step, "status": status}
     facts |= {name: line[name] for name in ("to_step", "host") if name in line}
@@ -121,17 +122,10 @@ def _join(windows: Sequence[Span]) -> list[Span]:
             joined.append(new)
             members = 1
             continue
-        joined[-1] = Span(
-            WINDOW,
-            new.step,
-            last.began,
-            new.ended - last.began,
-            new.rank,
-            new.attempt,
-            last.count + new.count,
-            last.step_s + new.step_s,
-            last.input_wait_s + new.input_wait_s,
-        )
+        times = (last.step_s + new.step_s, last.input_wait_s + new.input_wait_s)
+        duration, count = new.ended - last.began, last.count + new.count
+        ids = (new.rank, new.attempt)
+        joined[-1] = Span(WINDOW, new.step, last.began, duration, *ids, count, *times)
         members += 1
     return joined
 
@@ -156,7 +150,7 @@ def thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     if len(points) <= _MOST_POINTS:
         return points
     size = math.ceil(2 * len(points) / _MOST_POINTS)
-    kept = []
+    kept: list[tuple[float, float]] = []
     for start in range(0, len(points), size):
         chunk = points[start : start + size]
         kept += sorted({min(chunk, key=lambda p: p[1]), max(chunk, key=lambda p: p[1])})

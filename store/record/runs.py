@@ -253,7 +253,7 @@ def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[Any, dict[str, s
             clean[key], more = _split_nonfinite(inner, f"{name}.{key}" if name else str(key))
             words |= more
         return clean, words
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         pairs = [_split_nonfinite(inner, f"{name}.{i}") for i, inner in enumerate(value)]
         for _, more in pairs:
             words |= more

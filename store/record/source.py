@@ -6,7 +6,6 @@ patch that is too large, or seems to contain a secret, is not saved; the reason 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import itertools
 import subprocess
@@ -126,7 +125,6 @@ def split_diff(text: str) -> dict[str, str]:
 def _read_untracked(root: Path) -> dict[str, str]:
     """Read untracked source files as patches that create them, without files of runs."""
     names = _run_git(root, "ls-files", "--others", "--exclude-standard", "-z").split("\0")
-    is_run = functools.cache(lambda folder: (folder / RUN_FILE).exists())
     patches: dict[str, str] = {}
     for name in filter(None, names):
         path = root / name
@@ -134,7 +132,10 @@ def _read_untracked(root: Path) -> dict[str, str]:
         if not is_source or path.is_symlink():
             continue
         inner = itertools.takewhile(lambda folder: folder != root, path.parents)
-        if any(map(is_run, inner)) or path.stat().st_size > MOST_BYTES:
+        if (
+            any((folder / RUN_FILE).exists() for folder in inner)
+            or path.stat().st_size > MOST_BYTES
+        ):
             continue
         content = path.read_bytes()
         if b"\0" not in content and not set(name) & set('"\\\n\t'):

@@ -59,7 +59,8 @@ class RunSketches:
 
     def hand_over(self) -> JsonObject:
         """Return the counts since the last checkpoint, and clear them here."""
-        sketches, self._open = self._open, {}
+        sketches = self._open
+        self._open = {}
         return {name: sketch.to_json() for name, sketch in sketches.items()}
 
     def cut(self, step: int, kept: Collection[int]) -> None:

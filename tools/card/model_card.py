@@ -41,7 +41,7 @@ tags:
 # Keys of which every distilled run sets one.
 _TEACHERS = ("teacher", "teacher_weights", "teachers", "teacher_cache", "peer")
 _NAMES = 20  # of classes that a card lists
-_NOTHING = (None, "", [], {}, (), False)
+_NOTHING = (None, "", list[str](), dict[str, str](), (), False)
 _SPLITS = {"eval_": "data.eval_split", "test_": "data.test_split"}
 Rows = list[tuple[str, ...]]
 

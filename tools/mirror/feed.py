@@ -93,7 +93,8 @@ class Feed:
 
     def _send_lines(self, record: RunRecord, tail: HistoryTail) -> None:
         horizon = None if record.is_complete else (record.facts.final_up_to_step or 0)
-        started, batch = record.facts.started or 0.0, []
+        started = record.facts.started or 0.0
+        batch: list[Point] = []
         final = self._cursor.final
         for passed in tail.read(horizon, live=self._live):
             final = passed.end if passed.is_final else final

@@ -7,7 +7,6 @@ import math
 import re
 import socket
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import psutil
@@ -130,15 +129,15 @@ def _describe_progress(record: RunRecord, lines: Sequence[Line], now: float) -> 
     return ", ".join(parts)
 
 
-def _measure(before: Line, line: Line) -> float:
+def _measure(before: Line | None, line: Line) -> float:
     """Return the seconds of training between two lines."""
-    return (line.get("time_s") or 0.0) - (before.get("time_s") or 0.0)
+    return (line.get("time_s") or 0.0) - ((before or {}).get("time_s") or 0.0)
 
 
 def _create_wait_row(lines: Sequence[Line]) -> Row:
     """Create the row of the share of the time in which steps waited for their batch."""
     shares = []
-    for before, line in pairwise([{}, *lines]):
+    for before, line in zip([None, *lines], lines, strict=False):
         seconds = _measure(before, line)
         if seconds > 0 and line.get("input_wait_s") is not None:
             shares.append(100 * min(1.0, line["input_wait_s"] / seconds))

@@ -17,12 +17,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TypeAlias
 
 from store.quality.gate_flags import add_gate_flags
 from utils.programs import CommandLine, ProgramParser, create_program_parser
 from utils.registry import load_object
 
-Commands = argparse._SubParsersAction
+Commands: TypeAlias = "argparse._SubParsersAction[ProgramParser]"
 _RUN_HELP = "directory, experiment/name, name or id"
 
 

@@ -154,7 +154,8 @@ def _print_time(time: RunTime) -> None:
     known = "-" if time.goodput is None else f"{'≤ ' if time.is_least else ''}{time.goodput:.1%}"
     paid = format_least(time.paid_s, is_least=time.is_least)
     console.print(f"[bold]goodput[/bold] {known} of {paid} paid for")
-    bar, words, done = Text(), [], 0.0
+    bar, done = Text(), 0.0
+    words: list[str] = []
     for name, (letter, colour) in _SHARES.items():
         seconds = time.shares_s[name]
         first, done = round(_BAR * done / whole), done + seconds
@@ -207,7 +208,7 @@ def view_quantiles(record: RunRecord) -> JsonObject:
 
     sketches = record.sketches
     # Without the first steps a sketch is not of the whole run.
-    kept = {} if sketches is None or sketches.from_step else sketches.merge()
+    kept = sketches.merge() if sketches is not None and not sketches.from_step else {}
     numbers: dict[str, list[float]] = {}
     for line in record.lines:
         for name, value in get_finite_numbers(line).items() if line["kind"] == TRAIN else ():

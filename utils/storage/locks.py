@@ -6,15 +6,15 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 
-def lock_file(file: IO | int) -> None:
+def lock_file(file: IO[Any] | int) -> None:
     """Take a file's lock, after waiting for its holder."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def try_lock(file: IO | int) -> bool:
+def try_lock(file: IO[Any] | int) -> bool:
     """Take a file's lock; False if another process has it, OSError without locks on the disk."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -22,7 +22,7 @@ def open_folder(place: str | Path | Folder) -> Folder:
     if not is_remote(place):
         return LocalFolder(to_path(place))
     text = str(place)
-    options = {}
+    options: dict[str, int] = {}
     if text.startswith(("gs://", "gcs://")):
         options = {"requests_timeout": 120}
         # gcsfs raises its failures, but also writes each to stderr with its traceback.

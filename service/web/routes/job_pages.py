@@ -30,6 +30,7 @@ from service.web.views.sweeps import make_sweep_line, make_sweep_view
 from service.web.views.verdict import show_bills, show_report
 from utils.config.load import combine_config
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 router = APIRouter(include_in_schema=False)
 _MOST_JOBS = 200
@@ -80,7 +81,8 @@ def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> R
 @router.get("/sweeps")
 def show_sweeps(request: Request, parts: Parts) -> Response:
     """Show all sweeps of the store."""
-    lines, faults = [], []
+    lines: list[JsonObject] = []
+    faults: list[str] = []
     for name in list_sweeps(parts.store):
         try:
             lines.append(make_sweep_line(*_read_sweep(parts, name)))

@@ -26,7 +26,7 @@ def describe_app(app: FastAPI) -> JsonObject:
         for record in RECORDS:
             _describe_fields(parts["schemas"][record.__name__], record)
         parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-        schema["security"] = [{"token": []}]
+        schema["security"] = [{"token": list[str]()}]
         app.openapi_schema = schema
     return app.openapi_schema
 

@@ -26,6 +26,7 @@ from pyarrow import json as arrow_json
 from store.query.record import RunRecord, get_finite_numbers, read_history
 from store.record.catalogue import HEAD
 from store.record.history import METRICS_FILE, Line
+from utils.json_types import JsonObject
 from utils.storage.local import LocalFolder, write_atomically
 from utils.storage.locks import hold_file
 from utils.storage.places import get_user_cache
@@ -108,7 +109,8 @@ class RunColumns:
         return (steps[~missing], values[~missing]) if missing.any() else (steps, values)
 
     def _forget(self) -> None:
-        self._kept, self._grown = {}, []
+        self._kept = {}
+        self._grown = []
         self._offset = self._kept_offset = self._sum = 0
 
     def _is_same(self, file: BinaryIO) -> bool:
@@ -140,7 +142,8 @@ class RunColumns:
             self._stored.append(self._grown, self._kept_offset, end)
             state = self._stored.open()
             if state is not None and state[1] == self._offset:
-                self._kept, self._grown, self._kept_offset = state[0], [], self._offset
+                self._kept, self._kept_offset = state[0], self._offset
+                self._grown = []
 
 
 class StoredColumns:
@@ -190,7 +193,7 @@ class StoredColumns:
             state["offset"], state["sum"] = end
             write_atomically(self._folder / _STATE, json.dumps(state))
 
-    def _begin(self) -> dict:
+    def _begin(self) -> JsonObject:
         for old in self._folder.glob("g*/"):
             shutil.rmtree(old, ignore_errors=True)
         _make_room(self._folder.parent, self._folder)
@@ -198,13 +201,15 @@ class StoredColumns:
         (self._folder / name).mkdir()
         return {"version": _VERSION, "generation": name, "offset": 0, "sum": 0, "kinds": {}}
 
-    def _read_state(self) -> dict:
+    def _read_state(self) -> JsonObject:
         try:
             return json.loads((self._folder / _STATE).read_text(encoding="utf-8"))
         except ValueError:
             return {}
 
-    def _append_kind(self, state: dict, kind: str, parts: list[dict[str, np.ndarray]]) -> None:
+    def _append_kind(
+        self, state: JsonObject, kind: str, parts: list[dict[str, np.ndarray]]
+    ) -> None:
         entry = state["kinds"].setdefault(kind, {"rows": 0, "names": [STEP]})
         entry["names"] = list(
             dict.fromkeys([*entry["names"], *(n for part in parts for n in part)])
@@ -220,7 +225,7 @@ class StoredColumns:
                 join_columns(chunks, kind, name).tofile(file)
         entry["rows"] += sum(len(part[STEP]) for part in parts)
 
-    def _get_path(self, state: dict, kind: str, number: int) -> Path:
+    def _get_path(self, state: JsonObject, kind: str, number: int) -> Path:
         return self._folder / state["generation"] / f"{kind}-{number:04d}.f64"
 
 

@@ -55,8 +55,12 @@ class Curve(BaseModel):
     values: list[float]
     nonfinite: dict[str, list[int]] = Field(description="nan, inf, -inf -> steps to mark")
     nonfinite_count: dict[str, int] = Field(description="nan, inf, -inf -> number of all of them")
-    x: list[float] = Field([], description="positions of the points on x; empty along steps")
-    nonfinite_x: dict[str, list[float]] = Field({}, description="positions of the marks on x")
+    x: list[float] = Field(
+        list[float](), description="positions of the points on x; empty along steps"
+    )
+    nonfinite_x: dict[str, list[float]] = Field(
+        dict[str, list[float]](), description="positions of the marks on x"
+    )
 
 
 @dataclass(frozen=True)

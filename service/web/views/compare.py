@@ -71,7 +71,8 @@ def make_compare_view(report: CompareReport, series: SeriesReader) -> JsonObject
 def make_overlays(sides: Sequence[Side], series: SeriesReader) -> tuple[list[ShownChart], int]:
     """Create a chart with all runs for each important number; count the runs left out."""
     runs = [(run, side.name, ink) for ink, side in enumerate(sides) for run in side.records]
-    shown, known = runs[:_MOST_CURVES], {}
+    shown = runs[:_MOST_CURVES]
+    known: dict[str, list[str]] = {}
     for record, _, _ in shown:
         names = {f"{TRAIN}.{LOSS}total", *choose_usual(read_values(record))}
         have = set(series.list_metrics(record))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from service.web.views.figures import draw_spark
-from service.web.views.frame import format_bytes, link_api, link_run, show_time
+from service.web.views.frame import ShownTime, format_bytes, link_api, link_run, show_time
 from service.web.views.sweeps import describe_point
 from store.formatting import TONES, format_duration, format_value
-from store.quality.trends import describe_trend
+from store.quality.trends import Trend, describe_trend
 
 # Reports of a trend in its picture.
 _SPARK = 40
@@ -29,18 +30,25 @@ def create_environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    texts: dict[str, Callable[[str], str]] = {
+        "dash": lambda cell: "–" if cell == "-" else cell,
+        "tone": lambda word: TONES.get(word, ""),
+    }
+    trends: dict[str, Callable[[Trend], str]] = {
+        "spark": lambda trend: draw_spark(trend.values[-_SPARK:])
+    }
+    times: dict[str, Callable[[float | None], ShownTime | None]] = {
+        "moment": lambda seconds: show_time(seconds, time.time())
+    }
+    environment.filters |= texts | trends | times
     environment.filters |= {
         "api_url": link_api,
         "bytes": format_bytes,
-        "dash": lambda cell: "–" if cell == "-" else cell,
         "duration": format_duration,
         "json": json.dumps,
-        "moment": lambda seconds: show_time(seconds, time.time()),
         "number": format_value,
         "point": describe_point,
         "run_url": link_run,
-        "spark": lambda trend: draw_spark(trend.values[-_SPARK:]),
-        "tone": lambda word: TONES.get(word, ""),
         "trend": describe_trend,
     }
     return environment

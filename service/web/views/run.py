@@ -142,7 +142,8 @@ def _has_no_chart(name: str) -> bool:
 
 def make_lineage(index: RunIndex, record: RunRecord) -> tuple[RelatedRun, ...]:
     """List ancestors, the nearest first, then students; empty for most runs."""
-    related, kinship = [], find_kinship(index, record)
+    related: list[RelatedRun] = []
+    kinship = find_kinship(index, record)
     for teacher in kinship.teachers:
         scores = [f"{k} {format_value(teacher.scores[k])}" for k in _SCORES if k in teacher.scores]
         note = f"by its {'answers in a cache' if teacher.via == 'cache' else 'live answers'}"

@@ -79,7 +79,8 @@ def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
         scores = drop_scores(list(known), known, index.read_scores(numbers))
         wanted, more = [SCORE, *scores, *differing[:_USUAL_KEYS]], tuple(differing[_USUAL_KEYS:])
     rows = runs.read_rows(numbers, wanted)
-    trials, names = TrialNames(runs.store), {}
+    trials = TrialNames(runs.store)
+    names: dict[str, str] = {}
     cells = runs.get_index().read_cells(numbers, trials.list_keys())
     for number, row in zip(numbers, rows, strict=True):
         config = {key: column[number] for key, column in cells.items() if number in column}

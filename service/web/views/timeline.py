@@ -41,7 +41,8 @@ def make_timeline(record: RunRecord) -> JsonObject | None:
     down = time.shares_s["down"]
     least = "at least " if time.is_least else ""
     total = sum(attempt.ended - attempt.began for attempt in attempts) or 1.0
-    starts, at = {}, 0.0
+    starts: dict[int, tuple[float, float]] = {}
+    at = 0.0
     for attempt in attempts:
         starts[attempt.number] = (attempt.began, at / total * _SIZE)
         at += attempt.ended - attempt.began

@@ -93,7 +93,7 @@ def _make_metrics(point: Point) -> Iterator[Metric]:
         yield Metric(_clean(name), value, round(point.time * 1000), point.step)
 
 
-def _cut(items: Iterator, count: int) -> Iterator[list]:
+def _cut(items: Iterator[Metric], count: int) -> Iterator[list[Metric]]:
     while chunk := list(islice(items, count)):
         yield chunk
 
