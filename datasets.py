@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,8 +22,8 @@ from big_vision.input.batches import ImageBatch as ImageBatch
 from big_vision.input.batches import TokenBatch as TokenBatch
 from big_vision.input.batches import VectorBatch as VectorBatch
 from big_vision.input.order import ShardSpec
-from big_vision.input.selection import Choice, check_splits
-from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
+from big_vision.input.selection import Choice, Selection, check_splits
+from big_vision.input.source import SPLIT_KEYS, ExampleFacts, Known, Reader, Reading, Role, Source
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.registry import Registry
@@ -31,7 +31,7 @@ from utils.registry import Registry
 if TYPE_CHECKING:
     from utils.config.data import DataSection
 
-SOURCES = Registry(
+SOURCES: Registry[type[Source[Selection]]] = Registry(
     "data.source",
     {
         "hf": "big_vision.input.images.arrow:ArrowSource",
@@ -62,13 +62,13 @@ class DatasetFacts:
     """Metadata of a dataset by role, read before any device or TensorFlow is touched."""
 
     num_examples: dict[str, int]  # `test` only if data.test_split is set, here as below
-    examples: dict[str, Any]  # metadata of the batches for tasks, such as `ImageFacts`
+    examples: dict[str, ExampleFacts]  # metadata of the batches for tasks, such as `ImageFacts`
     version: str = ""  # the dataset's version directory; empty for sources without one
     # hash of the training split's files, by their names below the root and their sizes
     files: str = ""
 
 
-def create_source(data: DataSection, known: Known | None = None) -> Source:
+def create_source(data: DataSection, known: Known | None = None) -> Source[Selection]:
     """Create the source of data.source; it reads nothing yet."""
     return SOURCES.get(data.source)(data, known or {})
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.programs import pause_collection
 
@@ -22,17 +22,17 @@ _OPTIONAL = ("IPython", "h5py", "jax", "keras", "matplotlib", "pandas", "scipy",
 
 
 class _LazyTensorFlow:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # introspection must not import TensorFlow
             raise AttributeError(name)
-        return getattr(importlib.import_module(self._name), name)
+        return getattr(importlib.import_module("tensorflow"), name)
 
 
 # TensorFlow must not be imported before the device exists: the first use of `tf` imports it.
-tf: Any = _LazyTensorFlow("tensorflow")
+if TYPE_CHECKING:
+    import tensorflow as tf
+else:
+    tf = _LazyTensorFlow()
 
 
 def import_tensorflow() -> Any:
@@ -60,11 +60,9 @@ def import_tensorflow() -> Any:
 
 def get_thread_count(threads: int = 0) -> int:
     """Return the threads of a pipeline; by default the cores that this process may use."""
-    if threads:
-        return threads
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
+    return threads or cores or 1
 
 
 class _Hiding(Loader):

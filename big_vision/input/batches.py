@@ -11,6 +11,7 @@ from torch import Tensor
 
 # Key among the draws of images with several right labels: float32 [B, K], 1 for each of them.
 RIGHT = "right"
+Field = Tensor | Mapping[str, Tensor] | tuple[str, ...] | bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +114,7 @@ class VectorBatch(Batch):
     targets: Tensor  # [B, O] float32
 
 
-def _apply(fn: Callable[[Tensor], Tensor], value: object) -> object:
+def _apply(fn: Callable[[Tensor], Tensor], value: Field) -> Field:
     """Apply `fn` to the tensors of a field."""
     if isinstance(value, Tensor):
         return fn(value)

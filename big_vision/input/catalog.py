@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from big_vision.input.index_cache import scan_records
 from big_vision.input.selection import ImageSelection
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
 from utils.storage.folder import StorageError
 from utils.storage.places import is_remote, open_folder, to_path
 from utils.storage.reading import check_readable
@@ -65,10 +66,8 @@ class RecordSelection(ImageSelection):
         for segment in self.segments:
             by_path[segment.path].append(segment)
         pairs = ((a, b) for b in other.segments for a in by_path[b.path])
-        shared = (
-            min(a.first + a.count, b.first + b.count) - max(a.first, b.first) for a, b in pairs
-        )
-        return sum(max(0, count) for count in shared)
+        ends = ((min(a.first + a.count, b.first + b.count), a, b) for a, b in pairs)
+        return sum(max(0, end - max(a.first, b.first)) for end, a, b in ends)
 
 
 def hash_files(lines: Iterable[str], mean_record_bytes: float) -> str:
@@ -93,7 +92,7 @@ class TfdsCatalog:
     directory: str
     file_format: str
     splits: dict[str, StoredSplit]
-    features: dict[str, Any]
+    features: JsonObject
 
     def select(self, expression: str, label_key: str, key: str) -> RecordSelection:
         """Select the records of a split expression, all of whose files must exist."""
@@ -167,7 +166,7 @@ class TfdsCatalog:
         names = None if text is None else tuple(line for line in text.splitlines() if line)
         return int(label["numClasses"]), names, inner is not None
 
-    def _find_feature(self, name: str, key: str) -> dict[str, Any]:
+    def _find_feature(self, name: str, key: str) -> JsonObject:
         """Return a feature's metadata; `a/b` is feature b of the group a."""
         known = dict(_flatten(self.features))
         if name in known:
@@ -180,7 +179,7 @@ class TfdsCatalog:
         raise UserError(f"{key} ({name}): the dataset has no such feature; {get_hint(name, known)}")
 
 
-def _flatten(features: dict[str, Any], group: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+def _flatten(features: JsonObject, group: str = "") -> Iterator[tuple[str, JsonObject]]:
     for name, feature in features.items():
         inner = feature.get("featuresDict", {}).get("features")
         if inner:
@@ -279,7 +278,7 @@ def _read_text(directory: str, name: str) -> str | None:
         return None
 
 
-def _read_json(directory: str, name: str) -> dict[str, Any]:
+def _read_json(directory: str, name: str) -> JsonObject:
     """Read a metadata file; an error names it if it is missing or truncated."""
     text = _read_text(directory, name)
     problem = "missing"
@@ -368,7 +367,8 @@ def cut_files(
     paths: Sequence[P], lengths: Sequence[int], start: int, stop: int
 ) -> list[tuple[P, int, int]]:
     """Return the files of a split's examples [start, stop), with the range [a, b) in each."""
-    pieces, begin = [], 0
+    pieces: list[tuple[P, int, int]] = []
+    begin = 0
     for path, length in zip(paths, lengths, strict=True):
         first, last = max(start, begin), min(stop, begin + length)
         if first < last:

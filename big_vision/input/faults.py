@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from big_vision.pp.builder import parse_section, split_sections
+from big_vision.pp.registry import Example
+from big_vision.pp.shapes import JPEG_OPS
+from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
 # First bytes of files of each kind.
@@ -17,7 +19,6 @@ _BEGINNINGS = {
     "TIFF": (b"II*\x00", b"MM\x00*"),
 }
 _DECODABLE = ("JPEG", "PNG", "GIF", "BMP", "WebP")
-_JPEG_OPS = ("decode_jpeg_and_inception_crop", "decode_jpeg_scaled_and_inception_crop")
 _FILE_WORDS = ("file", "path")
 _REASON_CHARS = 200
 # TensorFlow's wrapping of the reason: graph nodes, op names, where the error was counted.
@@ -31,7 +32,7 @@ _NOISE = re.compile(
 
 
 def create_record_error(
-    record: str, error: Exception, raw: dict[str, Any] | None, spec: tuple[str, str]
+    record: str, error: Exception, raw: Example | None, spec: tuple[str, str]
 ) -> UserError:
     """Create the error that names an unreadable record, the reason, and the way out.
 
@@ -47,7 +48,7 @@ def create_record_error(
     image = _get_bytes(raw.get("image"))
     image_format = None if image is None else find_format(image)
     name = _find_file_name(raw)
-    jpeg_ops = [s.text for s in split_sections(text) if parse_section(s).name in _JPEG_OPS]
+    jpeg_ops = [s.text for s in split_sections(text) if parse_section(s).name in JPEG_OPS]
     if jpeg_ops and image_format in _DECODABLE and image_format != "JPEG":
         op = jpeg_ops[0].partition("(")[0].strip()
         general = jpeg_ops[0].replace(op, "decode|inception_crop")
@@ -97,10 +98,7 @@ def find_format(image: bytes) -> str | None:
     """Return the format of an encoded image by its first bytes; None if unknown."""
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "WebP"
-    for name, beginnings in _BEGINNINGS.items():
-        if image.startswith(beginnings):
-            return name
-    return None
+    return next((name for name, first in _BEGINNINGS.items() if image.startswith(first)), None)
 
 
 def get_reason(error: BaseException) -> str:
@@ -114,12 +112,12 @@ def get_reason(error: BaseException) -> str:
     return text[:_REASON_CHARS] or type(error).__name__
 
 
-def _get_bytes(value: Any) -> bytes | None:
+def _get_bytes(value: tf.Tensor | bytes | None) -> bytes | None:
     content = value.numpy() if hasattr(value, "numpy") else value
     return content if isinstance(content, bytes) else None
 
 
-def _find_file_name(raw: dict[str, Any]) -> str:
+def _find_file_name(raw: Example) -> str:
     """Return `cat/1.jpg: ` if a feature holds the example's file name, else nothing."""
     for key, value in raw.items():
         if any(word in key for word in _FILE_WORDS):

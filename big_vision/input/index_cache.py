@@ -12,7 +12,6 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import numpy as np
@@ -92,11 +91,11 @@ def _read_entry(entry: Path) -> Arrays | None:
         return None
 
 
-def _write_entry(entry: Path, arrays: dict[str, Any]) -> None:
+def _write_entry(entry: Path, arrays: Arrays) -> None:
     temporary = entry.with_suffix(f".{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, allow_pickle=False, **arrays)
         temporary.replace(entry)
     except OSError as error:
         get_logger().warning("record index is not cached: %s", error)
@@ -123,8 +122,8 @@ def load_record_index(paths: Sequence[str], *, show_progress: bool = True) -> li
 def scan_records(path: str) -> np.ndarray:
     """Return [records] int64: the byte offset of each record of a TFRecord file."""
     offsets: list[int] = []
-    opened: Any = fsspec.open(path, "rb")
-    with opened as file:
+    system, inner = fsspec.core.url_to_fs(path)
+    with system.open(inner, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         position = 0
         while position < size:

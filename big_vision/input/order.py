@@ -45,7 +45,9 @@ class ShardSpec:
         return blocks[:, self.index].reshape(-1)
 
 
-def get_exact_epoch(num_examples: int, spec: ShardSpec, seed: int, epoch: int, start: int):
+def get_exact_epoch(
+    num_examples: int, spec: ShardSpec, seed: int, epoch: int, start: int
+) -> np.ndarray:
     """Return [n] int64: this shard's examples of the epoch after `start` global examples.
 
     The permutation's incomplete last global batch is dropped.

@@ -6,12 +6,13 @@ those into one uint8 image and one label. Nothing here runs Python for an exampl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from big_vision.input.images.encoded import Stream
 from big_vision.input.order import (
     GROUP_UNITS,
     ShardedOrder,
@@ -21,6 +22,7 @@ from big_vision.input.order import (
     get_exact_copies,
 )
 from big_vision.input.records import Records
+from big_vision.pp.registry import Example
 from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
@@ -39,7 +41,7 @@ class PipelineSpec:
         label key every label is 0.
     """
 
-    preprocess: Callable[..., dict[str, Any]]  # `fn(data, epoch=, index=)`; returns a uint8 image
+    preprocess: Callable[..., Example]  # `fn(data, epoch=, index=)`; returns a uint8 image
     pp_key: str  # configuration key of the string, for messages
     pp: str  # the string, for messages
     image_key: str
@@ -60,13 +62,14 @@ class Pipeline:
     def __init__(self, records: Records, spec: PipelineSpec) -> None:
         self.records = records
         self.spec = spec
-        self.streams = records.stream is not None and not spec.tolerant
+        # Reads front to back; None if elements are read by index.
+        self.stream = None if spec.tolerant else records.stream
 
-    def exact_training(self, epoch: int, start: int) -> Any:
+    def exact_training(self, epoch: int, start: int) -> tf.data.Dataset:
         """Return endless elements of the exact order, from `start` global examples into `epoch`."""
         return self.records.attach(self.exact_indices(epoch, start))
 
-    def exact_indices(self, epoch: int, start: int) -> Any:
+    def exact_indices(self, epoch: int, start: int) -> tf.data.Dataset:
         """Return epoch and index of each element of the exact order; reads no example."""
         spec, total = self.spec, self.records.num_examples
 
@@ -74,46 +77,46 @@ class Pipeline:
             begin = start if now == epoch else 0
             return get_exact_copies(total, spec.shard, spec.seed, int(now), begin)
 
-        def add_order(now: Any) -> tuple[Any, Any]:
+        def add_order(now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             order, copies = tf.numpy_function(get_order, [now], (tf.int64, tf.int64))
             order.set_shape([None])
             copies.set_shape([None])
             # Each copy is augmented as in an epoch of its own.
             return now * spec.shard.repeats + copies, order
 
-        def spread(epochs: Any, order: Any) -> Any:
+        def spread(epochs: tf.Tensor, order: tf.Tensor) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices({"epoch": epochs, "index": order})
 
         # The next epoch's order is computed ahead, so that there is no stall between them.
         return tf.data.Dataset.range(epoch, _FOREVER).map(add_order).prefetch(1).flat_map(spread)
 
-    def sharded_training(self, order: ShardedOrder, epoch: int, start: int) -> Any:
+    def sharded_training(self, order: ShardedOrder, epoch: int, start: int) -> tf.data.Dataset:
         """Return endless elements of the sharded order, from `start` global examples on."""
-        if self.streams:
-            return self._shuffle_windows(order, epoch, start, self._stream_records)
+        if self.stream is not None:
+            return self._shuffle_windows(order, epoch, start, self._read_records)
         return self.records.attach(self.sharded_indices(order, epoch, start))
 
-    def sharded_indices(self, order: ShardedOrder, epoch: int, start: int) -> Any:
+    def sharded_indices(self, order: ShardedOrder, epoch: int, start: int) -> tf.data.Dataset:
         """Return epoch and index of each element of the sharded order; reads no example."""
         return self._shuffle_windows(order, epoch, start, _stream_indices)
 
-    def evaluation_blocks(self) -> Any:
+    def evaluation_blocks(self) -> tf.data.Dataset:
         """Return elements of one ordered pass: this shard's block of each global batch."""
         return self.load_indices(get_evaluation_blocks(self.records.num_examples, self.spec.shard))
 
-    def evaluation_range(self) -> Any:
+    def evaluation_range(self) -> tf.data.Dataset:
         """Return elements of one ordered pass: this shard's own range, front to back."""
         start, stop = get_evaluation_range(self.records.num_examples, self.spec.shard)
-        if self.streams:
+        if self.stream is not None:
             return self._stream_range(start, stop)
         return self.load_indices(np.arange(start, stop, dtype=np.int64))
 
-    def load_indices(self, indices: np.ndarray, epoch: int = 0) -> Any:
+    def load_indices(self, indices: np.ndarray, epoch: int = 0) -> tf.data.Dataset:
         """Return elements of the given examples, by random access."""
         elements = {"epoch": np.full_like(indices, epoch), "index": indices}
         return self.records.attach(tf.data.Dataset.from_tensor_slices(elements))
 
-    def batches(self, elements: Any) -> Any:
+    def batches(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         """Return preprocessed batches: `image`, `label`, `index`, and `ok` if examples may fail."""
         examples = self.process(elements, tolerant=self.spec.tolerant)
         batches = examples.batch(self.spec.shard.rank_batch_size)
@@ -124,21 +127,21 @@ class Pipeline:
         options.threading.max_intra_op_parallelism = 1
         return batches.prefetch(self.spec.prefetch_batches).with_options(options)
 
-    def process(self, elements: Any, *, tolerant: bool = False) -> Any:
+    def process(self, elements: tf.data.Dataset, *, tolerant: bool = False) -> tf.data.Dataset:
         """Map elements to image, label and index; types and shapes are checked while tracing."""
         step = self._tolerate if tolerant else self._process
         # AutoGraph would wrap our errors in its own, and is not needed.
         step = tf.autograph.experimental.do_not_convert(step)
         return elements.map(step, num_parallel_calls=self.spec.threads, deterministic=True)
 
-    def _process(self, element: dict[str, Any]) -> dict[str, Any]:
+    def _process(self, element: Example) -> Example:
         data = self.load(element)
         data = self.spec.preprocess(data, epoch=element["epoch"], index=element["index"])
         image, label = self._pick(data)
         # In int64: what does not fit into int32 must not become another class.
         return {"image": image, "label": tf.cast(label, tf.int64), "index": element["index"]}
 
-    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+    def load(self, element: Example) -> Example:
         """Load the example's features as a string sees them: the image is always `image`."""
         data, spec = self.records.load(element), self.spec
         label = {spec.label_key: _take(data, spec.label_key)} if spec.label_key else {}
@@ -146,7 +149,7 @@ class Pipeline:
         data.pop(spec.image_key, None)
         return {**data, **label, "image": image}
 
-    def _pick(self, data: dict[str, Any]) -> tuple[Any, Any]:
+    def _pick(self, data: Example) -> tuple[tf.Tensor, tf.Tensor]:
         spec = self.spec
         for key in filter(None, ("image", spec.label_key)):
             if key not in data:
@@ -174,7 +177,7 @@ class Pipeline:
             )
         return image, label
 
-    def _take_label(self, label: Any) -> Any:
+    def _take_label(self, label: tf.Tensor) -> tf.Tensor:
         """Return a label, or a list of labels as [K] with a 1 for each."""
         classes = self.spec.several
         if classes is None or label.shape.rank != 1:
@@ -185,10 +188,13 @@ class Pipeline:
             counts = tf.reduce_sum(tf.one_hot(label, classes, dtype=tf.int64), axis=0)
             return tf.minimum(counts, 1)
 
-    def _tolerate(self, element: dict[str, Any]) -> dict[str, Any]:
+    def _tolerate(self, element: Example) -> Example:
         """Process an element; one that fails becomes a blank."""
-        single = tf.data.Dataset.from_tensors(element)
-        good = single.map(lambda e: self._process(e) | {"ok": True})
+
+        def process(element: Example) -> Example:
+            return self._process(element) | {"ok": True}
+
+        good = tf.data.Dataset.from_tensors(element).map(process)
         spec = good.element_spec["image"]
         blank = {
             "image": tf.zeros(spec.shape, spec.dtype),
@@ -197,86 +203,91 @@ class Pipeline:
             "ok": False,
         }
         readable = good.ignore_errors(log_warning=False)
-        return (
-            readable.concatenate(tf.data.Dataset.from_tensors(blank)).take(1).get_single_element()
-        )
+        blanks = tf.data.Dataset.from_tensors(blank)
+        return readable.concatenate(blanks).take(1).get_single_element()
 
-    def _stream_records(self, unit: Any, index: Any, count: Any) -> Any:
-        records = self.records.stream(unit, index, count)
+    def _read_records(self, unit: tf.Tensor, index: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
+        assert self.stream is not None
+        records = self.stream(unit, index, count)
         indices = tf.data.Dataset.range(index, index + count)
         return tf.data.Dataset.zip({"index": indices, "record": records})
 
-    def stream_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
+    def stream_examples(self, indices: np.ndarray, epoch: int = 0) -> tf.data.Dataset:
         """Return elements of single examples, each read through its unit's stream: slow."""
         units = np.searchsorted(self.records.unit_starts, indices, side="right") - 1
         pieces = tf.data.Dataset.from_tensor_slices((units, indices, np.ones_like(indices)))
-        records = pieces.flat_map(self._stream_records)
-        return records.map(lambda element: element | {"epoch": tf.constant(epoch, tf.int64)})
+        return _add_epoch(pieces.flat_map(self._read_records), epoch)
 
-    def _stream_range(self, start: int, stop: int) -> Any:
+    def _stream_range(self, start: int, stop: int) -> tf.data.Dataset:
         """Return elements [start, stop), read front to back."""
         starts, counts = self.records.unit_starts, self.records.unit_counts
         first = np.maximum(starts, start)
         count = np.minimum(starts + counts, stop) - first
         units = np.flatnonzero(count > 0)
         pieces = tf.data.Dataset.from_tensor_slices((units, first[units], count[units]))
-        records = pieces.flat_map(self._stream_records)
-        return records.map(lambda element: element | {"epoch": tf.constant(0, tf.int64)})
+        return _add_epoch(pieces.flat_map(self._read_records), 0)
 
-    def _shuffle_windows(self, order: ShardedOrder, epoch: int, start: int, read: Callable) -> Any:
+    def _shuffle_windows(
+        self, order: ShardedOrder, epoch: int, start: int, read: Stream
+    ) -> tf.data.Dataset:
         """Shuffle the sharded order over `read(unit, index, count)`, which reads a piece."""
 
-        def get_stream(now: np.ndarray) -> tuple[Any, ...]:
+        def get_stream(now: np.ndarray) -> tuple[np.ndarray | np.int64, ...]:
             stream = order.get_epoch(int(now), start if now == epoch else 0)
             numbers = (stream.first_window, stream.window_skip, stream.limit, stream.seed)
             return (stream.groups, stream.skips, *(np.int64(n) for n in numbers))
 
-        def open_windows(now: Any) -> Any:
+        def open_windows(now: tf.Tensor) -> tf.data.Dataset:
             types = [tf.int64] * 6
             groups, skips, *numbers = tf.numpy_function(get_stream, [now], types)
             groups.set_shape([None, GROUP_UNITS, 3])
             skips.set_shape([None])
             first, skip, limit, seed = (tf.ensure_shape(n, []) for n in numbers)
-            records = tf.data.Dataset.from_tensor_slices((groups, skips)).flat_map(
-                lambda group, passed: _read_group(group, read).skip(passed)
-            )
-            windows = records.window(order.window)
-            tags = tf.data.Dataset.range(first, _FOREVER).map(
-                lambda w: (now, w, tf.where(w == first, skip, 0), limit, seed)
-            )
-            return tf.data.Dataset.zip(tags, windows)
 
-        def shuffle(tag: tuple[Any, ...], window: Any) -> Any:
+            def tag(number: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                return now, number, tf.where(number == first, skip, 0), limit, seed
+
+            records = tf.data.Dataset.from_tensor_slices((groups, skips))
+            records = records.flat_map(functools.partial(_read_group, read))
+            tags = tf.data.Dataset.range(first, _FOREVER).map(tag)
+            return tf.data.Dataset.zip(tags, records.window(order.window))
+
+        def shuffle(tag: tuple[tf.Tensor, ...], window: tf.data.Dataset) -> tf.data.Dataset:
             now, number, skip, limit, seed = tag
             examples = tf.data.Dataset.zip(window).shuffle(order.window, seed=seed + number)
             left = tf.maximum(limit - number * order.window, 0)
-            return examples.take(left).skip(skip).map(lambda e: e | {"epoch": now})
+            return _add_epoch(examples.take(left).skip(skip), now)
 
         # The next window fills while this one is read, also across the epoch's border.
         windows = tf.data.Dataset.range(epoch, _FOREVER).flat_map(open_windows).prefetch(1)
         return windows.flat_map(shuffle)
 
 
-def _read_group(group: Any, read: Callable) -> Any:
-    """Read the units of a group side by side, one example from each in turn."""
+def _add_epoch(elements: tf.data.Dataset, epoch: tf.Tensor | int) -> tf.data.Dataset:
+    def add(element: Example) -> Example:
+        return element | {"epoch": tf.convert_to_tensor(epoch, tf.int64)}
+
+    return elements.map(add)
+
+
+def _read_group(read: Stream, group: tf.Tensor, passed: tf.Tensor) -> tf.data.Dataset:
+    """Read the units of a group side by side, one example from each in turn, after `passed`."""
+
+    def read_piece(piece: tf.Tensor) -> tf.data.Dataset:
+        return read(piece[0], piece[1], piece[2])
+
     pieces = tf.data.Dataset.from_tensor_slices(group)
-    return pieces.interleave(
-        lambda piece: read(piece[0], piece[1], piece[2]),
-        cycle_length=GROUP_UNITS,
-        block_length=1,
-        num_parallel_calls=None,
-    )
+    return pieces.interleave(read_piece, cycle_length=GROUP_UNITS, block_length=1).skip(passed)
 
 
-def _stream_indices(unit: Any, index: Any, count: Any) -> Any:
+def _stream_indices(unit: tf.Tensor, index: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
     """Return only indices, in the order in which records would be read."""
-    return tf.data.Dataset.range(index, index + count).map(lambda i: {"index": i})
+    return tf.data.Dataset.zip({"index": tf.data.Dataset.range(index, index + count)})
 
 
-def _take(data: dict[str, Any], key: str) -> Any:
+def _take(data: Example, key: str) -> tf.Tensor:
     """Return a feature by its key; `a/b` is feature b of the group a."""
-    if key in data:
-        return data[key]
-    for name in key.split("/"):
-        data = data[name]
-    return data
+    *groups, name = [key] if key in data else key.split("/")
+    for group in groups:
+        data = data[group]
+    return data[name]

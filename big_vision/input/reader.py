@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,8 @@ from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_eval
 from big_vision.input.pipeline import Pipeline, PipelineSpec
 from big_vision.input.records import Records
 from big_vision.input.source import Reader
+from big_vision.pp.registry import Example
+from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -80,7 +81,7 @@ class TensorFlowReader(Reader):
         if order == "sharded":
             units = (records.unit_starts, records.unit_counts)
             self._sharded = ShardedOrder(*units, spec.window, spec.shard, spec.seed)
-        self._evaluation: Any = None
+        self._evaluation: tf.data.Dataset | None = None
         self.facts = replace(facts, image_shape=self._find_image_shape())
         self._labels = labels
 
@@ -169,7 +170,7 @@ class TensorFlowReader(Reader):
         return error or self._create_error(epoch, index, OSError("it cannot be read"))
 
     def _iterate(
-        self, batches: Any, get_indices: Callable[[int], np.ndarray], epoch: int
+        self, batches: tf.data.Dataset, get_indices: Callable[[int], np.ndarray], epoch: int
     ) -> Iterator[ImageBatch]:
         iterator = iter(batches)
         number = 0
@@ -187,20 +188,20 @@ class TensorFlowReader(Reader):
             yield self._create_batch(batch)
             number += 1
 
-    def _create_batch(self, tensors: dict[str, Any]) -> ImageBatch:
+    def _create_batch(self, tensors: Example) -> ImageBatch:
         """Convert TensorFlow's tensors to torch's: images without a copy."""
         raw = {name: value if name == "image" else value.numpy() for name, value in tensors.items()}
         return create_image_batch(raw, self._labels)
 
-    def _cut_batch(self, indices: Any, number: int) -> np.ndarray:
+    def _cut_batch(self, indices: tf.data.Dataset, number: int) -> np.ndarray:
         """Return [b, 2]: epoch and index of each element of a batch."""
         size = self._spec.shard.rank_batch_size
         batch = next(iter(indices.skip(number * size).take(size).batch(size)))
         return np.stack([batch["epoch"].numpy(), batch["index"].numpy()], axis=1)
 
-    def _open_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
+    def _open_examples(self, indices: np.ndarray, epoch: int = 0) -> tf.data.Dataset:
         """Return elements of single examples, read in the way of this reader."""
-        if self._sharded is not None and self._pipeline.streams:
+        if self._sharded is not None and self._pipeline.stream is not None:
             return self._pipeline.stream_examples(indices, epoch)
         return self._pipeline.load_indices(indices, epoch)
 
@@ -235,9 +236,10 @@ class TensorFlowReader(Reader):
 
     def _find_broken_record(self, epoch: int) -> UserError | None:
         """Return the error of the first broken record in this shard's files: streams read ahead."""
-        if self._sharded is None or not self._pipeline.streams:
+        stream = self._pipeline.stream
+        if self._sharded is None or stream is None:
             return None
-        units = []
+        units: list[int] = []
         for later in (epoch, epoch + 1):
             groups = self._sharded.get_epoch(later, 0).groups.reshape(-1, 3)
             units += groups[groups[:, 2] > 0, 0].tolist()
@@ -245,7 +247,7 @@ class TensorFlowReader(Reader):
             start, count = self._records.unit_starts[unit], self._records.unit_counts[unit]
             index = int(start)
             try:
-                for _ in self._records.stream(unit, start, count):
+                for _ in stream(tf.constant(unit), start, count):
                     index += 1
             except Exception as error:
                 return self._create_error(epoch, index, error)

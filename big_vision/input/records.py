@@ -11,9 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from big_vision.input.catalog import RecordSelection
-from big_vision.input.images.encoded import attach_fetched
+from big_vision.input.images.encoded import Stream, attach_fetched
 from big_vision.input.images.folder import FolderSelection, show_path
 from big_vision.input.index_cache import load_record_index
+from big_vision.pp.registry import Example
 from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
@@ -29,18 +30,17 @@ class Records(Protocol):
       unit_starts, unit_counts: [U] int64, ranges of examples that are stored together.
     """
 
-    # None, or a function (unit, index, count) that reads front to back, faster than by index
-    stream: Any
+    stream: Stream | None  # None if records are read by index alone
     num_examples: int
     mean_record_bytes: float
     unit_starts: np.ndarray
     unit_counts: np.ndarray
 
-    def attach(self, elements: Any) -> Any:
+    def attach(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         """Add to elements what `load` needs besides their index."""
         ...
 
-    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+    def load(self, element: Example) -> Example:
         """Return the example's features; the image stays encoded."""
         ...
 
@@ -56,7 +56,7 @@ class Records(Protocol):
 class TfdsRecords:
     """Base of both TFDS file formats: parsing, ids, units."""
 
-    stream: Any = None
+    stream: Stream | None = None
 
     def __init__(self, selection: RecordSelection, image_key: str) -> None:
         import tensorflow_datasets as tfds
@@ -67,16 +67,15 @@ class TfdsRecords:
         self.unit_starts = selection.starts
         self.unit_counts = np.array([s.count for s in selection.segments], np.int64)
         self._features = tfds.builder_from_directory(selection.directory).info.features
-        groups = [] if image_key in self._features else image_key.split("/")
-        feature = functools.reduce(operator.getitem, groups or [image_key], self._features)
-        self._decoders: dict[str, Any] = {}
+        keys = [image_key] if image_key in self._features else image_key.split("/")
+        feature = functools.reduce(operator.getitem, keys, self._features)
+        self._decoders: Example = {}
         if isinstance(feature, tfds.features.Image):
-            decoders: Any = tfds.decode.SkipDecoding()
-            for name in reversed(groups or [image_key]):
-                decoders = {name: decoders}
-            self._decoders = decoders
+            self._decoders = {keys[-1]: tfds.decode.SkipDecoding()}
+            for name in reversed(keys[:-1]):
+                self._decoders = {name: self._decoders}
 
-    def parse(self, record: Any) -> dict[str, Any]:
+    def parse(self, record: tf.Tensor) -> Example:
         """Return the example's features; the image stays encoded."""
         return self._features.deserialize_example(record, decoders=self._decoders)
 
@@ -107,34 +106,33 @@ class TfRecordFiles(TfdsRecords):
     def __init__(self, selection: RecordSelection, image_key: str) -> None:
         super().__init__(selection, image_key)
         self._offsets: np.ndarray | None = None
-        self._paths: Any = None
+        self.stream = self._stream
 
-    def attach(self, elements: Any) -> Any:
+    def attach(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         """Add each record's path and offset; loads the index of offsets first."""
         if self._offsets is None:
             self._offsets = self._load_offsets()
-            self._paths = tf.constant([s.path for s in self.selection.segments])
+        paths = tf.constant([s.path for s in self.selection.segments])
         offsets, starts = tf.constant(self._offsets), tf.constant(self.unit_starts)
 
-        def locate(element: dict[str, Any]) -> dict[str, Any]:
+        def locate(element: Example) -> Example:
             index = element["index"]
             segment = tf.searchsorted(starts, index, side="right") - 1
             return element | {
-                "path": tf.gather(self._paths, segment),
+                "path": tf.gather(paths, segment),
                 "offset": tf.gather(offsets, index),
             }
 
         # In chunks: a call for each example would cost more than the lookup itself.
         return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
 
-    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+    def load(self, element: Example) -> Example:
         """Read, check and parse one record, without Python."""
         if "record" in element:
             return self.parse(element["record"])
         return self.parse(_read_record(element["path"], element["offset"]))
 
-    def stream(self, unit: Any, index: Any, count: Any) -> Any:
-        """Read `count` examples of one unit from `index` on, front to back."""
+    def _stream(self, unit: tf.Tensor, index: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
         segments = self.selection.segments
         path = tf.gather(tf.constant([s.path for s in segments]), unit)
         first = tf.gather(tf.constant([s.first for s in segments], tf.int64), unit)
@@ -148,7 +146,7 @@ class TfRecordFiles(TfdsRecords):
         segments = self.selection.segments
         paths = list(dict.fromkeys(s.path for s in segments))
         by_path = dict(zip(paths, load_record_index(paths), strict=True))
-        parts = []
+        parts: list[np.ndarray] = []
         for segment in segments:
             offsets = by_path[segment.path][segment.first : segment.first + segment.count]
             if len(offsets) < segment.count:
@@ -161,7 +159,7 @@ class TfRecordFiles(TfdsRecords):
         return np.concatenate(parts)
 
 
-def _read_record(path: Any, offset: Any) -> Any:
+def _read_record(path: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
     """Read one record of a TFRecord file, checksum verified; a scalar string tensor."""
     # The op behind tf.data.TFRecordDataset; the Python class does not show its byte offsets.
     records = tf.raw_ops.TFRecordDatasetV2(
@@ -170,7 +168,7 @@ def _read_record(path: Any, offset: Any) -> Any:
         buffer_size=tf.constant(0, tf.int64),
         byte_offsets=[offset],
     )
-    types = {"output_types": [tf.string], "output_shapes": [[]]}
+    types: Example = {"output_types": [tf.string], "output_shapes": [[]]}
     record = tf.raw_ops.TakeDataset(input_dataset=records, count=tf.constant(1, tf.int64), **types)
     return tf.raw_ops.DatasetToSingleElement(dataset=record, **types)[0]
 
@@ -193,10 +191,10 @@ class ArrayRecordFiles(TfdsRecords):
                 f"{self.num_examples}; prepare or copy the dataset again"
             )
 
-    def attach(self, elements: Any) -> Any:
+    def attach(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         return attach_fetched(elements, self._read)
 
-    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+    def load(self, element: Example) -> Example:
         return self.parse(element["record"])
 
     def _read(self, indices: list[int]) -> list[bytes]:
@@ -212,7 +210,7 @@ class ArrayRecordFiles(TfdsRecords):
 class FolderFiles:
     """Image files, read by TensorFlow."""
 
-    stream: Any = None
+    stream: Stream | None = None
 
     def __init__(self, selection: FolderSelection, image_key: str, label_key: str) -> None:
         self.selection = selection
@@ -222,17 +220,17 @@ class FolderFiles:
         self.unit_counts = np.minimum(_FOLDER_UNIT, self.num_examples - self.unit_starts)
         self._keys = (image_key, label_key)
 
-    def attach(self, elements: Any) -> Any:
+    def attach(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         paths = tf.constant([os.fsencode(p) for p in self.selection.paths])
         labels = tf.constant(self.selection.labels)
 
-        def locate(element: dict[str, Any]) -> dict[str, Any]:
+        def locate(element: Example) -> Example:
             index = element["index"]
             return element | {"path": tf.gather(paths, index), "label": tf.gather(labels, index)}
 
         return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
 
-    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+    def load(self, element: Example) -> Example:
         """Return the encoded image and the class's number, or a list of numbers."""
         image_key, label_key = self._keys
         label = element["label"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -24,7 +24,16 @@ Role = Literal["train", "eval", "test"]
 SPLIT_KEYS: dict[Role, str] = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
 # Sizes that other sections of the configuration set, by name: `num_classes`, `image_size`.
 Known = Mapping[str, int]
-FactsT = TypeVar("FactsT")
+
+
+class ExampleFacts(Protocol):
+    """What a task needs of all batches; a kind says of which examples, and where to get them."""
+
+    examples: ClassVar[str]
+    sources: ClassVar[str]
+
+
+FactsT = TypeVar("FactsT", bound=ExampleFacts)
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Reader(Protocol):
     """
 
     num_examples: int  # of the split, over all shards
-    facts: object  # what a task needs of every batch, such as `ImageFacts`
+    facts: ExampleFacts  # what a task needs of every batch, such as `ImageFacts`
 
     @abstractmethod
     def read_training(self, epoch: int, start: int) -> Iterator[Batch]:
@@ -82,7 +91,7 @@ class Reader(Protocol):
 class ExactReader(Reader):
     """Reads examples by index in the exact order; a subclass implements `read_examples`."""
 
-    def __init__(self, num_examples: int, facts: object, reading: Reading) -> None:
+    def __init__(self, num_examples: int, facts: ExampleFacts, reading: Reading) -> None:
         self.num_examples, self.facts = num_examples, facts
         self._shard, self._seed = reading.shard, reading.seed
 
@@ -139,7 +148,7 @@ class Source(ABC, Generic[SelectionT]):
         """
 
     @abstractmethod
-    def describe(self, selection: SelectionT, role: Role) -> object:
+    def describe(self, selection: SelectionT, role: Role) -> ExampleFacts:
         """Return what a task needs of the split's batches, as far as metadata contains it."""
 
     @abstractmethod
@@ -151,16 +160,15 @@ class Source(ABC, Generic[SelectionT]):
         """
 
 
-def require_facts(facts: object, kind: type[FactsT], source: str) -> FactsT:
+def require_facts(facts: ExampleFacts, kind: type[FactsT], source: str) -> FactsT:
     """Return the facts of a loader or a split, which must be of that kind.
 
     Raises:
       UserError: the source has other examples.
     """
     if not isinstance(facts, kind):
-        words: Any = kind  # each kind of facts names itself
         raise UserError(
-            f"data.source ({source}) has no {words.examples}, which this task needs; choose "
-            f"{words.sources}"
+            f"data.source ({source}) has no {kind.examples}, which this task needs; choose "
+            f"{kind.sources}"
         )
     return facts

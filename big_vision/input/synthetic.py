@@ -110,9 +110,8 @@ class SyntheticReader(ExactReader):
         return create_image_batch(raw, self._labels)
 
     def create_blank(self, size: int) -> ImageBatch:
-        return create_blank_images(
-            size, self.facts.known_shape, self.facts.num_classes if self._labels_each > 1 else None
-        )
+        several = self.facts.num_classes if self._labels_each > 1 else None
+        return create_blank_images(size, self.facts.known_shape, several)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         return tuple(f"synthetic__{index}" for index in indices)

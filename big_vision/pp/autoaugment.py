@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
+from big_vision.pp.randomness import Randomness
 from big_vision.tensorflow_setup import tf
 
+# The numbers of an affine map, or the first of them.
+Matrix: TypeAlias = "Sequence[tf.Tensor | float]"
 GREY = (128, 128, 128)
 SIGNED = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
 MAX_MAGNITUDE = 10
@@ -75,7 +78,7 @@ def get_level_argument(
     return float(int(share * whole[operation]))
 
 
-def autocontrast(image: Any) -> Any:
+def autocontrast(image: tf.Tensor) -> tf.Tensor:
     """Stretch each channel to 0...255; a flat channel stays."""
     pixels = tf.cast(image, tf.float32)
     low, high = tf.reduce_min(pixels, [0, 1]), tf.reduce_max(pixels, [0, 1])
@@ -84,7 +87,7 @@ def autocontrast(image: Any) -> Any:
     return tf.where(high > low, tf.cast(stretched, tf.uint8), image)
 
 
-def equalize(image: Any) -> Any:
+def equalize(image: tf.Tensor) -> tf.Tensor:
     """Flatten each channel's histogram, as far as whole values allow."""
     channels = tf.reshape(tf.transpose(tf.cast(image, tf.int32), [2, 0, 1]), [3, -1])
     histogram = tf.math.bincount(channels, minlength=256, maxlength=256, axis=-1)
@@ -97,48 +100,50 @@ def equalize(image: Any) -> Any:
     return tf.transpose(tf.reshape(mapped, tf.shape(tf.transpose(image, [2, 0, 1]))), [1, 2, 0])
 
 
-def invert(image: Any) -> Any:
+def invert(image: tf.Tensor) -> tf.Tensor:
     return 255 - image
 
 
-def posterize(image: Any, bits: Any) -> Any:
+def posterize(image: tf.Tensor, bits: tf.Tensor | float) -> tf.Tensor:
     """Keep the highest `bits` of each value; 0 keeps one, as in the published file."""
     bits = tf.clip_by_value(tf.cast(bits, tf.int32), 1, 8)
     mask = 256 - tf.bitwise.left_shift(1, 8 - bits)
     return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
 
 
-def solarize(image: Any, threshold: Any = 128) -> Any:
+def solarize(image: tf.Tensor, threshold: tf.Tensor | float = 128) -> tf.Tensor:
     """Invert values from the threshold on; 256 wraps to 0."""
-    threshold = tf.cast(tf.cast(threshold, tf.int32) % 256, tf.uint8)
+    threshold = tf.cast(tf.math.floormod(tf.cast(threshold, tf.int32), 256), tf.uint8)
     # Exclusive or with 255 is the inverse; four times as fast as a selection here.
     return tf.bitwise.bitwise_xor(image, tf.cast(image >= threshold, tf.uint8) * 255)
 
 
-def solarize_add(image: Any, addition: Any = 0, threshold: int = 128) -> Any:
+def solarize_add(
+    image: tf.Tensor, addition: tf.Tensor | float = 0, threshold: int = 128
+) -> tf.Tensor:
     """Add `addition` to values below the threshold, clipped to 0...255."""
     added = tf.cast(image, tf.int32) + tf.cast(addition, tf.int32)
     added = tf.cast(tf.clip_by_value(added, 0, 255), tf.uint8)
     return tf.where(image < threshold, added, image)
 
 
-def color(image: Any, factor: Any) -> Any:
+def color(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change the saturation: 0 is grey, 1 the image."""
     return blend(tf.image.rgb_to_grayscale(image), image, factor)
 
 
-def contrast(image: Any, factor: Any) -> Any:
+def contrast(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change contrast around the grey of min(pixel count / 256, 255), the published file's mean."""
     mean = tf.minimum(tf.cast(tf.size(image) // 3, tf.float32) / 256.0, 255.0)
     return blend(tf.cast(mean, tf.uint8), image, factor)
 
 
-def brightness(image: Any, factor: Any) -> Any:
+def brightness(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change the brightness: 0 is black, 1 the image."""
     return blend(tf.constant(0, tf.uint8), image, factor)
 
 
-def sharpness(image: Any, factor: Any) -> Any:
+def sharpness(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change the sharpness: 0 is smoothed by a 3x3 kernel (except the border), 1 the image."""
     kernel = tf.constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], tf.float32) / 13.0
     kernel = tf.tile(kernel[:, :, None, None], [1, 1, 3, 1])
@@ -149,7 +154,9 @@ def sharpness(image: Any, factor: Any) -> Any:
     return blend(tf.where(inner, tf.cast(smooth, tf.uint8), image), image, factor)
 
 
-def rotate(image: Any, degrees: Any, replace: Sequence[int] = GREY) -> Any:
+def rotate(
+    image: tf.Tensor, degrees: tf.Tensor | float, replace: Sequence[int] = GREY
+) -> tf.Tensor:
     """Rotate about the middle, anticlockwise; nearest neighbour."""
     angle = tf.cast(degrees, tf.float32) * (math.pi / 180.0)
     cos, sin = tf.cos(angle), tf.sin(angle)
@@ -159,33 +166,35 @@ def rotate(image: Any, degrees: Any, replace: Sequence[int] = GREY) -> Any:
     return _transform(image, [cos, -sin, shift_x, sin, cos, shift_y], replace)
 
 
-def shear_x(image: Any, level: Any, replace: Sequence[int] = GREY) -> Any:
+def shear_x(image: tf.Tensor, level: tf.Tensor | float, replace: Sequence[int] = GREY) -> tf.Tensor:
     """Move rows by level * y."""
     return _transform(image, [1.0, level, 0.0, 0.0, 1.0, 0.0], replace)
 
 
-def shear_y(image: Any, level: Any, replace: Sequence[int] = GREY) -> Any:
+def shear_y(image: tf.Tensor, level: tf.Tensor | float, replace: Sequence[int] = GREY) -> tf.Tensor:
     """Move columns by level * x."""
     return _transform(image, [1.0, 0.0, 0.0, level, 1.0, 0.0], replace)
 
 
-def translate_x(image: Any, pixels: Any, replace: Sequence[int] = GREY) -> Any:
+def translate_x(image: tf.Tensor, pixels: tf.Tensor, replace: Sequence[int] = GREY) -> tf.Tensor:
     """Move to the left."""
     return _transform(image, [1.0, 0.0, pixels, 0.0, 1.0, 0.0], replace)
 
 
-def translate_y(image: Any, pixels: Any, replace: Sequence[int] = GREY) -> Any:
+def translate_y(image: tf.Tensor, pixels: tf.Tensor, replace: Sequence[int] = GREY) -> tf.Tensor:
     """Move up."""
     return _transform(image, [1.0, 0.0, 0.0, 0.0, 1.0, pixels], replace)
 
 
-def cutout(image: Any, pad_size: Any, randomness: Any, replace: int = 128) -> Any:
+def cutout(
+    image: tf.Tensor, pad_size: tf.Tensor | float, randomness: Randomness, replace: int = 128
+) -> tf.Tensor:
     """Fill a square of side 2 * pad_size around any pixel; the border cuts it."""
     sides = tf.shape(image)[:2]
     middle_y, middle_x = tf.unstack(randomness.integers(sides))
     pad_size = tf.cast(pad_size, tf.int32)
 
-    def is_inside(side: Any, middle: Any) -> Any:
+    def is_inside(side: tf.Tensor, middle: tf.Tensor) -> tf.Tensor:
         offsets = tf.range(side) - middle
         return (offsets >= -pad_size) & (offsets < pad_size)
 
@@ -195,7 +204,7 @@ def cutout(image: Any, pad_size: Any, randomness: Any, replace: int = 128) -> An
 
 
 # In the order of their numbers in `apply_operation`.
-OPERATIONS: dict[str, Callable[..., Any]] = {
+OPERATIONS: dict[str, Callable[..., tf.Tensor]] = {
     "AutoContrast": autocontrast,
     "Equalize": equalize,
     "Invert": invert,
@@ -215,7 +224,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> Any:
+def apply_operation(
+    image: tf.Tensor, number: tf.Tensor, argument: tf.Tensor | float, randomness: Randomness
+) -> tf.Tensor:
     """Apply operation `number` of OPERATIONS; a number beyond them leaves the image unchanged.
 
     Args:
@@ -223,7 +234,7 @@ def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> 
       argument: scalar float32, with its sign; ignored by operations that take none.
     """
 
-    def branch(name: str) -> Any:
+    def branch(name: str) -> Callable[[], tf.Tensor]:
         operation = OPERATIONS[name]
         if get_level_argument(name, 0) is None:
             return lambda: operation(image)
@@ -237,14 +248,14 @@ def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> 
     return result
 
 
-def blend(other: Any, image: Any, factor: Any) -> Any:
+def blend(other: tf.Tensor, image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Compute other + factor * (image - other), clipped and truncated."""
     other, pixels = tf.cast(other, tf.float32), tf.cast(image, tf.float32)
     mixed = other + tf.cast(factor, tf.float32) * (pixels - other)
     return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), tf.uint8)
 
 
-def _transform(image: Any, matrix: Sequence[Any], replace: Sequence[int]) -> Any:
+def _transform(image: tf.Tensor, matrix: Matrix, replace: Sequence[int]) -> tf.Tensor:
     """Compute output pixel (x, y) from (a0 x + a1 y + a2, b0 x + b1 y + b2), `replace` outside."""
     # The kernel has one fill value, so it fills with 0; exclusive or turns that into `replace`.
     fill = tf.constant(replace, tf.uint8)

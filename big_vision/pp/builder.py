@@ -7,10 +7,10 @@ literal arguments. docs/preprocessing.md describes the strings, the ops and thei
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import PREFIX, Apply, OpCall, get_op, parse_call
+from big_vision.pp.registry import PREFIX, Example, Op, OpCall, get_op, parse_call
 from big_vision.tensorflow_setup import tf
 
 
@@ -21,7 +21,7 @@ class Section(NamedTuple):
     start: int
 
 
-def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[str, Any]]:
+def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., Example]:
     """Return `fn(data, *, epoch=0, index=0)`, which maps an example (a dict) to a new dict.
 
     Works eagerly and inside `tf.data.Dataset.map`, with epoch and index as Python numbers or
@@ -40,7 +40,9 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
     sections = split_sections(spec)
     ops = [build_op(section) for section in sections]
 
-    def preprocess(data: dict[str, Any], *, epoch: Any = 0, index: Any = 0) -> dict[str, Any]:
+    def preprocess(
+        data: Example, *, epoch: tf.Tensor | int = 0, index: tf.Tensor | int = 0
+    ) -> Example:
         data = dict(data)
         example = tf.stack([_to_int64(epoch), _to_int64(index)])
         for position, op in enumerate(ops):
@@ -56,7 +58,8 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
 
 def split_sections(spec: str | None) -> list[Section]:
     """Return the non-empty sections of a string. Every `|` separates, also inside quotes."""
-    sections, start = [], 0
+    sections: list[Section] = []
+    start = 0
     for text in (spec or "").split("|"):
         if text:
             sections.append(Section(text, start))
@@ -79,7 +82,7 @@ def parse_section(section: Section) -> OpCall:
     return call._replace(name=call.name.removeprefix(PREFIX))
 
 
-def build_op(section: Section) -> Apply:
+def build_op(section: Section) -> Op:
     """Create the op of one section.
 
     Raises:
@@ -92,14 +95,14 @@ def build_op(section: Section) -> Apply:
     return op
 
 
-def _describe_op(section: Section, data: dict[str, Any]) -> str:
+def _describe_op(section: Section, data: Example) -> str:
     """Describe which op failed, and on what kind of image."""
-    image: Any = data.get("image")
     kind = "without an image"
-    if hasattr(image, "dtype"):
+    if hasattr(data.get("image"), "dtype"):
+        image = data["image"]
         kind = f"on an image of type {image.dtype.name} and shape {image.shape}"
     return f"{section.text.strip()} at character {section.start + 1} {kind}"
 
 
-def _to_int64(number: Any) -> Any:
+def _to_int64(number: tf.Tensor | int) -> tf.Tensor:
     return tf.cast(number, tf.int64) if tf.is_tensor(number) else tf.constant(number, tf.int64)

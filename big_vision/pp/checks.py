@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeGuard
 
 from big_vision.pp.builder import Section, build_op, parse_section, split_sections
 from big_vision.pp.ops_crops import CROP_MODES, RANDOM_METHOD
 from big_vision.pp.ops_image import RESIZE_METHODS
 from big_vision.pp.ops_policies import INTERPOLATIONS
-from big_vision.pp.registry import OPS, PREFIX, get_op
+from big_vision.pp.registry import OPS, PREFIX, Argument, Arguments, Op, get_op, list_values
 from utils.errors import UserError, get_hint
 
 
@@ -55,22 +55,21 @@ def describe_error(spec: str | None, error: Exception) -> str:
 def _check_section(section: Section) -> None:
     build_op(section)
     call = parse_section(section)
-    bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
-    for word, value in bound.arguments.items():
+    arguments = call.bind()
+    for word, value in arguments.items():
         rule, is_valid = _RULES.get(f"{call.name}.{word}") or _RULES.get(word) or ("", bool)
         if rule and not is_valid(value):
             raise ValueError(f"{call.name}: {word}={value!r} is not {rule}")
     if call.name == "value_range":
-        _check_range(bound)
+        _check_range(arguments)
 
 
-def _check_range(bound: inspect.BoundArguments) -> None:
+def _check_range(arguments: Arguments) -> None:
     """Raise a ValueError for an empty interval of a value range."""
-    bound.apply_defaults()
-    vmin, vmax, low, high = (bound.arguments[w] for w in ("vmin", "vmax", "in_min", "in_max"))
+    vmin, vmax, low, high = (arguments[w] for w in ("vmin", "vmax", "in_min", "in_max"))
     if vmin == vmax:
         raise ValueError(f"value_range: vmin and vmax are both {vmin}, so every pixel is the same")
-    lows, highs = (x if isinstance(x, list | tuple) else [x] for x in (low, high))
+    lows, highs = list_values(low), list_values(high)
     if len(lows) != len(highs) and 1 not in (len(lows), len(highs)):
         raise ValueError(
             f"value_range: in_min has {len(lows)} numbers and in_max {len(highs)}, one a channel"
@@ -114,60 +113,54 @@ def _describe_section(section: Section, error: Exception) -> str:
     return f"{' '.join(str(error).split())}, at character {character}"
 
 
-def _format_signature(factory: Callable[..., Any]) -> str:
+def _format_signature(factory: Callable[..., Op]) -> str:
     parameters = inspect.signature(factory).parameters.values()
     shown = [p for p in parameters if p.name not in ("key", "inkey", "outkey")]
-    return str(inspect.Signature(shown))
+    return str(inspect.Signature([p.replace(annotation=p.empty) for p in shown]))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Argument) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _is_number_or_numbers(value: Any) -> bool:
-    return _is_number(value) or (
-        isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_number, value))
-    )
+def _are_numbers(value: Argument) -> bool:
+    return bool(list_values(value)) and all(map(_is_number, list_values(value)))
 
 
-def _is_level_or_levels(value: Any) -> bool:
-    numbers = value if isinstance(value, list | tuple) else [value] * 3
+def _is_level_or_levels(value: Argument) -> bool:
+    numbers = value if isinstance(value, (list, tuple)) else [value] * 3
     return len(numbers) == 3 and all(_is_number(level) and 0 <= level <= 255 for level in numbers)
 
 
-def _is_divisor(value: Any) -> bool:
-    numbers = value if isinstance(value, list | tuple) else [value]
-    return _is_number_or_numbers(value) and 0 not in numbers
+def _is_divisor(value: Argument) -> bool:
+    return _are_numbers(value) and 0 not in list_values(value)
 
 
-def _is_side(value: Any) -> bool:
+def _is_side(value: Argument) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_size(value: Any) -> bool:
-    if isinstance(value, list | tuple):
+def _is_size(value: Argument) -> bool:
+    if isinstance(value, (list, tuple)):
         return len(value) == 2 and all(map(_is_side, value))
     return value is None or value == 0 or _is_side(value)
 
 
-def _is_given_size(value: Any) -> bool:
+def _is_given_size(value: Argument) -> bool:
     return bool(value) and _is_size(value)
 
 
-def _is_interval(value: Any) -> bool:
+def _is_interval(value: Argument) -> TypeGuard[Sequence[float]]:
     """Return whether these are two numbers above 0, in order."""
-    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
-    return is_pair and 0 < value[0] <= value[1]
+    numbers = [number for number in list_values(value) if _is_number(number)]
+    return len(list_values(value)) == len(numbers) == 2 and 0 < numbers[0] <= numbers[1]
 
 
 # A rule applies to every op with an argument of that name, or to `OP.ARGUMENT` only.
-_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "size": ("a positive side or (height, width)", _is_size),
-    "crop_size": ("a positive side or (height, width)", _is_size),
-    "smaller_size": ("a positive side", _is_side),
-    "longer_size": ("a positive side", _is_side),
-    "depth": ("a positive whole number", _is_side),
-    "num_frames": ("a positive whole number", _is_side),
+_RULES: dict[str, tuple[str, Callable[[Argument], bool]]] = {
+    **dict.fromkeys(("size", "crop_size"), ("a positive side or (height, width)", _is_size)),
+    **dict.fromkeys(("smaller_size", "longer_size"), ("a positive side", _is_side)),
+    **dict.fromkeys(("depth", "num_frames", "width"), ("a positive whole number", _is_side)),
     "method": ("one of " + ", ".join(RESIZE_METHODS), lambda value: value in RESIZE_METHODS),
     "random_resized_crop.method": (
         ", ".join(("one of " + RANDOM_METHOD, *RESIZE_METHODS)),
@@ -184,11 +177,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ratio": ("two numbers above 0, in order", _is_interval),
     "where": ("before, after or both", lambda value: value in ("before", "after", "both")),
     "channels": ("0, 1, 3 or 4", lambda value: value in (0, 1, 3, 4)),
-    "vmin": ("a number", _is_number),
-    "vmax": ("a number", _is_number),
-    "in_min": ("a number or one per channel", _is_number_or_numbers),
-    "in_max": ("a number or one per channel", _is_number_or_numbers),
-    "mean": ("a number or one per channel", _is_number_or_numbers),
+    **dict.fromkeys(("vmin", "vmax"), ("a number", _is_number)),
+    **dict.fromkeys(("in_min", "in_max", "mean"), ("a number or one per channel", _are_numbers)),
     "std": ("a number other than 0 or one per channel", _is_divisor),
     "num_layers": ("a whole number", lambda v: v == 0 or _is_side(v)),
     "magnitude": ("a number from 0 on", lambda v: _is_number(v) and v >= 0),
@@ -196,7 +186,6 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "increasing": ("True or False", lambda v: v in (0, 1)),
     "probability": ("a number, 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
     "max_magnitude": ("a number above 0", lambda v: _is_number(v) and v > 0),
-    "width": ("a positive whole number", _is_side),
     "chain_length": ("a whole number from 0 on", lambda v: v == 0 or _is_side(v)),
     "alpha": ("a number above 0", lambda v: _is_number(v) and v > 0),
     "fill": ("a level of 0 to 255, or one per channel", _is_level_or_levels),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from big_vision.pp.builder import Section, build_op, parse_section, split_sections
-from big_vision.pp.ops_image import CLIP_MEAN, CLIP_STD
-from big_vision.pp.registry import get_op
+from big_vision.pp.ops_image import CLIP_MEAN, CLIP_STD, Numbers
+from big_vision.pp.registry import Arguments, list_values
 from utils.errors import UserError
 
 # The largest value of a uint8 image: what clip_values could clip.
@@ -88,11 +87,10 @@ def _find_range(sections: Sequence[Section], image_key: str) -> FoundRange | Non
         build_op(section)
     for number, section in reversed(list(enumerate(sections))):
         call = parse_section(section)
-        bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
-        bound.apply_defaults()
-        if not _touches(call.name, bound.arguments, image_key):
+        arguments = call.bind()
+        if not _touches(call.name, arguments, image_key):
             continue
-        normalisation = _get_normalisation(call.name, bound.arguments, image_key)
+        normalisation = _get_normalisation(call.name, arguments, image_key)
         if normalisation is None:
             return None
         return FoundRange(number, section.text.strip(), normalisation)
@@ -111,7 +109,7 @@ def _are_equal(first: Normalisation, second: Normalisation) -> bool:
     return True
 
 
-def _touches(name: str, arguments: dict[str, Any], image_key: str) -> bool:
+def _touches(name: str, arguments: Arguments, image_key: str) -> bool:
     """Return whether the op reads or writes the image, judging by its arguments; keep does not."""
     if name == "keep":
         return False
@@ -128,9 +126,7 @@ def _touches(name: str, arguments: dict[str, Any], image_key: str) -> bool:
     return True
 
 
-def _get_normalisation(
-    name: str, arguments: dict[str, Any], image_key: str
-) -> Normalisation | None:
+def _get_normalisation(name: str, arguments: Arguments, image_key: str) -> Normalisation | None:
     """Return the affine constants of a value range on the image; None for other ops."""
     if name not in ("value_range", "vgg_value_range", "clip_value_range"):
         return None
@@ -148,7 +144,7 @@ _RANGE_ARGUMENTS = ("vmin", "vmax", "in_min", "in_max", "clip_values")
 
 
 def _get_range_normalisation(
-    vmin: float, vmax: float, in_min: Any, in_max: Any, clip_values: bool
+    vmin: float, vmax: float, in_min: Numbers, in_max: Numbers, clip_values: bool
 ) -> Normalisation | None:
     lows, highs = _to_floats(in_min), _to_floats(in_max)
     channels = max(len(lows), len(highs))
@@ -164,5 +160,5 @@ def _get_range_normalisation(
     return Normalisation(mean, std)
 
 
-def _to_floats(value: Any) -> tuple[float, ...]:
-    return tuple(float(v) for v in value) if isinstance(value, list | tuple) else (float(value),)
+def _to_floats(value: Numbers) -> tuple[float, ...]:
+    return tuple(map(float, list_values(value)))

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from big_vision.pp import pil
 from big_vision.pp.ops_image import (
+    Size,
     decode_image,
     decode_jpeg_window,
     get_height_width,
     get_jpeg_shape,
 )
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import on_key, on_key_at_random
+from big_vision.pp.registry import RandomTransform, Transform, on_key, on_key_at_random
 from big_vision.tensorflow_setup import tf
 
 CROP_MODES = ("center", "squash")
 # For each example bilinear or bicubic, equally likely: timm's `random`.
 RANDOM_METHOD = "random"
 _TRIES = 10
+# Shape of an image -> its box: (y, x) and (height, width).
+Draw: TypeAlias = "Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]"
 
 
 @on_key_at_random
 def get_random_resized_crop(
-    size, scale=(0.08, 1), ratio=(0.75, 1.3333333333333333), method="bicubic", antialias=True
-):
+    size: Size,
+    scale: Sequence[float] = (0.08, 1),
+    ratio: Sequence[float] = (0.75, 1.3333333333333333),
+    method: str = "bicubic",
+    antialias: bool = True,
+) -> RandomTransform:
     """Apply torchvision's RandomResizedCrop to an image or bytes; of JPEGs only the box is decoded.
 
     Args:
@@ -36,8 +43,8 @@ def get_random_resized_crop(
     """
     height_width = get_height_width(size)
 
-    def random_resized_crop(image, randomness):
-        def draw(shape: Any) -> tuple[Any, Any]:
+    def random_resized_crop(image: tf.Tensor, randomness: Randomness) -> tf.Tensor:
+        def draw(shape: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return draw_resized_box(shape, scale, ratio, randomness)
 
         crop = _decode_box(image, draw) if image.dtype == tf.string else _cut_box(image, draw)
@@ -53,7 +60,13 @@ def get_random_resized_crop(
 
 
 @on_key
-def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode="center"):
+def get_center_crop_pct(
+    size: Size,
+    pct: float = 0.875,
+    method: str = "bicubic",
+    antialias: bool = True,
+    mode: str = "center",
+) -> Transform:
     """Apply timm's evaluation: resize to floor(size / pct), then take the middle.
 
     Args:
@@ -62,7 +75,7 @@ def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode=
     height_width = get_height_width(size)
     least = (math.floor(height_width[0] / pct), math.floor(height_width[1] / pct))
 
-    def center_crop_pct(image):
+    def center_crop_pct(image: tf.Tensor) -> tf.Tensor:
         sides = least if mode == "squash" else _get_resized_sides(image, least)
         resized = pil.resize(image, sides, method, antialias)
         # Halves are rounded to the even number.
@@ -75,8 +88,8 @@ def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode=
 
 
 def draw_resized_box(
-    shape: Any, scale: Sequence[float], ratio: Sequence[float], randomness: Randomness
-) -> tuple[Any, Any]:
+    shape: tf.Tensor, scale: Sequence[float], ratio: Sequence[float], randomness: Randomness
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Draw (y, x) and (height, width), both int32 [2], of torchvision's RandomResizedCrop.
 
     The area and the logarithm of the aspect ratio are uniform; the first of ten boxes that fits
@@ -107,7 +120,7 @@ def draw_resized_box(
     return tf.where(first < _TRIES, begin, (sides - box) // 2), box
 
 
-def _get_resized_sides(image: Any, least: tuple[int, int]) -> Any:
+def _get_resized_sides(image: tf.Tensor, least: tuple[int, int]) -> tf.Tensor:
     """Return int32 [2] sides that keep the aspect ratio and cover `least` (height, width).
 
     torchvision truncates the longer side if `least` is square, else timm rounds it.
@@ -118,20 +131,18 @@ def _get_resized_sides(image: Any, least: tuple[int, int]) -> Any:
     return tf.cast(tf.round(sides / tf.reduce_min(sides / least)), tf.int32)
 
 
-def _decode_box(image: Any, draw: Any) -> Any:
+def _decode_box(image: tf.Tensor, draw: Draw) -> tf.Tensor:
     """Decode the box of encoded bytes to PIL's pixels."""
 
-    def decode_window() -> Any:
+    def decode_window() -> tf.Tensor:
         begin, box = draw(get_jpeg_shape(image))
         return decode_jpeg_window(image, tf.concat([begin, box], axis=0), precise=True)
 
-    def decode_whole() -> Any:
-        return _cut_box(decode_image(image), draw)
-
-    return tf.cond(tf.io.is_jpeg(image), decode_window, decode_whole)
+    is_jpeg = tf.io.is_jpeg(image)
+    return tf.cond(is_jpeg, decode_window, lambda: _cut_box(decode_image(image), draw))
 
 
-def _cut_box(image: Any, draw: Any) -> Any:
+def _cut_box(image: tf.Tensor, draw: Draw) -> tf.Tensor:
     begin, box = draw(tf.shape(image))
     crop = tf.slice(image, tf.concat([begin, [0]], axis=0), tf.concat([box, [-1]], axis=0))
     crop.set_shape([None, None, image.shape[-1]])

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from big_vision.pp.registry import on_key
+import numpy as np
+
+from big_vision.pp.randomness import Randomness
+from big_vision.pp.registry import Argument, Example, Op, Transform, list_values, on_key
 from big_vision.tensorflow_setup import tf
 
+Names = str | Sequence[str] | None
 
-def get_onehot(depth, key="labels", key_result=None, multi=True, on=1.0, off=0.0):
+
+def get_onehot(
+    depth: int,
+    key: str = "labels",
+    key_result: str | None = None,
+    multi: bool = True,
+    on: float = 1.0,
+    off: float = 0.0,
+) -> Op:
     """Convert labels to float32: [depth] for a scalar, one multi-hot [depth] for a list.
 
     multi=False: [n, depth] for a list. A list's label out of range is an error with multi, and a
     row of `off` without.
     """
 
-    def onehot(data, _randomness):
+    def onehot(data: Example, _randomness: Randomness) -> Example:
         labels = tf.cast(data[key], tf.int64)
         if multi and labels.shape.rank > 0:
             hits = tf.scatter_nd(labels[:, None], tf.ones_like(labels, tf.float32), [depth])
@@ -29,63 +41,45 @@ def get_onehot(depth, key="labels", key_result=None, multi=True, on=1.0, off=0.0
     return onehot
 
 
-def get_keep(*keys):
+def get_keep(*keys: str) -> Op:
     """Keep only these keys; absent ones are ignored."""
-
-    def keep(data, _randomness):
-        return {key: value for key, value in data.items() if key in keys}
-
-    return keep
+    return lambda data, _randomness: {key: value for key, value in data.items() if key in keys}
 
 
-def get_drop(*keys):
+def get_drop(*keys: str) -> Op:
     """Drop these keys; absent ones are ignored."""
-
-    def drop(data, _randomness):
-        return {key: value for key, value in data.items() if key not in keys}
-
-    return drop
+    return lambda data, _randomness: {key: value for key, value in data.items() if key not in keys}
 
 
-def get_copy(inkey, outkey):
+def get_copy(inkey: str, outkey: str) -> Op:
     """Copy a value to a second key; nested dicts are copied, tensors shared."""
-
-    def copy(data, _randomness):
-        data[outkey] = _copy_containers(data[inkey])
-        return data
-
-    return copy
+    return lambda data, _randomness: {**data, outkey: _copy_containers(data[inkey])}
 
 
-def get_concat(inkeys, outkey=None, axis=-1):
+def get_concat(inkeys: Sequence[str], outkey: str | None = None, axis: int = -1) -> Op:
     """Join several tensors along an axis, under `outkey` or the first of `inkeys`."""
-
-    def concat(data, _randomness):
-        data[outkey or inkeys[0]] = tf.concat([data[key] for key in inkeys], axis)
-        return data
-
-    return concat
+    return lambda data, _randomness: {
+        **data,
+        outkey or inkeys[0]: tf.concat([data[key] for key in inkeys], axis),
+    }
 
 
-def get_flatten(keys=None):
+def get_flatten(keys: Sequence[str] | None = None) -> Op:
     """Flatten nested dicts to names like `a/b`; `keys` limits which top-level names."""
 
-    def flatten(data, _randomness):
-        flat: dict[str, Any] = {}
+    def flatten(data: Example, _randomness: Randomness) -> Example:
+        flat: Example = {}
         for key, value in data.items():
-            if keys is None or key in keys:
-                _flatten_into(flat, key, value)
-            else:
-                flat[key] = value
+            flat |= _flatten(key, value) if keys is None or key in keys else {key: value}
         return flat
 
     return flatten
 
 
-def get_setdefault(key, value):
+def get_setdefault(key: str, value: Argument) -> Op:
     """Set `value` if the key is missing or its tensor is empty (empty sides become 1)."""
 
-    def setdefault(data, _randomness):
+    def setdefault(data: Example, _randomness: Randomness) -> Example:
         if key not in data:
             data[key] = tf.constant(value)
             return data
@@ -99,16 +93,16 @@ def get_setdefault(key, value):
 
 
 @on_key
-def get_lookup(mapping, npzkey="fnames", sep=None):
+def get_lookup(mapping: str, npzkey: str = "fnames", sep: str | None = None) -> Transform:
     """Look up string(s) in a table in a file; -1 for unknown ones.
 
     The number is the line's (int64); or with `sep` the one after it in lines of `word<sep>number`
     (int32); or the position in the array `npzkey` of an .npz file (int64). The file may be remote.
     """
     words, numbers = _read_table(mapping, npzkey, sep)
-    tables: list[Any] = []
+    tables: list[tf.Tensor] = []
 
-    def lookup(text):
+    def lookup(text: tf.Tensor) -> tf.Tensor:
         if not tables:
             with tf.init_scope():
                 entries = tf.lookup.KeyValueTensorInitializer(
@@ -121,30 +115,24 @@ def get_lookup(mapping, npzkey="fnames", sep=None):
 
 
 @on_key
-def get_squeeze_last_dim():
+def get_squeeze_last_dim() -> Transform:
     """Remove the last axis, which must have length 1."""
-
-    def squeeze_last_dim(value):
-        return tf.squeeze(value, axis=-1)
-
-    return squeeze_last_dim
+    return lambda value: tf.squeeze(value, axis=-1)
 
 
 @on_key
-def get_reshape(new_shape):
+def get_reshape(new_shape: Sequence[int]) -> Transform:
     """Reshape; one side may be -1."""
-
-    def reshape(value):
-        return tf.reshape(value, new_shape)
-
-    return reshape
+    return lambda value: tf.reshape(value, new_shape)
 
 
 @on_key
-def get_pad_to_shape(shape, pad_value=0, where="after"):
+def get_pad_to_shape(
+    shape: Sequence[int | None], pad_value: float = 0, where: str = "after"
+) -> Transform:
     """Pad `before`, `after` or on `both` sides to a shape; None leaves an axis unchanged."""
 
-    def pad_to_shape(value):
+    def pad_to_shape(value: tf.Tensor) -> tf.Tensor:
         assert len(shape) == value.shape.rank, f"{shape} does not fit rank {value.shape.rank}"
         sides = tf.shape(value)
         goal = tf.stack([sides[i] if side is None else side for i, side in enumerate(shape)])
@@ -152,29 +140,34 @@ def get_pad_to_shape(shape, pad_value=0, where="after"):
         before = {"before": missing, "after": missing * 0, "both": missing // 2}[where]
         paddings = tf.stack([before, missing - before], axis=1)
         padded = tf.pad(value, paddings, constant_values=tf.cast(pad_value, value.dtype))
-        static = value.shape.as_list()
-        padded.set_shape(
-            [s if side is None else side for s, side in zip(static, shape, strict=True)]
-        )
+        pairs = zip(value.shape.as_list(), shape, strict=True)
+        padded.set_shape([known if side is None else side for known, side in pairs])
         return padded
 
     return pad_to_shape
 
 
 @on_key
-def get_rag_tensor():
+def get_rag_tensor() -> Transform:
     """Convert to a ragged tensor, so that examples of different length can be batched.
 
     [...] becomes [1, ...], as in big_vision: the second axis is the ragged one.
     """
 
-    def rag_tensor(value):
+    def rag_tensor(value: tf.Tensor) -> tf.Tensor:
+        # pyrefly: ignore[missing-attribute]  # the stub leaves it out
         return tf.RaggedTensor.from_tensor(value[None])
 
     return rag_tensor
 
 
-def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
+def get_choice(
+    n: int | Literal["single"] | Sequence[int] = "single",
+    key: Names = None,
+    fewer_ok: bool = False,
+    inkey: Names = None,
+    outkey: Names = None,
+) -> Op:
     """Choose random entries along the first axis, the same ones for every key.
 
     Args:
@@ -186,7 +179,7 @@ def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
     """
     names = _pair_keys(key, inkey, outkey)
 
-    def choice(data, randomness):
+    def choice(data: Example, randomness: Randomness) -> Example:
         values = {source: tf.convert_to_tensor(data[source]) for source, _ in names}
         length = _get_common_length(values, "choice")
         if n == "single":
@@ -202,7 +195,7 @@ def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
     return choice
 
 
-def get_choice_no_replacement(key=None, inkey=None, outkey=None):
+def get_choice_no_replacement(key: Names = None, inkey: Names = None, outkey: Names = None) -> Op:
     """Choose one entry along the first axis by epoch; each comes once before any repeats.
 
     For an example (its `_id`, a number or string) every block of n epochs, n its number of
@@ -210,11 +203,12 @@ def get_choice_no_replacement(key=None, inkey=None, outkey=None):
     """
     names = _pair_keys(key, inkey, outkey)
 
-    def choice_no_replacement(data, randomness):
+    def choice_no_replacement(data: Example, randomness: Randomness) -> Example:
         values = {source: tf.convert_to_tensor(data[source]) for source, _ in names}
         length = _get_common_length(values, "choice_no_replacement")
         count = tf.cast(length, tf.int64)
-        block, position = tf.unstack([randomness.epoch // count, randomness.epoch % count])
+        epoch = randomness.epoch
+        block, position = tf.unstack([epoch // count, tf.math.floormod(epoch, count)])
         example = _to_number(tf.convert_to_tensor(data["_id"]))
         draws = randomness.for_example(block, example).uniform(length[None])
         picked = tf.argsort(draws)[position]
@@ -225,9 +219,9 @@ def get_choice_no_replacement(key=None, inkey=None, outkey=None):
     return choice_no_replacement
 
 
-def _pair_keys(key: Any, inkey: Any, outkey: Any) -> list[tuple[str, str]]:
+def _pair_keys(key: Names, inkey: Names, outkey: Names) -> list[tuple[str, str]]:
     """Return (source, target) names; `{key}` in a target stands for the source."""
-    sources, targets = _to_names(key or inkey or "image"), _to_names(key or outkey or "image")
+    sources, targets = list_values(key or inkey or "image"), list_values(key or outkey or "image")
     if len(targets) == 1:
         targets = targets * len(sources)
     if len(sources) != len(targets):
@@ -235,11 +229,7 @@ def _pair_keys(key: Any, inkey: Any, outkey: Any) -> list[tuple[str, str]]:
     return [(s, t.replace("{key}", s)) for s, t in zip(sources, targets, strict=True)]
 
 
-def _to_names(value: str | Sequence[str]) -> list[str]:
-    return [value] if isinstance(value, str) else list(value)
-
-
-def _get_common_length(values: dict[str, Any], op: str) -> Any:
+def _get_common_length(values: dict[str, tf.Tensor], op: str) -> tf.Tensor:
     """Return scalar int32: the first side, which must be equal for all."""
     for name, value in values.items():
         assert value.shape.rank != 0, f"{op} needs a list to choose from, but {name!r} is a scalar"
@@ -250,7 +240,9 @@ def _get_common_length(values: dict[str, Any], op: str) -> Any:
     return lengths[0]
 
 
-def _pick_in_order(n: Any, length: Any, fewer_ok: bool, randomness: Any) -> Any:
+def _pick_in_order(
+    n: int | Sequence[int], length: tf.Tensor, fewer_ok: bool, randomness: Randomness
+) -> tf.Tensor:
     """Draw different int32 positions in ascending order."""
     if isinstance(n, int):
         count = tf.constant(n)
@@ -264,13 +256,13 @@ def _pick_in_order(n: Any, length: Any, fewer_ok: bool, randomness: Any) -> Any:
     return tf.sort(order[:count])
 
 
-def _after(checks: Sequence[Any], value: Any) -> Any:
+def _after(checks: Sequence[tf.Operation | None], value: tf.Tensor) -> tf.Tensor:
     """Return the value after the checks have passed (eager checks are None and have passed)."""
     with tf.control_dependencies([check for check in checks if check is not None]):
         return tf.identity(value)
 
 
-def _to_number(identity: Any) -> Any:
+def _to_number(identity: tf.Tensor) -> tf.Tensor:
     """Convert an example's id, a number or a string, to scalar int64."""
     if identity.dtype == tf.string:
         return tf.strings.to_hash_bucket_fast(identity, tf.int64.max)
@@ -283,21 +275,19 @@ def _copy_containers(value: Any) -> Any:
     return value
 
 
-def _flatten_into(flat: dict[str, Any], name: str, value: Any) -> None:
+def _flatten(name: str, value: Any) -> Example:
     if not isinstance(value, dict):
-        flat[name] = value
-        return
-    for key, inner in value.items():
-        _flatten_into(flat, f"{name}/{key}", inner)
+        return {name: value}
+    groups = (_flatten(f"{name}/{key}", inner) for key, inner in value.items())
+    return {key: inner for group in groups for key, inner in group.items()}
 
 
-def _read_table(mapping: str, npzkey: str, sep: str | None) -> tuple[list[str], Any]:
+def _read_table(mapping: str, npzkey: str, sep: str | None) -> tuple[list[str], np.ndarray]:
     """Read words and their numbers, an int32 or int64 array."""
     import fsspec
-    import numpy as np
 
-    opened: Any = fsspec.open(mapping, "rb")
-    with opened as file:
+    system, inner = fsspec.core.url_to_fs(mapping)
+    with system.open(inner, "rb") as file:
         if mapping.endswith(".npz"):
             words = [str(word) for word in np.load(file, allow_pickle=False)[npzkey]]
             return words, np.arange(len(words), dtype=np.int64)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from big_vision.pp import policies
-from big_vision.pp.autoaugment import blend
+from big_vision.pp.autoaugment import GREY, blend
 from big_vision.pp.ops_augment import require_rgb
+from big_vision.pp.ops_image import Numbers
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import on_key_at_random
+from big_vision.pp.registry import RandomTransform, on_key_at_random
 from big_vision.tensorflow_setup import tf
 
-GREY = (128, 128, 128)
 INTERPOLATIONS = ("random", "nearest", "bilinear", "bicubic")
 # Default length of chains of AugMix.
 _LONGEST_CHAIN = 3
@@ -19,22 +17,22 @@ _LONGEST_CHAIN = 3
 
 @on_key_at_random
 def get_timm_randaug(
-    num_layers=2,
-    magnitude=10,
-    mstd=0,
-    increasing=False,
-    probability=0.5,
-    max_magnitude=10,
-    fill=GREY,
-    interpolation="random",
-):
+    num_layers: int = 2,
+    magnitude: float = 10,
+    mstd: float = 0,
+    increasing: bool = False,
+    probability: float = 0.5,
+    max_magnitude: float = 10,
+    fill: Numbers = GREY,
+    interpolation: str = "random",
+) -> RandomTransform:
     """Apply timm's `rand-m9-n2-mstd0.5-inc1`: one of 15 operations, or none, `num_layers` times.
 
     Source: timm 1.0.31, data/auto_augment.py.
     """
     names = policies.RANDAUG
 
-    def timm_randaug(image, randomness):
+    def timm_randaug(image: tf.Tensor, randomness: Randomness) -> tf.Tensor:
         require_rgb(image, "timm_randaug")
         draws = randomness.child(0).uniform([num_layers, 2])
         numbers = tf.cast(draws[:, 0] * len(names), tf.int32)
@@ -49,8 +47,14 @@ def get_timm_randaug(
 
 @on_key_at_random
 def get_augmix(
-    magnitude=3, width=3, chain_length=0, alpha=1.0, mstd=100, fill=GREY, interpolation="random"
-):
+    magnitude: float = 3,
+    width: int = 3,
+    chain_length: int = 0,
+    alpha: float = 1.0,
+    mstd: float = 100,
+    fill: Numbers = GREY,
+    interpolation: str = "random",
+) -> RandomTransform:
     """Apply timm's `augmix-m3-w3`: chains of operations, mixed with each other and the image.
 
     Args:
@@ -61,7 +65,7 @@ def get_augmix(
     """
     names, length = policies.AUGMIX, chain_length or _LONGEST_CHAIN
 
-    def augmix(image, randomness):
+    def augmix(image: tf.Tensor, randomness: Randomness) -> tf.Tensor:
         require_rgb(image, "augmix")
         gammas = _draw_gammas(width + 2, alpha, randomness.child(0))
         weights = gammas[:width] / tf.reduce_sum(gammas[:width])
@@ -84,14 +88,14 @@ def get_augmix(
 
 
 @on_key_at_random
-def get_trivial_augment(fill=0, interpolation="nearest"):
+def get_trivial_augment(fill: Numbers = 0, interpolation: str = "nearest") -> RandomTransform:
     """Apply torchvision's `TrivialAugmentWide`: one of 14 operations with one of 31 strengths.
 
     Source: Mueller and Hutter 2021, arXiv:2103.10158.
     """
     names = tuple(policies.TRIVIAL)
 
-    def trivial_augment(image, randomness):
+    def trivial_augment(image: tf.Tensor, randomness: Randomness) -> tf.Tensor:
         require_rgb(image, "trivial_augment")
         draws = randomness.child(0).uniform([3])
         number = tf.cast(draws[0] * len(names), tf.int32)
@@ -105,14 +109,15 @@ def get_trivial_augment(fill=0, interpolation="nearest"):
 
 def _complete(
     names: tuple[str, ...],
-    numbers: Any,
-    magnitudes: Any,
+    numbers: tf.Tensor,
+    magnitudes: tf.Tensor,
     increasing: bool,
     interpolation: str,
     randomness: Randomness,
 ) -> policies.Layers:
     """Complete operations with arguments, a random direction and an interpolation."""
     count = numbers.shape[0]
+    assert count is not None
     signs = tf.where(randomness.child(2).uniform([count]) < 0.5, -1.0, 1.0)
     signs = tf.cast(signs, tf.float64)
     arguments = policies.choose_arguments(names, numbers, magnitudes, signs, increasing)
@@ -120,18 +125,18 @@ def _complete(
     return policies.Layers(numbers, arguments, chosen)
 
 
-def _choose_interpolations(count: int, name: str, randomness: Randomness) -> Any:
+def _choose_interpolations(count: int, name: str, randomness: Randomness) -> tf.Tensor:
     if name != "random":
         return tf.fill([count], INTERPOLATIONS.index(name) - 1)
     is_cubic = randomness.uniform([count]) < 0.5
     return tf.where(is_cubic, policies.BICUBIC, policies.BILINEAR)
 
 
-def _draw_gammas(count: int, alpha: float, randomness: Randomness) -> Any:
+def _draw_gammas(count: int, alpha: float, randomness: Randomness) -> tf.Tensor:
     """Draw numbers whose shares have a Dirichlet, or for two of them a Beta, distribution."""
     return tf.random.stateless_gamma([count], randomness.key(), alpha) + 1e-30
 
 
-def _spread(fill: Any) -> list[float]:
+def _spread(fill: Numbers) -> list[float]:
     """Return a value for each channel."""
-    return list(fill) if isinstance(fill, list | tuple) else [fill] * 3
+    return [fill] * 3 if isinstance(fill, (int, float)) else [*fill]

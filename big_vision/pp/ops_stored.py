@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from big_vision.pp import pil, policies
 from big_vision.pp.ops_augment import require_rgb
 from big_vision.pp.ops_image import Size, get_height_width
-from big_vision.pp.registry import on_key_at_random
+from big_vision.pp.randomness import Randomness
+from big_vision.pp.registry import RandomTransform, on_key_at_random
 from big_vision.pp.stored_views import ViewForm, ViewTable, draw_view
 from big_vision.tensorflow_setup import tf
 from utils.errors import UserError
 
+# Box, flip, operations, their arguments, box to erase.
+Drawn = tuple[np.ndarray, np.bool_, np.ndarray, np.ndarray, np.ndarray]
 # No operation, in a row.
 NOTHING = 255
 
 
 @on_key_at_random
-def get_stored_view(place, size):
+def get_stored_view(place: str, size: Size) -> RandomTransform:
     """Crop the part of the image that a folder holds for this epoch and example, resized to `size`.
 
     If the folder says so: mirrored, after torchvision's operations, with a black box.
     """
     table = ViewTable(place)
 
-    def stored_view(image, randomness):
+    def stored_view(image: tf.Tensor, randomness: Randomness) -> tf.Tensor:
         form = read_form(table, place, size)
         kinds = (tf.int32, tf.bool, tf.int32, tf.float32, tf.int32)
 
-        def look_up(example: np.ndarray, shape: np.ndarray) -> tuple[Any, ...]:
+        def look_up(example: np.ndarray, shape: np.ndarray) -> Drawn:
             return get_view(table, place, example, shape)
 
         view = tf.numpy_function(look_up, [randomness.example, tf.shape(image)], kinds)
@@ -61,7 +62,9 @@ def read_form(table: ViewTable, place: str, size: Size) -> ViewForm:
     return form
 
 
-def apply_operations(image: Any, form: ViewForm, numbers: Any, arguments: Any) -> Any:
+def apply_operations(
+    image: tf.Tensor, form: ViewForm, numbers: tf.Tensor, arguments: tf.Tensor
+) -> tf.Tensor:
     """Apply torchvision's operations of a view, or those of timm that a seed has drawn."""
     names, way, fill = tuple(policies.TRIVIAL), policies.NEAREST, [0.0] * 3
     if form.rules is not None:
@@ -71,7 +74,7 @@ def apply_operations(image: Any, form: ViewForm, numbers: Any, arguments: Any) -
     return policies.apply_layers(image, names, layers, fill)
 
 
-def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarray) -> tuple:
+def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarray) -> Drawn:
     """Return box, flip, operations, their arguments and the box to erase for an image's shape."""
     row = table.get(int(example[0]), int(example[1]))
     form = table.open().form
@@ -93,7 +96,7 @@ def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarra
     return box, np.bool_(row["flip"]), numbers, arguments, erased
 
 
-def erase(image: Any, box: Any) -> Any:
+def erase(image: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
     """Blacken the box (y, x, height, width)."""
     y, x, height, width = tf.unstack(box)
     rows, columns = tf.range(tf.shape(image)[0]), tf.range(tf.shape(image)[1])

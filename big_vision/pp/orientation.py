@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 from big_vision.tensorflow_setup import tf
 
@@ -16,7 +15,7 @@ _MARKER, _APP1, _ENDS = 0xFF, 0xE1, (0xD9, 0xDA)
 _EXIF = b"Exif\0\0"
 
 
-def read_orientation(encoded: Any) -> Any:
+def read_orientation(encoded: tf.Tensor) -> tf.Tensor:
     """Read the orientation, int32 of 1 to 8; 1 if the bytes have none or are no JPEG."""
     begin = _find_exif(encoded)
     header = _read(encoded, begin, 8)
@@ -31,30 +30,23 @@ def read_orientation(encoded: Any) -> Any:
     return tf.where((begin > 0) & (number >= 1) & (number <= 8), number, UPRIGHT)
 
 
-def turn_upright(image: Any, orientation: Any) -> Any:
+def turn_upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     """Turn and mirror [H, W, C], so that the image is upright."""
-
-    def mirror(axis: int, image: Any) -> Any:
-        return tf.reverse(image, [axis])
-
-    def keep(image: Any) -> Any:
-        return tf.identity(image)
-
-    turned = tf.cond(
-        orientation >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: tf.identity(image)
-    )
+    turned = tf.cond(orientation >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: image)
     turned.set_shape([None, None, image.shape[-1]])
     for axis, numbers in ((1, (2, 3, 6, 7)), (0, (3, 4, 7, 8))):
         is_mirrored = tf.reduce_any(orientation == tf.constant(numbers))
-        branches = functools.partial(mirror, axis, turned), functools.partial(keep, turned)
-        turned = tf.cond(is_mirrored, *branches)
+        mirror = functools.partial(tf.reverse, turned, [axis])
+        turned = tf.cond(is_mirrored, mirror, functools.partial(tf.identity, turned))
     return turned
 
 
-def _find_exif(encoded: Any) -> Any:
+def _find_exif(encoded: tf.Tensor) -> tf.Tensor:
     """Find the offset of the TIFF header in the first segment of EXIF; 0 if it does not exist."""
 
-    def look(offset: Any, _begin: Any, _is_open: Any) -> tuple[Any, Any, Any]:
+    def look(
+        offset: tf.Tensor, _begin: tf.Tensor, _is_open: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         head = _read(encoded, offset, 4 + len(_EXIF))
         length = head[2] * 256 + head[3]
         is_exif = (head[1] == _APP1) & tf.reduce_all(head[4:] == tf.constant(list(_EXIF)))
@@ -64,19 +56,22 @@ def _find_exif(encoded: Any) -> Any:
         step = tf.where(head[1] == _MARKER, 1, 2 + length)
         return offset + step, begin, is_segment & ~is_exif
 
+    def goes_on(_offset: tf.Tensor, _begin: tf.Tensor, is_open: tf.Tensor) -> tf.Tensor:
+        return is_open
+
     start = tf.constant(2), tf.constant(0), tf.io.is_jpeg(encoded)
-    return tf.while_loop(lambda _offset, _begin, is_open: is_open, look, start)[1]
+    return tf.while_loop(goes_on, look, start)[1]
 
 
-def _read(encoded: Any, begin: Any, count: int) -> Any:
+def _read(encoded: tf.Tensor, begin: tf.Tensor, count: int) -> tf.Tensor:
     """Return int32 [count], zeros after the end of the bytes."""
     begin = tf.clip_by_value(begin, 0, tf.strings.length(encoded))
     taken = tf.strings.substr(encoded, begin, count)
     return tf.cast(tf.io.decode_raw(taken, tf.uint8, fixed_length=count), tf.int32)
 
 
-def _join(parts: Any, is_little: Any) -> Any:
+def _join(parts: tf.Tensor, is_little: tf.Tensor) -> tf.Tensor:
     """Combine bytes [..., n] to numbers, in either order."""
     parts = tf.where(is_little, tf.reverse(parts, [-1]), parts)
-    weights = [256**power for power in reversed(range(parts.shape[-1]))]
+    weights = [256**power for power in reversed(range(parts.shape[-1] or 0))]
     return tf.reduce_sum(parts * tf.constant(weights), axis=-1)

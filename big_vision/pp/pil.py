@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from big_vision.pp import autoaugment
 from big_vision.tensorflow_setup import tf
@@ -19,7 +18,7 @@ from big_vision.tensorflow_setup import tf
 _LUMA = (19595, 38470, 7471)
 
 
-def autocontrast(image: Any) -> Any:
+def autocontrast(image: tf.Tensor) -> tf.Tensor:
     """Stretch each channel to 0...255; a flat channel stays."""
     pixels = tf.cast(image, tf.float64)
     low, high = tf.reduce_min(pixels, [0, 1]), tf.reduce_max(pixels, [0, 1])
@@ -28,31 +27,31 @@ def autocontrast(image: Any) -> Any:
     return tf.where(high > low, tf.cast(stretched, tf.uint8), image)
 
 
-def posterize(image: Any, bits: Any) -> Any:
+def posterize(image: tf.Tensor, bits: tf.Tensor | float) -> tf.Tensor:
     """Keep the highest `bits` of each value; 0 leaves black."""
     bits = tf.clip_by_value(tf.cast(bits, tf.int32), 0, 8)
     mask = 256 - tf.bitwise.left_shift(1, 8 - bits)
     return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
 
 
-def solarize(image: Any, threshold: Any) -> Any:
+def solarize(image: tf.Tensor, threshold: tf.Tensor | float) -> tf.Tensor:
     """Invert values from the threshold on; 256 leaves all."""
     is_bright = tf.cast(image, tf.float32) >= tf.cast(threshold, tf.float32)
     return tf.bitwise.bitwise_xor(image, tf.cast(is_bright, tf.uint8) * 255)
 
 
-def color(image: Any, factor: Any) -> Any:
+def color(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change the saturation: 0 is grey, 1 the image."""
     return autoaugment.blend(_to_grey(image), image, factor)
 
 
-def contrast(image: Any, factor: Any) -> Any:
+def contrast(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change the contrast around the mean grey, which is rounded."""
     mean = tf.reduce_mean(tf.cast(_to_grey(image), tf.float64))
     return autoaugment.blend(tf.cast(mean + 0.5, tf.uint8), image, factor)
 
 
-def sharpness(image: Any, factor: Any) -> Any:
+def sharpness(image: tf.Tensor, factor: tf.Tensor | float) -> tf.Tensor:
     """Change the sharpness: 0 is smoothed by a 3x3 kernel (except the border), 1 the image."""
     pixels = tf.cast(image, tf.int32)
     height, width = tf.unstack(tf.shape(image)[:2])
@@ -66,7 +65,9 @@ def sharpness(image: Any, factor: Any) -> Any:
     return autoaugment.blend(tf.concat([image[:1], rows, image[-1:]], axis=0), image, factor)
 
 
-def get_rotation(degrees: Any, height: Any, width: Any) -> list[Any]:
+def get_rotation(
+    degrees: tf.Tensor | float, height: tf.Tensor, width: tf.Tensor
+) -> autoaugment.Matrix:
     """Return the matrix of a rotation about the middle, anticlockwise."""
     angle = -tf.cast(degrees, tf.float32) * (math.pi / 180.0)
     cos, sin = tf.cos(angle), tf.sin(angle)
@@ -74,7 +75,9 @@ def get_rotation(degrees: Any, height: Any, width: Any) -> list[Any]:
     return [cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y]
 
 
-def transform(image: Any, matrix: Any, fill: Sequence[float], interpolation: Any) -> Any:
+def transform(
+    image: tf.Tensor, matrix: tf.Tensor, fill: Sequence[float], interpolation: tf.Tensor
+) -> tf.Tensor:
     """Compute output pixel (x, y) from (a x + b y + c, d x + e y + f) between pixel centres.
 
     Args:
@@ -94,7 +97,9 @@ def transform(image: Any, matrix: Any, fill: Sequence[float], interpolation: Any
     return tf.where(is_inside[..., None], taken, tf.cast(tf.constant(list(fill)), tf.uint8))
 
 
-def resize(image: Any, height_width: Any, method: str, antialias: bool = True) -> Any:
+def resize(
+    image: tf.Tensor, height_width: tuple[int, int] | tf.Tensor, method: str, antialias: bool = True
+) -> tf.Tensor:
     """Resize [H, W, C] as PIL does: along each row, then along each column, rounded after both.
 
     PIL 13 takes columns first if the height shrinks much more than the width. Two to three times as
@@ -108,7 +113,7 @@ def resize(image: Any, height_width: Any, method: str, antialias: bool = True) -
     height, width = height_width if isinstance(height_width, tuple) else tf.unstack(height_width)
     rows, columns, channels = tf.unstack(tf.shape(image))
 
-    def resize_first_axis(pixels: Any, length: int) -> Any:
+    def resize_first_axis(pixels: tf.Tensor, length: int) -> tf.Tensor:
         resized = tf.image.resize(pixels[None, :, None], (length, 1), method, antialias=antialias)
         if not image.dtype.is_integer:
             return resized[0, :, 0]
@@ -123,23 +128,19 @@ def resize(image: Any, height_width: Any, method: str, antialias: bool = True) -
     return tf.cast(resized, image.dtype)
 
 
-def _take_nearest(image: Any, x: Any, y: Any) -> Any:
+def _take_nearest(image: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return _gather(image, tf.cast(tf.floor(x), tf.int32), tf.cast(tf.floor(y), tf.int32))
 
 
-def _take_bilinear(image: Any, x: Any, y: Any) -> Any:
+def _take_bilinear(image: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Sample by four pixels, the border repeated; the result is truncated."""
-
-    def weigh(share: Any) -> list[Any]:
-        return [1.0 - share, share]
-
-    return _take(image, (x, y), 0, weigh)
+    return _take(image, (x, y), 0, lambda share: [1.0 - share, share])
 
 
-def _take_bicubic(image: Any, x: Any, y: Any) -> Any:
+def _take_bicubic(image: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Sample by sixteen pixels, with the kernel of a = -1."""
 
-    def weigh(share: Any) -> list[Any]:
+    def weigh(share: tf.Tensor) -> list[tf.Tensor]:
         square, cube = share * share, share * share * share
         return [
             -share + 2 * square - cube,
@@ -152,8 +153,11 @@ def _take_bicubic(image: Any, x: Any, y: Any) -> Any:
 
 
 def _take(
-    image: Any, points: tuple[Any, Any], first: int, weigh: Callable[[Any], list[Any]]
-) -> Any:
+    image: tf.Tensor,
+    points: tuple[tf.Tensor, tf.Tensor],
+    first: int,
+    weigh: Callable[[tf.Tensor], list[tf.Tensor]],
+) -> tf.Tensor:
     """Sum the pixels around each point, weighted along both axes.
 
     Args:
@@ -164,7 +168,7 @@ def _take(
     start_x, start_y = tf.floor(x), tf.floor(y)
     columns, rows = weigh(x - start_x), weigh(y - start_y)
     left, top = (tf.cast(start, tf.int32) + first for start in (start_x, start_y))
-    total = 0.0
+    total = tf.constant(0.0)
     for number, row in enumerate(rows):
         line = 0.0
         for offset, column in enumerate(columns):
@@ -174,14 +178,14 @@ def _take(
     return tf.cast(tf.clip_by_value(total, 0.0, 255.0), tf.uint8)
 
 
-def _gather(image: Any, x: Any, y: Any) -> Any:
+def _gather(image: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """Return the pixels at whole positions, the nearest ones of the image for those outside."""
     height, width, channels = tf.unstack(tf.shape(image))
     x, y = tf.clip_by_value(x, 0, width - 1), tf.clip_by_value(y, 0, height - 1)
     return tf.gather(tf.reshape(image, [height * width, channels]), y * width + x)
 
 
-def _to_grey(image: Any) -> Any:
+def _to_grey(image: tf.Tensor) -> tf.Tensor:
     """Return [H, W, 1] uint8."""
     summed = tf.reduce_sum(tf.cast(image, tf.int32) * tf.constant(_LUMA), -1, keepdims=True)
     return tf.cast(tf.bitwise.right_shift(summed + 0x8000, 16), tf.uint8)

@@ -6,14 +6,14 @@ An operation has a number, its position in the policy's list of names; -1 leaves
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from big_vision.pp import autoaugment, pil
 from big_vision.pp.randomness import Randomness
 from big_vision.tensorflow_setup import tf
 
 NEAREST, BILINEAR, BICUBIC = range(3)
-_COLOURS: dict[str, Callable[..., Any]] = {
+_COLOURS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "AutoContrast": lambda image, _: pil.autocontrast(image),
     "Equalize": lambda image, _: autoaugment.equalize(image),
     "Invert": lambda image, _: autoaugment.invert(image),
@@ -26,7 +26,7 @@ _COLOURS: dict[str, Callable[..., Any]] = {
     "Sharpness": pil.sharpness,
 }
 # (argument, height, width) -> the six numbers of `pil.transform`.
-_MOVES: dict[str, Callable[..., list[Any]]] = {
+_MOVES: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor], autoaugment.Matrix]] = {
     "ShearX": lambda by, height, width: [1.0, by, 0.0, 0.0, 1.0, 0.0],
     "ShearY": lambda by, height, width: [1.0, 0.0, 0.0, by, 1.0, 0.0],
     "TranslateX": lambda by, height, width: [1.0, 0.0, by, 0.0, 1.0, 0.0],
@@ -67,12 +67,12 @@ class Layers(NamedTuple):
       numbers, arguments: int32 and float32 [layers].
     """
 
-    numbers: Any
-    arguments: Any
-    interpolations: Any  # int32 [layers], of `pil.transform`
+    numbers: tf.Tensor
+    arguments: tf.Tensor
+    interpolations: tf.Tensor  # int32 [layers], of `pil.transform`
 
 
-def get_level_argument(name: str, level: Any, sign: Any, increasing: bool) -> Any:
+def get_level_argument(name: str, level: tf.Tensor, sign: tf.Tensor, increasing: bool) -> tf.Tensor:
     """Return timm's argument of an operation.
 
     Args:
@@ -95,7 +95,7 @@ def get_level_argument(name: str, level: Any, sign: Any, increasing: bool) -> An
 
 def draw_magnitudes(
     count: int, magnitude: float, mstd: float, most: float, randomness: Randomness
-) -> Any:
+) -> tf.Tensor:
     """Draw float64 [count] magnitudes like timm: `mstd` from 100 on is uniform below."""
     if mstd >= 100:
         drawn = magnitude * tf.cast(randomness.uniform([count]), tf.float64)
@@ -108,40 +108,48 @@ def draw_magnitudes(
 
 
 def choose_arguments(
-    names: Sequence[str], numbers: Any, magnitudes: Any, signs: Any, increasing: bool
-) -> Any:
+    names: Sequence[str],
+    numbers: tf.Tensor,
+    magnitudes: tf.Tensor,
+    signs: tf.Tensor,
+    increasing: bool,
+) -> tf.Tensor:
     """Return float32 [layers] arguments of the operations of these numbers."""
     table = [get_level_argument(n, magnitudes / 10.0, signs, increasing) for n in names]
     chosen = tf.gather(tf.stack(table, axis=1), tf.maximum(numbers, 0), batch_dims=1)
     return tf.cast(chosen, tf.float32)
 
 
-def apply_layers(image: Any, names: Sequence[str], layers: Layers, fill: Sequence[float]) -> Any:
+def apply_layers(
+    image: tf.Tensor, names: Sequence[str], layers: Layers, fill: Sequence[float]
+) -> tf.Tensor:
     """Apply operations in turn; the graph holds each kind once, however many there are."""
 
-    def apply_next(layer: Any, image: Any) -> tuple[Any, Any]:
-        number, argument, interpolation = (values[layer] for values in layers)
-        return layer + 1, apply_one(image, names, (number, argument, interpolation), fill)
+    def apply_next(layer: tf.Tensor, image: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return layer + 1, apply_one(image, names, [values[layer] for values in layers], fill)
 
-    count = tf.shape(layers.numbers)[0]
+    def goes_on(layer: tf.Tensor, _image: tf.Tensor) -> tf.Tensor:
+        return layer < count
+
+    count, start = tf.shape(layers.numbers)[0], tf.constant(0)
     _, image = tf.while_loop(
-        lambda layer, _: layer < count,
+        goes_on,
         apply_next,
-        [tf.constant(0), image],
-        shape_invariants=[tf.TensorShape([]), image.shape],
+        [start, image],
+        shape_invariants=[start.shape, image.shape],
         parallel_iterations=1,
     )
     return image
 
 
 def apply_one(
-    image: Any, names: Sequence[str], layer: tuple[Any, Any, Any], fill: Sequence[float]
-) -> Any:
+    image: tf.Tensor, names: Sequence[str], layer: Sequence[tf.Tensor], fill: Sequence[float]
+) -> tf.Tensor:
     """Apply one operation: its number among the names, argument, interpolation."""
     number, argument, interpolation = layer
     height, width = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32))
 
-    def get_branch(name: str) -> Callable[[], Any]:
+    def get_branch(name: str) -> Callable[[], tf.Tensor]:
         change = _COLOURS.get(name)
         return lambda: tf.identity(image) if change is None else change(image, argument)
 
@@ -159,7 +167,7 @@ def apply_one(
     return moved
 
 
-def get_trivial_argument(number: Any, share: Any, is_negative: Any) -> Any:
+def get_trivial_argument(number: tf.Tensor, share: tf.Tensor, is_negative: tf.Tensor) -> tf.Tensor:
     """Return torchvision's argument of an operation of TRIVIAL at a share of its range.
 
     Translations are whole pixels, bits are rounded, and operations on colours get a factor, 1 plus
@@ -168,16 +176,15 @@ def get_trivial_argument(number: Any, share: Any, is_negative: Any) -> Any:
     rows = list(TRIVIAL.values())
     least, greatest = (tf.gather([row[n] for row in rows], number) for n in (0, 1))
     strength = least + share * (greatest - least)
-    strength = tf.where(
-        _is_among(number, ("TranslateX", "TranslateY")), tf.floor(strength), strength
-    )
+    is_shift = _is_among(number, ("TranslateX", "TranslateY"))
+    strength = tf.where(is_shift, tf.floor(strength), strength)
     strength = tf.where(_is_among(number, ("Posterize",)), tf.round(strength), strength)
     has_sign = tf.gather([row[2] for row in rows], number)
     strength = tf.where(has_sign & is_negative, -strength, strength)
     # An image that moves to the right reads its pixels from the left.
-    strength = tf.where(_is_among(number, ("TranslateX", "TranslateY")), -strength, strength)
+    strength = tf.where(is_shift, -strength, strength)
     return tf.where(_is_among(number, _ENHANCING), 1.0 + strength, strength)
 
 
-def _is_among(number: Any, names: Sequence[str]) -> Any:
+def _is_among(number: tf.Tensor, names: Sequence[str]) -> tf.Tensor:
     return tf.gather([name in names for name in TRIVIAL], number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Sequence
 
 from big_vision.tensorflow_setup import tf
 
@@ -17,13 +17,15 @@ class Randomness:
     independent streams. It costs one addition in the graph.
     """
 
-    def __init__(self, seed: int, position: int, example: Any, path: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, seed: int, position: int, example: tf.Tensor, path: Sequence[int] = ()
+    ) -> None:
         """Args: example: int64 [2] tensor (epoch, index)."""
         self.example = example
         self._origin = (seed, position, *path)
 
     @property
-    def epoch(self) -> Any:
+    def epoch(self) -> tf.Tensor:
         return self.example[0]
 
     def child(self, number: int) -> Randomness:
@@ -31,20 +33,22 @@ class Randomness:
         seed, position, *path = self._origin
         return Randomness(seed, position, self.example, (*path, number))
 
-    def for_example(self, first: Any, second: Any) -> Randomness:
+    def for_example(self, first: tf.Tensor, second: tf.Tensor) -> Randomness:
         """Return the op's numbers for another pair of scalar int64 in place of (epoch, index)."""
         seed, position, *path = self._origin
         return Randomness(seed, position, tf.stack([first, second]), tuple(path))
 
-    def key(self) -> Any:
+    def key(self) -> tf.Tensor:
         """Return the int64 [2] seed of a `tf.random.stateless_*` op; use it for one draw only."""
         return self.example + get_constant(self._origin)
 
-    def uniform(self, shape: Any = (), low: float = 0.0, high: float = 1.0) -> Any:
+    def uniform(
+        self, shape: tf.Tensor | Sequence[int] = (), low: float = 0.0, high: float = 1.0
+    ) -> tf.Tensor:
         """Draw float32 in [low, high); the one draw of this object."""
         return tf.random.stateless_uniform(shape, self.key(), low, high, alg="philox")
 
-    def integers(self, limits: Any) -> Any:
+    def integers(self, limits: tf.Tensor) -> tf.Tensor:
         """Draw an int32 in [0, limit) for each element of `limits`, an int32 [n] tensor."""
         draws = tf.random.stateless_uniform(
             tf.shape(limits), self.key(), 0, tf.int32.max, tf.int32, alg="philox"

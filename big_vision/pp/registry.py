@@ -5,73 +5,60 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from big_vision.pp.randomness import Randomness
 from big_vision.tensorflow_setup import tf
 from utils.registry import Registry
 
 PREFIX = "preprocess_ops."
+# Names of ops by the module that holds their factories, `get_NAME`.
+_NAMES = {
+    "ops_augment": "autoaugment color_jitter gray_blur_solarize randaug three_augment",
+    "ops_crops": "center_crop_pct random_resized_crop",
+    "ops_general": (
+        "choice choice_no_replacement concat copy drop flatten keep lookup onehot pad_to_shape "
+        "rag_tensor reshape setdefault squeeze_last_dim"
+    ),
+    "ops_image": (
+        "central_crop clip_value_range convert_to_video decode decode_jpeg_and_inception_crop "
+        "decode_jpeg_scaled_and_inception_crop flip_lr inception_crop random_crop resize "
+        "resize_long resize_small upright value_range vgg_value_range"
+    ),
+    "ops_policies": "augmix timm_randaug trivial_augment",
+    "ops_stored": "stored_view",
+}
 OPS = Registry(
     "preprocessing op",
-    {
-        "autoaugment": "big_vision.pp.ops_augment:get_autoaugment",
-        "color_jitter": "big_vision.pp.ops_augment:get_color_jitter",
-        "gray_blur_solarize": "big_vision.pp.ops_augment:get_gray_blur_solarize",
-        "randaug": "big_vision.pp.ops_augment:get_randaug",
-        "three_augment": "big_vision.pp.ops_augment:get_three_augment",
-        "center_crop_pct": "big_vision.pp.ops_crops:get_center_crop_pct",
-        "random_resized_crop": "big_vision.pp.ops_crops:get_random_resized_crop",
-        "choice": "big_vision.pp.ops_general:get_choice",
-        "choice_no_replacement": "big_vision.pp.ops_general:get_choice_no_replacement",
-        "concat": "big_vision.pp.ops_general:get_concat",
-        "copy": "big_vision.pp.ops_general:get_copy",
-        "drop": "big_vision.pp.ops_general:get_drop",
-        "flatten": "big_vision.pp.ops_general:get_flatten",
-        "keep": "big_vision.pp.ops_general:get_keep",
-        "lookup": "big_vision.pp.ops_general:get_lookup",
-        "onehot": "big_vision.pp.ops_general:get_onehot",
-        "pad_to_shape": "big_vision.pp.ops_general:get_pad_to_shape",
-        "rag_tensor": "big_vision.pp.ops_general:get_rag_tensor",
-        "reshape": "big_vision.pp.ops_general:get_reshape",
-        "setdefault": "big_vision.pp.ops_general:get_setdefault",
-        "squeeze_last_dim": "big_vision.pp.ops_general:get_squeeze_last_dim",
-        "central_crop": "big_vision.pp.ops_image:get_central_crop",
-        "clip_value_range": "big_vision.pp.ops_image:get_clip_value_range",
-        "convert_to_video": "big_vision.pp.ops_image:get_convert_to_video",
-        "decode": "big_vision.pp.ops_image:get_decode",
-        "decode_jpeg_and_inception_crop": (
-            "big_vision.pp.ops_image:get_decode_jpeg_and_inception_crop"
-        ),
-        "decode_jpeg_scaled_and_inception_crop": (
-            "big_vision.pp.ops_image:get_decode_jpeg_scaled_and_inception_crop"
-        ),
-        "flip_lr": "big_vision.pp.ops_image:get_flip_lr",
-        "inception_crop": "big_vision.pp.ops_image:get_inception_crop",
-        "random_crop": "big_vision.pp.ops_image:get_random_crop",
-        "resize": "big_vision.pp.ops_image:get_resize",
-        "resize_long": "big_vision.pp.ops_image:get_resize_long",
-        "resize_small": "big_vision.pp.ops_image:get_resize_small",
-        "upright": "big_vision.pp.ops_image:get_upright",
-        "value_range": "big_vision.pp.ops_image:get_value_range",
-        "vgg_value_range": "big_vision.pp.ops_image:get_vgg_value_range",
-        "augmix": "big_vision.pp.ops_policies:get_augmix",
-        "timm_randaug": "big_vision.pp.ops_policies:get_timm_randaug",
-        "trivial_augment": "big_vision.pp.ops_policies:get_trivial_augment",
-        "stored_view": "big_vision.pp.ops_stored:get_stored_view",
-    },
+    {op: f"big_vision.pp.{room}:get_{op}" for room, ops in _NAMES.items() for op in ops.split()},
 )
 
-# A factory's result: takes the example (a dict that it may change) and the op's Randomness.
-Apply = Callable[[dict[str, Any], Any], dict[str, Any]]
+# An example on its way through tf.data and the ops: tensors by the names of the features, and
+# dicts of them for groups of features.
+Example = dict[str, Any]
+# A factory's result: takes the example, which it may change, and its random numbers.
+Op = Callable[[Example, Randomness], Example]
+Transform: TypeAlias = "Callable[[tf.Tensor], tf.Tensor]"
+RandomTransform: TypeAlias = "Callable[[tf.Tensor, Randomness], tf.Tensor]"
+T = TypeVar("T")
+# An argument as it may be written in a string, and an op's arguments by their names.
+Argument: TypeAlias = "int | float | str | bytes | Sequence[Argument] | None"
+Arguments = dict[str, Any]
 
 
 class OpCall(NamedTuple):
     """One op as written: its name and its literal arguments."""
 
     name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+
+    def bind(self) -> Arguments:
+        """Return all arguments by name, defaults included; KeyError for an unknown op."""
+        bound = inspect.signature(get_op(self.name)).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
 
 
 def parse_call(text: str) -> OpCall:
@@ -93,7 +80,7 @@ def parse_call(text: str) -> OpCall:
     return OpCall(_get_dotted_name(node.func), args, kwargs)
 
 
-def get_op(name: str) -> Callable[..., Apply]:
+def get_op(name: str) -> Callable[..., Op]:
     """Return the factory of an op.
 
     Raises:
@@ -104,7 +91,7 @@ def get_op(name: str) -> Callable[..., Apply]:
     return OPS.get(name)
 
 
-def on_key(factory: Callable[..., Callable[[Any], Any]]) -> Callable[..., Apply]:
+def on_key(factory: Callable[..., Transform]) -> Callable[..., Op]:
     """Let a factory of `transform(tensor)` read one key of the example and write one.
 
     Adds the keyword-only arguments `key`, `inkey` and `outkey`; `key` overrides the other two.
@@ -112,37 +99,42 @@ def on_key(factory: Callable[..., Callable[[Any], Any]]) -> Callable[..., Apply]
     return _wrap(factory, lambda transform, value, _randomness: transform(value))
 
 
-def on_key_at_random(factory: Callable[..., Callable[[Any, Any], Any]]) -> Callable[..., Apply]:
+def on_key_at_random(factory: Callable[..., RandomTransform]) -> Callable[..., Op]:
     """Do as `on_key`, for a factory of `transform(tensor, randomness)`."""
     return _wrap(factory, lambda transform, value, randomness: transform(value, randomness))
 
 
 def _wrap(
-    factory: Callable[..., Any], call: Callable[[Any, Any, Any], Any]
-) -> Callable[..., Apply]:
-    def build(*args, key=None, inkey="image", outkey="image", **kwargs) -> Apply:
+    factory: Callable[..., T], call: Callable[[T, tf.Tensor, Randomness], tf.Tensor]
+) -> Callable[..., Op]:
+    def build(
+        *args: Argument,
+        key: str | None = None,
+        inkey: str = "image",
+        outkey: str = "image",
+        **kwargs: Argument,
+    ) -> Op:
         transform = factory(*args, **kwargs)
         source, target = key or inkey, key or outkey
 
-        def apply(data: dict[str, Any], randomness: Any) -> dict[str, Any]:
-            data[target] = call(transform, _to_tensor(data[source]), randomness)
+        def apply(data: Example, randomness: Randomness) -> Example:
+            is_ragged = isinstance(data[source], tf.RaggedTensor)
+            value = data[source] if is_ragged else tf.convert_to_tensor(data[source])
+            data[target] = call(transform, value, randomness)
             return data
 
         return apply
 
-    word = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
-    signature = inspect.signature(factory)
+    names = [p for p in inspect.signature(build).parameters.values() if p.kind is p.KEYWORD_ONLY]
     built: Any = functools.wraps(factory)(build)
-    built.__signature__ = signature.replace(
-        parameters=[
-            *signature.parameters.values(),
-            word("key", default=None),
-            word("inkey", default="image"),
-            word("outkey", default="image"),
-        ],
-        return_annotation=inspect.Signature.empty,
-    )
+    parameters = inspect.signature(factory).parameters.values()
+    built.__signature__ = inspect.Signature([*parameters, *names])
     return built
+
+
+def list_values(value: Any) -> list[Any]:
+    """Return the values of a list or tuple; another value alone."""
+    return [*value] if isinstance(value, (list, tuple)) else [value]
 
 
 def _get_dotted_name(node: ast.expr) -> str:
@@ -151,7 +143,3 @@ def _get_dotted_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_get_dotted_name(node.value)}.{node.attr}"
     raise ValueError(f"only a name can be called, not {ast.unparse(node)!r}")
-
-
-def _to_tensor(value: Any) -> Any:
-    return value if isinstance(value, tf.RaggedTensor) else tf.convert_to_tensor(value)

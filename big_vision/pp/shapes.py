@@ -6,13 +6,11 @@ example is None; if an op's effect is unknown, so is the whole shape.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from big_vision.pp.builder import Section, parse_section, split_sections
 from big_vision.pp.ops_image import get_height_width
-from big_vision.pp.registry import OpCall, get_op
+from big_vision.pp.registry import Arguments, list_values
 from utils.errors import UserError
 
 # Sides of a tensor; () is an encoded image, None if nothing is known.
@@ -59,7 +57,7 @@ def _follow(
 ) -> dict[str, Shape]:
     """Return shapes by name after one op."""
     call = parse_section(section)
-    arguments = _bind(call)
+    arguments = call.bind()
     if call.name in ("keep", "drop"):
         named = arguments["keys"]
         return {name: v for name, v in shapes.items() if (name in named) == (call.name == "keep")}
@@ -83,51 +81,45 @@ def _follow(
     return shapes | {written: rule(before, arguments)}
 
 
-def _bind(call: OpCall) -> dict[str, Any]:
-    bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _get_keys(arguments: dict[str, Any]) -> tuple[Any, Any]:
+def _get_keys(arguments: Arguments) -> tuple[str, str]:
     """Return the names that an op reads and writes."""
     key = arguments.get("key")
-    return key or arguments.get("inkey"), key or arguments.get("outkey")
+    return key or arguments.get("inkey", ""), key or arguments.get("outkey", "")
 
 
-def _get_words(arguments: dict[str, Any]) -> set[str]:
+def _get_words(arguments: Arguments) -> set[str]:
     """Return all names that an op may touch, judging by its arguments."""
-    values = [v if isinstance(v, list | tuple) else [v] for v in arguments.values()]
-    words = {word for value in values for word in value if isinstance(word, str)}
+    values = (value for held in arguments.values() for value in list_values(held))
+    words = {word for word in values if isinstance(word, str)}
     return words | {"image"} if "inkey" in arguments else words
 
 
-def _decode(source: Sides, arguments: dict[str, Any]) -> Sides:
+def _decode(source: Sides, arguments: Arguments) -> Sides:
     return (*source[:2], arguments["channels"] or source[2])
 
 
-def _decode_box(_source: Sides, arguments: dict[str, Any]) -> Shape:
+def _decode_box(_source: Sides, arguments: Arguments) -> Shape:
     return _box((None, None, 3), arguments)
 
 
-def _box(shape: Sides, arguments: dict[str, Any]) -> Shape:
+def _box(shape: Sides, arguments: Arguments) -> Shape:
     """Return the shape of a random box, resized if it has a size."""
     size = arguments["size"]
     return (*get_height_width(size), shape[2]) if size else (None, None, shape[2])
 
 
-def _resize(shape: Sides, arguments: dict[str, Any]) -> Shape:
+def _resize(shape: Sides, arguments: Arguments) -> Shape:
     return (*get_height_width(arguments["size"]), shape[2])
 
 
-def _resize_square(shape: Sides, arguments: dict[str, Any]) -> Shape:
+def _resize_square(shape: Sides, arguments: Arguments) -> Shape:
     """Return the resized shape, whose other side is known only for a square image."""
     side = arguments.get("smaller_size") or arguments.get("longer_size")
     is_square = shape[0] is not None and shape[0] == shape[1]
     return (side, side, shape[2]) if is_square else (None, None, shape[2])
 
 
-def _crop(shape: Sides, arguments: dict[str, Any]) -> Shape:
+def _crop(shape: Sides, arguments: Arguments) -> Shape:
     size = arguments["crop_size"]
     if size:
         return (*get_height_width(size), shape[2])
@@ -136,50 +128,41 @@ def _crop(shape: Sides, arguments: dict[str, Any]) -> Shape:
     return (smallest, smallest, shape[2])
 
 
-def _pad(shape: Sides, arguments: dict[str, Any]) -> Shape:
+def _pad(shape: Sides, arguments: Arguments) -> Shape:
     wanted: Sequence[int | None] = arguments["shape"]
     if len(wanted) != len(shape):
         return None
     return tuple(now if side is None else side for now, side in zip(shape, wanted, strict=True))
 
 
-def _reshape(_shape: Sides, arguments: dict[str, Any]) -> Shape:
+def _reshape(_shape: Sides, arguments: Arguments) -> Shape:
     wanted = arguments["new_shape"]
     return tuple(side if side > 0 else None for side in wanted)
 
 
-def _keep(shape: Sides, _arguments: dict[str, Any]) -> Shape:
+def _keep(shape: Sides, _arguments: Arguments) -> Shape:
     return shape
 
 
-def _turn(source: Sides, arguments: dict[str, Any]) -> Shape:
+def _turn(source: Sides, arguments: Arguments) -> Shape:
     """Return the turned shape, whose sides are known only for a square image."""
     height, width, channels = _decode(source, arguments)
     return (height, width, channels) if height == width else (None, None, channels)
 
 
-_DECODERS = (
-    "decode",
-    "upright",
-    "decode_jpeg_and_inception_crop",
-    "decode_jpeg_scaled_and_inception_crop",
-)
+JPEG_OPS = ("decode_jpeg_and_inception_crop", "decode_jpeg_scaled_and_inception_crop")
+_DECODERS = ("decode", "upright", *JPEG_OPS)
 # They turn encoded images into three channels.
 _TAKES_BOTH = ("random_resized_crop",)
-_RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
+_RULES: dict[str, Callable[[Sides, Arguments], Shape]] = {
     "decode": _decode,
     "upright": _turn,
-    "decode_jpeg_and_inception_crop": _decode_box,
-    "decode_jpeg_scaled_and_inception_crop": _decode_box,
+    **dict.fromkeys(JPEG_OPS, _decode_box),
     "inception_crop": _box,
     "random_resized_crop": _box,
-    "resize": _resize,
-    "center_crop_pct": _resize,
-    "stored_view": _resize,
-    "resize_small": _resize_square,
-    "resize_long": _resize_square,
-    "random_crop": _crop,
-    "central_crop": _crop,
+    **dict.fromkeys(("resize", "center_crop_pct", "stored_view"), _resize),
+    **dict.fromkeys(("resize_small", "resize_long"), _resize_square),
+    **dict.fromkeys(("random_crop", "central_crop"), _crop),
     "pad_to_shape": _pad,
     "reshape": _reshape,
     "squeeze_last_dim": lambda shape, _arguments: shape[:-1],

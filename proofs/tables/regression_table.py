@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from big_vision.input.rows.arrays import VectorSelection
 from big_vision.input.source import Role
 from datasets import create_source
 from proofs.study import frame as study
@@ -116,8 +117,9 @@ def fit_sklearn(model: str, name: str, seed: int) -> float:
 
 def read_rows(config: RunConfig, role: Role) -> tuple[np.ndarray, np.ndarray]:
     """Read inputs and targets of a run's split."""
-    rows = create_source(config.data).select(role).rows
-    return rows.inputs, rows.targets
+    selection = create_source(config.data).select(role)
+    assert isinstance(selection, VectorSelection)
+    return selection.rows.inputs, selection.rows.targets
 
 
 def create_sklearn(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from big_vision.input.images.labelled import ImageFacts
-from big_vision.input.source import require_facts
+from big_vision.input.source import Role, require_facts
 from datasets import describe_dataset
 from losses.tasks.classes import ClassLoss, create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
@@ -92,7 +92,7 @@ class ClassifyCheck(TaughtCheck):
             )
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.num_classes = self._choose_classes()
-        names = self.dataset.examples["eval"].class_names
+        names = self._get_images("eval").class_names
         self.class_names = names if names and len(names) == self.num_classes else None
         self.model_arguments = {"num_classes": self.num_classes}
         if self.class_names is not None:
@@ -109,9 +109,8 @@ class ClassifyCheck(TaughtCheck):
         return {"num_classes": self.num_classes}
 
     def _choose_classes(self) -> int:
-        config, dataset = self.config, self.dataset
-        images = require_facts(dataset.examples["train"], ImageFacts, config.data.source)
-        if images.several_labels or dataset.examples["eval"].several_labels:
+        config, images = self.config, self._get_images("train")
+        if images.several_labels or self._get_images("eval").several_labels:
             raise UserError(
                 f"data.label_key ({config.data.label_key}) holds lists of labels, but train.task="
                 "classify needs one class each; use another key, set train.task=multilabel, or "
@@ -135,6 +134,9 @@ class ClassifyCheck(TaughtCheck):
             text = "model.num_classes (%d) exceeds the %d classes of %s: %d outputs have no example"
             get_logger().warning(text, classes, dataset_classes, name, unused)
         return classes
+
+    def _get_images(self, role: Role) -> ImageFacts:
+        return require_facts(self.dataset.examples[role], ImageFacts, self.config.data.source)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         check_micro_batch(self.config, self.losses, examples, devices)

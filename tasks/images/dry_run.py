@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from big_vision.input.images.labelled import ImageFacts
 from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
 from models.features import get_feature_shapes
@@ -30,7 +31,8 @@ _PHOTO_CHANNELS = 3
 
 def get_image_shapes(facts: DatasetFacts) -> ImageShapes:
     """Return the images' shapes by role, from the strings and the dataset's metadata."""
-    return {role: facts.examples[role].image_shape for role in _PP_KEYS}
+    images = {role: facts.examples[role] for role in _PP_KEYS}
+    return {role: i.image_shape for role, i in images.items() if isinstance(i, ImageFacts)}
 
 
 def describe_images(shapes: ImageShapes) -> str:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TypeAlias
 
 from tasks.teachers.cache import DTYPES
-from utils.programs import CommandLine, create_program_parser
+from utils.programs import CommandLine, ProgramParser, create_program_parser
 
+Commands: TypeAlias = "argparse._SubParsersAction[ProgramParser]"
 _WRITE = """Run the teachers of a run once and store their outputs for training.
 
 The stream of examples (order, crop, flip, mixup; windows of text) is a function of seed, epoch and
@@ -40,7 +42,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_write(commands: argparse._SubParsersAction) -> None:
+def _add_write(commands: Commands) -> None:
     text = "run a run's teachers once and store their outputs"
     form = {"formatter_class": argparse.RawDescriptionHelpFormatter, "epilog": f"{_KEYS}."}
     parser = commands.add_parser("write", help=text, description=_WRITE, **form)
@@ -60,7 +62,7 @@ def _add_write(commands: argparse._SubParsersAction) -> None:
     add("--plan", action="store_true", help="print sizes and stop")
 
 
-def _add_readers(commands: argparse._SubParsersAction) -> None:
+def _add_readers(commands: Commands) -> None:
     parser = commands.add_parser("info", help="the card of a cache: its teachers and errors")
     parser.add_argument("cache", help=_CACHE)
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -79,7 +81,7 @@ def _add_readers(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run="tools.cache.verifying:verify", takes_keys=True)
 
 
-def _add_rewriters(commands: argparse._SubParsersAction) -> None:
+def _add_rewriters(commands: Commands) -> None:
     text = "parts of several machines, or several teachers' outputs for one stream, as one cache"
     parser = commands.add_parser("merge", help=text)
     parser.add_argument("caches", nargs="+", help="directories or URLs")
@@ -97,7 +99,7 @@ def _add_rewriters(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run="tools.cache.rewriting:cut", takes_keys=False, config="")
 
 
-def _add_import(commands: argparse._SubParsersAction) -> None:
+def _add_import(commands: Commands) -> None:
     text = "published outputs (ImageNet+, TinyViT) as a cache, with the views of the images"
     epilog = f"{_KEYS}; its data.train_pp shows the views by stored_view."
     parser = commands.add_parser("import", help=text, epilog=epilog)

@@ -18,7 +18,8 @@ def find_damage(path: str, workers: int = 1) -> list[str]:
     folder = open_folder(path)
     manifest = read_manifest(folder)
     shape, writers = read_shape(manifest), manifest["writers"]
-    facts, files = read_facts(folder, shape, writers), []
+    facts = read_facts(folder, shape, writers)
+    files: list[Expected] = []
     for number, name in enumerate(list_files(shape, writers)):
         rows = shape.count_steps(number // writers) * (shape.global_batch_size // writers)
         checksum = facts.get(name, {}).get("crc32c", "none noted")

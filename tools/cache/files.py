@@ -18,7 +18,7 @@ class Expected(NamedTuple):
 
     name: str
     size: int
-    checksum: object
+    checksum: int | str
 
 
 def find_faults(path: str, files: Sequence[Expected], workers: int = 1) -> list[str]:

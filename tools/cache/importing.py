@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ import torch
 from big_vision.input.order import ShardSpec
 from big_vision.input.source import Reading
 from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, ViewFacts, describe_views
-from datasets import create_loader, create_source
+from datasets import ImageBatch, create_loader, create_source
 from job.check import check
 from store.lineage.ancestors import CACHE, LINEAGE_FILE, Ancestor, format_note
 from tasks.teachers.cache.by_example import describe_images, find_views
@@ -40,6 +40,7 @@ from tools.cache.seeded import SeededFiles
 from utils.config.distill import DistillSection
 from utils.config.load import change, load_config
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.programs import get_run_flags
 from utils.runtime.launcher import create_runtime
 from utils.storage.json_files import write_json
@@ -220,7 +221,7 @@ class _Target:
                     self._write_progress(lot + 1)
         self._publish_views()
 
-    def write(self, stream: dict, class_names: Sequence[str] | None) -> None:
+    def write(self, stream: JsonObject, class_names: Sequence[str] | None) -> None:
         """Write the manifest and each epoch's file."""
         lot = self._shape.global_batch_size
         further = {"layout": BY_EXAMPLE, "examples": len(self._ids), "rows_per_step": lot}
@@ -294,12 +295,13 @@ def score(job: Job, out: Path) -> dict[str, float | str]:
     """
     data = job.config.data
     known = job.config.model.known_sizes
-    loader: Any = create_loader(data, "train", seed=job.config.train.seed, known=known)
+    loader = create_loader(data, "train", seed=job.config.train.seed, known=known)
     cache = TeacherCache(out, batch=data.global_batch_size)
     right = total = 0
     with contextlib.closing(cache), contextlib.closing(loader):
         count = min(_SCORED_BATCHES, loader.batches_per_epoch)
         for step, batch in zip(range(count), loader.batches(), strict=False):
+            assert isinstance(batch, ImageBatch)
             best = cache.read(step, batch.indices)["cache_indices0"][:, 0]
             right += int((best == batch.labels).sum())
             total += len(best)

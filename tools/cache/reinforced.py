@@ -16,7 +16,7 @@ import pickle
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ _KNOWN = {
     "random_resized_crop": {"size", "scale", "ratio"},
     "rand_augment": {"p", "num_ops", "magnitude", "num_magnitude_bins"},
 }
+# A part of a row of views, and a sample's parameters, of one image or of a mixed pair.
+View = bool | tuple[float, ...]
+Samples = Sequence[Any] | dict[str, Sequence[Any]]
 _FACTORS = ("Brightness", "Color", "Contrast", "Sharpness")
 # A probability of 0 has no logarithm; this is the smallest normal float32.
 _LEAST = 1e-38
@@ -103,7 +106,7 @@ class ReinforcedFiles:
                 ) from error
         return views, outputs
 
-    def _read_view(self, params: Any) -> tuple:
+    def _read_view(self, params: Samples) -> tuple[View, ...]:
         """Convert the parameters of a sample to a row of `ViewForm.row_dtype`."""
         drawn = [name for name in _DRAWN if name in self._augmentation]
         if isinstance(params, dict):  # of the image, and of a second one that was not used
@@ -111,7 +114,7 @@ class ReinforcedFiles:
         else:
             values = dict(zip(drawn, params, strict=True))
         box, flip = values["random_resized_crop"], values.get("random_horizontal_flip")
-        row: list[object] = [tuple(map(int, box)), bool(flip)]
+        row: list[View] = [tuple(map(int, box)), bool(flip)]
         if self.form.layers:
             row += _read_operations(values["rand_augment"], self.form.layers)
         if self.form.erased:
@@ -149,10 +152,10 @@ def read_plain(path: Path) -> Any:
 class _PlainUnpickler(pickle.Unpickler):
     """An unpickler that creates no object of any class: files may name arbitrary code."""
 
-    def find_class(self, module: str, name: str) -> object:
+    def find_class(self, module: str, name: str) -> Never:
         raise pickle.UnpicklingError(f"it contains {module}.{name}")
 
-    def persistent_load(self, pid: object) -> object:
+    def persistent_load(self, pid: object) -> Never:
         raise pickle.UnpicklingError("it contains tensors")
 
 
@@ -186,14 +189,13 @@ def _find_form(augmentation: JsonMapping, path: str) -> ViewForm:
     sides = (size, size) if isinstance(size, int) else tuple(size or ())
     if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
         raise UserError(f"{path!r}: size of random_resized_crop must be one or two sides: {size!r}")
-    erased, form = "random_erase" in augmentation, {}
-    if "rand_augment" in augmentation:
-        form["layers"] = int(augmentation["rand_augment"].get("num_ops", 2))
-    return ViewForm(sides, erased=erased, **form)
+    drawn = augmentation.get("rand_augment")
+    layers = 0 if drawn is None else int(drawn.get("num_ops", 2))
+    return ViewForm(sides, layers=layers, erased="random_erase" in augmentation)
 
 
 def _read_operations(
-    operations: Sequence[tuple[Any, float]] | None, layers: int
+    operations: Sequence[tuple[str | int, float]] | None, layers: int
 ) -> list[tuple[float, ...]]:
     """Convert torchvision's operations and strengths to the numbers and arguments of a view."""
     if operations is None:

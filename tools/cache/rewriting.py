@@ -28,7 +28,7 @@ from tools.cache.card import SCORES, get_facts_name, list_files, make_card, read
 from tools.cache.damage import find_damage
 from tools.cache.directory import CacheDirectory, copy_files
 from utils.errors import UserError
-from utils.json_types import JsonMapping
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.folder import Folder
 from utils.storage.local import LocalFolder
 from utils.storage.places import open_folder
@@ -99,7 +99,7 @@ def _finish(folders: Sequence[Folder], target: CacheDirectory) -> None:
     hashes = {name for column in columns for name in column.teacher.split("+")}
     if ancestors := choose_taught(join_notes(read_note(folder) for folder in folders), hashes):
         local.write_text(LINEAGE_FILE, format_note(ancestors))
-    scores: dict[str, object] = {}
+    scores: JsonObject = {}
     for folder in folders:
         scores |= read_scores(folder)
     if scores:
@@ -108,7 +108,7 @@ def _finish(folders: Sequence[Folder], target: CacheDirectory) -> None:
     target.send_all()
 
 
-def _describe_difference(left: object, right: object) -> str:
+def _describe_difference(left: JsonValue, right: JsonValue) -> str:
     if isinstance(left, dict) and isinstance(right, dict):
         for key in sorted(left.keys() | right.keys()):
             if left.get(key) != right.get(key):

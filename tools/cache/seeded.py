@@ -24,6 +24,7 @@ from torch import Tensor
 
 from big_vision.pp.stored_views import SeedRules, ViewForm
 from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
 from utils.storage.places import to_path
 
 # Half of the smallest float16, for probabilities that were rounded to 0.
@@ -92,7 +93,8 @@ class SeededFiles:
 
     def _open(self, folder: Path) -> None:
         """Open all ranks of an epoch; of a key that several have, the first is used."""
-        values, positions = [], {}
+        values: list[np.ndarray] = []
+        positions: dict[str, tuple[int, int]] = {}
         for path in sorted(folder.glob("rank*-values.bin")):
             keys = path.with_name(path.name.replace("-values.bin", "-keys.txt"))
             try:
@@ -125,7 +127,7 @@ def _find_sizes(folder: Path) -> tuple[int, int]:
     return names[0][0], len(names)
 
 
-def _read_config(path: str) -> dict[str, dict]:
+def _read_config(path: str) -> dict[str, JsonObject]:
     if not path:
         raise UserError(
             "--saved-config is missing: the rules of the seeds are in the config.json that "
@@ -141,11 +143,11 @@ def _read_config(path: str) -> dict[str, dict]:
         ) from error
 
 
-def _find_form(config: dict[str, dict], path: str) -> ViewForm:
+def _find_form(config: dict[str, JsonObject], path: str) -> ViewForm:
     """Read the rules by which views are drawn; refuse those that cannot be replayed."""
     aug, data = config["AUG"], config["DATA"]
 
-    def refuse(key: str, value: object, reason: str) -> UserError:
+    def refuse(key: str, value: JsonValue, reason: str) -> UserError:
         return UserError(f"--saved-config ({path!r}) has {key} {value!r}: {reason}")
 
     for name in ("MIXUP", "CUTMIX", "CUTMIX_MINMAX"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from engine import map_batches
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from tasks.protocol import Caches
 from tasks.teachers.cache.manifest import is_by_example, read_manifest, read_shape
 from tasks.teachers.cache.reader import TeacherCache
 from tasks.teachers.cache.rows import unpack_values
@@ -99,10 +100,11 @@ def _measure_gaps(
     runtime: Runtime, job: Job, cache: TeacherCache, steps: list[int]
 ) -> list[list[float]]:
     """Compute the mean absolute differences of each column for each of some steps."""
-    parts: Any = build_parts(runtime, job)
+    parts = build_parts(runtime, job)
     gaps: list[list[float]] = [[] for _ in cache.columns]
 
     def compute(batch: Batch) -> tuple[Tensor, ...]:
+        assert isinstance(parts.task, Caches)
         return parts.task.compute_cached_outputs(batch, cache.columns)
 
     try:

@@ -11,13 +11,13 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 from tqdm import tqdm
 
 from datasets import Batch
 from engine import map_batches
-from job.build import build_parts
+from job.build import Parts, build_parts
 from job.check import check
 from job.lineage import find_lineage
 from job.replica import sum_over
@@ -25,6 +25,7 @@ from job.spec import Job, with_input_processes
 from job.stream import iterate_batches
 from models.teachers.teacher import SELVES, get_teacher_sections
 from store.lineage.ancestors import LINEAGE_FILE, format_note
+from tasks.protocol import Caches, Distils
 from tasks.teachers.cache.manifest import MANIFEST, describe_classes, get_file_name, write_manifest
 from tasks.teachers.cache.rows import CLASSES, CacheShape, Column, measure_errors, pack_rows
 from tasks.teachers.cache.writer import CacheWriter
@@ -165,7 +166,8 @@ def store(runtime: Runtime, job: Job, target: CacheTarget) -> None:
     ranks = runtime.ranks
     setup_logging(ranks.index, ranks.size)
     directory, shape = CacheDirectory(target.place), target.shape
-    parts: Any = build_parts(runtime, job)
+    parts = build_parts(runtime, job)
+    assert isinstance(parts.task, Distils)
     scores = parts.task.evaluate_teachers(sum_over(runtime, parts))
     if ranks.is_writer:
         _write_heads(directory, job, target, scores, ranks.size)
@@ -221,11 +223,17 @@ def _write_heads(
 
 
 def store_epoch(
-    runtime: Runtime, parts: Any, writer: CacheWriter, shape: CacheShape, epoch: int, bar: tqdm
+    runtime: Runtime,
+    parts: Parts,
+    writer: CacheWriter,
+    shape: CacheShape,
+    epoch: int,
+    bar: tqdm[NoReturn],
 ) -> None:
     """Store the missing steps of an epoch; stored ones are kept after any error."""
 
     def compute(batch: Batch) -> tuple[Tensor, ...]:
+        assert isinstance(parts.task, Caches)
         return parts.task.compute_cached_outputs(batch, shape.columns)
 
     first = epoch * shape.steps_per_epoch + writer.steps_done

@@ -12,7 +12,7 @@ from utils.errors import UserError
 _NAME = "california_housing"
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `california_housing`."""
     housing = commands.add_parser(_NAME, help="rows of numbers for data.source=sklearn")
     housing.add_argument("--root", default="data", help="data.root of the runs (data)")

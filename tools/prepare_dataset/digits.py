@@ -16,7 +16,7 @@ DIGITS_SEED = 0
 DIGITS_PER_CLASS = {"test": 30, "validation": 30}
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `digits`."""
     digits = commands.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
     digits.set_defaults(prepare=prepare_digits, name="digits", version=write.VERSION)
@@ -28,7 +28,7 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
     return write.write_once(lambda _: describe_digits("digits"), arguments)
 
 
-def describe_digits(name: str, splits: dict[str, list[int]] | None = None) -> write.Conversion:
+def describe_digits(name: str, splits: dict[str, list[int]] | None = None) -> write.Conversion[int]:
     """Return the digits as a dataset; `splits` are positions in scikit-learn's order."""
     try:
         from sklearn.datasets import load_digits

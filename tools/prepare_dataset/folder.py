@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -22,7 +21,7 @@ from tools.prepare_dataset import write
 from utils.errors import UserError
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `folder`."""
     text = "SRC/<class>/<image> or SRC/<split>/<class>/<image>; images are kept as is"
     folder = commands.add_parser("folder", help=text)
@@ -62,7 +61,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     numbers = {name: number for number, name in enumerate(class_names)}
     import tensorflow_datasets as tfds
 
-    conversion = write.Conversion(
+    conversion: write.Conversion[tuple[Path, int]] = write.Conversion(
         name=arguments.name,
         description=f"Images of {len(class_names)} classes.",
         features={
@@ -84,11 +83,13 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     return write.write_by_flags(conversion, target, arguments)
 
 
-def join_classes(selections: Mapping[str, Any], may_lack: Sequence[str]) -> tuple[str, ...]:
+def join_classes(
+    selections: Mapping[str, FolderSelection], may_lack: Sequence[str]
+) -> tuple[str, ...]:
     """Return the names of all classes; a UserError if a split not in `may_lack` lacks some."""
-    names = tuple(sorted({name for s in selections.values() for name in s.class_names}))
+    names = tuple(sorted({name for s in selections.values() for name in s.class_names or ()}))
     for split, selection in selections.items():
-        missing = sorted(set(names) - set(selection.class_names))
+        missing = sorted(set(names) - set(selection.class_names or ()))
         if missing and split not in may_lack:
             raise UserError(
                 f"split {split} has no folder for {len(missing)} of the {len(names)} classes: "
@@ -97,13 +98,13 @@ def join_classes(selections: Mapping[str, Any], may_lack: Sequence[str]) -> tupl
     return names
 
 
-def print_summary(selections: Mapping[str, Any]) -> None:
+def print_summary(selections: Mapping[str, FolderSelection]) -> None:
     """Print a line for each split to stderr: classes, images, and what is left out."""
     for split, selection in selections.items():
-        filled = len(np.unique(selection.labels))
-        words = f"{split}: {len(selection.paths)} images in {len(selection.class_names)} classes"
-        if filled < len(selection.class_names):
-            words += f", {len(selection.class_names) - filled} of them without an image"
+        filled, classes = len(np.unique(selection.labels)), len(selection.class_names or ())
+        words = f"{split}: {len(selection.paths)} images in {classes} classes"
+        if filled < classes:
+            words += f", {classes - filled} of them without an image"
         if selection.left_out:
             words += f"; left out, as no images: {', '.join(selection.left_out)}"
         print(words, file=sys.stderr)

@@ -12,33 +12,28 @@ import string
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tools.prepare_dataset import write
 from utils.errors import UserError
 
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
+
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIDE = 16
 # Faces of each split, and draws of every class in each: 2,976, 496 and 992 examples.
-FACES = {
+_FACES = {
     "train": (
-        "DejaVuSans",
-        "DejaVuSans-Bold",
-        "DejaVuSans-Oblique",
-        "DejaVuSansMono",
-        "DejaVuSansMono-Bold",
-        "DejaVuSerif",
-        "DejaVuSerif-Bold",
-        "STIXGeneral",
-        "STIXGeneralBol",
-        "STIXGeneralItalic",
-        "cmr10",
-        "cmss10",
+        "DejaVuSans DejaVuSans-Bold DejaVuSans-Oblique DejaVuSansMono DejaVuSansMono-Bold "
+        "DejaVuSerif DejaVuSerif-Bold STIXGeneral STIXGeneralBol STIXGeneralItalic cmr10 cmss10"
     ),
-    "validation": ("DejaVuSansMono-Oblique", "DejaVuSerif-Italic", "STIXGeneralBolIta", "cmb10"),
-    "test": ("DejaVuSans-BoldOblique", "DejaVuSerif-BoldItalic", "cmtt10", "cmti10"),
+    "validation": "DejaVuSansMono-Oblique DejaVuSerif-Italic STIXGeneralBolIta cmb10",
+    "test": "DejaVuSans-BoldOblique DejaVuSerif-BoldItalic cmtt10 cmti10",
 }
+FACES = {split: tuple(faces.split()) for split, faces in _FACES.items()}
 DRAWS = {"train": 4, "validation": 2, "test": 4}
 _OVERSAMPLED = 4
 _NOISE = 24.0
@@ -54,7 +49,7 @@ class Glyph:
     draw: int
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `fonts`."""
     what = f"{len(CLASSES)} letters and digits in matplotlib's typefaces, {SIDE} x {SIDE} grey"
     fonts = commands.add_parser("fonts", help=what)
@@ -67,7 +62,7 @@ def prepare_fonts(arguments: argparse.Namespace) -> Path:
     return write.write_once(lambda _: describe_fonts(), arguments)
 
 
-def describe_fonts() -> write.Conversion:
+def describe_fonts() -> write.Conversion[tuple[int, Glyph]]:
     """Return the glyphs as a dataset, whose description says how hard they are."""
     import tensorflow_datasets as tfds
 
@@ -132,7 +127,7 @@ def render(glyph: Glyph) -> np.ndarray:
 
 
 @cache
-def open_face(face: str, size: int):
+def open_face(face: str, size: int) -> FreeTypeFont:
     """Open a typeface of matplotlib at a size in pixels; a UserError if it is not there."""
     try:
         import matplotlib

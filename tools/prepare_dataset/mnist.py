@@ -22,7 +22,7 @@ _KINDS = {"images": ("idx3-ubyte", 3), "labels": ("idx1-ubyte", 1)}
 _UINT8 = 0x08
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `mnist`."""
     mnist = commands.add_parser("mnist", help="the four idx files of MNIST, gzipped or not")
     add = mnist.add_argument
@@ -37,7 +37,7 @@ def prepare_mnist(arguments: argparse.Namespace) -> Path:
     return write.write_once(describe_mnist, arguments)
 
 
-def describe_mnist(arguments: argparse.Namespace) -> write.Conversion:
+def describe_mnist(arguments: argparse.Namespace) -> write.Conversion[tuple[str, int]]:
     """Read the files and return them as a dataset."""
     splits = {split: read_split(Path(arguments.source), split) for split in _SPLITS}
     import tensorflow_datasets as tfds

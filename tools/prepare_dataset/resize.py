@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
@@ -19,9 +19,14 @@ from tqdm import tqdm
 from big_vision.input.catalog import StoredSplit, TfdsCatalog, load_tfds_catalog
 from big_vision.input.faults import get_reason
 from big_vision.pp.builder import get_preprocess_fn
+from big_vision.pp.registry import Example
+from big_vision.tensorflow_setup import tf
 from tools.prepare_dataset import write
 from utils.errors import UserError
 from utils.storage.places import is_remote
+
+if TYPE_CHECKING:
+    from tensorflow_datasets.core.features import FeatureConnector
 
 HASH_KEY = "original_sha256"
 _STORES = ("jpeg", "uint8")
@@ -40,7 +45,7 @@ class Images:
     stored: str  # "jpeg", or "uint8": the pixels themselves
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `resize`."""
     text = "a prepared dataset with smaller images, as JPEGs or as pixels"
     resize = commands.add_parser("resize", help=text)
@@ -216,7 +221,7 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
-def _replace(features: Mapping[str, Any], path: list[str], feature: Any) -> dict[str, Any]:
+def _replace(features: Example, path: list[str], feature: FeatureConnector) -> Example:
     first, *rest = path
     return {
         name: old if name != first else (_replace(old, rest, feature) if rest else feature)
@@ -244,8 +249,6 @@ class _Conversion:
 
     def __call__(self, path: str) -> Iterator[bytes]:
         """Yield the records; a UserError if an image cannot be decoded."""
-        import tensorflow as tf
-
         records = self._read(path).map(self._shrink, num_parallel_calls=tf.data.AUTOTUNE)
         number = 0
         try:
@@ -258,9 +261,7 @@ class _Conversion:
                 "source, and run the same command again"
             ) from error
 
-    def _read(self, path: str) -> Any:
-        import tensorflow as tf
-
+    def _read(self, path: str) -> tf.data.Dataset:
         if self._file_format != "array_record":
             return tf.data.TFRecordDataset(path)
         from array_record.python.array_record_data_source import ArrayRecordDataSource
@@ -272,10 +273,8 @@ class _Conversion:
 
         return tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec((), tf.string))
 
-    def _shrink(self, record: Any) -> tuple[Any, Any]:
+    def _shrink(self, record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return a serialised example and its image as it will be stored."""
-        import tensorflow as tf
-
         images, key = self._images, self._images.key
         encoded = tf.io.parse_single_example(record, {key: tf.io.FixedLenFeature((), tf.string)})
         decode = get_preprocess_fn(f"decode({images.channels})")
@@ -283,7 +282,7 @@ class _Conversion:
         pixels = decode({"image": encoded[key]})["image"]
         is_large = tf.reduce_min(tf.shape(pixels)[:2]) > images.short_side
 
-        def smaller() -> Any:
+        def smaller() -> tf.Tensor:
             return shrink({"image": pixels})["image"]
 
         if images.stored == "uint8":
@@ -294,10 +293,8 @@ class _Conversion:
             lambda: encoded[key],
         )
 
-    def _merge(self, record: bytes, image: Any) -> bytes:
+    def _merge(self, record: bytes, image: np.ndarray | bytes) -> bytes:
         """Return the example with its new image; other features keep their bytes."""
-        import tensorflow as tf
-
         key, example = self._images.key, tf.train.Example.FromString(record)
         original = example.features.feature.pop(key).bytes_list.value[0]
         hashes = {} if self._keeps_hash else {HASH_KEY: hashlib.sha256(original).hexdigest()}

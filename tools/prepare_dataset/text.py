@@ -26,6 +26,7 @@ from big_vision.input.text.tokenizer import (
 from big_vision.input.text.tokens import DTYPES, FORMAT, INDEX_FILE
 from tools.prepare_dataset import write
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.storage.json_files import write_json
 
 STDLIB = "stdlib"
@@ -43,7 +44,7 @@ class TextFile:
     text: bytes
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `text`."""
     text = commands.add_parser("text", help="text files, or Python's standard library, as tokens")
     text.set_defaults(prepare=prepare_text)
@@ -253,7 +254,7 @@ def _hash_files(files: Sequence[TextFile]) -> str:
     return digest.hexdigest()
 
 
-def _describe_existing(target: Path, made_of: dict[str, object]) -> str:
+def _describe_existing(target: Path, made_of: JsonObject) -> str:
     """Return the line for an existing dataset; a UserError if it is of other files or flags."""
     try:
         source = json.loads((target / INDEX_FILE).read_text(encoding="utf-8"))["source"]

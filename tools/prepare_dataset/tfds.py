@@ -8,18 +8,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
 from tools.prepare_dataset import write
 from utils.errors import UserError, get_near_names
+
+if TYPE_CHECKING:
+    from tensorflow_datasets.core import DatasetBuilder
 
 ALLOW = "ALLOW_DOWNLOAD"
 _NAME = re.compile(r"\w+(/[\w.+-]+)?(:\d+\.\d+\.\d+)?")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
+def add_command(commands: write.Commands) -> None:
     """Add the subcommand `tfds`."""
     tfds = commands.add_parser("tfds", help="a dataset of TFDS, such as mnist or cifar10")
     text = "its name in TFDS: cifar10, glue/cola, mnist:3.0.1"
@@ -68,7 +71,7 @@ def prepare_tfds(arguments: argparse.Namespace) -> Path:
     return target
 
 
-def create_builder(name: str, root: Path, file_format: str | None) -> Any:
+def create_builder(name: str, root: Path, file_format: str | None) -> DatasetBuilder:
     """Create TFDS's builder of a dataset, without fetching; a UserError if it is unknown."""
     import tensorflow_datasets as tfds
 
@@ -87,7 +90,7 @@ def create_builder(name: str, root: Path, file_format: str | None) -> Any:
         raise UserError(f"NAME ({name!r}) is not in TFDS: {reason[:300]}") from error
 
 
-def describe_plan(builder: Any, root: Path) -> str:
+def describe_plan(builder: DatasetBuilder, root: Path) -> str:
     """Describe what a download fetches, its size and target, from the metadata in TFDS."""
     files = builder.url_infos or {}
     what = "fetch files of unknown number and size"

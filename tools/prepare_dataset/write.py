@@ -13,30 +13,37 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from tqdm import tqdm
 
+from big_vision.pp.registry import Example
 from utils.errors import UserError
-from utils.programs import require_at_least
+from utils.programs import ProgramParser, require_at_least
 from utils.storage.places import is_remote, to_path
 
+if TYPE_CHECKING:
+    from tensorflow_datasets.core import SplitInfo
+    from tensorflow_datasets.core.features import FeaturesDict
+
+Commands: TypeAlias = "argparse._SubParsersAction[ProgramParser]"
+E = TypeVar("E")  # an example before it is encoded
 VERSION = "1.0.0"
 FORMATS = ("tfrecord", "array_record")
 _SHARD_UNIT = 1 << 20
 
 
 @dataclass(frozen=True)
-class Conversion:
+class Conversion(Generic[E]):
     """Content of a dataset to write."""
 
     name: str
     description: str
-    features: dict[str, Any]  # name -> feature, for tfds.features.FeaturesDict
+    features: Example  # name -> feature, for tfds.features.FeaturesDict
     # name -> examples; each is turned into features only when it is written
-    splits: Mapping[str, Sequence[Any]]
-    encode: Callable[[Any], dict[str, Any]]  # returns the features of an example
-    get_bytes: Callable[[Any], int]  # returns the approximate size of an example
+    splits: Mapping[str, Sequence[E]]
+    encode: Callable[[E], Example]  # returns the features of an example
+    get_bytes: Callable[[E], int]  # returns the approximate size of an example
 
 
 def add_root_flags(command: argparse.ArgumentParser) -> None:
@@ -131,7 +138,9 @@ def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
         )
 
 
-def write_once(create: Callable[..., Conversion], arguments: argparse.Namespace) -> Path:
+def write_once(
+    create: Callable[[argparse.Namespace], Conversion[E]], arguments: argparse.Namespace
+) -> Path:
     """Write the dataset of `create(arguments)`; a UserError if it exists in another --format."""
     target = get_target(arguments)
     if not is_complete(target):
@@ -141,13 +150,15 @@ def write_once(create: Callable[..., Conversion], arguments: argparse.Namespace)
     return target
 
 
-def write_by_flags(conversion: Conversion, target: Path, arguments: argparse.Namespace) -> Path:
+def write_by_flags(conversion: Conversion[E], target: Path, arguments: argparse.Namespace) -> Path:
     """Call `write_dataset` with the format and the file size of the flags."""
     file_format = arguments.format or FORMATS[0]
     return write_dataset(conversion, target, file_format, arguments.shard_mib * _SHARD_UNIT)
 
 
-def write_dataset(conversion: Conversion, target: Path, file_format: str, shard_bytes: int) -> Path:
+def write_dataset(
+    conversion: Conversion[E], target: Path, file_format: str, shard_bytes: int
+) -> Path:
     """Write files one by one beside `target`, then metadata, then move all to `target`."""
     import tensorflow_datasets as tfds
 
@@ -172,8 +183,8 @@ def write_split(
     stem: str,
     file_format: str,
     shards: Sequence[tuple[int, Iterator[bytes]]],
-    report: Callable[[int, int], object],
-) -> Any:
+    report: Callable[[int, int], bool | None],
+) -> SplitInfo:
     """Write the unfinished files of a split of `target`; return TFDS's SplitInfo.
 
     Args:
@@ -201,11 +212,12 @@ def write_split(
     )
 
 
-def finish(target: Path, features: Any, infos: list[Any], description: str) -> Path:
+def finish(target: Path, features: FeaturesDict, infos: list[SplitInfo], description: str) -> Path:
     """Add the metadata to the unfinished files of `target` and rename their directory."""
     import tensorflow_datasets as tfds
 
-    partial, template = _get_partial(target), infos[0].filename_template.replace(split=None)
+    partial, template = _get_partial(target), infos[0].filename_template
+    assert template is not None
     for path in partial.iterdir():
         if not path.name.startswith(f"{template.dataset_name}-"):
             path.unlink()
@@ -214,7 +226,7 @@ def finish(target: Path, features: Any, infos: list[Any], description: str) -> P
         features=features,
         split_infos=infos,
         version=target.name,
-        filename_template=template,
+        filename_template=template.replace(split=None),
         check_data=False,
         description=description,
     )
@@ -237,7 +249,9 @@ def _get_partial(target: Path) -> Path:
     return target.with_name(f"{target.name}.incomplete")
 
 
-def _serialize(conversion: Conversion, features: Any, examples: Sequence[Any]) -> Iterator[bytes]:
+def _serialize(
+    conversion: Conversion[E], features: FeaturesDict, examples: Sequence[E]
+) -> Iterator[bytes]:
     for example in examples:
         yield features.serialize_example(features.encode_example(conversion.encode(example)))
 
@@ -262,7 +276,7 @@ def write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
     return path.stat().st_size
 
 
-def _cut(examples: Sequence[Any], get_bytes: Callable, limit: int) -> Iterator[Sequence[Any]]:
+def _cut(examples: Sequence[E], get_bytes: Callable[[E], int], limit: int) -> Iterator[Sequence[E]]:
     """Cut into consecutive parts of about `limit` bytes, the same in every run."""
     begin, size = 0, 0
     for number, example in enumerate(examples):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from big_vision.input.images.image_files import ImageFiles
 from big_vision.input.source import Role
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 from utils.storage.places import to_path
 
 if TYPE_CHECKING:
@@ -104,7 +104,9 @@ def select_rows(data: DataSection, expression: str, key: str) -> EncodedSelectio
     directory, files = _find_splits(root, data.name)
     splits = _Splits(files)
     ranges = parse_split(expression, splits, key)
-    segments, labels, num_bytes = [], [], 0.0
+    segments: list[Segment] = []
+    labels: list[np.ndarray] = []
+    num_bytes = 0.0
     for part in ranges:
         split = splits.open(part.name)
         _check_image(split, data.image_key)
@@ -185,7 +187,7 @@ def _list_saved(directory: Path) -> tuple[Path, ...]:
     return paths
 
 
-def _read_names(path: Path, key: str) -> list[Any]:
+def _read_names(path: Path, key: str) -> list[JsonValue]:
     """Read a list, which is never empty, from one of the library's files."""
     names = _read_json(path).get(key)
     if not isinstance(names, list) or not names:
@@ -270,7 +272,6 @@ def _check_image(split: _Split, image_key: str) -> None:
     columns = _get_column(split, "data.image_key", image_key)
     kind = columns[0].type
     if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        # pyrefly: ignore[missing-attribute]  # pyarrow makes its functions at import
         columns = [pc.struct_field(column, "bytes") for column in columns]
     elif not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise UserError(
@@ -313,7 +314,7 @@ def _share_class_names(
     """Return the class names, which all splits of an expression must have in the same order."""
     class_names: list[tuple[str, ...] | None] = []
     for name in names:
-        feature: Any = splits.open(name).features.get(label_key)
+        feature = splits.open(name).features.get(label_key)
         values = feature.get("names") if isinstance(feature, dict) else None
         class_names.append(tuple(values) if values else None)  # None: a number without names
     first, *others = class_names

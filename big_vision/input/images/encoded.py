@@ -7,17 +7,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
 from big_vision.input.catalog import RecordSelection
+from big_vision.pp.registry import Example
 from big_vision.tensorflow_setup import tf
 from utils.errors import UserError, get_hint
 
 # Records per call of `fetch`: amortises the call, keeps memory small.
 _READ_AHEAD = 32
 _NUMBER = re.compile(r"^[+-]?\d{1,18}$")
+# Reads `count` examples of one unit from `index` on, front to back: (unit, index, count).
+Stream: TypeAlias = "Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]"
 # An invalid label may be a whole file.
 _SHOWN_CHARACTERS = 40
 
@@ -32,7 +35,7 @@ class EncodedSelection(RecordSelection):
 class EncodedRecords(ABC):
     """Base of records whose images are fetched by Python and decoded by TensorFlow."""
 
-    stream: Any = None
+    stream: Stream | None = None
 
     def __init__(self, selection: EncodedSelection, image_key: str, label_key: str) -> None:
         self.selection = selection
@@ -56,10 +59,10 @@ class EncodedRecords(ABC):
         segment = self.selection.segments[number]
         return segment.path, segment.first + index - int(self.unit_starts[number])
 
-    def attach(self, elements: Any) -> Any:
+    def attach(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         return attach_fetched(elements, self._fetch_all, self.selection.labels)
 
-    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+    def load(self, element: Example) -> Example:
         image_key, label_key = self._keys
         return {image_key: element["record"], label_key: element["label"]}
 
@@ -74,7 +77,7 @@ class EncodedRecords(ABC):
 
     def _fetch_all(self, indices: list[int]) -> list[bytes]:
         """Return encoded images; an unreadable one is empty, which the decoder rejects."""
-        images = []
+        images: list[bytes] = []
         for index in indices:
             try:
                 images.append(self.fetch(index))
@@ -84,8 +87,10 @@ class EncodedRecords(ABC):
 
 
 def attach_fetched(
-    elements: Any, fetch: Callable[[list[int]], list[bytes]], labels: np.ndarray | None = None
-) -> Any:
+    elements: tf.data.Dataset,
+    fetch: Callable[[list[int]], list[bytes]],
+    labels: np.ndarray | None = None,
+) -> tf.data.Dataset:
     """Add each element's `record`, and its `label` if labels are given."""
     known = None if labels is None else tf.constant(labels, tf.int64)
 
@@ -94,11 +99,11 @@ def attach_fetched(
         out[:] = fetch(indices.tolist())
         return out
 
-    def add_records(element: dict[str, Any]) -> dict[str, Any]:
+    def add_records(element: Example) -> Example:
         index = element["index"]
         record = tf.numpy_function(call, [index], tf.string, stateful=False)
         record.set_shape(index.shape)
-        label = {} if known is None else {"label": tf.gather(known, index)}
+        label: Example = {} if known is None else {"label": tf.gather(known, index)}
         return element | {"record": record} | label
 
     return elements.batch(_READ_AHEAD).map(add_records, num_parallel_calls=2).unbatch()

@@ -142,7 +142,8 @@ class _SplitLists(dict[str, tuple[int, ...]]):
 
 def _list_images(directory: Path) -> tuple[list[Path], Counter[str]]:
     """List images by name, and count other files, hidden ones and folders next to them."""
-    images, others = [], Counter()
+    images: list[Path] = []
+    others: Counter[str] = Counter()
     for entry in sorted(os.scandir(directory), key=lambda e: e.name):
         is_image = Path(entry.name).suffix.lower() in IMAGE_SUFFIXES
         if not entry.is_file():
@@ -158,7 +159,8 @@ def _list_classes(directory: Path, key: str) -> tuple[tuple[str, ...], list[Path
     """Return class names, all images, ordered by a hash of class and file name, and other files."""
     folders = sorted(e.name for e in os.scandir(directory) if e.is_dir())
     names = tuple(name for name in folders if not is_hidden(name))
-    files, others = [], Counter(f"folder {name}" for name in folders if is_hidden(name))
+    files: list[Path] = []
+    others = Counter(f"folder {name}" for name in folders if is_hidden(name))
     for name in names:
         images, beside = _list_images(directory / name)
         files += images

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from big_vision.input.selection import ImageSelection, ImageSelectionT
 from big_vision.input.source import Role, Source
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import Normalisation, split_device_ops
+from big_vision.pp.registry import Example
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class LabelRule:
     num_classes: int  # of the model, which may have more than the dataset
     describe: Callable[[int], str]  # returns an example's name by its index
 
-    def check(self, raw: dict[str, Any]) -> Tensor:
+    def check(self, raw: Example) -> Tensor:
         """Return [b] int32 labels of a reader's batch; those of unread examples are 0.
 
         Raises:
@@ -140,7 +141,7 @@ def check_channels(facts: ImageFacts, role: Role) -> None:
         )
 
 
-def create_image_batch(raw: dict[str, Any], labels: LabelRule) -> ImageBatch:
+def create_image_batch(raw: Example, labels: LabelRule) -> ImageBatch:
     """Create a batch of arrays, which torch uses without a copy.
 
     Args:
@@ -151,12 +152,13 @@ def create_image_batch(raw: dict[str, Any], labels: LabelRule) -> ImageBatch:
       UserError: a label is not a class of the model.
     """
     index = torch.from_numpy(raw["index"])
-    is_read = raw.get("ok")
+    is_read = raw.get("ok", np.ones(len(index), bool))
     several = raw["label"] if raw["label"].ndim > 1 else None
+    first = None if several is None else torch.from_numpy(several.argmax(axis=1).astype(np.int32))
     return ImageBatch(
         images=torch.from_dlpack(raw["image"]),
-        labels=labels.check(raw) if several is None else _take_first(several),
-        mask=torch.ones(len(index), dtype=torch.bool) if is_read is None else _as_mask(is_read),
+        labels=labels.check(raw) if first is None else first,
+        mask=torch.from_numpy(np.asarray(is_read, bool)),
         indices=index,
         draws={} if several is None else {RIGHT: torch.from_numpy(several.astype(np.float32))},
     )
@@ -177,11 +179,3 @@ def create_blank_images(
         indices=torch.full((size,), -1, dtype=torch.int64),
         draws={} if several is None else {RIGHT: torch.zeros(size, several)},
     )
-
-
-def _take_first(several: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(several.argmax(axis=1).astype(np.int32))
-
-
-def _as_mask(is_read: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(is_read, bool))

@@ -122,7 +122,7 @@ def _list_members(tar: tarfile.TarFile, path: Path) -> Iterator[_Member]:
     while (info := tar.next()) is not None:
         # Otherwise the list would hold every member of the tar while it is open.
         if len(listed.members) > _FORGET_MEMBERS:
-            listed.members = []
+            listed.members.clear()
         if not info.isreg() or info.issparse():
             continue
         if info.offset_data + info.size > size:

@@ -113,7 +113,8 @@ class VectorSource(Source[VectorSelection]):
 
     def _permute(self) -> dict[str, np.ndarray]:
         """Return positions of each split's rows in the whole table, in the order of slices."""
-        positions, start = {}, 0
+        positions: dict[str, np.ndarray] = {}
+        start = 0
         for name, rows in self.tables.items():
             # numpy's legacy generator: its stream is frozen for all later versions.
             order = np.random.RandomState(self.data.split_seed).permutation(len(rows))

@@ -7,12 +7,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from utils.errors import UserError, get_hint
 from utils.storage.folder import Folder
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Default names of columns in files of other programs.
 INPUTS, TARGETS = "inputs", "targets"
@@ -102,7 +105,8 @@ def _convert(
     columns: RawColumns, names: Sequence[str], key: str, file: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return float64 [N, k] of the named columns and k names; `x[0]`, `x[1]` of a wide one."""
-    parts, known = [], []
+    parts: list[np.ndarray] = []
+    known: list[str] = []
     for name in names:
         if name not in columns:
             raise UserError(f"{key}: {file} has no column {name!r}; {get_hint(name, columns)}")
@@ -198,7 +202,7 @@ def _read_parquet(path: Path) -> RawColumns:
     return _split_table(parquet.read_table(path), path.name)
 
 
-def _split_table(table: Any, name: str) -> RawColumns:
+def _split_table(table: pa.Table, name: str) -> RawColumns:
     """Split a pyarrow table into columns; a missing number becomes NaN."""
     names = table.column_names
     repeated = sorted({column for column in names if names.count(column) > 1})

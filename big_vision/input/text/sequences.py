@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -73,7 +72,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
             "copy,symbols=8,num_examples=20000"
         )
     shape = SequenceShape(kind)
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, int] = {}
     for term in terms:
         match = _TERM.match(term)
         if match is None or match[1] == "kind" or not hasattr(shape, match[1]):
@@ -89,7 +88,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
         if match[1] in sizes:
             raise UserError(f"data.name ({name}) has {match[1]} twice; remove one")
         sizes[match[1]] = int(match[2])
-    shape = replace(shape, **sizes)
+    shape = SequenceShape(kind, **sizes)
     _refuse_terms(shape, name)
     if shape.symbols < shape.strides and kind == "counting":
         raise UserError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -63,8 +62,8 @@ class BpeTokenizer(TextTokenizer):
         self.vocab_size = tokenizer.get_vocab_size()
         self.end = tokenizer.token_to_id(END_TEXT)
         # Its alphabet has one character for each byte.
-        names: Iterable[Any] = (tokenizer.id_to_token(token) for token in range(self.vocab_size))
-        self.token_bytes = tuple(0 if name == END_TEXT else len(name) for name in names)
+        names = (tokenizer.id_to_token(token) for token in range(self.vocab_size))
+        self.token_bytes = tuple(0 if name == END_TEXT else len(name or "") for name in names)
 
     def encode(self, text: bytes) -> np.ndarray:
         encoding = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)

@@ -19,7 +19,7 @@ from big_vision.input.selection import Selection
 from big_vision.input.source import SPLIT_KEYS, Reading, Role, Source
 from big_vision.input.text.windows import TokenFacts, WindowReader
 from utils.errors import UserError, get_hint
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue, is_count
 from utils.storage.places import is_remote, to_path
 
 INDEX_FILE = "tokens.json"
@@ -30,29 +30,25 @@ _CHECKED = 1 << 24
 _WAY = "make the directory by python -m tools.prepare_dataset text"
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
+def _is_list_of_counts(value: JsonValue) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
 
 
-def _is_list_of_counts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_count, value))
-
-
-def _tells_splits(value: object) -> bool:
+def _tells_splits(value: JsonValue) -> bool:
     return isinstance(value, dict) and all(
-        isinstance(split, dict) and _is_count(split.get("tokens")) for split in value.values()
+        isinstance(split, dict) and is_count(split.get("tokens")) for split in value.values()
     )
 
 
 # Values that the index may omit.
 _DEFAULTS: JsonObject = {"tokenizer_hash": "", "token_bytes": []}
 # Name in the index -> what it must be, and a check of that.
-_RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "vocab_size": ("a whole number above 0", lambda value: _is_count(value) and value != 0),
+_RULES: dict[str, tuple[str, Callable[[JsonValue], bool]]] = {
+    "vocab_size": ("a whole number above 0", lambda value: is_count(value) and value != 0),
     "dtype": ("a text", lambda value: isinstance(value, str)),
     "tokenizer": ("a text", lambda value: isinstance(value, str)),
     "tokenizer_hash": ("a text", lambda value: isinstance(value, str)),
-    "end": ("a token or null", lambda value: value is None or _is_count(value)),
+    "end": ("a token or null", lambda value: value is None or is_count(value)),
     "token_bytes": ("a list of whole numbers", _is_list_of_counts),
     "splits": ("an object for each split, with its number of 'tokens'", _tells_splits),
 }
