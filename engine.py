@@ -19,7 +19,7 @@ from utils.endings import (
     NonFiniteError,
     NonFiniteEvaluationError,
     PreemptedError,
-    Waited,
+    Stagnation,
 )
 from utils.log import get_logger
 from utils.metrics import Evaluation, LoopMeter
@@ -91,7 +91,7 @@ class TrainState:
     scaler: torch.amp.GradScaler | None = None
     step: int = 0
     best_score: float | None = None
-    waited: Waited = field(default_factory=Waited)
+    waited: Stagnation = field(default_factory=Stagnation)
     input_processes: int = 0
     skipped_steps: tuple[int, ...] = ()
 

@@ -25,7 +25,7 @@ from bill.step.tracing import StepExport
 from bill.targets import Target, parse_target
 from job.micro_batches import choose_parts, compute_step_hash, get_examples_per_chip
 from store.quality.gates import EXIT_UNDECIDED, Gate, check_samples, get_code
-from store.quality.report_comparison import check_report_flags, judge_report, read_base
+from store.quality.report_comparison import check_report_flags, evaluate_report, read_base
 from store.quality.report_gates import DEFAULT_PCT, check_comparable
 from store.record.environment import read_environment
 from utils.config.load import change, load_config
@@ -89,12 +89,12 @@ def run(options: argparse.Namespace) -> int:
     if options.micro_batches:
         report = find_micro_batches(compilation, options)
     else:
-        report = create_report(settle_parts(compilation), options)
+        report = create_report(resolve_parts(compilation), options)
     if options.max_batch:
         find_max_batch(compilation, options, report)
     print_report(report)
     _write(report, options.json)
-    code, report.comparison = judge_report(
+    code, report.comparison = evaluate_report(
         options, base, report.model_dump(mode="json"), max_pct=DEFAULT_PCT
     )
     if report.comparison:
@@ -209,7 +209,7 @@ def _add_bundles(
     return counted | {item.name for item in instructions if is_copy_beside(item)}
 
 
-def settle_parts(compilation: Compilation) -> Compilation:
+def resolve_parts(compilation: Compilation) -> Compilation:
     """Return the compilation of a run whose micro-batches are searched.
 
     Raises:

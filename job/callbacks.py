@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine import Callbacks
-from job.answers import Answers, add_further_sets, describe_split
+from job.correctness import Correctness, add_further_sets, describe_split
 from job.recording import Recording, Replica
 from job.saving import Saving, open_checkpoints
 from job.stopping import Stopping
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from datasets import Batch
     from engine import TrainState
-    from job.ahead import StepsAhead
     from job.build import Parts
     from job.spec import Job
+    from job.warmup import ShapeWarmup
     from store.record.session import RunSession
     from utils.metrics import Evaluation
     from utils.runtime.base import Runtime
@@ -41,7 +41,7 @@ class RunCallbacks(Callbacks):
         job: Job,
         parts: Parts,
         session: RunSession | None,
-        ahead: StepsAhead | None = None,
+        ahead: ShapeWarmup | None = None,
     ) -> None:
         self.runtime, self.job, self.parts, self.ahead = runtime, job, parts, ahead
         replica = Replica(runtime, job, parts, session)
@@ -87,13 +87,13 @@ class RunCallbacks(Callbacks):
 
     def evaluate(self, state: TrainState) -> Evaluation:
         """Evaluate the model and its averages on the evaluation split, and on further sets."""
-        answers = Answers(self.parts.task, self.runtime, *describe_split(self.job))
+        answers = Correctness(self.parts.task, self.runtime, *describe_split(self.job))
         evaluation = self._evaluate(answers, state.eval_model)
         for name, average in state.averages.items():
             if name in ("ema", PAST):
                 continue  # the first one is evaluated above, and the past is no average
             # Its hits are computed and dropped, so that the graph is the same.
-            extra = self._evaluate(Answers(self.parts.task, self.runtime), average).metrics
+            extra = self._evaluate(Correctness(self.parts.task, self.runtime), average).metrics
             evaluation.metrics.update({f"{name}/{key}": value for key, value in extra.items()})
         # As the loop decides it after this.
         is_best = state.best_score is None or evaluation.score > state.best_score
@@ -102,7 +102,7 @@ class RunCallbacks(Callbacks):
         self.recording.gather_numbers()
         return add_further_sets(evaluation, self.runtime, self.parts, self._watch.follow)
 
-    def _evaluate(self, answers: Answers, model: nn.Module) -> Evaluation:
+    def _evaluate(self, answers: Correctness, model: nn.Module) -> Evaluation:
         return answers.evaluate(model, self._watch.follow(self.parts.eval_loader.batches()))
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 from tqdm import tqdm
 
 from job.metric_writer import MetricWriter
-from job.recorder import LoopRecorder
+from job.step_timer import StepTimer
 from store.record.catalogue import GRAD_NORM, LOSS, TRAIN
 from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
@@ -67,7 +67,7 @@ class Recording:
             self._hits = HitsFile(folder)
             self._hits.drop_later_than(step)
         self.keeper = QuantileWriter(config.quantile.epsilon, step, folder, kept)
-        self.recorder = LoopRecorder(runtime, step, spans, self.keeper)
+        self.recorder = StepTimer(runtime, step, spans, self.keeper)
         total = replica.parts.plan.total_steps
         self._progress = Progress(step, total, enabled=runtime.ranks.is_writer)
         self._tracer = Tracer(runtime.trace, config.profile.steps, job.run.path / "profile")

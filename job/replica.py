@@ -8,16 +8,16 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from engine import evaluate, fit, sum_batches
-from job.ahead import StepsAhead
-from job.answers import Answers
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
+from job.correctness import Correctness
 from job.curves import draw_run
 from job.lineage import find_lineage
 from job.resume import Finished, open_store, take_run
 from job.summary import describe_end, describe_finished, describe_job, describe_reason
+from job.warmup import ShapeWarmup
 from models.factory import create_model, export_model
-from store.lineage.ancestors import LINEAGE, join_lineages, read_lineage, tell_lineage
+from store.lineage.ancestors import LINEAGE, join_lineages, read_lineage, view_lineage
 from store.record.environment import read_environment
 from store.record.session import RunSession
 from tasks import TASKS
@@ -134,7 +134,7 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | N
             # The lineage at the run's start stays, and a later attempt may add another teacher.
             new = find_lineage(job, parts.teacher_metrics)
             if lineage := join_lineages(read_lineage(job.run.read()), new):
-                facts[LINEAGE] = tell_lineage(lineage)
+                facts[LINEAGE] = view_lineage(lineage)
             newest = "" if job.config.run.resume else open_store(job.config).find_newest_id()
             text, step = dump_config(job.config), parts.state.step
             session.begin(text, facts, from_step=step, newest_id=newest)
@@ -153,7 +153,7 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     began = time.perf_counter()
     has_shapes = job.facts.step_shapes > 1
-    ahead = StepsAhead(runtime, parts, task) if has_shapes else None
+    ahead = ShapeWarmup(runtime, parts, task) if has_shapes else None
     with RunCallbacks(runtime, job, parts, session, ahead) as callbacks:
         evaluation = fit(state, parts.plan, callbacks, task, runtime)
     outcome = {"train_s": time.perf_counter() - began, "steps": state.step}
@@ -180,7 +180,7 @@ def _evaluate_test(runtime: Runtime, job: Job, parts: Parts) -> dict[str, float]
     loader = open_loader(runtime, job.config, "test")
     try:
         # With hits like the other evaluations, so that the graph is the same.
-        answers = Answers(parts.task, runtime)
+        answers = Correctness(parts.task, runtime)
         evaluation = answers.evaluate(parts.state.eval_model, loader.batches())
     finally:
         loader.close()
@@ -206,7 +206,7 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
         evaluation = evaluate(model, loader.batches(), task, runtime)
         extra: dict[str, float] = {}
         if isinstance(task, HasExtraSets):
-            extra = task.judge(model, partial(sum_batches, runtime=runtime), None)
+            extra = task.evaluate_extra_sets(model, partial(sum_batches, runtime=runtime), None)
     finally:
         loader.close()
         if isinstance(task, Caches):

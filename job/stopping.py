@@ -9,8 +9,8 @@ from utils.log import get_logger
 from utils.stopping import StallWatch, StopRequest
 
 if TYPE_CHECKING:
-    from job.recorder import LoopRecorder
     from job.recording import Replica
+    from job.step_timer import StepTimer
 
 # Steps between two agreements of all ranks on whether one was asked to stop.
 AGREE_EVERY = 8
@@ -19,7 +19,7 @@ AGREE_EVERY = 8
 class Stopping:
     """Decides whether a replica should stop, was taken over, or is stalled."""
 
-    def __init__(self, replica: Replica, recorder: LoopRecorder) -> None:
+    def __init__(self, replica: Replica, recorder: StepTimer) -> None:
         self._replica, self._recorder = replica, recorder
         self.request = StopRequest()
         self.watch = StallWatch(

@@ -39,7 +39,7 @@ from store.compare.sides import Side
 from store.compare.tensors import find_tensors
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gate_flags import add_gate_flags
-from store.quality.gates import GateFinding, check_known, check_sides, get_code, settle_direction
+from store.quality.gates import GateFinding, check_known, check_sides, get_code, resolve_direction
 from store.query.record import RunRecord
 from store.record.catalogue import GRAD_NORM
 from store.record.history import read_metrics
@@ -153,7 +153,7 @@ class Chaos:
         self.kinds = self._choose_kinds()
         prepare_file(options.json, "--json")
         self.gates, self.undecided = read_gates(options)
-        self.gates = [settle_direction(gate) for gate in self.gates]
+        self.gates = [resolve_direction(gate) for gate in self.gates]
         self.tally = Tally()
         self.start_s = self.lines = 0.0
 

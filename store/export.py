@@ -71,7 +71,7 @@ def export_runs(
         ) from error
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, staged, ignore_errors=True)
-        runs = [tell_run(record) for record in records]
+        runs = [describe_run(record) for record in records]
         numbers = sorted({key for run in runs for key in run if key not in _FACTS})
         kinds = {key: "number" if key.startswith("number.") else "text" for key in numbers}
         columns = {**_FACTS, **kinds}
@@ -125,7 +125,7 @@ def check_export(folder: Folder) -> list[RunFault]:
     return faults
 
 
-def tell_run(record: RunRecord) -> JsonObject:
+def describe_run(record: RunRecord) -> JsonObject:
     """Return a run as a row: column -> value, without unknown values."""
     facts = {"path": record.path, **describe(record.facts, record.path)}
     facts["tags"] = json.dumps(record.tags)

@@ -101,7 +101,7 @@ class SyntheticRun(Protocol):
     `{"num_classes": 1000}`.
     """
 
-    usual: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    default_sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         """Find those sizes; `given` are some of them, for a dataset that is not available."""
@@ -144,7 +144,7 @@ class RunTask(Protocol[BatchT_contra]):
     score_name: str  # of an evaluation's score, for log lines
     check: ClassVar[type[TaskCheck]]
     # "module:class" of a `SyntheticRun`, to measure and compile without data; may be empty.
-    twin: ClassVar[str] = ""
+    synthetic: ClassVar[str] = ""
     # Keys that this task honours, of those that name other tasks as their readers.
     reads: ClassVar[frozenset[str]] = frozenset()
     losses: nn.Module  # modules that are trained beside the student
@@ -254,7 +254,9 @@ class HasExtraSets(Protocol):
 
     score_metric: str
 
-    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+    def evaluate_extra_sets(
+        self, model: nn.Module, sum_over: SumBatches, number: int | None
+    ) -> dict[str, float]:
         """Return metrics on further sets; `number` of the evaluation, None for the last one."""
 
 
@@ -281,7 +283,7 @@ class Traceable(Protocol):
     def create_inputs(self, examples: int) -> Tensor:
         """Create host inputs of the student for a trace, as `train.scan_layers` needs."""
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward_for_tracing(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Return all outputs that the loss uses, for inputs as `create_inputs` makes them."""
 
     def list_companions(self, examples: int) -> list[Companion]:

@@ -16,7 +16,7 @@ from store.record.history import keep_deterministic, read_metrics
 from tests.support.child_runs import run_main
 from tests.support.tiny_parts import create_argv
 from utils.checkpoint.files import load_checkpoint
-from utils.endings import EarlyStop, Plateau, Waited
+from utils.endings import EarlyStop, Plateau, Stagnation
 
 NAN = float("nan")
 # An evaluation each 3 steps, of a model that learns nothing that lasts.
@@ -43,7 +43,7 @@ def run(folder: Path, *flags: str) -> int:
 
 def count_all(stop: EarlyStop, scores: list[float]) -> list[int]:
     """Evaluations without a better score after each of the scores."""
-    waited, found = Waited(), []
+    waited, found = Stagnation(), []
     for step, score in enumerate(scores, start=1):
         waited = stop.count(waited, step, score)
         found.append(waited.evaluations)
@@ -73,7 +73,7 @@ def test_the_learning_rate_is_cut_where_pytorchs_scheduler_cuts_it(patience):
     theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, "max", 0.5, patience - 1, threshold=0.5, threshold_mode="abs"
     )
-    stop, waited = EarlyStop(plateau=Plateau(patience, 0.5, first_step=0)), Waited()
+    stop, waited = EarlyStop(plateau=Plateau(patience, 0.5, first_step=0)), Stagnation()
     for step, score in enumerate(scores, start=1):
         theirs.step(score)
         waited = stop.count(waited, step, score)
@@ -91,7 +91,7 @@ def test_a_patience_is_one_more_than_that_of_timms_scheduler(patience):
         theirs = PlateauLRScheduler(
             optimizer, decay_rate=0.9, patience_t=patience - 1, threshold=0.0, mode="max"
         )
-        plateau, waited, alike = Plateau(patience), Waited(), []
+        plateau, waited, alike = Plateau(patience), Stagnation(), []
         for step, score in enumerate(scores, start=1):
             theirs.step(step, score)
             waited = plateau.count(waited, step, score)
@@ -106,7 +106,7 @@ def test_timms_patience_flag_is_refused_with_the_key_and_the_difference(tmp_path
 
 
 def test_evaluations_of_the_warm_up_cut_nothing():
-    stop, waited = EarlyStop(plateau=Plateau(1, 0.0, first_step=8)), Waited()
+    stop, waited = EarlyStop(plateau=Plateau(1, 0.0, first_step=8)), Stagnation()
     for step in (4, 8, 12):
         waited = stop.count(waited, step, 1.0)
     assert (waited.cuts, waited.plateau_score) == (0, 1.0)
@@ -115,11 +115,11 @@ def test_evaluations_of_the_warm_up_cut_nothing():
 
 def test_a_repeated_evaluation_counts_once():
     stop = EarlyStop(2)
-    waited = stop.count(stop.count(Waited(), 4, 1.0), 8, 0.5)
-    assert stop.count(waited, 8, 0.5) == waited == Waited(1.0, 1, 8)
+    waited = stop.count(stop.count(Stagnation(), 4, 1.0), 8, 0.5)
+    assert stop.count(waited, 8, 0.5) == waited == Stagnation(1.0, 1, 8)
     assert not stop.is_over(waited)
     assert stop.is_over(stop.count(waited, 12, 1.0))
-    assert not EarlyStop(0).is_over(Waited(1.0, 99, 8))
+    assert not EarlyStop(0).is_over(Stagnation(1.0, 99, 8))
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,8 @@ MOMENTS = {
     "start": ("job.replica.build_parts", 1, 130, "interrupted"),
     "training": ("job.callbacks.RunCallbacks.begin_step", 4, 75, "preempted"),
     "checkpoint": ("utils.checkpoint.files.save_file", 2, 75, "preempted"),
-    "evaluation": ("job.answers.evaluate", 1, 75, "preempted"),
-    "last evaluation": ("job.answers.evaluate", 3, 0, "complete"),
+    "evaluation": ("job.correctness.evaluate", 1, 75, "preempted"),
+    "last evaluation": ("job.correctness.evaluate", 3, 0, "complete"),
     "last upload": ("job.saving.Saving.await_write", 5, 0, "complete"),
     "export": ("job.replica.export_model", 1, 130, "interrupted"),
 }

@@ -260,7 +260,7 @@ def test_consistent_teachers_see_the_students_crop_and_others_their_own(
     means = torch.stack([x.float().mean(dim=(1, 2, 3)) for x in (other, batch.images)])
     assert torch.corrcoef(means)[0, 1] > 0.5  # the same examples in the same order
     mixed = parts.task.mixing.mix_pixels(to_pixels(other), batch.draws)
-    (answer,) = parts.task.ask_teachers(to_pixels(batch.images), batch)
+    (answer,) = parts.task.compute_teacher_outputs(to_pixels(batch.images), batch)
     torch.testing.assert_close(answer, parts.task.teachers[0](mixed))
 
 

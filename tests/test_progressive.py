@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import main
-from job.ahead import StepsAhead
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from job.warmup import ShapeWarmup
 from models.transforms import create_resampler
 from store.record.history import read_metrics
 from tasks.images.resizing import RESAMPLER, Resizing, resize_pixels
@@ -113,7 +113,7 @@ def test_warm_up_steps_of_later_sizes_leave_no_trace(tmp_path, optimizer):
     state = parts.state
     before, facts = collect_state(state, runtime.fetch_all)
     groups = [dict(group) for group in state.optimizer.param_groups]
-    ahead, seen = StepsAhead(runtime, parts, parts.task), []
+    ahead, seen = ShapeWarmup(runtime, parts, parts.task), []
     first = next(ahead.watch(iterate_batches(parts, 0)))
     assert tuple(first.values[RESAMPLER].shape) == (4, 8)
     ahead.run(lambda: seen.append(state.step))

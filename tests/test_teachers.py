@@ -129,7 +129,7 @@ def test_both_teachers_of_a_run_reach_the_loss(folders, tmp_path):
     pixels = to_pixels(batch.images)
     first, second = (teacher(pixels) for teacher in parts.task.teachers)
     assert not torch.equal(first, second)
-    (answer,) = parts.task.ask_teachers(pixels, batch)
+    (answer,) = parts.task.compute_teacher_outputs(pixels, batch)
     wanted = 0.75 * first.softmax(-1) + 0.25 * second.softmax(-1)
     torch.testing.assert_close(answer.softmax(-1), wanted)
 

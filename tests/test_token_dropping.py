@@ -132,7 +132,7 @@ def test_the_teacher_keeps_the_patches_with_most_class_attention(digits_root, te
     inputs = task.transform(pixels)
     with torch.no_grad():
         student(inputs)
-        (found,) = task.ask_teachers(pixels, batch)
+        (found,) = task.compute_teacher_outputs(pixels, batch)
         tokens = student._pos_embed(student.patch_embed(inputs))
         block = student.blocks[1]
         rows = block.attn.qkv(block.norm1(student.blocks[0](tokens)))

@@ -17,8 +17,8 @@ import contextlib
 import sys
 from pathlib import Path
 
-from service.jobs.keeper import DispatcherKeeper
 from service.jobs.slots import parse_slots
+from service.jobs.supervisor import DispatcherSupervisor
 from service.places import check_root
 from service.web.audit import AuditLog
 from service.web.settings import LOOPBACK, ServiceSettings
@@ -91,7 +91,7 @@ def serve_runs(options: argparse.Namespace) -> None:
         with contextlib.ExitStack() as stack:
             if not options.no_queue:
                 queue = app.state.service.queue
-                stack.enter_context(DispatcherKeeper(queue, options.slots))
+                stack.enter_context(DispatcherSupervisor(queue, options.slots))
             serve(app, listener)
 
 

@@ -26,8 +26,8 @@ from service.checker import Checker
 from service.jobs.files import open_queue
 from service.jobs.slots import parse_slots
 from service.jobs.starters import ColdStarter, create_starter
+from service.sweeps.backends import SkyBackend, SlurmBackend, TrialLaunch
 from service.sweeps.control import SweepControl
-from service.sweeps.elsewhere import SkyBackend, SlurmBackend, TrialLaunch
 from service.sweeps.plan import Trial, read_sweep, resolve_base
 from service.sweeps.report import MISSING, AxisRow, TrialState, tabulate_sweep
 from service.sweeps.spec import SweepSpec, read_spec

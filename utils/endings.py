@@ -30,7 +30,7 @@ class PreemptedError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Waited:
+class Stagnation:
     """Evaluations without a better score so far; checkpoints hold it."""
 
     score: float | None = None  # best so far; None before the first finite evaluation
@@ -49,7 +49,7 @@ class Plateau:
     min_delta: float = 0.0  # smallest rise that counts as better
     first_step: int = 0  # evaluations count after it: after the warm-up
 
-    def count(self, waited: Waited, step: int, score: float) -> Waited:
+    def count(self, waited: Stagnation, step: int, score: float) -> Stagnation:
         """Return the state after an evaluation."""
         if not self.patience or step <= self.first_step:
             return waited
@@ -68,7 +68,7 @@ class EarlyStop:
     min_delta: float = 0.0
     plateau: Plateau = Plateau()
 
-    def count(self, waited: Waited, step: int, score: float) -> Waited:
+    def count(self, waited: Stagnation, step: int, score: float) -> Stagnation:
         """Return the state after the evaluation of a step.
 
         A repeated evaluation counts once, because a resumed run repeats that of its checkpoint. It
@@ -81,10 +81,10 @@ class EarlyStop:
             return replace(waited, score=score, evaluations=0)
         return replace(waited, evaluations=waited.evaluations + 1)
 
-    def is_over(self, waited: Waited) -> bool:
+    def is_over(self, waited: Stagnation) -> bool:
         return 0 < self.patience <= waited.evaluations
 
-    def describe(self, waited: Waited) -> str:
+    def describe(self, waited: Stagnation) -> str:
         if waited.score is None:
             return f"none of {waited.evaluations} evaluations was finite"
         return (

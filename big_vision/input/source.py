@@ -116,7 +116,7 @@ class Source(ABC, Generic[SelectionT]):
     # True if data.name, not a preprocessing string, determines the examples' shape
     shaped_by_name: ClassVar[bool] = False
     # True if its examples are generated, so that they exist everywhere
-    is_made_up: ClassVar[bool] = False
+    is_synthetic: ClassVar[bool] = False
 
     def __init__(self, data: DataSection, known: Known) -> None:
         self.data = data

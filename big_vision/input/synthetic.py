@@ -62,7 +62,7 @@ class SyntheticSource(ImageSource[SyntheticSelection]):
     """Synthetic images, described by data.name."""
 
     shaped_by_name = True
-    is_made_up = True
+    is_synthetic = True
 
     def select(self, role: Role) -> SyntheticSelection:
         """Select the same examples for every role and split."""

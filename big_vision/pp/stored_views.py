@@ -191,11 +191,7 @@ class ViewFacts:
 
 
 def read_view_facts(place: str) -> ViewFacts:
-    """Read the description of a folder of views.
-
-    Raises:
-      UserError: it is missing or unreadable.
-    """
+    """Read the description of a folder of views; UserError if missing or unreadable."""
     try:
         content = json.loads(open_folder(place).read_text(VIEWS_JSON))
         if content["format_version"] != FORMAT_VERSION:

@@ -30,10 +30,10 @@ def create_synthetic_run(config: RunConfig, given: Mapping[str, int]) -> Synthet
         raise UserError(
             f"train.task={task} makes up no data; measure the run with its own, by --input real"
         )
-    for name in given.keys() - kind.usual.keys():
+    for name in given.keys() - kind.default_sizes.keys():
         raise UserError(
             f"--assume {name} is not a size of train.task={task}; its sizes are: "
-            f"{', '.join(sorted(kind.usual)) or 'none'}"
+            f"{', '.join(sorted(kind.default_sizes)) or 'none'}"
         )
     return kind(config, given)
 
@@ -41,11 +41,11 @@ def create_synthetic_run(config: RunConfig, given: Mapping[str, int]) -> Synthet
 def get_default_sizes(config: RunConfig) -> Mapping[str, int]:
     """Return the sizes that may be assumed of a dataset without known metadata, by name."""
     kind = _find_kind(config)
-    return {} if kind is None else kind.usual
+    return {} if kind is None else kind.default_sizes
 
 
 def _find_kind(config: RunConfig) -> type[SyntheticRun] | None:
-    path = TASKS.get(config.train.task).twin
+    path = TASKS.get(config.train.task).synthetic
     return load_object(path) if path else None
 
 

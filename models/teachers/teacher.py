@@ -106,7 +106,7 @@ class Teacher(FrozenModel):
         return self._kept[0]
 
     @torch.no_grad()
-    def forward(self, pixels: Tensor, seen: SeenByStudent | None = None) -> Tensor:
+    def forward(self, pixels: Tensor, seen: StudentView | None = None) -> Tensor:
         """Float32 logits [B, K] of raw pixels [B, C, H, W]; `seen` is None outside of a step."""
         kept = self.kept
         if seen is not None and self.follows:
@@ -121,7 +121,7 @@ class Teacher(FrozenModel):
 
 
 @dataclass(frozen=True)
-class SeenByStudent:
+class StudentView:
     """Input of the student in a step: raw pixels [B, C, h, w], and scores [B, N] of its patches."""
 
     pixels: Tensor

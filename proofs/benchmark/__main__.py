@@ -32,7 +32,7 @@ from proofs.benchmark.report import SCHEMA_VERSION, get_rate_name, print_report,
 from store.quality.report_comparison import (
     add_report_flags,
     check_report_flags,
-    judge_report,
+    evaluate_report,
     read_base,
 )
 from store.quality.report_gates import check_settings
@@ -177,7 +177,7 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
         write_csv(report, options.csv)
     print_report(report)
     share = _SHARE if options.tolerance is None else options.tolerance
-    code, comparison = judge_report(options, base, report, max_pct=100 * share)
+    code, comparison = evaluate_report(options, base, report, max_pct=100 * share)
     if options.json and comparison:
         write_json(options.json, make_finite({**report, "comparison": comparison}))
     return code

@@ -42,7 +42,7 @@ def create_measured_config(
         )
     if random_teachers and not get_teacher_sections(config.distill):
         raise UserError("--random-teachers needs a teacher; set distill.teacher")
-    needs_data = synthetic and not create_source(config.data).is_made_up
+    needs_data = synthetic and not create_source(config.data).is_synthetic
     if not needs_data and not random_teachers:
         return changed
     stand_in = _create_synthetic_run(changed)

@@ -37,9 +37,9 @@ from proofs.kd_table.report import (
     Account,
     SetTable,
     Tables,
+    describe_report,
     draw_report,
     format_report,
-    tell_report,
 )
 from proofs.kd_table.results import choose_weight, compare_rows, find_further, make_row, read_score
 from proofs.study.frame import require_distinct
@@ -286,7 +286,7 @@ def write_table(tables: Tables, account: Account, options: argparse.Namespace) -
     folder.mkdir(parents=True, exist_ok=True)
     text = format_report(tables, account)
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
-    (folder / "table.json").write_text(tell_report(tables, account), encoding="utf-8")
+    (folder / "table.json").write_text(describe_report(tables, account), encoding="utf-8")
     draw_report(tables, folder / "table.png")
     print(text)
     if options.docs:

@@ -85,7 +85,7 @@ def format_report(tables: Tables, account: Account) -> str:
     return "\n".join(lines)
 
 
-def tell_report(tables: Tables, account: Account) -> str:
+def describe_report(tables: Tables, account: Account) -> str:
     """Format the same as JSON."""
     report = {
         "account": asdict(account),

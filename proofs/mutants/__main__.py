@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
     cache = options.cache or get_user_cache("mutants")
     cache.mkdir(parents=True, exist_ok=True)
     with Bench(ROOT, cache, mark=MARK, frameworks=FRAMEWORKS) as bench:
-        rows = judge_all(bench, rooms, options)
+        rows = evaluate_all(bench, rooms, options)
     print_table(rows)
     if options.json is not None:
         options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
@@ -160,7 +160,9 @@ def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
     return [mutant for mutant in mutants if mutant.name in drawn]
 
 
-def judge_all(bench: Bench, rooms: Sequence[Room], options: argparse.Namespace) -> list[JsonObject]:
+def evaluate_all(
+    bench: Bench, rooms: Sequence[Room], options: argparse.Namespace
+) -> list[JsonObject]:
     """Run a sample's faults, room by room; return them with their verdicts."""
     by_room = {room: bench.list_mutants(room) for room in rooms}
     sample = choose(
@@ -169,11 +171,11 @@ def judge_all(bench: Bench, rooms: Sequence[Room], options: argparse.Namespace) 
     rows: list[JsonObject] = []
     for room, mutants in by_room.items():
         own = [mutant for mutant in mutants if mutant in sample]
-        rows += judge_room(bench, room, own, options.budget_s) if own else []
+        rows += evaluate_room(bench, room, own, options.budget_s) if own else []
     return rows
 
 
-def judge_room(
+def evaluate_room(
     bench: Bench, room: Room, mutants: Sequence[Mutant], budget_s: float
 ) -> list[JsonObject]:
     """Faults of one room with their verdicts; those known from before are taken from there.

@@ -13,7 +13,7 @@ from service.jobs.state import ENDS
 from service.sweeps import plan
 from service.sweeps.report import MISSING, TrialState, list_trials
 from service.sweeps.spec import SweepSpec
-from service.sweeps.study import ask_point, check_optuna
+from service.sweeps.study import check_optuna, suggest_point
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -52,7 +52,7 @@ class SweepControl:
         """List trials that `begin` starts: neither complete nor queued; with Optuna the first."""
         states = self.list()
         if self.spec.method == "optuna" and not states:
-            point = ask_point(self.spec, [])
+            point = suggest_point(self.spec, [])
             assert point is not None  # the first is always new
             return [plan.make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
         return [state.trial for state in states if state.state in (MISSING, "failed", "stopped")]
@@ -117,7 +117,7 @@ class SweepControl:
         open_trials = sum(state.state not in ENDS for state in states)
         if len(points) >= self.spec.trials or open_trials >= self._width:
             return False
-        point = ask_point(self.spec, states)
+        point = suggest_point(self.spec, states)
         if point is None:
             return False
         for seed in self.spec.seeds or [None]:

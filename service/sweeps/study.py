@@ -31,7 +31,7 @@ def check_optuna() -> None:
         ) from error
 
 
-def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject | None:
+def suggest_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject | None:
     """Sample the next new point, given all trials so far; None if no new one comes.
 
     Equal trials lead to an equal point. Points with running trials count as running, so that the

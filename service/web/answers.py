@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.jobs.state import JobView
 from service.sweeps.report import AxisRow
 from service.web.tokens import Role
-from store.compare.answers import SameExamples
+from store.compare.correctness import SameExamples
 from store.compare.differences import Difference, SourceDifference
 from store.compare.divergence import Divergence
 from store.compare.statistics import MeanInterval, Summary

@@ -74,5 +74,5 @@ def get_identity(request: Request) -> Identity:
     return request.state.identity
 
 
-Parts = Annotated[Service, Depends(get_service)]
+Services = Annotated[Service, Depends(get_service)]
 Asker = Annotated[Identity, Depends(get_identity)]

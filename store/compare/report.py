@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
-from store.compare.answers import SameExamples, compare_answers
+from store.compare.correctness import SameExamples, compare_answers
 from store.compare.differences import (
     Difference,
     SourceDifference,
@@ -46,7 +46,7 @@ class CompareReport:
     metrics: list[list[Comparison]]  # numbers of each further side against the base
     answers: list[SameExamples]
     source: list[SourceDifference]
-    divergence: JsonObject | None  # as `tell_divergence` returns it; None if it was not computed
+    divergence: JsonObject | None  # as `view_divergence` returns it; None if it was not computed
 
     def tell(self) -> JsonObject:
         """Return the comparison as a JSON object."""
@@ -86,7 +86,7 @@ def create_report(
     should_be_equal = should_be_equal and not any(difference.matters for difference in config)
     divergence = None
     if exact or should_be_equal:
-        divergence = tell_divergence(sides, with_tensors=with_tensors)
+        divergence = view_divergence(sides, with_tensors=with_tensors)
     base, rest = sides[0], sides[1:]
     sources: list[SourceDifference] = []
     if any(side.records[0].environment for side in sides):
@@ -102,7 +102,7 @@ def create_report(
     )
 
 
-def tell_divergence(sides: Sequence[Side], *, with_tensors: bool) -> JsonObject:
+def view_divergence(sides: Sequence[Side], *, with_tensors: bool) -> JsonObject:
     """Find where two single runs part, and, `with_tensors`, which tensors of their checkpoints."""
     records = [record for side in sides for record in side.records]
     if len(sides) != 2 or len(records) != 2:

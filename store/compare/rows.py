@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from store.compare.answers import SameExamples
+from store.compare.correctness import SameExamples
 from store.compare.differences import SourceDifference
 from store.compare.divergence import Divergence
 from store.compare.sides import Comparison, Side, choose_comparable
@@ -117,7 +117,7 @@ def describe_source(row: SourceDifference) -> list[str]:
 
 
 def describe_divergence(report: JsonObject) -> list[str]:
-    """Describe the result of `tell_divergence`, a sentence a line."""
+    """Describe the result of `view_divergence`, a sentence a line."""
     if report["found"] is None:
         return ["The runs are equal bit for bit in all deterministic numbers."]
     part = Divergence(**report["found"])

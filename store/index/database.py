@@ -25,13 +25,13 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
-from store.index.kin import Family, Kin, unpack_ancestors
+from store.index.lineage import Family, Node, unpack_ancestors
 from store.index.scan import create_scan
 from store.index.writer import IndexWriter, define_tables
 from store.query.filters import check_keys, parse_filter
 from store.query.record import FACTS
 from store.query.tags import TAG
-from store.record.catalogue import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
+from store.record.catalogue import SCORE, SCORE_NAME, SCORE_PROBE, Score, is_candidate, select_score
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
@@ -224,7 +224,7 @@ class RunIndex:
         else:
             probes = self.read_cells(numbers, [SCORE_PROBE])[SCORE_PROBE]
             runs = numbers_of.keys() & set(numbers)
-        scores = {run: choose_score(numbers_of[run], probes.get(run)) for run in runs}
+        scores = {run: select_score(numbers_of[run], probes.get(run)) for run in runs}
         return {run: score for run, score in scores.items() if score is not None}
 
     def list_varied(self) -> list[str]:
@@ -265,7 +265,7 @@ class RunIndex:
         runs = self._tables.runs.c
         query = select(runs.run, runs.path, runs.id, runs.tags, runs.sums, runs.lineage)
         return Family(
-            Kin(
+            Node(
                 run,
                 path,
                 name or "",
@@ -284,11 +284,11 @@ class RunIndex:
         """Read names of each run's ancestors, then and today, or their tags."""
         family = self.read_family()
         column: dict[int, JsonValue] = {}
-        for run, kin in family.runs.items():
-            if not kin.ancestors:
+        for run, node in family.runs.items():
+            if not node.ancestors:
                 continue
             words: list[JsonValue] = []
-            for ancestor, teacher in family.follow(kin.ancestors, run):
+            for ancestor, teacher in family.follow(node.ancestors, run):
                 if key == TEACHER_TAG:
                     words += teacher.tags if teacher else ()
                 else:

@@ -26,7 +26,7 @@ from sqlalchemy import (
     select,
 )
 
-from store.index.kin import pack_ancestors
+from store.index.lineage import pack_ancestors
 from store.index.scan import RunEntry
 from store.query.config_text import Pairs
 from store.query.record import FACTS

@@ -94,7 +94,7 @@ def fit_ancestors(entries: Iterable[JsonValue]) -> list[Ancestor]:
     return sorted(ancestors, key=lambda ancestor: ancestor.generation)
 
 
-def tell_lineage(ancestors: Iterable[Ancestor]) -> list[JsonValue]:
+def view_lineage(ancestors: Iterable[Ancestor]) -> list[JsonValue]:
     """Return ancestors as JSON objects."""
     return [asdict(ancestor) for ancestor in ancestors]
 
@@ -112,7 +112,7 @@ def read_note(folder: Folder) -> list[Ancestor]:
 
 def format_note(ancestors: Iterable[Ancestor]) -> str:
     """Format a cache's note."""
-    return json.dumps({"schema_version": 1, LINEAGE: tell_lineage(ancestors)}, indent=1) + "\n"
+    return json.dumps({"schema_version": 1, LINEAGE: view_lineage(ancestors)}, indent=1) + "\n"
 
 
 def join_lineages(old: Sequence[Ancestor], new: Sequence[Ancestor]) -> list[Ancestor]:

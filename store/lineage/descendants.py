@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from store.index.database import RunIndex
-from store.index.kin import Kin
+from store.index.lineage import Node
 from store.lineage.ancestors import Ancestor, fit_ancestors, list_sums
 from store.query.record import RunRecord
 from utils.errors import UserError
@@ -45,11 +45,11 @@ def find_kinship(index: RunIndex, record: RunRecord) -> Kinship:
     """Find the teachers and students of a run in its store."""
     family = index.read_family()
     sums = tuple(list_sums(record.artifacts))
-    own = Kin(_NOT_INDEXED, record.path, record.facts.id or "", sums=sums)
+    own = Node(_NOT_INDEXED, record.path, record.facts.id or "", sums=sums)
     if known := family.find_run(own.id, own.path):
         own = replace(own, run=known.run)
 
-    def read(kin: Kin) -> Sequence[Ancestor]:
+    def read(kin: Node) -> Sequence[Ancestor]:
         try:  # the run's file has numbers that the index lacks
             known = RunRecord(join_path_or_url(index.store, *kin.path.split("/")))
             return fit_ancestors(known.facts.lineage)

@@ -131,7 +131,7 @@ def measure_step(record: RunRecord) -> float | None:
     return seconds if seconds > 0 else None
 
 
-def tell_step(record: RunRecord, verdicts: Verdicts) -> dict[str, float | None]:
+def view_step(record: RunRecord, verdicts: Verdicts) -> dict[str, float | None]:
     """Return the estimated and the measured seconds of a step; None if unknown."""
     verdict = find_verdict(record, verdicts)
     estimate = None if verdict is None else verdict["step_ms"]["estimate"] / 1000

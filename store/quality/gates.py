@@ -18,7 +18,7 @@ from store.compare.sides import Side, average_by_seed
 from store.compare.statistics import Delta, Sample, compute_delta, summarise
 from store.formatting import count_runs
 from store.query.filters import check_keys
-from store.query.listing import tell_writer
+from store.query.listing import view_writer
 from store.query.record import RunRecord, get_finite_numbers
 from store.record.catalogue import Metric, find_entry
 from utils.errors import EXIT_FAILED, UserError, get_hint
@@ -142,7 +142,7 @@ def make_gate(values: JsonMapping, text: str) -> Gate:
     )
 
 
-def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_entry) -> Gate:
+def resolve_direction(gate: Gate, find: Callable[[str], Metric | None] = find_entry) -> Gate:
     """Return the gate with its direction, its own or that of its entry; UserError without one."""
     if gate.direction is not None:
         return gate
@@ -156,14 +156,14 @@ def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_ent
     )
 
 
-def judge_sides(
+def evaluate_sides(
     gates: Sequence[Gate], base: Side, new: Side, *, unfinished: bool = False
 ) -> list[GateFinding]:
     """Check the runs of two sides against gates; UserError for runs that are not complete."""
     if not unfinished:
         check_finished((base, new))
     check_known(gates, (base, new))
-    return [check_sides(settle_direction(gate), base, new) for gate in gates]
+    return [check_sides(resolve_direction(gate), base, new) for gate in gates]
 
 
 def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
@@ -234,7 +234,7 @@ def check_finished(sides: Sequence[Side]) -> None:
         more = f" (and {len(unfinished) - 1} more)" if len(unfinished) > 1 else ""
         raise UserError(
             f"gate: {first.path}{more} is not complete: its status is "
-            f"{first.facts.status}, {tell_writer(first)}; wait until it is complete, or "
+            f"{first.facts.status}, {view_writer(first)}; wait until it is complete, or "
             "accept its current numbers by --unfinished"
         )
 

@@ -61,7 +61,7 @@ def read_base(options: argparse.Namespace) -> JsonObject | None:
     return base
 
 
-def judge_report(
+def evaluate_report(
     options: argparse.Namespace, base: JsonObject | None, report: JsonObject, *, max_pct: float
 ) -> tuple[int, JsonObject | None]:
     """Save a report if `--store` is set, and print how it compares with an earlier one.

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from store.compare.statistics import Sample
-from store.quality.gates import Gate, GateFinding, aggregate, check_samples, settle_direction
+from store.quality.gates import Gate, GateFinding, aggregate, check_samples, resolve_direction
 from store.quality.reports import (
     BENCHMARK,
     COMPILER_NOISE,
@@ -70,7 +70,7 @@ def resolve_gates(gates: Sequence[Gate], names: Iterable[str]) -> list[Gate]:
         if find_figure(gate.metric) is None and gate.metric not in known:
             hint = get_hint(gate.metric, known)
             raise UserError(f"--gate: no report has a figure {gate.metric!r}; {hint}")
-    return [settle_direction(gate, find_figure) for gate in gates]
+    return [resolve_direction(gate, find_figure) for gate in gates]
 
 
 def check_settings(

@@ -15,7 +15,7 @@ from typing import Literal
 
 from store.quality.field_types import is_number
 from store.query.config_text import flatten_run_config
-from store.record.catalogue import Catalogue, Metric
+from store.record.catalogue import Metric, MetricRegistry
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
@@ -43,7 +43,7 @@ _ESTIMATES = (
     "max_batch_per_chip",
 )
 
-FIGURES = Catalogue(
+FIGURES = MetricRegistry(
     Metric("*_per_s", "1/s", "higher", "clock", "what a run's task counts, by the clock"),
     Metric("ms", "ms", "lower", "clock", "time of one execution"),
     Metric("step_p50_s", "s", "lower", "clock", "half of the steps are faster"),

@@ -118,7 +118,7 @@ def is_alive(store: str, path: str, status: str | None) -> bool | None:
     return bool(find_owner(to_path(store) / path))
 
 
-def tell_writer(record: RunRecord) -> str:
+def view_writer(record: RunRecord) -> str:
     """Describe whether a program works on a run now."""
     if not isinstance(record.folder, LocalFolder):
         return "and only its own machine can see whether a program works on it"

@@ -221,7 +221,7 @@ def _measure_lines(record: RunRecord, number: int) -> float:
     return max(0.0, own[-1] - (before[-1] if before else 0.0)) if own else 0.0
 
 
-def tell_time(time: RunTime) -> JsonObject:
+def view_time(time: RunTime) -> JsonObject:
     """Return the time of a run as a JSON object."""
     return {
         "paid_s": time.paid_s,

@@ -43,7 +43,7 @@ class Metric:
     text: str  # description for people
 
 
-class Catalogue:
+class MetricRegistry:
     """Metrics by name; an exact name takes precedence over a pattern."""
 
     def __init__(self, *metrics: Metric) -> None:
@@ -165,7 +165,7 @@ LEARNT = (
     Metric("*/examples", "examples", "none", "deterministic", "examples counted in such a set"),
 )  # fmt: skip
 
-METRICS = Catalogue(*LEARNT, *LOOP)
+METRICS = MetricRegistry(*LEARNT, *LOOP)
 
 
 def find_entry(metric: str) -> Metric | None:
@@ -191,7 +191,7 @@ class Score:
     value: float
 
 
-def choose_score(values: Mapping[str, float], probe: JsonValue = "") -> Score | None:
+def select_score(values: Mapping[str, float], probe: JsonValue = "") -> Score | None:
     """Choose the score among a run's newest numbers; None before its first evaluation."""
     names = [f"{EVAL}.{name}" for name in SCORES]
     if isinstance(probe, str) and probe:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from store.record.catalogue import EVAL, HEAD, LOOP, LOSS, METRICS, TRAIN, Catalogue
+from store.record.catalogue import EVAL, HEAD, LOOP, LOSS, METRICS, TRAIN, MetricRegistry
 from utils.errors import UserError
 from utils.json_types import JsonObject, load_json
 from utils.storage.local import write_atomically
@@ -18,7 +18,7 @@ METRICS_FILE = "metrics.jsonl"
 Line = JsonObject
 # Prefix of an evaluation's numbers in lines without a kind.
 _OLD_EVAL = "eval_"
-_OF_LOOP = Catalogue(*LOOP)
+_OF_LOOP = MetricRegistry(*LOOP)
 # A segment's line {"rewind": STEP} has no metrics: the run is rolled back and repeats later steps.
 REWIND = "rewind"
 

@@ -27,7 +27,7 @@ from tasks.classify.built_students import check_reused
 from tasks.classify.mutual import check_peer, create_peer
 from tasks.classify.rotations import check_rotations
 from tasks.classify.views import check_kept, check_strong_view, list_streams
-from tasks.evaluation.judge import check_sets
+from tasks.evaluation.evaluator import check_sets
 from tasks.evaluation.sets import EvaluatedSet, ModelClasses
 from tasks.images.dry_run import (
     ImageShapes,

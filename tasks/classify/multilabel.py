@@ -171,7 +171,7 @@ class Multilabel(Classify):
 
     score_name = "mAP"
     check = MultilabelCheck
-    twin = "tasks.classify.multilabel:SyntheticMultilabel"
+    synthetic = "tasks.classify.multilabel:SyntheticMultilabel"
     create_loss = staticmethod(create_set_loss)
 
     def __init__(self, config: RunConfig, facts: ClassifyFacts, loaders: Loaders) -> None:

@@ -44,7 +44,7 @@ _PHOTO_SHAPE = (400, 500, 3)
 class SyntheticClassify(SyntheticRun):
     """A classification of synthetic images with the shape and the classes of a run's own."""
 
-    usual = MappingProxyType({"num_classes": 1000})
+    default_sizes = MappingProxyType({"num_classes": 1000})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config

@@ -22,7 +22,7 @@ from losses.tasks.classes import create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
 from models.factory import create_model
 from models.teachers.kept_tokens import ClassTokenScores
-from models.teachers.teacher import SeenByStudent, Teacher, create_teachers, get_teacher_sections
+from models.teachers.teacher import StudentView, Teacher, create_teachers, get_teacher_sections
 from models.transforms import to_pixels
 from tasks.classify.built_students import reuse_classifier
 from tasks.classify.check import ClassifyCheck, ClassifyFacts, CreateLoss, check_micro_batch
@@ -35,7 +35,7 @@ from tasks.classify.counting import (
 from tasks.classify.mutual import SELF, create_peer, learn_together
 from tasks.classify.rotations import TURNS, check_rotations, split_turned, turn_pixels
 from tasks.classify.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name
-from tasks.evaluation.judge import Judge
+from tasks.evaluation.evaluator import SetEvaluator
 from tasks.images.dry_run import check_images, find_feature_shapes
 from tasks.images.pixels import ImageTask
 from tasks.images.resizing import check_sizes, get_only_side, resize_pixels
@@ -62,7 +62,7 @@ class Classify(ImageTask[Teacher]):
     score_metric = ""
     hint = "its weights, its mean and std, and its dtype"
     check = ClassifyCheck
-    twin = "tasks.classify.synthetic:SyntheticClassify"
+    synthetic = "tasks.classify.synthetic:SyntheticClassify"
     create_loss: CreateLoss = staticmethod(create_class_loss)
     facts: ClassifyFacts
     losses: WeightedLoss
@@ -75,7 +75,7 @@ class Classify(ImageTask[Teacher]):
         )
         self.teaching = Teaching(config, self.losses)
         self._attention: ClassTokenScores | None = None
-        self._judge: Judge | None = None
+        self._evaluator: SetEvaluator | None = None
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
         strong = self._see_strong(model, batch)  # first: taps keep the layers of the last pass
@@ -93,7 +93,7 @@ class Classify(ImageTask[Teacher]):
             ),
             labels=batch.labels,
             mask=batch.mask,
-            teacher_logits=stored or self.ask_teachers(pixels, batch),
+            teacher_logits=stored or self.compute_teacher_outputs(pixels, batch),
             sparse_teacher=only_stored,
             student_distill_logits=distill_logits,
             example_indices=batch.indices,
@@ -147,7 +147,9 @@ class Classify(ImageTask[Teacher]):
     def to_device(self, runtime: Runtime) -> None:
         self.transform.to(runtime.device)
         facts = self.facts
-        self._judge = Judge(runtime, facts.sets, facts.num_classes, self.config.train.seed)
+        self._evaluator = SetEvaluator(
+            runtime, facts.sets, facts.num_classes, self.config.train.seed
+        )
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         self.teaching.open(self, runtime, state, plan, stream)
@@ -159,7 +161,7 @@ class Classify(ImageTask[Teacher]):
         follows = get_only_side(self.config.train.image_sizes) is not None
         return Teacher(model, self.transform, weight=weight, follows=follows)
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward_for_tracing(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         distill = self.config.distill
         is_twice = distill.views == "weak_strong" or distill.peer == SELF
         if distill.views == "rotations":
@@ -195,10 +197,10 @@ class Classify(ImageTask[Teacher]):
 
     def close(self) -> None:
         super().close()
-        if self._judge is not None:
-            self._judge.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
 
-    def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
+    def compute_teacher_outputs(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
         """Return the teachers' logits of mixed pixels, or of their own crops of the examples."""
         if TEACHER_IMAGES in batch.draws:
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
@@ -237,9 +239,11 @@ class Classify(ImageTask[Teacher]):
         advice = "its weights and the preprocessing"
         return Worth(f"top-1 {top1:.2f}", top1 <= limit, f"chance ({limit:.2f})", advice)
 
-    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
-        assert self._judge is not None
-        return self._judge.judge(self.predict, model, sum_over, number)
+    def evaluate_extra_sets(
+        self, model: nn.Module, sum_over: SumBatches, number: int | None
+    ) -> dict[str, float]:
+        assert self._evaluator is not None
+        return self._evaluator.evaluate_extra_sets(self.predict, model, sum_over, number)
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """Return the percentage of the evaluation split with the same class as each teacher."""
@@ -260,7 +264,7 @@ class Classify(ImageTask[Teacher]):
     def _ask_live(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
         """Return the live teachers' logits; keep_tokens needs the attention to patches."""
         scores = None if self._attention is None else self._attention.take()
-        seen = SeenByStudent(resize_pixels(pixels, batch.values), scores)
+        seen = StudentView(resize_pixels(pixels, batch.values), scores)
         answers = self.teaching.ask(pixels, seen)
         return combine_answers(answers, *self.teaching.get_ensemble())
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class SyntheticDistil(SyntheticClassify):
     """Synthetic images, whose class is not used, and teachers without a classifier."""
 
-    usual: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    default_sizes: ClassVar[Mapping[str, int]] = MappingProxyType({})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config

@@ -94,7 +94,7 @@ class Distil(ImageTask[FeatureTeacher]):
 
     score_name = "-loss"
     check = DistilCheck
-    twin = "tasks.distil.synthetic:SyntheticDistil"
+    synthetic = "tasks.distil.synthetic:SyntheticDistil"
     facts: DistilFacts
     losses: LabelFreeLoss
 
@@ -121,7 +121,7 @@ class Distil(ImageTask[FeatureTeacher]):
     ) -> LossOutput:
         """Return the terms between a student's features of its input and those of the teachers."""
         seen = self._see(model, inputs)
-        teachers = tuple(self.ask_all(pixels, batch))
+        teachers = tuple(self.iterate_teacher_outputs(pixels, batch))
         students = tuple(
             Embeddings(
                 seen.pooled, change(seen.patches) if self.losses.wants(PATCHES, number) else None
@@ -136,7 +136,7 @@ class Distil(ImageTask[FeatureTeacher]):
         embedder = self._embedders.get(model)
         return compute_features(model, inputs) if embedder is None else embedder(inputs)
 
-    def ask_all(self, pixels: Tensor, batch: ImageBatch) -> Iterator[Embeddings]:
+    def iterate_teacher_outputs(self, pixels: Tensor, batch: ImageBatch) -> Iterator[Embeddings]:
         """Yield every teacher's features at the scale that is learnt, computed now or stored."""
         stored = get_stored_features(batch)
         for number, (teacher, maps) in enumerate(zip(self.teachers, self._scalings, strict=True)):
@@ -211,7 +211,7 @@ class Distil(ImageTask[FeatureTeacher]):
         known = list_cached_hashes(config, self.facts.teachers)
         self.teaching.open_stored(runtime, stream, known, plan.total_steps)
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward_for_tracing(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, ...]:
         return tuple(compute_features(model, inputs))
 
     def list_companions(self, examples: int) -> list[Companion]:
@@ -229,7 +229,7 @@ class Distil(ImageTask[FeatureTeacher]):
     def pack_features(self, batch: ImageBatch) -> Tensor:
         """Return [B, F], what `feature_shapes` lists of an image, concatenated, for statistics."""
         pixels = self.augment(batch.images, batch.draws)
-        pairs = zip(self.ask_all(pixels, batch), self.feature_shapes, strict=True)
+        pairs = zip(self.iterate_teacher_outputs(pixels, batch), self.feature_shapes, strict=True)
         return torch.cat([seen.get(of).flatten(1) for seen, kinds in pairs for of in kinds], dim=1)
 
     def compute_cached_outputs(self, batch: ImageBatch, columns: Columns) -> tuple[Tensor, ...]:
@@ -273,9 +273,11 @@ class Distil(ImageTask[FeatureTeacher]):
         sums = [pooled.sum(dim=0), pooled.square().sum(dim=0)]
         return torch.cat([batch.mask.float().sum().reshape(1), *sums])
 
-    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+    def evaluate_extra_sets(
+        self, model: nn.Module, sum_over: SumBatches, number: int | None
+    ) -> dict[str, float]:
         assert self._prober is not None
-        return self._prober.judge(model, sum_over, number)
+        return self._prober.evaluate_extra_sets(model, sum_over, number)
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         terms = "".join(

@@ -12,7 +12,7 @@ import numpy as np
 from big_vision.input.images.labelled import ImageFacts
 from big_vision.input.source import require_facts
 from datasets import create_loader, create_source
-from tasks.evaluation.judge import check_model_takes
+from tasks.evaluation.evaluator import check_model_takes
 from tasks.evaluation.probes import (
     evaluate_few_shots,
     evaluate_least_squares,
@@ -92,7 +92,9 @@ class Prober:
     ) -> None:
         self._runtime, self._sets, self._ask = runtime, sets, ask
 
-    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+    def evaluate_extra_sets(
+        self, model: nn.Module, sum_over: SumBatches, number: int | None
+    ) -> dict[str, float]:
         """Return `NAME/knn`, `NAME/linear`, `NAME/fewshot_N` in percent of the sets that are due.
 
         `number` is that of the run's evaluation, from 1; None for the last one: all are due.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class SyntheticLanguage(SyntheticRun):
     """Windows of `vocabulary` different random tokens."""
 
-    usual = MappingProxyType({"vocab_size": 32_000})
+    default_sizes = MappingProxyType({"vocab_size": 32_000})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config

@@ -49,7 +49,7 @@ class Language(CachedTask[TokenBatch, TokenTeacher]):
     score_name = "-loss"
     hint = "its weights and its dtype"
     check = LanguageCheck
-    twin = "tasks.language.synthetic:SyntheticLanguage"
+    synthetic = "tasks.language.synthetic:SyntheticLanguage"
     facts: LanguageFacts
     losses: WeightedLoss
     teaching: TokenTeaching
@@ -173,7 +173,7 @@ class Language(CachedTask[TokenBatch, TokenTeacher]):
     def create_teachers(self, device: str = "cpu") -> list[TokenTeacher]:
         return create_token_teachers(self.config.distill, self.tokens, device=device)
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
+    def forward_for_tracing(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Return the logits of all tokens at once, which a step makes chunk by chunk."""
         assert isinstance(model, LanguageModel)
         return model.compute_logits(model(inputs))

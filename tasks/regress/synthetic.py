@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 class SyntheticRegress(SyntheticRun):
     """Rows of noise, as files that the source `arrays` reads."""
 
-    usual = MappingProxyType({"in_features": 8, "out_features": 1})
+    default_sizes = MappingProxyType({"in_features": 8, "out_features": 1})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config
         self._sizes = dict(given)
-        if self._sizes.keys() < self.usual.keys():
+        if self._sizes.keys() < self.default_sizes.keys():
             facts = describe_dataset(config.data).examples["train"]
             rows = require_facts(facts, VectorFacts, config.data.source)
             sizes = {"in_features": len(rows.input_names), "out_features": len(rows.target_names)}

@@ -44,7 +44,7 @@ class Regress(Taught[VectorBatch, RowTeacher]):
     unit = ("rows", 1)
     score_name = "-mse"
     check = RegressCheck
-    twin = "tasks.regress.synthetic:SyntheticRegress"
+    synthetic = "tasks.regress.synthetic:SyntheticRegress"
     facts: RegressFacts
     losses: WeightedLoss
     teaching: Teaching[RowTeacher]
@@ -141,7 +141,7 @@ class Regress(Taught[VectorBatch, RowTeacher]):
     def get_modules(self) -> dict[str, nn.Module]:
         return {**super().get_modules(), "units": self._units}
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
+    def forward_for_tracing(self, model: nn.Module, inputs: Tensor) -> Tensor:
         return model(inputs)
 
     def create_teachers(self, device: str = "cpu") -> list[RowTeacher]:

@@ -81,7 +81,7 @@ class Taught(RunTask[BatchT], Generic[BatchT, TeacherT]):
     def create_inputs(self, examples: int) -> Tensor:
         raise NotImplementedError
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+    def forward_for_tracing(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         raise NotImplementedError
 
     def create_teachers(self, device: str = "cpu") -> list[TeacherT]:
@@ -213,7 +213,7 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[st
 
 def _count(task: Traceable, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
-        outputs = task.answer(model, inputs)
+        outputs = task.forward_for_tracing(model, inputs)
         if backward:
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             torch.autograd.backward([output.sum() for output in outputs])

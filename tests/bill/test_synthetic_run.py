@@ -34,7 +34,7 @@ def test_a_task_without_synthetic_data_is_refused_with_input_real(tmp_path, monk
 
 @pytest.mark.parametrize("name", list(TASKS))
 def test_every_built_in_task_has_a_synthetic_run(name):
-    assert isinstance(load_object(TASKS.get(name).twin), type)
+    assert isinstance(load_object(TASKS.get(name).synthetic), type)
 
 
 @pytest.mark.parametrize("text", ["num_classes", "num_classes=0", "num_classes=x"])

@@ -11,7 +11,7 @@ import torch
 
 import main as program
 from engine import evaluate
-from job.answers import Answers
+from job.correctness import Correctness
 from store.record.hits import HITS_FILE, parse_hits
 from tests.support.tiny_parts import (
     SYNTHETIC,
@@ -51,7 +51,7 @@ def test_hit_bits_follow_the_split_and_add_up_to_the_counts(create):
     before = runtime.counters()
     plain = evaluate(model, iter(split), task, runtime)
     first = runtime.counters()
-    answers = Answers(task, runtime, "digits")
+    answers = Correctness(task, runtime, "digits")
     evaluation = answers.evaluate(model, iter(split))
     hits = answers.gather(7)
     second = runtime.counters()
@@ -71,7 +71,7 @@ def test_hit_bits_follow_the_split_and_add_up_to_the_counts(create):
             expected[batch.indices[batch.mask].numpy()] = right[batch.mask].numpy()
     assert hits.bits == np.packbits(expected).tobytes()
     # Once both are compiled, neither compiles again.
-    again = Answers(task, runtime, "digits")
+    again = Correctness(task, runtime, "digits")
     again.evaluate(model, iter(split))
     assert again.gather(7) == hits
     assert runtime.counters()["graphs"] == second["graphs"]
@@ -81,7 +81,7 @@ def test_other_examples_have_another_hash():
     runtime, task, model = create_cpu_runtime(), TinyTask(), create_vit()
 
     def hash_of(split: list, *identity: str) -> str:
-        answers = Answers(task, runtime, *identity)
+        answers = Correctness(task, runtime, *identity)
         answers.evaluate(model, iter(split))
         return answers.gather(0).ids_sha256
 
@@ -99,7 +99,7 @@ def test_a_task_without_correctness_keeps_no_hits():
             return self.count(model, batch), None
 
     runtime = create_cpu_runtime()
-    answers = Answers(Unmarked(), runtime)
+    answers = Correctness(Unmarked(), runtime)
     answers.evaluate(create_vit(), iter(create_split()))
     assert answers.gather(0) is None
 

@@ -199,7 +199,7 @@ def verdicts(toy) -> list[dict]:
         patch.setattr("proofs.mutants.bench._LEAST_LIMIT_S", 5.0)
         chosen = [m for m in bench.list_mutants(ROOM) if m.kind in ("comparison", "operator")]
         assert bench.measure(ROOM).failed == [f"{TEST}::test_fails_anyhow"]
-        return tool.judge_room(bench, ROOM, chosen, 60.0)
+        return tool.evaluate_room(bench, ROOM, chosen, 60.0)
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_the_users_tree_stays_clean_and_verdicts_are_cached(toy, verdicts, monke
         monkeypatch.setattr(bench, "judge", None)
         chosen = [m for m in bench.list_mutants(ROOM) if m.kind in ("comparison", "operator")]
         monkeypatch.setattr(bench, "run_tests", lambda *_: {"failed": [f"{TEST}::test_it_ends"]})
-        again = tool.judge_room(bench, ROOM, chosen, 60.0)
+        again = tool.evaluate_room(bench, ROOM, chosen, 60.0)
     assert [row["verdict"] for row in again if row["line"] == 11] == ["unsure"]
     assert [row["verdict"] for row in again if row["line"] == 5] == ["survived"]
 
@@ -244,7 +244,7 @@ def test_a_new_test_reruns_only_survivors(toy, verdicts, tmp_path):
         )
         chosen = [m for m in bench.list_mutants(ROOM) if m.line in (3, 5)]
         chosen = [m for m in chosen if m.kind == "comparison"]
-        again = tool.judge_room(bench, ROOM, chosen, 60.0)
+        again = tool.evaluate_room(bench, ROOM, chosen, 60.0)
     assert asked == [5]
     assert [(row["line"], row["verdict"]) for row in again] == [(3, "caught"), (5, "caught")]
     assert again[1]["by"] == "tests/test_further.py::test_18"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from service.jobs import keeper
+from service.jobs import supervisor
 from service.jobs.child import get_birth
 from service.jobs.dispatcher import DISPATCHER_LOCK, Dispatcher
 from service.jobs.files import ROOT, JobQueue
@@ -20,7 +20,7 @@ from tests.support.waiting import PATIENCE_S, wait_for
 @pytest.fixture
 def count_starts(tmp_path, monkeypatch):
     """Put a program in the dispatcher's place that counts its starts; return the counter."""
-    marks, real = tmp_path / "started", keeper.subprocess.Popen
+    marks, real = tmp_path / "started", supervisor.subprocess.Popen
     code = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1000)"
 
     def start(command: list[str], **options: object):
@@ -28,14 +28,14 @@ def count_starts(tmp_path, monkeypatch):
         assert options["start_new_session"] is True
         return real([sys.executable, "-c", code, str(marks)], **options)
 
-    monkeypatch.setattr(keeper.subprocess, "Popen", start)
+    monkeypatch.setattr(supervisor.subprocess, "Popen", start)
     return lambda: len(marks.read_text()) if marks.exists() else 0
 
 
 def test_a_dispatcher_is_started_restarted_and_ended(tmp_path, count_starts):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
-    with keeper.DispatcherKeeper(queue, "1", pause_s=0.05) as kept:
-        # A program may run before its keeper knows it.
+    with supervisor.DispatcherSupervisor(queue, "1", pause_s=0.05) as kept:
+        # A program may run before its supervisor knows it.
         wait_for(lambda: count_starts() == 1 and kept._process is not None)
         first = kept._process
         first.kill()
@@ -48,10 +48,10 @@ def test_a_dispatcher_is_started_restarted_and_ended(tmp_path, count_starts):
 def test_another_dispatcher_is_left_running_and_succeeded(tmp_path, count_starts):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     with Dispatcher(queue, ["slot0"]):
-        with keeper.DispatcherKeeper(queue, "1", pause_s=0.02):
+        with supervisor.DispatcherSupervisor(queue, "1", pause_s=0.02):
             time.sleep(0.3)
         assert count_starts() == 0
-    with keeper.DispatcherKeeper(queue, "1", pause_s=0.02):
+    with supervisor.DispatcherSupervisor(queue, "1", pause_s=0.02):
         wait_for(lambda: count_starts() == 1)
 
 
@@ -67,7 +67,7 @@ def leave_behind(queue: JobQueue, *, is_service_gone: bool) -> subprocess.Popen[
     wait_for(lambda: lock.exists() and bool(lock.read_text()))
     born = get_birth(os.getpid()) + (5 if is_service_gone else 0)
     kept = {"dispatcher": [program.pid, get_birth(program.pid)], "service": [os.getpid(), born]}
-    (queue.folder / keeper._KEPT).write_text(json.dumps(kept))
+    (queue.folder / supervisor._KEPT).write_text(json.dumps(kept))
     return program
 
 
@@ -75,7 +75,7 @@ def test_a_dispatcher_left_by_an_ended_service_is_succeeded(tmp_path):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     program = leave_behind(queue, is_service_gone=True)
     try:
-        with keeper.DispatcherKeeper(queue, "2", pause_s=0.05) as kept:
+        with supervisor.DispatcherSupervisor(queue, "2", pause_s=0.05) as kept:
             assert program.wait(PATIENCE_S) == 0
             lock = queue.folder / DISPATCHER_LOCK
             wait_for(lambda: lock.read_text().endswith("slot0,slot1"))
@@ -91,7 +91,7 @@ def test_a_dispatcher_of_a_running_service_is_logged_once(tmp_path, caplog):
     queue = JobQueue(tmp_path / "jobs", str(tmp_path))
     program = leave_behind(queue, is_service_gone=False)
     try:
-        with keeper.DispatcherKeeper(queue, "2", pause_s=0.02):
+        with supervisor.DispatcherSupervisor(queue, "2", pause_s=0.02):
             wait_for(lambda: bool(caplog.records))
             time.sleep(0.2)
         assert program.poll() is None

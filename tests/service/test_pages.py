@@ -13,7 +13,7 @@ from service.web.series.ranges import Curve
 from service.web.views.figures import draw_picture, group_metrics, make_chart
 from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
-from store.lineage.ancestors import Ancestor, note_run, tell_lineage
+from store.lineage.ancestors import Ancestor, note_run, view_lineage
 from store.query.tags import change_tags
 from tests.service.web.apps import ORIGIN, make_app, make_client, make_mixed_store, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
@@ -291,7 +291,7 @@ def test_a_run_shows_its_teachers_and_students(tmp_path):
     folder = open_folder(store / "digits" / "seed0")
     own = Ancestor(1, place="<b>&")
     ancestors = [*note_run(own, folder), Ancestor(1, via="cache", place="far/<w>")]
-    make_run(store, "taught", final={}, lineage=tell_lineage(ancestors))
+    make_run(store, "taught", final={}, lineage=view_lineage(ancestors))
     change_tags(folder, ["bad"], [])
     client = make_client(make_app(store))
     page = client.get("/runs/digits/taught").text

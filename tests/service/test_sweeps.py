@@ -29,7 +29,7 @@ from service.sweeps.plan import (
 )
 from service.sweeps.report import TrialState, tabulate_sweep
 from service.sweeps.spec import SweepSpec, read_spec
-from service.sweeps.study import ask_point
+from service.sweeps.study import suggest_point
 from store.compare.statistics import compute_interval
 from tools import queue as queue_tool
 from tools import sweep as sweep_tool
@@ -193,8 +193,8 @@ def test_optuna_is_deterministic_and_learns_from_files_only() -> None:
     spec = make_spec(method="optuna", trials=30, axes=axes, seeds=[])
     states: list[TrialState] = []
     for _ in range(30):
-        point = ask_point(spec, states)
-        assert ask_point(spec, states) == point
+        point = suggest_point(spec, states)
+        assert suggest_point(spec, states) == point
         value = (math.log10(point["optim.lr"]) + 2) ** 2 + (point["optim.name"] == "adamw")
         trial = plan_trials(make_spec(axes={key: [v] for key, v in point.items()}, seeds=[]))[0]
         states.append(TrialState(trial, "complete", value, "", "", ""))
@@ -207,10 +207,10 @@ def test_optuna_proposes_no_point_twice() -> None:
     spec = make_spec(method="optuna", trials=3, seeds=[], axes={"optim.lr": [1.0, 2.0, 3.0]})
     states: list[TrialState] = []
     for _ in range(3):
-        trial = make_trial(spec, ask_point(spec, states), None)
+        trial = make_trial(spec, suggest_point(spec, states), None)
         states.append(TrialState(trial, "complete", trial.point["optim.lr"], "", "", ""))
     assert {one.trial.point["optim.lr"] for one in states} == {1.0, 2.0, 3.0}
-    assert ask_point(spec, states) is None
+    assert suggest_point(spec, states) is None
 
 
 def test_a_sweep_beside_another_dispatcher_watches_and_then_replaces_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store.record.catalogue import HEAD, LOSS, METRICS, Catalogue, Metric
+from store.record.catalogue import HEAD, LOSS, METRICS, Metric, MetricRegistry
 from store.record.history import (
     get_learnt,
     get_loss_terms,
@@ -46,7 +46,7 @@ NEW = {
 
 def test_an_exact_entry_wins_over_a_pattern():
     exact, wide = (Metric(name, "", "none", "clock", "") for name in ("loss/a", "loss/*"))
-    catalogue = Catalogue(wide, exact)
+    catalogue = MetricRegistry(wide, exact)
     assert catalogue.find("loss/a") is exact
     assert catalogue.find("loss/b") is wide
     assert catalogue.find("lossy") is None

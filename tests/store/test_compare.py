@@ -23,7 +23,7 @@ from store.compare.divergence import (
     find_divergence,
     read_lines,
 )
-from store.compare.report import tell_divergence
+from store.compare.report import view_divergence
 from store.compare.sides import TOO_SMALL, Side, compare_sides, group_records, list_metrics
 from store.compare.statistics import adjust, compute_delta, compute_joint_delta, summarise
 from store.compare.tensors import find_tensors
@@ -320,10 +320,10 @@ def test_checkpoints_on_buckets_and_below_another_root_are_compared(tmp_path):
     with pytest.raises(UserError, match="no whole safetensors"):
         find_tensors(*(record.checkpoints.child("step_00000004") for record in records))
     sides = [Side("a", [records[0]]), Side("b", [records[1]])]
-    told = tell_divergence(sides, with_tensors=False)
+    told = view_divergence(sides, with_tensors=False)
     assert (told["found"]["step"], told["checkpoint"], told["tensors"]) == (1, None, None)
     write_lines(runs[1].path, [*make_lines(6)[:-1], {**make_lines(7)[-2], "loss/total": 0.5}])
-    told = tell_divergence([sides[0], Side("b", [RunRecord(runs[1].path)])], with_tensors=True)
+    told = view_divergence([sides[0], Side("b", [RunRecord(runs[1].path)])], with_tensors=True)
     assert (told["found"]["step"], told["checkpoint"]) == (7, 6)
     assert told["tensors"] == ["model.safetensors:w"]
     memory.rm("/compared", recursive=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from store.compare.answers import compare_answers, compute_mcnemar
+from store.compare.correctness import compare_answers, compute_mcnemar
 from store.compare.differences import compare_sources
 from store.compare.report import create_report
 from store.compare.sides import Side

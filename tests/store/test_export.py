@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from store.export import FORMATS, check_export, export_runs, iterate_points, read_table, tell_run
+from store.export import (
+    FORMATS,
+    check_export,
+    describe_run,
+    export_runs,
+    iterate_points,
+    read_table,
+)
 from store.quality.validation import check_run
 from store.query.record import RunRecord
 from store.record.artifacts import publish_artifacts
@@ -61,7 +68,7 @@ def test_an_export_is_read_back_bit_for_bit(records, tmp_path, form):
     for record, row in zip(records, rows, strict=True):
         told = {k: v for k, v in zip(columns, row, strict=True) if v is not None}
         assert repr(sorted(told.items())) == repr(
-            sorted((k, v) for k, v in tell_run(record).items() if v is not None)
+            sorted((k, v) for k, v in describe_run(record).items() if v is not None)
         )
         assert json.loads(told["config.data.train_pp"]) == record.config["data.train_pp"]
     assert check_export(open_folder(folder)) == []

@@ -17,7 +17,7 @@ from store.quality.gates import (
     get_code,
     make_gate,
     parse_gate,
-    settle_direction,
+    resolve_direction,
 )
 from store.query.record import RunRecord
 from tests.support.stored_runs import make_config, make_run
@@ -103,12 +103,12 @@ def test_an_optional_number_may_be_missing(tmp_path, value):
         make_run(tmp_path, "b", final=final, lines=[{"step": 1, "kind": "train"}]),
     ]
     sides = [Side(run.path.name, (RunRecord(run.path),)) for run in runs]
-    found = check_sides(settle_direction(gate), *sides)
+    found = check_sides(resolve_direction(gate), *sides)
     assert found.outcome == "skipped" and "digits/b" in found.reason
 
 
 def test_seeds_have_three_outcomes():
-    gate = settle_direction(parse_gate("eval.top1:-:1:blocker"))
+    gate = resolve_direction(parse_gate("eval.top1:-:1:blocker"))
     draw = random.Random(4)
     base = {seed: 80 + draw.gauss(0, 0.3) for seed in range(5)}
     for fall, expected in ((3.0, "fail"), (0.0, "pass"), (1.0, "undecided")):
@@ -123,7 +123,7 @@ def test_seeds_have_three_outcomes():
 
 def test_noise_neither_fails_nor_passes_a_gate_by_chance():
     """Where the truth lies at the limit, a gate over seeds may decide in 5 % of the cases alone."""
-    gate, draw, decided = settle_direction(parse_gate("eval.loss:-:1:major")), random.Random(5), 0
+    gate, draw, decided = resolve_direction(parse_gate("eval.loss:-:1:major")), random.Random(5), 0
     for _ in range(500):
         base = {("a", i): draw.gauss(5, 1) for i in range(4)}
         new = {("b", i): draw.gauss(6, 1) for i in range(4)}
@@ -145,10 +145,10 @@ def test_aggregates_cover_the_whole_history(tmp_path):
         ("max", 9.0),
         ("p50", 3.0),
     ):
-        gate = settle_direction(parse_gate(f"eval.top1@{aggregate}:-:0:major"))
+        gate = resolve_direction(parse_gate(f"eval.top1@{aggregate}:-:0:major"))
         found = check_sides(gate, Side("a", (record,)), Side("b", (worse,)))
         assert (found.base, found.new) == (expected, 1.0)
-    best = settle_direction(parse_gate("eval.top1@best:-:0:major"))
+    best = resolve_direction(parse_gate("eval.top1@best:-:0:major"))
     found = check_sides(best, Side("a", (record,)), Side("b", (worse,)))
     assert "unequal numbers of evaluations: [1, 4]" in found.reason
     lines[1] = {**lines[1], "top1": None, "nonfinite": {"top1": "nan"}}
@@ -169,7 +169,7 @@ def test_runs_of_equal_seeds_are_paired(tmp_path):
             for seed in range(4)
         ]
         sides.append(Side(name, tuple(RunRecord(run.path) for run in runs)))
-    found = check_sides(settle_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
+    found = check_sides(resolve_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
     assert found.outcome == "pass" and "paired" in found.reason
 
 
@@ -186,7 +186,7 @@ def test_repeated_runs_of_a_seed_do_not_make_a_gate_significant(tmp_path):
             for n, value in enumerate(values)
         ]
         sides.append(Side(name, tuple(RunRecord(run.path) for run in runs)))
-    found = check_sides(settle_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
+    found = check_sides(resolve_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
     assert (found.outcome, found.low, found.base_n, found.new_n) == ("fail", None, 1, 1)
     assert "a has 3 runs of 1 seed; b has 3 runs of 1 seed" in found.reason
 
@@ -229,7 +229,7 @@ def test_an_entry_of_a_file_with_a_fault_is_refused(values, word):
 
 
 def test_an_unknown_direction_is_refused_not_guessed():
-    assert settle_direction(parse_gate("eval.loss:1:-:major")).direction == "lower"
+    assert resolve_direction(parse_gate("eval.loss:1:-:major")).direction == "lower"
     for metric, word in (("eval.charm", "no catalogue"), ("train.lr", "no better direction")):
         with pytest.raises(UserError, match=word):
-            settle_direction(parse_gate(f"{metric}:1:-:major"))
+            resolve_direction(parse_gate(f"{metric}:1:-:major"))

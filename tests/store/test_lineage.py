@@ -22,7 +22,7 @@ from store.lineage.ancestors import (
     note_run,
     read_lineage,
     read_note,
-    tell_lineage,
+    view_lineage,
 )
 from store.lineage.descendants import find_kinship
 from store.query.record import RunRecord
@@ -41,7 +41,7 @@ def own_cache(tmp_path, monkeypatch) -> None:
 
 
 def record_teachers(run: Run, *ancestors: Ancestor) -> None:
-    run.update(**{LINEAGE: tell_lineage(ancestors)})
+    run.update(**{LINEAGE: view_lineage(ancestors)})
 
 
 @pytest.fixture

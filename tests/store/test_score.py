@@ -10,7 +10,7 @@ import torch
 
 from store.index.database import RunIndex
 from store.query.listing import order_runs
-from store.record.catalogue import Score, choose_score, get_sign
+from store.record.catalogue import Score, get_sign, select_score
 from tasks import TASKS
 from tasks.classify.counting import ECE_BINS
 from tasks.classify.multilabel import ScoreTable
@@ -35,19 +35,19 @@ PARTS = SimpleNamespace(
 def test_a_stored_runs_score_is_its_tasks_metric(name):
     assert set(SUMS) == set(TASKS)
     evaluation = TASKS.get(name).summarise(PARTS, SUMS[name])
-    score = choose_score({f"eval.{key}": value for key, value in evaluation.metrics.items()})
+    score = select_score({f"eval.{key}": value for key, value in evaluation.metrics.items()})
     assert get_sign(score.name) * score.value == evaluation.score
 
 
 def test_a_probe_that_the_configuration_names_is_the_score():
     values = {"eval.distil_loss": 0.5, "eval.digits/knn": 40.0, "train.loss/total": 1.0}
-    assert choose_score(values, "digits/knn") == Score("eval.digits/knn", 40.0)
-    assert choose_score(values, "other/knn") == Score("eval.distil_loss", 0.5)
-    assert choose_score({"train.loss/total": 1.0, "test.top1": 3.0}) is None
+    assert select_score(values, "digits/knn") == Score("eval.digits/knn", 40.0)
+    assert select_score(values, "other/knn") == Score("eval.distil_loss", 0.5)
+    assert select_score({"train.loss/total": 1.0, "test.top1": 3.0}) is None
 
 
 def test_an_external_task_is_scored_by_its_first_metric_with_a_direction():
-    assert choose_score({"eval.examples": 9.0, "eval.ece": 0.1, "eval.top5": 70.0}) == (
+    assert select_score({"eval.examples": 9.0, "eval.ece": 0.1, "eval.top5": 70.0}) == (
         Score("eval.top5", 70.0)
     )
 

@@ -16,7 +16,7 @@ import main
 from job.check import check
 from models.factory import create_model
 from tasks.evaluation.counts import summarise_set
-from tasks.evaluation.judge import OpenSet
+from tasks.evaluation.evaluator import OpenSet
 from tasks.evaluation.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
 from tests.support.evaluated_sets import NAMES, Examples, load_examples, shift, write_set
 from tests.support.tiny_parts import SYNTHETIC, VIT_ARGS, create_cpu_runtime
@@ -214,7 +214,7 @@ def test_an_extra_set_with_a_non_finite_loss_does_not_end_the_run(tmp_path, monk
         verdict = summarise_set(*args, **kwargs)
         return replace(verdict, metrics={**verdict.metrics, "loss": math.nan})
 
-    monkeypatch.setattr("tasks.evaluation.judge.summarise_set", make_loss_nan)
+    monkeypatch.setattr("tasks.evaluation.evaluator.summarise_set", make_loss_nan)
     of_set = {"name": "x", "dataset": "image_size=8,channels=1,num_classes=10,num_examples=40"}
     flags = [
         *SYNTHETIC,

@@ -150,7 +150,7 @@ def test_stored_statistics_standardise_the_features(flags, stored, kind):
     given = [*flags, f"--distill.standardise={kind}", f"--distill.statistics={stored}"]
     parts = build_parts(create_cpu_runtime(), check(load_config(given)))
     scaled = [
-        list(parts.task.ask_all(to_pixels(batch.images), batch))
+        list(parts.task.iterate_teacher_outputs(to_pixels(batch.images), batch))
         for batch in itertools.islice(iterate_batches(parts, 0), 4)
     ]
     parts.close()

@@ -220,7 +220,7 @@ def test_a_sharded_cache_holds_the_logits_of_the_runs_examples(flags, sharded_ca
     right = total = 0
     for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
         pixels = live.task.augment(batch.images, batch.draws)
-        (logits,) = live.task.ask_teachers(pixels, batch)
+        (logits,) = live.task.compute_teacher_outputs(pixels, batch)
         right += int((logits.argmax(1) == batch.draws["cache_indices0"][:, 0]).sum())
         total += len(logits)
     parts.close()

@@ -23,7 +23,7 @@ from tasks.evaluation.counts import (
     restrict,
     summarise_set,
 )
-from tasks.evaluation.judge import Judge
+from tasks.evaluation.evaluator import SetEvaluator
 from tasks.evaluation.probes import evaluate_few_shots, evaluate_neighbours
 from tasks.evaluation.sets import EvaluatedSet
 from tools.evaluate.features import extract_features
@@ -87,7 +87,7 @@ def evaluate_replica(runtime: Runtime, plan: EvaluationPlan, options: argparse.N
     if options.teacher:
         teacher = open_trained(options.teacher, TEACHER)
         models.append(_place(runtime, plan, teacher, options.flip, plan.teacher_classes))
-    sets = Judge(runtime, plan.sets, plan.classes.count)
+    sets = SetEvaluator(runtime, plan.sets, plan.classes.count)
     try:
         findings = [
             _evaluate_set(runtime, sets, evaluated, models, plan.classes.count, options.worst)
@@ -118,7 +118,7 @@ def _place(
 
 def _evaluate_set(
     runtime: Runtime,
-    sets: Judge,
+    sets: SetEvaluator,
     evaluated: EvaluatedSet,
     models: list[PlacedModel],
     classes: int,

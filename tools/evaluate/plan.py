@@ -19,7 +19,7 @@ from datasets import create_source
 from models.run_folder import find_run_folder
 from models.trained import TrainedModel, open_trained
 from store.record.ids import CONFIG_FILE
-from tasks.evaluation.judge import check_model_takes
+from tasks.evaluation.evaluator import check_model_takes
 from tasks.evaluation.sets import (
     KNOWN_SETS,
     EvaluatedSet,

@@ -38,7 +38,7 @@ _PROTOBUF_LIMIT = 1_500_000_000  # bytes of weights that fit into one file of ON
 # torch_xla 2.9 cannot lower a program of any batch size, jax can: see docs/export.md.
 FIXED_BATCH = 8
 
-Parts = list[np.ndarray]
+Arrays = list[np.ndarray]
 
 
 class Form(ABC):
@@ -64,14 +64,14 @@ class Form(ABC):
         return wanted
 
     @abstractmethod
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         """Write the form into an existing folder; return its outputs of batches, read back."""
 
 
 class TorchExport(Form):
     """`model.pt2`: a program for `torch.export.load`."""
 
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         path = folder / "model.pt2"
         torch.export.save(handover.program, path)
         with warnings.catch_warnings():  # of read-only mapped memory
@@ -85,7 +85,7 @@ class Onnx(Form):
 
     needs = ("onnx", "onnxscript", "onnxruntime")
 
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         import onnxruntime
 
         path = folder / "model.onnx"
@@ -119,7 +119,7 @@ class StableHlo(Form):
     def choose_batch(self, wanted: int | None) -> int | None:
         return wanted or FIXED_BATCH
 
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         _lower(handover, "stablehlo").save(folder)
         return run_by_xla(folder, parts)
 
@@ -141,7 +141,7 @@ class StableHloAny(Form):
             )
         return None
 
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         try:
             save_for_jax(handover.program, folder)
         except Exception as error:  # torchax and jax raise many classes
@@ -157,7 +157,7 @@ class SavedModel(Form):
     def prepare(self) -> None:
         prepare_lowering()
 
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         any_batch = handover.batch is None
         graph = _lower(handover, "savedmodel")
         save_for_tensorflow(graph, folder, handover.output, any_batch=any_batch)
@@ -184,7 +184,7 @@ class Timm(Form):
                 "for the caller; remove one of them"
             )
 
-    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+    def write(self, handover: Handover, folder: Path, parts: Arrays) -> Arrays:
         import timm
 
         trained, image = handover.trained, handover.describe_input()

@@ -96,13 +96,13 @@ def _read_steps(
     options: argparse.Namespace, index: RunIndex, runs: Sequence[int]
 ) -> dict[str, dict[int, float | None]]:
     """Read estimated and measured step times, which are not in the index: key -> run -> seconds."""
-    from store.quality.calibration import tell_step
+    from store.quality.calibration import view_step
     from store.quality.trends import read_verdicts
 
     verdicts = read_verdicts(options.store)
     paths = {row["run"]: row["path"] for row in index.read_runs(runs) if not row["fault"]}
     records = zip(paths, RunSelector(index).open(paths.values()), strict=True)
-    steps = {run: tell_step(record, verdicts) for run, record in records}
+    steps = {run: view_step(record, verdicts) for run, record in records}
     return {key: {run: step[key] for run, step in steps.items()} for key in STEP_KEYS}
 
 

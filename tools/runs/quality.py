@@ -9,9 +9,9 @@ from dataclasses import asdict
 from rich.text import Text
 
 from store.formatting import draw_line, format_value
-from store.quality.calibration import CalibratedRun, Verdicts, calibrate, find_verdict, tell_step
+from store.quality.calibration import CalibratedRun, Verdicts, calibrate, find_verdict, view_step
 from store.quality.findings import print_findings, publish_findings, read_gates
-from store.quality.gates import get_code, judge_sides
+from store.quality.gates import evaluate_sides, get_code
 from store.quality.reports import describe_report, read_config
 from store.quality.trends import (
     BAD,
@@ -51,7 +51,7 @@ def gate_runs(options: argparse.Namespace) -> int:
             f"gate: {'; '.join(damage)}: gates need undamaged runs; take the files from a copy, or "
             "name other runs"
         )
-    findings = judge_sides(gates, base, new, unfinished=options.unfinished)
+    findings = evaluate_sides(gates, base, new, unfinished=options.unfinished)
     code = get_code(findings, undecided)
     if options.json:
         rows = publish_findings(findings)
@@ -177,7 +177,7 @@ def show_calibration(options: argparse.Namespace) -> None:
 def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
     """Return a run's estimated and measured time; None if one is unknown."""
     verdict = find_verdict(record, verdicts)
-    estimate, measured = tell_step(record, verdicts).values()
+    estimate, measured = view_step(record, verdicts).values()
     if verdict is None or estimate is None or measured is None:
         return None
     return CalibratedRun(record.path, estimate, measured, describe_report(verdict))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import yaml
 
-from store.compare.report import tell_divergence
+from store.compare.report import view_divergence
 from store.compare.sides import Side
 from store.query.config_text import parse_config
 from store.query.record import RunRecord
@@ -57,7 +57,7 @@ def rerun(options: argparse.Namespace) -> int:
         return 0
     _train(record, commit, config, location)
     sides = [Side(run.path, (run,)) for run in (record, RunRecord(location))]
-    divergence = tell_divergence(sides, with_tensors=True)
+    divergence = view_divergence(sides, with_tensors=True)
     if options.json:
         print_json({**view, "divergence": divergence})
     else:

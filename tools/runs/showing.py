@@ -12,10 +12,10 @@ from rich.text import Text
 
 from store.formatting import draw_line, format_least, format_time, format_value
 from store.lineage.descendants import Kinship
-from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
+from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, view_step
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord, describe, get_finite_numbers
-from store.query.timeline import RunTime, compute_time, list_attempt_rows, list_numbers, tell_time
+from store.query.timeline import RunTime, compute_time, list_attempt_rows, list_numbers, view_time
 from store.record.catalogue import EVAL, LOSS, TRAIN
 from store.record.history import get_learnt
 from store.record.lock import find_owner
@@ -55,7 +55,7 @@ def show_run(options: argparse.Namespace) -> None:
         verdicts = read_verdicts(options.store)
     views = []
     for number, record in enumerate(records):
-        view = {**view_run(record), "step": tell_step(record, verdicts)}
+        view = {**view_run(record), "step": view_step(record, verdicts)}
         kin = _find_lineage(options, record)
         if options.json:
             view |= {"config": record.config, "lineage": asdict(kin)}
@@ -84,7 +84,7 @@ def view_run(record: RunRecord) -> JsonObject:
         "note": record.note,
         "attempt_list": record.attempts,
         "worked_s": time.paid_s,
-        "time": tell_time(time),
+        "time": view_time(time),
         "values": record.values,
         "artifacts": record.artifacts,
     }

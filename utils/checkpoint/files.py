@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.checkpoint.fit import Entry, Table
-from utils.endings import Waited
+from utils.endings import Stagnation
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import COMMIT_FILE, Folder
 from utils.storage.local import LocalFolder, apply_umask
@@ -44,7 +44,7 @@ class StateFacts(BaseModel, frozen=True):
 
     step: StrictInt
     best_metric: float | None = None
-    waited: Waited = Waited()
+    waited: Stagnation = Stagnation()
     input_processes: int = 0
     skipped_steps: tuple[int, ...] = ()
     optimizer: JsonObject  # numbers by `parameter|key` or `groupN|key`

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from utils.checkpoint.files import Location, StateFacts, Tensors
 from utils.checkpoint.fit import compare_tensors
-from utils.endings import Waited
+from utils.endings import Stagnation
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -24,7 +24,7 @@ class TrainStateLike(Protocol):
     scaler: torch.amp.GradScaler | None
     step: int
     best_score: float | None
-    waited: Waited
+    waited: Stagnation
     input_processes: int
     skipped_steps: tuple[int, ...]
     averages: dict[str, nn.Module]

@@ -236,11 +236,7 @@ def _read_json(path: Path) -> JsonObject:
 
 
 def _open_table(path: Path) -> pa.Table:
-    """Map a file's rows into memory.
-
-    Raises:
-      UserError: it is not a stream of Arrow, or truncated.
-    """
+    """Map a file's rows into memory; UserError if it is no Arrow stream, or truncated."""
     import pyarrow as pa
 
     with path.open("rb") as file:

@@ -67,8 +67,10 @@ class _Index:
 
     def get_arrays(self) -> Arrays:
         """Return the arrays as cached; bytes need no pickle and a quarter of text's memory."""
+        # A member's name that is not UTF-8 keeps its readable characters.
+        texts = [n.encode(errors="surrogateescape").decode(errors="replace") for n in self.names]
         return {
-            "names": np.array([_encode(name) for name in self.names], np.bytes_),
+            "names": np.array([text.encode() for text in texts], np.bytes_),
             "offsets": np.array(self.offsets, np.int64),
             "sizes": np.array(self.sizes, np.int64),
             "labels": np.array([label.encode() for label in self.labels], np.bytes_),
@@ -76,11 +78,6 @@ class _Index:
             "without_image": np.array(self.without_image, np.int64),
             "hidden": np.array(self.hidden, np.int64),
         }
-
-
-def _encode(name: str) -> bytes:
-    """Encode a member's name in UTF-8; of other encodings, keep the readable characters."""
-    return name.encode(errors="surrogateescape").decode(errors="replace").encode()
 
 
 def scan_tar(path: Path, keys: MemberKeys) -> Arrays:

@@ -167,7 +167,8 @@ class _ShardLists(dict[str, tuple[int, ...]]):
         self.update(dict.fromkeys(self._groups, ()))
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or _is_pattern(str(name))
+        is_pattern = any(sign in str(name) for sign in "{*?") or str(name).endswith(_SUFFIXES)
+        return super().__contains__(name) or is_pattern
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         if name not in self.files:
@@ -270,10 +271,6 @@ def expand_braces(pattern: str) -> list[str]:
         inner = [f"{n:0{width}d}" for n in range(first, last + way, way)]
     head, tail = pattern[: match.start()], pattern[match.end() :]
     return [*itertools.chain.from_iterable(expand_braces(head + part + tail) for part in inner)]
-
-
-def _is_pattern(name: str) -> bool:
-    return any(sign in name for sign in "{*?") or name.endswith(_SUFFIXES)
 
 
 def _read_class_names(base: Path) -> tuple[str, ...] | None:

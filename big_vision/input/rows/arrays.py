@@ -80,11 +80,7 @@ class VectorSource(Source[VectorSelection]):
 
     @abstractmethod
     def load_tables(self) -> Mapping[str, Rows]:
-        """Load the rows of each split.
-
-        Raises:
-          UserError: they cannot be read, or are not numbers.
-        """
+        """Load the rows of each split; UserError if they cannot be read or are not numbers."""
 
     @cached_property
     def tables(self) -> Mapping[str, Rows]:

@@ -91,11 +91,7 @@ class RowShape:
 
 
 def parse_row_name(name: str) -> RowShape:
-    """Parse data.name.
-
-    Raises:
-      UserError: an unknown kind, or a term that does not describe it.
-    """
+    """Parse data.name; UserError for an unknown kind, or a term that does not describe it."""
     kind, *terms = (part.strip() for part in name.split(","))
     example = "friedman1,noise=1,num_examples=2000,num_inputs=10,num_targets=1,seed=0"
     if kind not in FORMULAS:
@@ -127,7 +123,7 @@ class SyntheticRowSource(VectorSource):
     """Synthetic rows from a formula and noise, described by data.name."""
 
     shaped_by_name = True
-    is_made_up = True
+    is_synthetic = True
 
     @property
     def title(self) -> str:

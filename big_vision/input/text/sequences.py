@@ -60,11 +60,7 @@ class SequenceKind:
 
 
 def parse_sequence_name(name: str) -> SequenceShape:
-    """Parse data.name.
-
-    Raises:
-      UserError: an unknown kind, or a term that does not describe it.
-    """
+    """Parse data.name; UserError for an unknown kind, or a term that does not describe it."""
     kind, *terms = (part.strip() for part in name.split(","))
     if kind not in SEQUENCES:
         raise UserError(
@@ -395,7 +391,7 @@ class SequenceSource(Source[SequenceSelection]):
     """Synthetic sequences, described by data.name and data.sequence_length."""
 
     shaped_by_name = True
-    is_made_up = True
+    is_synthetic = True
 
     @property
     def title(self) -> str:

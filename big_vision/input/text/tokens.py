@@ -125,11 +125,7 @@ class TokenSource(Source[TokenSelection]):
 
     @property
     def directory(self) -> Path:
-        """Directory of the files.
-
-        Raises:
-          UserError: data.root is missing, or a URL.
-        """
+        """Return the directory of the files; UserError if data.root is missing, or a URL."""
         if not self.data.root:
             raise UserError("data.source=tokens needs data.root, the directory of tokens.json")
         if is_remote(self.data.root):

@@ -98,7 +98,7 @@ def _is_attention(layer: nn.Module) -> bool:
     return isinstance(getattr(layer, "kernels", None), str)
 
 
-def settle_rule(options: CoreOptions, inputs: Inputs, *, is_packed: bool = False) -> CoreOptions:
+def resolve_rule(options: CoreOptions, inputs: Inputs, *, is_packed: bool = False) -> CoreOptions:
     """Return options whose kernels are no longer `auto`, for chunks of such inputs.
 
     Options on rounding and on parts of a sequence choose XLA's form.
@@ -117,7 +117,7 @@ def settle_rule(options: CoreOptions, inputs: Inputs, *, is_packed: bool = False
     return replace(options, kernels=_choose(work))
 
 
-def settle_step(options: CoreOptions, inputs: Inputs) -> CoreOptions:
+def resolve_step(options: CoreOptions, inputs: Inputs) -> CoreOptions:
     """Return the same for a step of decoding."""
     if options.kernels != "auto":
         return options
@@ -127,7 +127,7 @@ def settle_step(options: CoreOptions, inputs: Inputs) -> CoreOptions:
     return replace(options, kernels=_choose(_describe(form, [inputs.v], (batch, heads), widths)))
 
 
-def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
+def resolve_attention(kernels: str, q: Tensor, v: Tensor) -> str:
     """Choose the same for causal attention [B, H, T, D], without a mask."""
     if kernels != "auto":
         return kernels

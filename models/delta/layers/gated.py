@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from models.delta.kernels.backends import OWN, require_gpu, run_backend
 from models.delta.kernels.decode_step import step_rule
-from models.delta.kernels.operators import require_kernels, settle_step
+from models.delta.kernels.operators import require_kernels, resolve_step
 from models.delta.rules.chunked import chunk_delta_rule
 from models.delta.rules.dplr import chunk_dplr
 from models.delta.rules.inputs import DeltaInputs, DplrInputs, Inputs
@@ -218,7 +218,7 @@ def _run_tokens(
 
 def _run_step(inputs: Inputs, state: Tensor | None, options: CoreOptions) -> tuple[Tensor, Tensor]:
     """Compute one token; by a kernel only without gradients, which it does not compute."""
-    options = settle_step(options, inputs)
+    options = resolve_step(options, inputs)
     if options.kernels == "pallas" and not torch.is_grad_enabled():
         require_kernels(inputs.v.device, inputs.v.dtype)
         return step_rule(inputs, state)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.delta.kernels.flash import attend_causally
-from models.delta.kernels.operators import settle_attention
+from models.delta.kernels.operators import resolve_attention
 from models.delta.layers.gated import AnyCache, CentredRmsNorm, DeltaCache, GatedDeltaNet
 from models.delta.layers.shapes import ChunkedShape, ModelShape, count_delta_flops, require_divisor
 from models.transformer import (
@@ -185,7 +185,7 @@ class QwenAttention(nn.Module):
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, start: int | Tensor) -> Tensor:
         mask = create_mask(start, q, k)
         is_whole = mask is None and q.shape[2] > 1
-        if is_whole and settle_attention(self.kernels, q, v) == "pallas":
+        if is_whole and resolve_attention(self.kernels, q, v) == "pallas":
             return attend_causally(q, k, v)
         if mask is not None and q.shape[2] == 1:
             return attend_step(q, k, v, mask)

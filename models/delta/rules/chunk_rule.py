@@ -19,7 +19,7 @@ from models.delta.kernels.operators import (
     kernel_walk,
     kernel_walk_back,
     require_kernels,
-    settle_rule,
+    resolve_rule,
 )
 from models.delta.rules import blocks
 from models.delta.rules.inputs import Inputs, check_places, create_state
@@ -42,7 +42,7 @@ def prepare_rule(
     A UserError for shapes of state, segments or mask, no tokens, or unavailable kernels.
     """
     check_places(inputs, segments, mask)
-    options = settle_rule(options, inputs, is_packed=segments is not None)
+    options = resolve_rule(options, inputs, is_packed=segments is not None)
     if options.kernels == "pallas":
         require_kernels(inputs.v.device, inputs.v.dtype)
     return options, create_state(inputs, state)

@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 from service.web import answers
 from service.web.catalogue import RunCatalogue
 from service.web.problems import list_problems
-from service.web.serving import Parts
+from service.web.serving import Services
 from store.compare.report import CompareReport, choose_metrics, create_report
 from store.compare.sides import Comparison, Side
-from store.quality.gates import get_code, judge_sides, parse_gate
+from store.quality.gates import evaluate_sides, get_code, parse_gate
 from store.quality.trends import find_trends, read_reports
 from utils.config.keys import get_neutral_keys
 from utils.errors import UserError
@@ -33,7 +33,7 @@ Sides = Annotated[
 
 @router.get("/compare", responses=list_problems())
 def compare_runs(
-    parts: Parts,
+    parts: Services,
     run: Sides,
     metrics: Annotated[str, Query(max_length=4096, description="numbers, with commas")] = "",
     exact: Annotated[bool, Query(description="also find the first difference of two runs")] = False,
@@ -58,18 +58,18 @@ class GateQuery(BaseModel):
 
 
 @router.get("/gates", responses=list_problems())
-def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> answers.GateAnswer:
+def gate_runs(parts: Services, query: Annotated[GateQuery, Query()]) -> answers.GateAnswer:
     """Check whether new runs are worse than others by more than gates allow."""
     gates = [parse_gate(text) for text in query.gate]
     base, new = read_sides(parts.runs, [query.base, query.new])
-    findings = judge_sides(gates, base, new, unfinished=query.unfinished)
+    findings = evaluate_sides(gates, base, new, unfinished=query.unfinished)
     rows = [answers.GateRow(**vars(item) | {"gate": str(item.gate)}) for item in findings]
     code = get_code(findings, query.undecided)
     return answers.GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
 
 
 @router.get("/trends", responses=list_problems())
-def list_trends(parts: Parts) -> answers.TrendList:
+def list_trends(parts: Services) -> answers.TrendList:
     """List each figure of the benchmark reports that the store keeps."""
     if is_remote(parts.store):
         return answers.TrendList(trends=[])

@@ -13,7 +13,7 @@ from service.web.answers import AuditList, Whoami
 from service.web.events import JobEvent, RunEvent
 from service.web.gate import EVENTS, START, read_cookie
 from service.web.problems import ServiceProblem, answer_page, list_problems, wants_page
-from service.web.serving import Asker, Parts
+from service.web.serving import Asker, Services
 from service.web.tokens import COOKIE_S
 
 router = APIRouter()
@@ -21,7 +21,7 @@ _RETRY_MS = 3000
 
 
 @router.get(START, include_in_schema=False)
-def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
+def sign_in(request: Request, parts: Services, token: str = "") -> Response:
     """Turn the address's token into a cookie, and continue at an address without it."""
     session = parts.tokens.sign_in(token)
     if session is None:
@@ -46,7 +46,7 @@ def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
 
 
 @router.post("/sign-out", include_in_schema=False)
-def sign_out(request: Request, parts: Parts) -> Response:
+def sign_out(request: Request, parts: Services) -> Response:
     """Forget the cookie, here and in the browser."""
     parts.tokens.sign_out(read_cookie(request.headers, parts.settings.cookie))
     if wants_page(request.url.path, request.headers.get("accept", "")):
@@ -66,7 +66,7 @@ def tell_who(asker: Asker) -> Whoami:
 
 
 @router.get("/api/v1/audit", responses=list_problems(), tags=["entry"])
-def list_audit(parts: Parts, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> AuditList:
+def list_audit(parts: Services, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> AuditList:
     """List changes and their authors, the newest first; for the role admin."""
     return AuditList(lines=parts.audit.read(limit))
 

@@ -22,7 +22,7 @@ from service.web.problems import ServiceProblem
 from service.web.rendering import Fields, render_page
 from service.web.routes.jobs import JobId, find_job, reopen_job, stop_job
 from service.web.routes.runs import Name
-from service.web.serving import Asker, Parts, Service
+from service.web.serving import Asker, Service, Services
 from service.web.submitting import describe_submission, read_request, submit
 from service.web.text import strip_controls
 from service.web.views.submit import CONFIG, DEED, SLOTS, TARGET, make_groups, read_overrides
@@ -40,7 +40,7 @@ _TARGET = "v5e:2x2"
 
 @router.get("/queue")
 def show_queue(
-    request: Request, parts: Parts, state: Annotated[str, Query(max_length=40)] = ""
+    request: Request, parts: Services, state: Annotated[str, Query(max_length=40)] = ""
 ) -> Response:
     """Show all jobs of this machine."""
     jobs = parts.queue.list()[::-1]
@@ -61,25 +61,25 @@ def show_queue(
 
 
 @router.get("/queue/{job_id}")
-def show_one(request: Request, parts: Parts, job_id: JobId) -> Response:
+def show_one(request: Request, parts: Services, job_id: JobId) -> Response:
     """Show one job with its log."""
     return _render_job(request, parts, find_job(parts, job_id))
 
 
 @router.post("/queue/{job_id}/stop")
-def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
+def stop_one(request: Request, parts: Services, asker: Asker, job_id: JobId) -> Response:
     """Request a job's end, and show it."""
     return _change(request, parts, job_id, lambda: stop_job(parts, asker, job_id))
 
 
 @router.post("/queue/{job_id}/reopen")
-def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
+def reopen_one(request: Request, parts: Services, asker: Asker, job_id: JobId) -> Response:
     """Continue a job, and show it."""
     return _change(request, parts, job_id, lambda: reopen_job(parts, asker, job_id))
 
 
 @router.get("/sweeps")
-def show_sweeps(request: Request, parts: Parts) -> Response:
+def show_sweeps(request: Request, parts: Services) -> Response:
     """Show all sweeps of the store."""
     lines: list[JsonObject] = []
     faults: list[str] = []
@@ -93,7 +93,7 @@ def show_sweeps(request: Request, parts: Parts) -> Response:
 
 @router.get("/sweeps/{name}")
 def show_sweep(
-    request: Request, parts: Parts, name: Annotated[str, Path(min_length=1, max_length=128)]
+    request: Request, parts: Services, name: Annotated[str, Path(min_length=1, max_length=128)]
 ) -> Response:
     """Show one sweep: its table and its trials."""
     try:
@@ -110,7 +110,7 @@ def _read_sweep(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState],
 
 
 @router.post("/runs/{experiment}/{name}/again")
-def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Response:
+def run_again(parts: Services, asker: Asker, experiment: Name, name: Name) -> Response:
     """Submit a run's own configuration as a new run, after the checks of any submission."""
     request = describe_submission(parts, parts.runs.open_run(experiment, name))
     job, _ = submit(parts, asker, request)
@@ -120,7 +120,7 @@ def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Respo
 
 @router.get(SUBMIT)
 def show_form(
-    request: Request, parts: Parts, config: Annotated[str, Query(max_length=1024)] = ""
+    request: Request, parts: Services, config: Annotated[str, Query(max_length=1024)] = ""
 ) -> Response:
     """Show the form of a submission; the address's query fills its fields."""
     typed = {key: value for key, value in request.query_params.items() if key != ESTIMATE}
@@ -128,7 +128,7 @@ def show_form(
 
 
 @router.post(SUBMIT)
-def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> Response:
+def take_form(request: Request, parts: Services, asker: Asker, fields: Fields) -> Response:
     """Check a submission, start its compilation, or queue it."""
     config, deed = fields.get(CONFIG, ""), fields.get(DEED, "check")
     try:

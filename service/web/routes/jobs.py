@@ -13,7 +13,7 @@ from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
 from service.sweeps.report import list_trials, tabulate_sweep
 from service.web import answers
 from service.web.problems import ServiceProblem, list_problems
-from service.web.serving import Asker, Parts, Service
+from service.web.serving import Asker, Service, Services
 from service.web.submitting import submit
 from service.web.text import strip_controls
 from service.web.tokens import Identity
@@ -38,7 +38,7 @@ class JobQuery(BaseModel):
 
 
 @router.get("/jobs", responses=list_problems(), tags=["jobs"])
-def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> answers.JobList:
+def list_jobs(parts: Services, query: Annotated[JobQuery, Query()]) -> answers.JobList:
     """List the jobs of this machine's queue, the most recently submitted first."""
     wanted = {word.strip() for word in query.state.split(",") if word.strip()}
     for word in sorted(wanted - set(STATES)):
@@ -53,14 +53,14 @@ def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> answers.JobL
 
 
 @router.get("/jobs/{job_id}", responses=list_problems(404), tags=["jobs"])
-def show_job(parts: Parts, job_id: JobId) -> JobView:
+def show_job(parts: Services, job_id: JobId) -> JobView:
     """Return one job."""
     return find_job(parts, job_id)
 
 
 @router.get("/jobs/{job_id}/log", responses=list_problems(404), tags=["jobs"])
 def read_log(
-    parts: Parts, job_id: JobId, tail_bytes: Annotated[int, Query(ge=1, le=1 << 18)] = 1 << 16
+    parts: Services, job_id: JobId, tail_bytes: Annotated[int, Query(ge=1, le=1 << 18)] = 1 << 16
 ) -> answers.LogAnswer:
     """Read the end of the output of its programs."""
     job = find_job(parts, job_id)
@@ -68,25 +68,27 @@ def read_log(
 
 
 @router.post("/jobs/{job_id}/stop", responses=list_problems(404, 409, 429), tags=["jobs"])
-def stop_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
+def stop_job(parts: Services, asker: Asker, job_id: JobId) -> JobView:
     """Request that a job saves a checkpoint and ends; it may continue later."""
     return _change_job(parts, asker, job_id, parts.queue.stop)
 
 
 @router.post("/jobs/{job_id}/reopen", responses=list_problems(404, 409, 429), tags=["jobs"])
-def reopen_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
+def reopen_job(parts: Services, asker: Asker, job_id: JobId) -> JobView:
     """Continue a job that failed or was stopped from its last checkpoint."""
     return _change_job(parts, asker, job_id, parts.queue.reopen)
 
 
 @router.get("/configs", responses=list_problems(), tags=["jobs"])
-def list_configs(parts: Parts) -> answers.ConfigList:
+def list_configs(parts: Services) -> answers.ConfigList:
     """List the repository's configurations that may be submitted."""
     return answers.ConfigList(configs=parts.list_configs())
 
 
 @router.post("/submit", responses=list_problems(409, 413, 415, 429, 503), tags=["jobs"])
-def submit_run(parts: Parts, asker: Asker, request: answers.SubmitRequest) -> answers.SubmitAnswer:
+def submit_run(
+    parts: Services, asker: Asker, request: answers.SubmitRequest
+) -> answers.SubmitAnswer:
     """Check a run as main.py does and queue it; with `dry_run` only check it."""
     job, verdict = submit(parts, asker, request)
     return answers.SubmitAnswer(job=job, **vars(verdict))
@@ -114,13 +116,13 @@ def _change_job(
 
 
 @router.get("/sweeps", responses=list_problems(), tags=["sweeps"])
-def name_sweeps(parts: Parts) -> answers.SweepList:
+def name_sweeps(parts: Services) -> answers.SweepList:
     """List the names of the store's sweeps."""
     return answers.SweepList(sweeps=list_sweeps(parts.store))
 
 
 @router.get("/sweeps/{name}", responses=list_problems(404), tags=["sweeps"])
-def show_sweep(parts: Parts, name: SweepName) -> answers.SweepAnswer:
+def show_sweep(parts: Services, name: SweepName) -> answers.SweepAnswer:
     """Return one sweep with its trials and the table of its axes."""
     try:
         check_name("sweep", name)

@@ -12,7 +12,7 @@ from service.web.rendering import Fields, Pairs, render_page
 from service.web.routes.compare import read_sides, report_sides
 from service.web.routes.job_pages import read_log
 from service.web.routes.runs import Name
-from service.web.serving import Asker, Parts, Service
+from service.web.serving import Asker, Service, Services
 from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view, name_trials
 from service.web.views.frame import link_page, link_run
 from service.web.views.run import StepRange, make_lineage, make_run_view
@@ -36,7 +36,7 @@ def send_asset(request: Request, path: str) -> Response:
 
 
 @router.get("/")
-def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query()]) -> Response:
+def show_runs(request: Request, parts: Services, query: Annotated[RunsQuery, Query()]) -> Response:
     """Show all runs of the store."""
     index, listed, error = parts.runs.get_index(), ListedRuns(), ""
     states, archived = index.count_states(without=ARCHIVED), len(index.list_tagged(ARCHIVED))
@@ -59,7 +59,7 @@ def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query(
 @router.get("/runs/{experiment}/{name}")
 def show_run(
     request: Request,
-    parts: Parts,
+    parts: Services,
     experiment: Name,
     name: Name,
     shown: Annotated[StepRange, Query()],
@@ -95,7 +95,7 @@ def show_run(
 @router.get("/compare")
 def show_comparison(
     request: Request,
-    parts: Parts,
+    parts: Services,
     run: Annotated[list[str], Query(max_length=64, default_factory=list)],
     seeds: Annotated[str, Query(max_length=8)] = "",
     exact: Annotated[str, Query()] = "",
@@ -141,7 +141,7 @@ def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> di
 
 
 @router.post("/runs/{experiment}/{name}/tags")
-def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
+def tag_run(parts: Services, experiment: Name, name: Name, fields: Fields) -> Response:
     """Add a tag to a run, or remove it."""
     record = parts.runs.open_run(experiment, name)
     words = fields.get("tag", "").replace(",", " ").split()
@@ -152,7 +152,7 @@ def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Respo
 
 
 @router.post("/runs/{experiment}/{name}/note")
-def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
+def note_run(parts: Services, experiment: Name, name: Name, fields: Fields) -> Response:
     """Replace the note of a run."""
     record = parts.runs.open_run(experiment, name)
     change_note(record.folder, fields.get("note", ""))
@@ -161,7 +161,7 @@ def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Resp
 
 
 @router.post("/archive")
-def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
+def archive_runs(parts: Services, asker: Asker, fields: Pairs) -> Response:
     """Archive runs, which hides them from lists, or bring them back; nothing is deleted."""
     paths = [value for name, value in fields if name == "run"]
     is_back = ("change", "remove") in fields
@@ -180,7 +180,7 @@ def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
 
 
 @router.get("/trends")
-def show_trends(request: Request, parts: Parts) -> Response:
+def show_trends(request: Request, parts: Services) -> Response:
     """Show benchmarks and the compiler's reports over time."""
     groups, error = (), ""
     try:

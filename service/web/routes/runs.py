@@ -24,7 +24,7 @@ from service.web.series.ranges import (
     Extent,
     SeriesAnswer,
 )
-from service.web.serving import Parts
+from service.web.serving import Services
 from service.web.text import quote_cell
 from store.lineage.descendants import find_kinship
 from store.query.listing import is_alive
@@ -89,7 +89,7 @@ class SeriesQuestion(BaseModel):
 
 
 @router.get("/runs", responses=list_problems())
-def list_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> RunList:
+def list_runs(parts: Services, query: Annotated[RunQuery, Query()]) -> RunList:
     """List the runs of a filter, the most recently started first."""
     runs = parts.runs
     keys = [key.strip() for key in query.show.split(",") if key.strip()] or runs.choose_usual()
@@ -101,19 +101,19 @@ def list_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> RunList:
 
 
 @router.get("/keys", responses=list_problems())
-def list_keys(parts: Parts) -> KeyList:
+def list_keys(parts: Services) -> KeyList:
     """List every key that a filter may name."""
     return KeyList(keys=parts.runs.list_keys())
 
 
 @router.get("/runs/{experiment}/{name}", responses=list_problems(404))
-def show_run(parts: Parts, experiment: Name, name: Name) -> RunDetail:
+def show_run(parts: Services, experiment: Name, name: Name) -> RunDetail:
     """Return a run without its history."""
-    return RunDetail(**make_finite(tell_run(parts.runs, parts.runs.open_run(experiment, name))))
+    return RunDetail(**make_finite(describe_run(parts.runs, parts.runs.open_run(experiment, name))))
 
 
 @router.get("/runs.csv", responses=list_problems() | CSV, response_class=PlainTextResponse)
-def download_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> Response:
+def download_runs(parts: Services, query: Annotated[RunQuery, Query()]) -> Response:
     """Return the list as a table; texts that a spreadsheet would run as formulas are quoted."""
     table = list_runs(parts, query)
     text = io.StringIO()
@@ -128,14 +128,14 @@ def download_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> Response
 
 
 @router.get("/runs/{experiment}/{name}/metrics", responses=list_problems(404))
-def list_metrics(parts: Parts, experiment: Name, name: Name) -> KeyList:
+def list_metrics(parts: Services, experiment: Name, name: Name) -> KeyList:
     """List the numbers of a run that have curves."""
     return KeyList(keys=parts.series.list_metrics(parts.runs.open_run(experiment, name)))
 
 
 @router.get("/runs/{experiment}/{name}/series", responses=list_problems(404))
 def read_series(
-    parts: Parts, experiment: Name, name: Name, query: Annotated[SeriesQuestion, Query()]
+    parts: Services, experiment: Name, name: Name, query: Annotated[SeriesQuestion, Query()]
 ) -> SeriesAnswer:
     """Return curves over a range, each with at most two points per pixel of width (M4)."""
     extent = Extent(query.start, query.end, query.width, query.x, query.smooth)
@@ -148,7 +148,7 @@ def read_series(
     response_class=StreamingResponse,
 )
 def download_artifact(
-    parts: Parts,
+    parts: Services,
     experiment: Name,
     name: Name,
     artifact_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")],
@@ -164,7 +164,7 @@ def download_artifact(
     return StreamingResponse(artifact.read(), headers=headers, media_type=artifact.media_type)
 
 
-def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
+def describe_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
     """Create the fields of a `RunDetail`."""
     facts = record.facts
     alive = is_alive(runs.store, record.path, facts.status)

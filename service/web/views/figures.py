@@ -9,7 +9,7 @@ from typing import NamedTuple
 from service.web.series.ranges import Curve
 from service.web.views.frame import link_api
 from store.formatting import format_value
-from store.record.catalogue import EVAL, LOOP, LOSS, METRICS, TRAIN, Catalogue
+from store.record.catalogue import EVAL, LOOP, LOSS, METRICS, TRAIN, MetricRegistry
 from utils.json_types import JsonObject
 
 FAMILIES = ("Loss", "Evaluation", "Optimisation", "Throughput", "Waits and memory", "Counters")
@@ -20,7 +20,7 @@ _OPTIMISATION = ("lr", "grad_norm")
 _COUNTERS = ("reads", "graphs", "records", "examples", "epochs")
 # Clocks, and numbers of the loop that an evaluation's line repeats, get no curve.
 _LEFT_OUT = ("train.time_s", "eval.examples")
-_OF_LOOP = Catalogue(*LOOP)
+_OF_LOOP = MetricRegistry(*LOOP)
 PICTURE_WIDTH = 120
 
 

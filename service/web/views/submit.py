@@ -34,7 +34,7 @@ class FormField:
     known: str  # the configuration's value, as JSON or plain text
     choices: tuple[str, ...]  # empty if any text is allowed
     is_number: bool
-    is_place: bool
+    is_path: bool
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def _make_field(key: str, field: Any, known: JsonValue, typed: Mapping[str, str]
         known if isinstance(known, str) else json.dumps(known),
         choices,
         is_number=bool({int, float} & set(kinds)) and str not in kinds,
-        is_place=read_key_info(field).is_path,
+        is_path=read_key_info(field).is_path,
     )
 
 

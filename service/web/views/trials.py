@@ -44,9 +44,6 @@ class TrialNames:
             name if names.count(name) == 1 else key: value
             for name, (key, value) in zip(names, values.items(), strict=True)
         }
-        return " ".join([sweep, *(f"{name}={_format(value)}" for name, value in shown.items())])
-
-
-def _format(value: JsonValue) -> str:
-    """Format a number without commas, which would look like several values."""
-    return str(value) if isinstance(value, int) else format_value(value)
+        # Without commas, which would look like several values.
+        texts = {k: str(v) if isinstance(v, int) else format_value(v) for k, v in shown.items()}
+        return " ".join([sweep, *(f"{name}={text}" for name, text in texts.items())])

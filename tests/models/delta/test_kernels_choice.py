@@ -14,7 +14,7 @@ from bill.step.kernels import call_kernels
 from models.delta.kernels import bridge as kernels_bridge
 from models.delta.kernels import operators as kernels
 from models.delta.kernels.choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
-from models.delta.kernels.operators import choose_kernels, settle_rule, settle_step
+from models.delta.kernels.operators import choose_kernels, resolve_rule, resolve_step
 from models.delta.layers import gated as layers
 from models.delta.layers import qwen
 from models.delta.rules import chunk_rule
@@ -130,21 +130,21 @@ def test_unmeasured_cases_are_left_to_xla(used_kernels):
     narrow = rebuild(create_inputs("gdn"), lambda x: x.to("xla"))
     wide = create_there()
     auto = CoreOptions(chunk=64, kernels="auto")
-    assert settle_rule(auto, wide).kernels == "pallas"
-    assert settle_rule(auto, wide, is_packed=True).kernels == "xla"
-    assert settle_rule(auto, narrow).kernels == "xla"
+    assert resolve_rule(auto, wide).kernels == "pallas"
+    assert resolve_rule(auto, wide, is_packed=True).kernels == "xla"
+    assert resolve_rule(auto, narrow).kernels == "xla"
     of_kernels = {"products": "bfloat16x3", "parts": 2, "chunk": 16}
     for name, value in of_kernels.items():
-        assert settle_rule(replace(auto, **{name: value}), wide).kernels == "xla", name
+        assert resolve_rule(replace(auto, **{name: value}), wide).kernels == "xla", name
     rwkv = rebuild(create_inputs("rwkv7"), lambda x: x.to("xla"))
-    assert settle_rule(auto, rwkv).kernels == "xla"
+    assert resolve_rule(auto, rwkv).kernels == "xla"
     for name in ("rwkv7", "delta_product"):
         step = rebuild(create_inputs(name, tokens=1), lambda x: x.to("xla"))
-        assert settle_step(auto, step).kernels == "xla"
+        assert resolve_step(auto, step).kernels == "xla"
     there = rebuild(wide, lambda x: x.double())
-    assert settle_rule(auto, there).kernels == "xla"
+    assert resolve_rule(auto, there).kernels == "xla"
     here = rebuild(wide, lambda x: x.cpu())
-    assert settle_rule(auto, here).kernels == "xla"
+    assert resolve_rule(auto, here).kernels == "xla"
 
 
 def test_on_other_devices_layers_are_unchanged():
@@ -234,7 +234,7 @@ def test_the_mesh_decides_a_layers_kernels(used_kernels, monkeypatch):
     shares = {(1, 2): "pallas", None: "xla", (1, 1): "xla"}
     for share, found in shares.items():
         monkeypatch.setattr(kernels, "find_own", lambda *dealt, share=share: share)
-        assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == found
+        assert resolve_rule(CoreOptions(kernels="auto"), wide).kernels == found
 
 
 @needs_jax
@@ -243,8 +243,8 @@ def test_a_step_compiled_for_an_absent_tpu_uses_that_chips_choice():
     wide = create_there()
     for chip, found in (("v5e", "pallas"), ("v3", "xla"), ("", "xla")):
         with call_kernels(chip):
-            assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == found
-    assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == "xla"
+            assert resolve_rule(CoreOptions(kernels="auto"), wide).kernels == found
+    assert resolve_rule(CoreOptions(kernels="auto"), wide).kernels == "xla"
 
 
 @pytest.mark.parametrize(

@@ -46,4 +46,4 @@ def test_prompts_may_have_any_length(name):
         wanted, cache = model(tokens), strict.create_cache()
         parts = [tokens[:, :5], tokens[:, 5:11], tokens[:, 11:12], tokens[:, 12:]]
         found = torch.cat([strict(part, cache) for part in parts], dim=1)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=4e-5)

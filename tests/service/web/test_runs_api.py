@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from store.lineage.ancestors import BAD, Ancestor, note_run, tell_lineage
+from store.lineage.ancestors import BAD, Ancestor, note_run, view_lineage
 from store.query.tags import change_tags
 from store.record.runs import Run
 from tests.service.web.apps import make_app, make_client, make_store
@@ -44,7 +44,7 @@ def test_a_run_returns_everything_but_its_history(client):
 def test_a_run_returns_its_teachers_with_their_metrics_and_its_students(tmp_path):
     store = make_store(tmp_path)
     known = note_run(Ancestor(1, place="seed0"), open_folder(store / "digits" / "seed0"))
-    Run(store / "digits" / "killed").update(lineage=tell_lineage(known))
+    Run(store / "digits" / "killed").update(lineage=view_lineage(known))
     change_tags(open_folder(store / "digits" / "seed0"), [BAD], [])
     client = make_client(make_app(store), "view")
     (teacher,) = client.get("/api/v1/runs/digits/killed").json()["lineage"]["teachers"]

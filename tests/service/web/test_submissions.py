@@ -90,8 +90,6 @@ def test_a_submission_is_queued_with_mains_hash_or_refused(tmp_path, monkeypatch
     app = make_app(tmp_path / "runs", changes_per_minute=1_000_000)
     if count < 5000:  # the checks in their own program are the long proof's
         monkeypatch.setattr(Checker, "_ask", lambda *_: {"lines": []})
-    else:
-        app.state.service.checker._start()
     started: list[object] = []
     real = subprocess.Popen
     monkeypatch.setattr(

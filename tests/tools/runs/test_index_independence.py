@@ -40,7 +40,7 @@ QUESTIONS = (
 READING = tuple(words for words in QUESTIONS if words[0] != "tag")
 
 
-def ask_all(ask, tmp_path: Path, questions=QUESTIONS) -> list[object]:
+def iterate_teacher_outputs(ask, tmp_path: Path, questions=QUESTIONS) -> list[object]:
     """Return every output, and the tables of an export in each format."""
     found: list[object] = [ask(*words, "--json") for words in questions]
     for form in ("json", "csv", "parquet"):
@@ -60,13 +60,13 @@ def test_every_output_is_the_same_from_a_rebuilt_index(ask, root, tmp_path, capl
     for day in range(6):
         keep_report(root, {**REPORT, "created": f"2026-11-2{day}T10:00:00Z"})
     ask("tag", "run1", "--add", "seen")
-    before = ask_all(ask, tmp_path)
+    before = iterate_teacher_outputs(ask, tmp_path)
     assert [one[0] for one in before if isinstance(one, tuple)].count(0) >= 16
     assert not [one for one in before if isinstance(one, tuple) and (one[2] or one[0] == 2)]
     get_index(tmp_path).unlink()
-    assert ask_all(ask, tmp_path) == before
+    assert iterate_teacher_outputs(ask, tmp_path) == before
     assert ask("reindex")[0] == 0
-    assert ask_all(ask, tmp_path) == before
+    assert iterate_teacher_outputs(ask, tmp_path) == before
     assert caplog.messages == []
     # Of another version, and damaged: one line in the log, and rebuilt.
     with sqlite3.connect(get_index(tmp_path)) as base:
@@ -78,12 +78,12 @@ def test_every_output_is_the_same_from_a_rebuilt_index(ask, root, tmp_path, capl
     get_index(tmp_path).write_bytes(b"SQLite format 3\0" + bytes(9000))
     assert ask(*QUESTIONS[0], "--json") == before[0]
     assert "was rebuilt" in caplog.messages[1] and len(caplog.messages) == 2
-    assert ask_all(ask, tmp_path) == before
+    assert iterate_teacher_outputs(ask, tmp_path) == before
 
 
 def test_an_unwritable_index_is_built_in_memory(ask, root, tmp_path, monkeypatch, caplog):
     keep_report(root, REPORT)
-    before = ask_all(ask, tmp_path, READING)
+    before = iterate_teacher_outputs(ask, tmp_path, READING)
     # A file where the directory should be: nobody, not even root, can write below it.
     (tmp_path / "blocked").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
@@ -91,7 +91,7 @@ def test_an_unwritable_index_is_built_in_memory(ask, root, tmp_path, monkeypatch
     assert ask(*READING[0], "--json") == before[0]
     (line,) = caplog.messages
     assert "kept in memory" in line and "\n" not in line
-    assert ask_all(ask, tmp_path, READING) == before
+    assert iterate_teacher_outputs(ask, tmp_path, READING) == before
 
 
 def test_a_disk_that_is_read_only_gets_one_line(ask, root, tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ class OpenSet:
         return torch.from_numpy(np.max(runtime.ranks.gather(allowed.numpy()), axis=0))
 
 
-class Judge:
+class SetEvaluator:
     """The sets of a run or a tool; each is opened at its first evaluation, and stays open."""
 
     def __init__(
@@ -104,7 +104,7 @@ class Judge:
         self.sets, self._runtime, self._classes, self._seed = sets, runtime, classes, seed
         self._open: dict[str, OpenSet] = {}
 
-    def judge(
+    def evaluate_extra_sets(
         self, predict: Predict, model: nn.Module, sum_over: SumBatches, number: int | None
     ) -> dict[str, float]:
         """Return metrics of the sets that are due, `NAME/top1` and so on; mCE if complete.

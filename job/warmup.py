@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 
-class StepsAhead:
+class ShapeWarmup:
     """Compiles later shapes, and tests their memory, at the start instead of after hours.
 
     Each step is really executed, so that its graph is the same later; then the state is restored

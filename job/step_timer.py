@@ -1,4 +1,4 @@
-"""`LoopRecorder`: times the loop by the host's clock alone."""
+"""`StepTimer`: times the loop by the host's clock alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RECENT = 128
 _BETWEEN_STEPS = ("evaluation", "checkpoint")
 
 
-class LoopRecorder:
+class StepTimer:
     """Watches a runtime's spans: the writing rank saves them, every rank counts its steps.
 
     A step's time begins after its wait for input and ends before the next wait, without evaluations

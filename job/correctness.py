@@ -38,7 +38,7 @@ def describe_split(job: Job) -> list[str]:
     return [data.source, data.name, str(job.stream["dataset"][2]), data.eval_split]
 
 
-class Answers:
+class Correctness:
     """A task for an evaluation that keeps the correctness of examples; `identity`: of the split."""
 
     def __init__(self, task: RunTask[Batch], runtime: Runtime, *identity: str) -> None:
@@ -113,7 +113,7 @@ def add_further_sets(
     if not isinstance(task, HasExtraSets):
         return evaluation
     number = None if state.step >= plan.total_steps else state.step // plan.eval_every
-    metrics = task.judge(
+    metrics = task.evaluate_extra_sets(
         state.eval_model,
         lambda count, batches: sum_batches(count, follow(batches), runtime),
         number,

@@ -18,7 +18,7 @@ _KEPT = tuple(item.name for item in fields(Ancestor) if item.name not in ("score
 
 
 @dataclass(frozen=True)
-class Kin:
+class Node:
     """A run as a member of a lineage."""
 
     run: int  # its number in the index
@@ -34,69 +34,73 @@ class Kin:
         return self.path, self.path.rpartition("/")[2], self.id
 
 
-Found = tuple[Ancestor, Kin | None]
+Found = tuple[Ancestor, Node | None]
 
 
 class Family:
     """All runs of a store by their ids and the checksums of their weights."""
 
-    def __init__(self, runs: Iterable[Kin]) -> None:
-        self.runs = {kin.run: kin for kin in runs}
-        self._by_id: dict[str, Kin] = {}
-        self._by_sum: dict[str, list[Kin]] = {}
-        for kin in self.runs.values():
-            if kin.id:
-                self._by_id[kin.id] = kin
-            for digest in kin.sums:
-                self._by_sum.setdefault(digest, []).append(kin)
+    def __init__(self, runs: Iterable[Node]) -> None:
+        self.runs = {node.run: node for node in runs}
+        self._by_id: dict[str, Node] = {}
+        self._by_sum: dict[str, list[Node]] = {}
+        for node in self.runs.values():
+            if node.id:
+                self._by_id[node.id] = node
+            for digest in node.sums:
+                self._by_sum.setdefault(digest, []).append(node)
 
-    def find(self, ancestor: Ancestor, excluded: frozenset[int] = frozenset()) -> Kin | None:
+    def find(self, ancestor: Ancestor, excluded: frozenset[int] = frozenset()) -> Node | None:
         """Find the run of an ancestor; of several with the same weights a bad one, or the first."""
         if ancestor.id in self._by_id:
             return self._by_id[ancestor.id]
-        twins = [kin for kin in self._by_sum.get(ancestor.weights, ()) if kin.run not in excluded]
-        return min(twins, key=lambda kin: (BAD not in kin.tags, kin.id), default=None)
+        copies = [
+            node for node in self._by_sum.get(ancestor.weights, ()) if node.run not in excluded
+        ]
+        return min(copies, key=lambda node: (BAD not in node.tags, node.id), default=None)
 
-    def find_run(self, name: str, path: str) -> Kin | None:
+    def find_run(self, name: str, path: str) -> Node | None:
         """Find a run by its id, or by its path if it has none."""
         if name:
             return self._by_id.get(name)
-        return next((kin for kin in self.runs.values() if not kin.id and kin.path == path), None)
+        return next(
+            (node for node in self.runs.values() if not node.id and node.path == path), None
+        )
 
     def follow(
         self,
         ancestors: Sequence[Ancestor],
         own: int | None = None,
-        read: Callable[[Kin], Sequence[Ancestor]] = lambda kin: kin.ancestors,
+        read: Callable[[Node], Sequence[Ancestor]] = lambda node: node.ancestors,
     ) -> list[Found]:
         """Return ancestors with their runs, and those behind copies, unknown to the student."""
         trail = frozenset(() if own is None else [own])
         waiting = [(ancestor, trail) for ancestor in ancestors]
         pairs: dict[tuple[object, ...], Found] = {}
         for ancestor, past in waiting:  # the list grows meanwhile
-            kin = self.find(ancestor, past)
+            node = self.find(ancestor, past)
             name = ancestor.id or ancestor.weights or ancestor.hash or ancestor.place
-            key = (ancestor.generation, ancestor.through, kin.run if kin else name)
-            pairs.setdefault(key, (ancestor, kin))
+            key = (ancestor.generation, ancestor.through, node.run if node else name)
+            pairs.setdefault(key, (ancestor, node))
             # The teachers of an ancestor with a path were recorded when the student began.
-            if kin is not None and not ancestor.path and kin.run not in past:
-                elders = raise_elders(read(kin), ancestor)
-                waiting += [(elder, past | {kin.run}) for elder in elders]
+            if node is not None and not ancestor.path and node.run not in past:
+                elders = raise_elders(read(node), ancestor)
+                waiting += [(elder, past | {node.run}) for elder in elders]
         return sorted(pairs.values(), key=lambda pair: pair[0].generation)
 
-    def list_students(self, own: Kin) -> Iterator[tuple[Kin, int, str]]:
+    def list_students(self, own: Node) -> Iterator[tuple[Node, int, str]]:
         """Yield each run that was distilled from this one: generations between, and how."""
-        taught: dict[str, list[tuple[Kin, Ancestor]]] = {}
-        for kin in self.runs.values():
-            for item in kin.ancestors:
+        taught: dict[str, list[tuple[Node, Ancestor]]] = {}
+        for node in self.runs.values():
+            for item in node.ancestors:
                 name = item.id or item.weights or f"at {item.path}"
-                taught.setdefault(name, []).append((kin, item))
+                taught.setdefault(name, []).append((node, item))
         students = {own.run: (own, 0, "")}
         waiting = [own]
-        for kin in waiting:  # the list grows meanwhile
-            before = students[kin.run][1]
+        for node in waiting:  # the list grows meanwhile
+            before = students[node.run][1]
             # Only a run of an early program, which has no id, is known by its path.
-            names = (kin.id or f"at {kin.path}", *kin.sums)
+            names = (node.id or f"at {node.path}", *node.sums)
             for student, known in (pair for name in names for pair in taught.get(name, ())):
                 generation = before + known.generation
                 if student.run not in students or generation < students[student.run][1]:

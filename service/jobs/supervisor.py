@@ -1,4 +1,4 @@
-"""`DispatcherKeeper`: supervisor of the queue's dispatcher beside the service.
+"""`DispatcherSupervisor`: supervisor of the queue's dispatcher beside the service.
 
 The dispatcher is a program of its own: a fault of the service harms neither it nor the runs. If
 another dispatcher works on the queue, it is left running, and a new one follows at its end. A
@@ -32,7 +32,7 @@ _PAUSE_S = 5.0
 _END_S = 10.0
 
 
-class DispatcherKeeper:
+class DispatcherSupervisor:
     """Supervisor of `python -m tools.queue run`, at work while open as a context; runs go on after.
 
     Args:
@@ -47,7 +47,7 @@ class DispatcherKeeper:
         self._turn = threading.Lock()
         self._reported = ""
 
-    def __enter__(self) -> DispatcherKeeper:
+    def __enter__(self) -> DispatcherSupervisor:
         self._queue.folder.mkdir(parents=True, exist_ok=True)
         self._thread.start()
         return self
