@@ -79,7 +79,7 @@ class TrainState:
       step: optimizer steps done.
       best_score: score of the best evaluation so far, higher is better; None before the first one.
       waited: evaluations without a better score so far, and cuts of the learning rate.
-      input_processes: number of input processes that the data position is for; 0: any number.
+      input_processes: for how many input processes the data position is valid; 0: for any number.
       skipped_steps: steps whose batches are dropped, as they once gave a non-finite loss.
     """
 
@@ -186,7 +186,7 @@ class Callbacks:
         """
 
     def save(self, state: TrainState, best: bool) -> None:
-        """Save a checkpoint; `best`: no evaluation has given a higher score."""
+        """Save a checkpoint; `best`: its evaluation has the highest score so far."""
 
     def begin_step(self, step: int) -> None:
         """Prepare for a step that is about to begin: a trace may start or end."""
@@ -285,7 +285,7 @@ class _Stepper(Generic[BatchT]):
     def _note_bad_step(self, values: Tensor) -> None:
         """Note on the device, without a host read, whether one of the numbers is not finite."""
         step = self.runtime.upload([float(self.state.step)])[0]
-        # A scaled loss overflows now and then; its gradients are then dropped, not used.
+        # A scaled loss lets the last value, the gradient norm, overflow: that step is dropped.
         watched = values if self.state.scaler is None else values[:-1]
         is_new = (self._first_bad_step < 0) & ~torch.isfinite(watched).all()
         self._first_bad_step = torch.where(is_new, step, self._first_bad_step)

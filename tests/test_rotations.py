@@ -180,7 +180,7 @@ def test_two_processes_micro_batches_and_xla_train_alike(teacher, tmp_path):
     ("change", "words"),
     [
         ({"distill": {"views": "consistent"}}, "sskd is not supported with distill.views"),
-        ({"distill": {"losses": [KD]}}, "needs a loss that reads the copies; add sskd"),
+        ({"distill": {"losses": [KD]}}, "needs a loss that reads the rotated images; add sskd"),
         ({"distill": {"losses": [SSKD]}}, "sskd needs args.head_steps"),
         ({"distill": {"group_size": 5}}, "distill.group_size (5) does not divide the micro-batch"),
         ({"distill": {"teacher_cache": "x"}}, "('x') and distill.views exclude each"),

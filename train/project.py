@@ -38,7 +38,7 @@ def prepare(arguments: argparse.Namespace) -> None:
     executor.require(commands.enable_services(project))
     answer = executor.ask(commands.describe_bucket(project, bucket))
     if answer.code and "not found" not in answer.error.lower():
-        raise UserError(f"Google Cloud returned no state of {bucket}: {answer.reason}")
+        raise UserError(f"Google Cloud returned no state of {bucket}: {answer.reason}; see gcloud")
     if answer.code or executor.dry_run:
         executor.require(commands.create_bucket(project, bucket, location=arguments.location))
     if not executor.dry_run:

@@ -77,8 +77,8 @@ class ClassTokenScores:
     def __init__(self, model: nn.Module, name: str) -> None:
         if not isinstance(model, VisionTransformer) or model.cls_token is None:
             raise UserError(
-                "distill.teachers keep_tokens needs a student with a class token, and model.name "
-                f"{name!r} is no vision transformer of timm with one; leave it out"
+                "distill.teachers keep_tokens needs a student with a class token, but model.name "
+                f"{name!r} is no vision transformer of timm with one; remove keep_tokens"
             )
         self._prefix = model.num_prefix_tokens
         self._path = f"blocks.{len(model.blocks) - 1}.attn"

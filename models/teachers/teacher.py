@@ -366,5 +366,5 @@ def check_normalisation(section: TeacherSection) -> None:
     given, missing = ("mean", "std") if section.std is None else ("std", "mean")
     raise UserError(
         f"distill.teachers {given} ({list(getattr(section, given))}) needs {missing}; set both, or "
-        "neither and the weights give them"
+        "remove both to use those of the weights"
     )

@@ -250,7 +250,7 @@ class SecurityGate:
 
 
 class _Answer:
-    """Sender of an answer with the headers that all have; keeps its status."""
+    """Sender of an answer that adds the headers of all answers and keeps the status."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -267,7 +267,7 @@ class _Answer:
 
 
 def get_needed_role(method: str, path: str) -> Role | None:
-    """Return the role that a request needs; None for the start page and a refusal's style."""
+    """Return the role that a request needs; None for the start page and `_FOR_NOBODY`."""
     if method in SAFE and (path == START or _FOR_NOBODY.fullmatch(path)):
         return None
     if path in _ROLES:
@@ -313,7 +313,7 @@ def read_cookie(headers: Headers, name: str) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return the body at once, then the client's further messages: that it has gone."""
+    """Return a `receive` that gives the body, then the client's next message: its disconnect."""
     sent = False
 
     async def replay() -> Message:

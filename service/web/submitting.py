@@ -98,7 +98,7 @@ def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
                 return SubmitRequest(config=config, overrides=overrides)
         except UserError as error:
             fault = str(error)
-    raise UserError(f"{record.path} cannot be submitted again: {fault}; use `runs rerun`")
+    raise UserError(f"{record.path} cannot be submitted again: {fault}; use tools.runs rerun")
 
 
 def _list_bases(parts: Service, record: RunRecord) -> Iterator[str]:

@@ -58,7 +58,7 @@ class MetricRegistry:
             self._metrics[metric.name] = metric
 
     def find(self, name: str) -> Metric | None:
-        """Find the entry of a number, or None; an average's (`ema2/top1`) is that of the number."""
+        """Find a number's entry, or None; `ema2/top1`, of an average, has the entry of `top1`."""
         if name in self._metrics:
             return self._metrics[name]
         average, _, rest = name.partition("/")
@@ -174,8 +174,8 @@ def find_entry(metric: str) -> Metric | None:
     return METRICS.find(rest if rest and kind in ("train", "eval", "test") else metric)
 
 
-# Keys for filters, sort and show besides facts, configurations and numbers. `score` alone is the
-# last evaluation's score in `run.json`, negated if lower is better.
+# Further keys for filters, sort and show. They are not the key `score`, which is the last
+# evaluation's score in `run.json`, negated if lower is better.
 SCORE, SCORE_NAME = "score.value", "score.name"
 # The configuration key that selects a probe as the score of a label-free student.
 SCORE_PROBE = "distill.score"

@@ -76,7 +76,6 @@ class Claim:
         """Release the run if it is held."""
         if self._thread is None:
             return
-            return
         self._stop.set()
         self._thread.join()
         self._thread = None

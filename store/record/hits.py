@@ -4,8 +4,8 @@ The first line is JSON: for `last` and `best` the step, the number of examples, 
 identities, and the offset of their bits after that line. Bits are in the order of the split, the
 first example in the highest bit. With this file two runs are compared on the same examples.
 
-`best_before`, the best evaluation before `best`, is `best` again after a rollback to before `best`.
-One is enough, as a checkpoint is complete before the next evaluation can be better.
+`best_before` is the best evaluation before `best`; a rollback to before `best` makes it `best`
+again. One is enough: its checkpoint is complete before a better evaluation replaces it.
 """
 
 from __future__ import annotations

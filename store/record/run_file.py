@@ -11,8 +11,8 @@ from typing import TypeVar
 from utils.json_types import JsonObject, JsonValue, is_count, is_time
 
 Text, Time, Count, Table, Items = str, float, int, JsonObject, list[JsonValue]
-# Annotation of a field -> what it must be, and the check of that. Without words a value of another
-# type counts as missing; else it is damage where the file decides what a run is.
+# Annotation of a field -> what it must be, in words, and the check of that. A value of another type
+# counts as missing; `find_damage` reports it if the rule has words.
 Rule = tuple[str, Callable[[JsonValue], bool]]
 _RULES: dict[str, Rule] = {
     "Text | None": ("a text", lambda value: isinstance(value, str)),

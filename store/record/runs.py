@@ -125,7 +125,7 @@ class RunStore:
         return self.get(run_id or create_run_name(seed))
 
     def find_newest(self) -> Run | None:
-        """Return the most recently started run, or None; on a new machine from checkpoint_root."""
+        """Return the most recently started run, or None; without one, that of checkpoint_root."""
         runs = _read_runs(self.folder)
         if not runs and self.checkpoint_root:
             folder = open_folder(join_path_or_url(self.checkpoint_root, self._local.name))
@@ -142,7 +142,7 @@ class RunStore:
 
 
 def check_free(run: Run, *, overwrite: bool) -> None:
-    """Refuse a run directory that is in use, unless it is a run that may be replaced."""
+    """Refuse a run directory that holds files, unless it is a run that may be replaced."""
     taken = [folder for folder in _list_folders(run) if _has_more_than_lock(folder)]
     if not taken:
         return

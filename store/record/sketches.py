@@ -28,7 +28,7 @@ _MOST_KEY = 1 << 31
 
 
 class QuantileSketch:
-    """Counts of values, with a relative error of every quantile from 0.0005 to 0.05."""
+    """Counts of values; a quantile's relative error is at most `epsilon`, 0.0005 to 0.05."""
 
     def __init__(self, epsilon: float = DEFAULT_EPSILON) -> None:
         if not LEAST_EPSILON <= epsilon <= MOST_EPSILON:

@@ -1,10 +1,9 @@
 """`summary.json`: the end of a run, and the commit record of every file that it leaves.
 
-It is written last, after `run.json` says complete: the record covers the final bytes of `run.json`
-itself, so that any changed bit is found. `run.json` names the summary, so a program that is killed
-between the two leaves a complete run without it: `validate` reports that, and resuming the run,
-which has nothing left to train, writes both again. A resumed run first deletes the summary; so an
-existing one is valid for all files.
+It is written last, after `run.json` says complete, because the record covers its final bytes, too:
+any changed bit is found. `run.json` names the summary: after a kill between the two, `validate`
+reports that the summary is missing, and resuming the run, which has nothing left to train, writes
+both again. A resumed run first deletes the summary, so an existing one is valid for all files.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "
 
 
 def is_finished(run: Run, config: JsonMapping, ignored: Collection[str]) -> bool:
-    """Return whether a run with this configuration, except ignored keys, has finished whole."""
+    """Return whether a run of this configuration (but ignored keys) is complete with all files."""
     if run.read().get("status") != "complete":
         return False
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from models.transforms import InputTransform
     from utils.config.load import RunConfig
 
-# Allowed gap of the classifier on averaged maps to the teacher's logits, relative to the largest.
+# Largest difference from the teacher's logits that is a rounding error, as a share of the largest.
 _TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 
 
@@ -82,8 +82,8 @@ def reuse_classifier(
     """Copy the first teacher's classifier into a student of SimKD; do nothing for others.
 
     `transform` and `class_names` (None if unknown) are the student's; `image_shape` is (H, W, C) in
-    training. UserError if the teacher's classifier on the averaged maps of the layer that the loss
-    names does not give the teacher's logits: SimKD's student would then learn something else.
+    training. The classifier is tried on the averaged maps of the layer that the loss names.
+    UserError if it does not give the teacher's logits: the student would learn something else.
     """
     term = _find_term(losses)
     if term is None or not isinstance(student, ReusedClassifier):

@@ -23,9 +23,9 @@ def count_with_correctness(logits: Tensor, batch: ImageBatch) -> tuple[Tensor, T
     type.
 
     Returns:
-      [4 + 3 * ECE_BINS]: correct at 1, correct at 5, cross-entropy in nats, examples; then for
-      each bin of confidence its examples, its summed confidence and its correct ones. And bool [B]:
-      correct at 1; undefined for padding.
+      [4 + 3 * ECE_BINS]: correct at 1, correct at 5, cross-entropy in nats, examples; then,
+      each over all bins of confidence, examples, summed confidences and correct examples. And
+      bool [B]: correct at 1; undefined for padding.
     """
     logits = logits.float()
     labels = batch.labels.long().unsqueeze(1)

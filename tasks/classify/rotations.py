@@ -77,8 +77,8 @@ def check_rotations(config: RunConfig, losses: WeightedLoss, shapes: ImageShapes
         return
     if not losses.needs_turned():
         raise UserError(
-            "distill.views 'rotations' needs a loss that reads the copies; add sskd to "
-            "distill.losses, or remove the key"
+            "distill.views 'rotations' needs a loss that reads the rotated images; add sskd "
+            "to distill.losses, or remove distill.views"
         )
     shape = shapes["train"]
     if shape is not None and shape[0] != shape[1]:

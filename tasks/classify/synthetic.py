@@ -52,7 +52,7 @@ class SyntheticClassify(SyntheticRun):
         self._image: tuple[int, int] | None = None
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
-        """Return the run on synthetic images; `by_trial` finds an unknown size by data.train_pp."""
+        """Return the run on synthetic images; `by_trial` runs train_pp if it names no size."""
         config = self._config
         self._image = find_image_shape(config)
         if self._image is None and by_trial:
@@ -60,7 +60,7 @@ class SyntheticClassify(SyntheticRun):
         if self._image is None:
             raise UserError(
                 f"synthetic images need one size, but data.train_pp ({config.data.train_pp!r}) "
-                "gives none; end it with a resize or crop to one side, or set "
+                "gives none; end it with a resize or crop to a square, or set "
                 "data.source=synthetic with data.name=image_size=N"
             )
         data = describe_synthetic_data(config, self._image, max(self._classes, 2), examples)
@@ -161,7 +161,7 @@ def require_square(shape: tuple[int, ...]) -> tuple[int, int]:
     if height != width:
         raise UserError(
             f"data.train_pp gives images of {height} x {width}; synthetic ones are square: end it "
-            "with a resize or crop to one side"
+            "with a resize or crop to a square"
         )
     return height, channels
 
@@ -199,8 +199,8 @@ def create_random_teacher(
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(
-            f"distill.teacher_weights ({section.weights!r}) is not available, nor its "
-            "model's name; set distill.teacher"
+            f"distill.teacher_weights ({section.weights!r}) cannot be read, and no key "
+            "names their model; set distill.teacher"
         )
     own = (section.num_classes or facts.get("num_classes") or classes) if classes else 0
     arguments = {**facts.get("args", {}), **section.args}
@@ -248,7 +248,7 @@ def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None
             shadow.eval()(torch.zeros((1, channels, side, side), device="meta"))
     except Exception as error:
         raise UserError(
-            f"distill.teacher ({name!r}) without its weights does not take images of {side} x "
-            f"{side} x {channels}: {error}; give its run by --teacher_path, or its args in "
-            "distill.teachers"
+            f"distill.teacher ({name!r}), built without weights, does not take images of "
+            f"{side} x {side} x {channels}: {error}; give its run by --teacher_path, or its "
+            "args in distill.teachers"
         ) from error

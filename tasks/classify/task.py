@@ -78,7 +78,7 @@ class Classify(ImageTask[Teacher]):
         self._evaluator: SetEvaluator | None = None
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
-        strong = self._see_strong(model, batch)  # first: taps keep the layers of the last pass
+        strong = self._see_strong(model, batch)  # before the weak view, whose layers taps keep
         pixels = self.augment(batch.images, batch.draws)
         is_turned = self.config.distill.views == "rotations"
         pixels = turn_pixels(pixels) if is_turned else pixels
@@ -157,7 +157,7 @@ class Classify(ImageTask[Teacher]):
             self._attention = ClassTokenScores(state.model, self.config.model.name)
 
     def wrap(self, model: nn.Module, weight: float) -> Teacher:
-        """Make a teacher of the student; it sees the student's size if that never changes."""
+        """Make a teacher of the student, for images of the student's size if that never changes."""
         follows = get_only_side(self.config.train.image_sizes) is not None
         return Teacher(model, self.transform, weight=weight, follows=follows)
 
@@ -262,7 +262,7 @@ class Classify(ImageTask[Teacher]):
         return outputs if isinstance(outputs, tuple) else (outputs, None)
 
     def _ask_live(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Return the live teachers' logits; keep_tokens needs the attention to patches."""
+        """Return the live teachers' logits; keep_tokens uses the student's attention."""
         scores = None if self._attention is None else self._attention.take()
         seen = StudentView(resize_pixels(pixels, batch.values), scores)
         answers = self.teaching.ask(pixels, seen)

@@ -1,4 +1,4 @@
-"""Views of an example in a step: one crop, a second crop for teachers or for both, or few patches.
+"""Views of an example in a step: one crop, a second one for teachers or both, or only some patches.
 
 Views are augmentations of the same examples in the same order, read side by side. Crops are drawn
 for each view; mixing and erasing are drawn once for an example and applied to all of its views.
@@ -75,7 +75,7 @@ def check_kept(
     teachers: Sequence[Teacher],
     shape: tuple[int, int, int] | None,
 ) -> None:
-    """Refuse keep_tokens if student and teacher have other patches, or a key contradicts it.
+    """Refuse keep_tokens if student and teacher differ in patches, or a key contradicts it.
 
     Models are on the meta device. `shape` is (H, W, C) in training, None if only a run can tell.
     """
@@ -119,7 +119,7 @@ def get_patches(model: nn.Module) -> Any:
 
 
 def _check_sides(role: str, model: nn.Module, seen: tuple[int, int], key: str) -> None:
-    """Refuse images of another size than the model's own: dynamic_img_size changes its patches."""
+    """Refuse images of another size than the model's: it would cut them into another grid."""
     own = tuple(get_patches(model).img_size)
     if own != tuple(seen):
         raise UserError(

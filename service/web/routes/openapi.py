@@ -12,7 +12,7 @@ from service.web.answers import RECORDS
 from service.web.problems import Problem
 from utils.json_types import JsonObject
 
-# A docstring's section of attributes, and the entry of one or several of them in it.
+# The head of a docstring's list of attributes, and an entry, which may describe several names.
 _SECTION = re.compile(r"\n+(?:Attributes|Args):\n")
 _FIELD = re.compile(r"^  (\w+(?:, \w+)*): (.*(?:\n    .*)*)", re.MULTILINE)
 
@@ -32,7 +32,7 @@ def describe_app(app: FastAPI) -> JsonObject:
 
 
 def _describe_fields(schema: JsonObject, record: type) -> None:
-    """Copy descriptions from a docstring; an answer has all fields, with a default or without."""
+    """Copy descriptions from a docstring; all fields are required, also those with a default."""
     schema["required"] = list(schema["properties"])
     for base in record.__mro__[:-1]:
         head, *rest = _SECTION.split(inspect.getdoc(base) or "", maxsplit=1)

@@ -120,7 +120,7 @@ def make_overlay(
     sources = tuple({"url": link_api(path, "series"), "name": n, "ink": i} for path, n, i in runs)
     lone = _find_lone_step(curves)
     keys = {ink: (ink, name, "") for _, name, ink in runs}
-    if lone:  # a number for each run
+    if lone:  # no curves: the legend has each run's value
         pairs = zip(runs, curves, strict=True)
         keys = {path: (ink, name, _get_last(c)) for (path, name, ink), c in pairs}
     return ShownChart(
@@ -174,14 +174,14 @@ def _get_last(curve: Curve) -> str:
 
 
 def _find_lone_step(curves: Sequence[Curve]) -> str:
-    """Return the steps of curves of one finite point each, which a chart would show as dots."""
+    """Return the steps of the points if each curve has only one, which is finite; else empty."""
     if not curves or any(len(curve.steps) != 1 or curve.nonfinite_count for curve in curves):
         return ""
     return ", ".join(dict.fromkeys(f"{curve.steps[0]:,}" for curve in curves))
 
 
 def _choose_chart(metric: str) -> tuple[str, str]:
-    """Return a number's family, and the property that its chart has in common."""
+    """Return a number's family, and what the numbers of its chart have in common."""
     kind, _, name = metric.partition(".")
     entry = METRICS.find(name)
     unit = entry.unit if entry else ""

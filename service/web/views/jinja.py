@@ -16,7 +16,7 @@ from service.web.views.sweeps import describe_point
 from store.formatting import TONES, format_duration, format_value
 from store.quality.trends import Trend, describe_trend
 
-# Reports of a trend in its picture.
+# Most reports that a trend's picture shows.
 _SPARK = 40
 TEMPLATES = Path(__file__).parents[1] / "templates"
 

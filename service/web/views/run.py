@@ -135,7 +135,7 @@ def make_families(
 
 
 def _has_no_chart(name: str) -> bool:
-    """Return whether a number is in no chart; some of the loop's need none."""
+    """Return whether the table lists a number: not training's, nor two counts of the loop."""
     kind, _, rest = name.partition(".")
     return kind != TRAIN and not (kind == EVAL and rest in ("graphs", "skipped_corrupt"))
 
