@@ -19,7 +19,7 @@ from models.lora import adapt
 from models.table import ARGUMENTS, MODELS
 from models.widened import widen
 from utils.errors import UserError, get_hint, get_near_names
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.weights.adapters import merge_adapters
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.fitting import FitRules
@@ -168,7 +168,7 @@ def build_model(
         ) from error
 
 
-def export_model(tensors: dict[str, Tensor], facts: JsonObject, folder: Path) -> Path:
+def export_model(tensors: dict[str, Tensor], facts: JsonMapping, folder: Path) -> Path:
     """Write weights, adapters merged, for a plain `timm.create_model`, and its arguments."""
     path = folder / EXPORT_FILE
     write_weights(path, merge_adapters(tensors), facts)

@@ -103,12 +103,9 @@ class EpochStream:
 
 @dataclass(frozen=True)
 class ShardedOrder:
-    """The sharded order of one shard.
+    """The sharded order of one shard."""
 
-    Attributes:
-      unit_starts, unit_counts: [U] int64: range of example indices of each unit.
-    """
-
+    # unit_starts, unit_counts: [U] int64: range of example indices of each unit
     unit_starts: np.ndarray
     unit_counts: np.ndarray
     window: int  # examples that are shuffled together

@@ -34,16 +34,13 @@ _NO_FLOATS = (
 
 @dataclass(frozen=True)
 class PipelineSpec:
-    """How examples become batches.
-
-    Attributes:
-      image_key, label_key: features of the dataset; `a/b` is feature b of the group a; without a
-        label key every label is 0.
-    """
+    """How examples become batches."""
 
     preprocess: Callable[..., Example]  # `fn(data, epoch=, index=)`; returns a uint8 image
     pp_key: str  # configuration key of the string, for messages
     pp: str  # the string, for messages
+    # image_key, label_key: features of the dataset; `a/b` is feature b of the group a; without a
+    # label key every label is 0
     image_key: str
     label_key: str
     shard: ShardSpec

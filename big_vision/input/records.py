@@ -24,15 +24,12 @@ _STREAM_BUFFER_BYTES = 1 << 20
 
 
 class Records(Protocol):
-    """Examples in files, each loaded by TensorFlow from its index.
-
-    Attributes:
-      unit_starts, unit_counts: [U] int64, ranges of examples that are stored together.
-    """
+    """Examples in files, each loaded by TensorFlow from its index."""
 
     stream: Stream | None  # None if records are read by index alone
     num_examples: int
     mean_record_bytes: float
+    # unit_starts, unit_counts: [U] int64, ranges of examples that are stored together
     unit_starts: np.ndarray
     unit_counts: np.ndarray
 

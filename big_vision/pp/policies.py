@@ -61,12 +61,9 @@ TRIVIAL_BINS = 31
 
 
 class Layers(NamedTuple):
-    """Operations to apply one after the other.
+    """Operations to apply one after the other."""
 
-    Attributes:
-      numbers, arguments: int32 and float32 [layers].
-    """
-
+    # numbers, arguments: int32 and float32 [layers]
     numbers: tf.Tensor
     arguments: tf.Tensor
     interpolations: tf.Tensor  # int32 [layers], of `pil.transform`

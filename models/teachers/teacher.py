@@ -18,7 +18,8 @@ from models.teachers.kept_tokens import KeptTokens, keep_tokens
 from models.transforms import InputTransform, spread_channels
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
-from utils.json_types import JsonMapping, JsonObject
+from utils.json_types import JsonMapping
+from utils.weights.facts import WeightFacts
 from utils.weights.hub import is_shared
 from utils.weights.load import load_weights
 from utils.weights.opening import open_weights
@@ -137,7 +138,7 @@ class TeacherSource:
     weights: Weights | None
 
     @property
-    def facts(self) -> JsonObject:
+    def facts(self) -> WeightFacts:
         """Metadata of the weights; empty without weights."""
         return self.weights.facts if self.weights is not None else {}
 
@@ -292,7 +293,7 @@ def _create_teacher(
     )
 
 
-def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
+def _choose_name(section: TeacherSection, facts: WeightFacts) -> str:
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(
@@ -314,7 +315,7 @@ def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
 
 
 def create_teacher_transform(
-    section: TeacherSection, facts: JsonObject, model: nn.Module, student_transform: InputTransform
+    section: TeacherSection, facts: WeightFacts, model: nn.Module, student_transform: InputTransform
 ) -> InputTransform:
     """Create a teacher's transform, with the student's normalisation if it has none of its own."""
     mean, std = section.mean, section.std

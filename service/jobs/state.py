@@ -59,11 +59,7 @@ class JobProgress:
 
 @dataclass(frozen=True)
 class JobView:
-    """A job as people and programs see it.
-
-    Attributes:
-      created, changed: seconds since 1970.
-    """
+    """A job as people and programs see it."""
 
     id: str  # directory below the queue
     run: str  # `experiment/run_id` in the store
@@ -72,6 +68,7 @@ class JobView:
     argv: tuple[str, ...]  # the command
     config: str
     config_hash: str
+    # created, changed: seconds since 1970
     created: float
     changed: float
     who: str

@@ -34,16 +34,13 @@ class TrialState:
 
 @dataclass(frozen=True)
 class AxisRow:
-    """Result of the trials with one value of an axis, or with one point.
-
-    Attributes:
-      trials, seeds: with these values, complete or not.
-    """
+    """Result of the trials with one value of an axis, or with one point."""
 
     values: dict[str, JsonValue]  # of the axes in question
     # mean over seeds, its 95 % interval, standard deviation and n, which is the number of seeds;
     # each seed's value is the mean of its trials, all complete; null without such a seed
     interval: MeanInterval | None
+    # trials, seeds: with these values, complete or not
     trials: int
     seeds: int
 

@@ -17,16 +17,13 @@ from store.record.hits import LAST
 
 @dataclass(frozen=True)
 class SameExamples:
-    """The last evaluations of two runs, example by example.
+    """The last evaluations of two runs, example by example."""
 
-    Attributes:
-      base, new: the runs.
-      both, base_only, new_only, neither: examples that they classified correctly.
-    """
-
+    # base, new: the runs
     base: str
     new: str
     examples: int = 0
+    # both, base_only, new_only, neither: examples that they classified correctly
     both: int = 0
     base_only: int = 0
     new_only: int = 0

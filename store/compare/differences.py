@@ -30,12 +30,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class SourceDifference:
-    """The source of two runs.
+    """The source of two runs."""
 
-    Attributes:
-      base, new: the runs.
-    """
-
+    # base, new: the runs
     base: str
     new: str
     commits: tuple[str, str]  # of both; empty if unknown

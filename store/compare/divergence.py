@@ -29,16 +29,13 @@ _CHUNK = 1 << 18
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first difference between two histories.
+    """The first difference between two histories."""
 
-    Attributes:
-      step, kind: of the line.
-      base, new: its values; None if missing, or not finite according to `nonfinite`.
-    """
-
+    # step, kind: of the line
     step: int
     kind: str
     metric: str  # the first number of the line that differs; empty if one side has no such line
+    # base, new: its values; None if missing, or not finite according to `nonfinite`
     base: JsonValue
     new: JsonValue
     # how many double-precision numbers lie between them; None if one is not finite

@@ -33,17 +33,14 @@ def choose_metrics(text: str, sides: Sequence[Side], flag: str) -> list[str]:
 
 @dataclass(frozen=True)
 class CompareReport:
-    """A whole comparison; the first side is the base.
-
-    Attributes:
-      config, environment: what differs.
-      answers, source: of each further side against the base, if recorded.
-    """
+    """A whole comparison; the first side is the base."""
 
     sides: tuple[Side, ...]
+    # config, environment: what differs
     config: list[Difference]
     environment: list[Difference]
     metrics: list[list[Comparison]]  # numbers of each further side against the base
+    # answers, source: of each further side against the base, if recorded
     answers: list[SameExamples]
     source: list[SourceDifference]
     divergence: JsonObject | None  # as `view_divergence` returns it; None if it was not computed

@@ -45,14 +45,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number on two sides.
-
-    Attributes:
-      base, new: None if no run of that side has the number.
-    """
+    """One number on two sides."""
 
     metric: str  # its name, as filters know it
     entry: Metric | None  # of the catalogue; None if it has no entry
+    # base, new: None if no run of that side has the number
     base: Summary | None
     new: Summary | None
     delta: Delta | None  # None if a side has no number

@@ -24,13 +24,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class Delta:
-    """By how much the mean of one sample exceeds that of another.
-
-    Attributes:
-      low, high: ends of its 95 % interval; None with fewer than two values on a side.
-    """
+    """By how much the mean of one sample exceeds that of another."""
 
     value: float  # the difference of the means
+    # low, high: ends of its 95 % interval; None with fewer than two values on a side
     low: float | None
     high: float | None
     p: float | None  # two-sided, of no difference; None like the interval

@@ -31,16 +31,13 @@ _NUMBERS = ("scores", "judged")
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A teacher, or a teacher of one.
-
-    Attributes:
-      id, path: of its run at that time; empty if its weights were in no run.
-    """
+    """A teacher, or a teacher of one."""
 
     generation: int  # 1 for teachers of the run itself
     via: str = TEACHER  # teacher: it ran in the step; cache: by cached outputs
     hash: str = ""  # of weights, name, classes and transform, as in checkpoints and caches
     place: str = ""  # as it was named to its student
+    # id, path: of its run at that time; empty if its weights were in no run
     id: str = ""
     path: str = ""
     weights: str = ""  # SHA-256 of their file; empty for a checkpoint

@@ -87,15 +87,11 @@ def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
 
 @dataclass(frozen=True)
 class CostRow:
-    """Cost of runs together, and the gain of a metric over a base cost.
-
-    Attributes:
-      paid_s, device_hours, usd, is_least: over the runs of known cost; None if there are none.
-      more_hours, more_usd: mean additional cost of one run over one run of the base.
-    """
+    """Cost of runs together, and the gain of a metric over a base cost."""
 
     name: str  # of the run, or of the value that its runs share
     runs: int
+    # paid_s, device_hours, usd, is_least: over the runs of known cost; None if there are none
     paid_s: float | None
     device_hours: float | None
     usd: float | None
@@ -104,6 +100,7 @@ class CostRow:
     unknown: int = 0  # number of runs without a known cost; the sums are then lower bounds
     # by how much `value` is better than the base's, in the metric's unit; None: no base
     gain: float | None = None
+    # more_hours, more_usd: mean additional cost of one run over one run of the base
     more_hours: float | None = None
     more_usd: float | None = None
 

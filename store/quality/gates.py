@@ -37,15 +37,12 @@ _FORM = "write metric[@aggregate]:max_pct:max_abs:severity, with - for no limit"
 
 @dataclass(frozen=True)
 class Gate:
-    """The limits of one number.
-
-    Attributes:
-      max_pct, max_abs: by how much it may be worse; None: no such limit. One of them is set.
-    """
+    """The limits of one number."""
 
     metric: str  # as filters name it
     # of a run's history: last, best, mean, median, min, max or a percentile as p95
     aggregate: str = "last"
+    # max_pct, max_abs: by how much it may be worse; None: no such limit. One of them is set.
     max_pct: float | None = None
     max_abs: float | None = None
     severity: Severity = "major"  # blocker and major fail, minor is only reported
@@ -60,24 +57,21 @@ class Gate:
 
 @dataclass(frozen=True)
 class GateFinding:
-    """Result of a gate on two sides.
-
-    Attributes:
-      worse, low, high: by how much the new side is worse, and the interval of that.
-      base, new: means.
-      base_n, new_n: number of independent values: seeds, blocks or reports.
-    """
+    """Result of a gate on two sides."""
 
     gate: Gate
     outcome: Outcome  # undecided: the interval of the difference contains the limit
     reason: str  # in words, with the numbers
+    # worse, low, high: by how much the new side is worse, and the interval of that
     worse: float | None = None
     low: float | None = None
     high: float | None = None
     # the lower one of both limits, in the number's unit; None if no limit applies
     limit: float | None = None
+    # base, new: means
     base: float | None = None
     new: float | None = None
+    # base_n, new_n: number of independent values: seeds, blocks or reports
     base_n: int = 0
     new_n: int = 0
 

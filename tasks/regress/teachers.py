@@ -24,8 +24,8 @@ from models.teachers.teacher import (
 )
 from tasks.teachers.dry_run import FeatureShapes
 from utils.errors import UserError
-from utils.json_types import JsonObject
 from utils.log import get_logger
+from utils.weights.facts import WeightFacts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,13 +77,15 @@ def check_model_name(name: str, key: str) -> None:
         )
 
 
-def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
+def check_columns(facts: WeightFacts, rows: VectorFacts, owner: str) -> None:
     """Refuse weights that were trained on other columns, or on the same in another order.
 
     Weights without columns pass. `owner` is a key and its value, the beginning of the sentence.
     """
-    for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
-        known = facts.get(f"{kind}_columns")
+    for kind, known, names in (
+        ("input", facts.get("input_columns"), rows.input_names),
+        ("target", facts.get("target_columns"), rows.target_names),
+    ):
         if known is not None and tuple(known) != names:
             raise UserError(
                 f"{owner} was trained with {len(known)} {kind} columns ({', '.join(known)}), "
@@ -92,7 +94,7 @@ def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
             )
 
 
-def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> None:
+def warn_of_other_split(facts: WeightFacts, data: DataSection, owner: str) -> None:
     """Warn that weights may have been trained on the rows of the evaluation."""
     known = facts.get("split_seed")
     cut = [split for split in (data.eval_split, data.test_split) if "[" in split]

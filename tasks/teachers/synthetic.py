@@ -11,6 +11,7 @@ from models.teachers.teacher import SELVES, get_teacher_sections
 from utils.config.load import change
 from utils.json_types import JsonMapping
 from utils.storage.places import is_there
+from utils.weights.facts import WeightFacts
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.hub import is_shared
 from utils.weights.opening import open_weights
@@ -45,7 +46,7 @@ def replace_each(
     return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
 
 
-def read_facts(section: TeacherSection) -> JsonObject:
+def read_facts(section: TeacherSection) -> WeightFacts:
     """Read the metadata of a teacher's weights; empty if they are not available."""
     path_or_url = section.weights
     if is_shared(path_or_url) or (path_or_url and is_there(path_or_url)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import timm
@@ -10,6 +12,7 @@ from safetensors.torch import save_file
 
 from tests.support.tiny_parts import TinyConvNet
 from utils.errors import UserError
+from utils.weights.files import write_weights
 from utils.weights.load import load_weights
 from utils.weights.opening import open_weights
 
@@ -108,3 +111,26 @@ def test_a_folder_saved_by_timm_or_transformers_needs_no_prefix(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no file student\.safetensors or config\.json there"):
         open_weights(str(tmp_path / "empty"), KEY)
+
+
+@pytest.mark.parametrize("place", ["header", "json", "config"])
+def test_a_fact_of_a_wrong_type_is_refused_by_name(tmp_path, place):
+    facts = {"model": "resnet18", "args": {}, "num_classes": "ten", "note": 1}
+    path = tmp_path / "student.safetensors"
+    metadata = {"facts": json.dumps(facts)} if place == "header" else None
+    save_file(create_tensors(), path, metadata)
+    if place == "json":
+        path.with_suffix(".json").write_text(json.dumps(facts), encoding="utf-8")
+    if place == "config":
+        path.rename(tmp_path / "model.safetensors")
+        config = {"architecture": "resnet18", "num_classes": "ten"}
+        (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"{KEY} .*fact num_classes is wrong: .*valid integer"):
+        _ = open_weights(str(tmp_path if place == "config" else path), KEY).facts
+
+
+def test_facts_keep_further_keys_and_their_order(tmp_path):
+    facts = {"note": [1], "model": "resnet18", "mean": [127, 127.5]}
+    write_weights(tmp_path / "a.safetensors", create_tensors(), facts)
+    read = open_weights(str(tmp_path / "a.safetensors"), KEY).facts
+    assert list(read.items()) == [("schema_version", 2), *facts.items()]

@@ -11,7 +11,7 @@ from models.factory import export_model
 from tools.average.scoring import RunScorer
 from utils.checkpoint.find import iterate_checkpoints
 from utils.errors import UserError
-from utils.json_types import JsonValue, make_finite
+from utils.json_types import make_finite
 from utils.programs import prepare_folder
 from utils.storage.json_files import write_json
 from utils.weights.opening import open_weights
@@ -89,7 +89,7 @@ def open_members(locations: Sequence[str]) -> list[Member]:
                     "differs; average runs of one model"
                 )
         for name in _EQUAL:
-            pair = tuple(_drop_rates(weights.facts.get(name)) for weights in (first, other))
+            pair = tuple(_drop_rates(dict(weights.facts).get(name)) for weights in (first, other))
             if None not in pair and pair[0] != pair[1]:
                 raise UserError(
                     f"{_KEY} ({other.path!r}) is of another {name} than {first.path!r}: "
@@ -98,7 +98,7 @@ def open_members(locations: Sequence[str]) -> list[Member]:
     return members
 
 
-def _drop_rates(fact: JsonValue) -> JsonValue:
+def _drop_rates(fact: object) -> object:
     """Remove rates of dropout, which affect training only, from a model's arguments."""
     if not isinstance(fact, dict):
         return fact

@@ -11,7 +11,7 @@ from models.trained import TrainedModel
 from store.query.record import RunRecord
 from tools.weights.flags import WEIGHTS_KEY
 from tools.weights.load_model import load_trained
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonMapping, JsonValue
 from utils.programs import prepare_file
 from utils.storage.local import write_atomically
 from utils.storage.places import is_there, join_path_or_url
@@ -61,7 +61,7 @@ def write(options: argparse.Namespace) -> None:
     print(f"{options.out}: the card of {folder or place}")
 
 
-def make_card(record: RunRecord, facts: JsonObject, location: str) -> str:
+def make_card(record: RunRecord, facts: JsonMapping, location: str) -> str:
     """Format the card of a run as Markdown, with front matter for hubs.
 
     Args:
@@ -117,7 +117,7 @@ def make_bare_card(trained: TrainedModel) -> str:
     return "\n".join(lines)
 
 
-def _describe_model(facts: JsonObject) -> dict[str, str]:
+def _describe_model(facts: JsonMapping) -> dict[str, str]:
     """Describe a model by the facts of its weights."""
     classes = str(facts.get("num_classes", ""))
     if names := facts.get("classes"):

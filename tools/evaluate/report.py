@@ -42,15 +42,12 @@ SHARED = ("agreement", "both_right", "only_first", "only_second")
 
 @dataclass(frozen=True)
 class SetFinding:
-    """A set, and the results on it.
-
-    Attributes:
-      teacher, shared: None without a teacher; `shared` is in percent, by the names of `SHARED`.
-    """
+    """A set, and the results on it."""
 
     evaluated: EvaluatedSet
     competing: int  # number of classes that an output is chosen from
     model: SetResult
+    # teacher, shared: None without a teacher; `shared` is in percent, by the names of `SHARED`
     teacher: SetResult | None
     shared: dict[str, float] | None
     worst: WorstImages | None  # wrong outputs of the highest confidence, if --worst is given

@@ -24,13 +24,10 @@ _COLUMNS = 8
 
 
 class WorstImages(NamedTuple):
-    """Wrong outputs, the highest confidence first.
-
-    Attributes:
-      labels, answers: [N] classes; of several correct labels the first.
-    """
+    """Wrong outputs, the highest confidence first."""
 
     confidences: np.ndarray  # [N] probability of the output
+    # labels, answers: [N] classes; of several correct labels the first
     labels: np.ndarray
     answers: np.ndarray
     indices: np.ndarray  # [N] of the examples in their split

@@ -17,6 +17,7 @@ from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.folder import Folder
 from utils.storage.json_files import write_json
 from utils.storage.local import apply_umask
+from utils.weights.facts import WeightFacts, are_facts
 
 EXPORT_FILE = "student.safetensors"
 _SCHEMA_VERSION = 2
@@ -98,22 +99,26 @@ def read_kinds(header: JsonMapping) -> dict[str, Kind]:
     return kinds
 
 
-def read_facts(header: JsonMapping) -> JsonObject:
+def read_facts(header: JsonMapping) -> WeightFacts:
     """Return the facts of the model in a .safetensors header; empty without any."""
     return parse_facts((header.get("__metadata__") or {}).get(_FACTS_KEY, ""))
 
 
-def parse_facts(text: str) -> JsonObject:
+def parse_facts(text: str) -> WeightFacts:
     """Parse the facts in a text; empty if this program did not write it."""
     try:
-        return get_known_facts(json.loads(text))
+        value = json.loads(text)
     except ValueError:
         return {}
+    return get_known_facts(value)
 
 
-def get_known_facts(facts: JsonValue) -> JsonObject:
-    """Return the facts; empty if they do not name a model."""
-    return facts if isinstance(facts, dict) and isinstance(facts.get("model"), str) else {}
+def get_known_facts(facts: JsonValue) -> WeightFacts:
+    """Return the facts; empty if they do not name a model, a WeightsError if a type is wrong."""
+    try:
+        return facts if are_facts(facts) else {}
+    except ValueError as error:
+        raise WeightsError(str(error), "correct it, or export the weights again") from error
 
 
 def load_safetensors(file: Path) -> dict[str, Tensor]:

@@ -10,12 +10,13 @@ import json
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
+from utils.weights.facts import WeightFacts, are_facts
 from utils.weights.language import VARIANTS, read_language_facts
 
 HUB, HUB_OLD, LOCAL = "hf-hub:", "hf_hub:", "local-dir:"
@@ -53,7 +54,7 @@ def find_file(folder: Folder, path: str, key: str) -> str:
     )
 
 
-def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
+def read_shared_facts(folder: Folder, path: str, key: str) -> WeightFacts:
     """Read config.json as facts of this program, with mean and std of pixels in 0..255."""
     try:
         said = json.loads(folder.read_text(CONFIG))
@@ -62,7 +63,7 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
             f"{key} ({path!r}): {CONFIG} cannot be read: {error}; is it whole? copy it again"
         ) from error
     if (language := _read_language(said, path, key)) is not None:
-        return language
+        return _check(language, path, key)
     try:
         own = said.get("pretrained_cfg", said)
         facts: JsonObject = {
@@ -81,9 +82,16 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
             f"{key} ({path!r}): {CONFIG} names no architecture of timm, and no model_type of "
             f"{kinds}; use a model that timm or transformers has saved"
         ) from error
-    if not isinstance(facts["model"], str) or not isinstance(own, Mapping):
-        raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is not a text; correct it")
-    return facts
+    return _check(facts, path, key)
+
+
+def _check(facts: JsonObject, path: str, key: str) -> WeightFacts:
+    try:
+        if are_facts(facts):
+            return facts
+    except ValueError as error:
+        raise UserError(f"{key} ({path!r}): {CONFIG}: {error}; correct it") from error
+    raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is not a text; correct it")
 
 
 def _read_language(said: JsonValue, path: str, key: str) -> JsonObject | None:

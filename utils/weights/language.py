@@ -22,6 +22,7 @@ from utils.checkpoint.fit import Kind
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage.folder import Folder
+from utils.weights.facts import WeightFacts
 from utils.weights.source import SafetensorsWeights, Weights
 
 INDEX = "model.safetensors.index.json"
@@ -263,12 +264,12 @@ def _read_base(config: JsonMapping, variant: Variant, refuse: Refuse) -> float |
 class LanguageWeights(Weights):
     """A folder of .safetensors files with names of transformers or fla; `facts` of config.json."""
 
-    def __init__(self, path: str, key: str, folder: Folder, facts: JsonObject) -> None:
+    def __init__(self, path: str, key: str, folder: Folder, facts: WeightFacts) -> None:
         super().__init__(path, key)
         self._folder, self._facts, self.location = folder, facts, str(folder)
 
     @property
-    def facts(self) -> JsonObject:
+    def facts(self) -> WeightFacts:
         return self._facts
 
     @cached_property

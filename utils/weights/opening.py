@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from utils.checkpoint.find import has_checkpoints
 from utils.errors import UserError, get_near_names
-from utils.json_types import JsonObject
 from utils.storage.folder import Folder
 from utils.storage.places import join_path_or_url, open_folder
 from utils.weights.archives import ArchiveWeights
+from utils.weights.facts import WeightFacts
 from utils.weights.files import EXPORT_FILE
 from utils.weights.hub import CONFIG, LOCAL, find_file, is_shared, open_shared, read_shared_facts
 from utils.weights.language import LanguageWeights
@@ -48,7 +48,7 @@ def open_weights(path: str, key: str) -> Weights:
 
 
 def _open_file(
-    path: str, key: str, folder: Folder, name: str, given: JsonObject | None = None
+    path: str, key: str, folder: Folder, name: str, given: WeightFacts | None = None
 ) -> Weights:
     if name.endswith(".npy"):
         raise UserError(

@@ -20,6 +20,7 @@ from utils.log import get_logger
 from utils.storage.folder import Folder
 from utils.storage.places import join_path_or_url
 from utils.weights.adapters import drop_adapters, merge_adapters
+from utils.weights.facts import WeightFacts
 from utils.weights.files import (
     WeightsError,
     get_known_facts,
@@ -52,7 +53,7 @@ class Weights(ABC):
 
     @property
     @abstractmethod
-    def facts(self) -> JsonObject:
+    def facts(self) -> WeightFacts:
         """Facts written with them: model name, arguments, classes; may be empty."""
 
     @abstractmethod
@@ -85,7 +86,7 @@ class FileWeights(Weights):
     """A file with an optional `NAME.json` beside it; `given` facts replace those of the file."""
 
     def __init__(
-        self, path: str, key: str, folder: Folder, name: str, given: JsonObject | None = None
+        self, path: str, key: str, folder: Folder, name: str, given: WeightFacts | None = None
     ) -> None:
         super().__init__(path, key)
         self._folder, self._name, self._given = folder, name, given
@@ -93,15 +94,16 @@ class FileWeights(Weights):
         self.location = str(join_path_or_url(str(folder), name))
 
     @property
-    def facts(self) -> JsonObject:
-        return self._read_facts_beside() if self._given is None else self._given
+    def facts(self) -> WeightFacts:
+        with self._explain():
+            return self._read_facts_beside() if self._given is None else self._given
 
     def update_hash(self, digest: hashlib._Hash) -> None:
         with self._explain(), self._folder.open_local(self._name) as path, path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
 
-    def _read_facts_beside(self) -> JsonObject:
+    def _read_facts_beside(self) -> WeightFacts:
         if self._beside not in self._folder.list_names():
             return {}
         return parse_facts(self._folder.read_text(self._beside))
@@ -116,12 +118,13 @@ class SafetensorsWeights(FileWeights):
             return read_kinds(self._header)
 
     @cached_property
-    def facts(self) -> JsonObject:
+    def facts(self) -> WeightFacts:
         """Facts of its metadata, or of the JSON beside it; a UserError if both differ."""
         if self._given is not None:
             return self._given
         with self._explain():
-            own, other = read_facts(self._header), self._read_facts_beside()
+            facts, beside = read_facts(self._header), self._read_facts_beside()
+        own, other = dict(facts), dict(beside)
         for fact in own.keys() & other.keys():
             if own[fact] != other[fact]:
                 raise UserError(
@@ -129,7 +132,7 @@ class SafetensorsWeights(FileWeights):
                     f"{self._name} itself {own[fact]!r}; remove {self._beside} or export the "
                     "weights again"
                 )
-        return own or other
+        return facts or beside
 
     def read_tensors(self) -> dict[str, Tensor]:
         with self._explain(), self._folder.open_local(self._name) as file:
@@ -166,8 +169,9 @@ class CheckpointWeights(Weights):
         return drop_adapters({name: get_kind(entry) for name, entry in self._table.items()})
 
     @property
-    def facts(self) -> JsonObject:
-        return get_known_facts(self._state.model)
+    def facts(self) -> WeightFacts:
+        with self._explain():
+            return get_known_facts(self._state.model)
 
     def read_tensors(self) -> dict[str, Tensor]:
         with self._explain():

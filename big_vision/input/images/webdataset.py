@@ -38,12 +38,9 @@ _LAYOUT = "a tar of examples holds NAME.jpg and NAME.cls, the class's number"
 
 @dataclass(frozen=True, kw_only=True)
 class TarSelection(EncodedSelection):
-    """Examples of a split expression.
+    """Examples of a split expression."""
 
-    Attributes:
-      offsets, sizes: [num_examples] int64, of the encoded images in their files.
-    """
-
+    # offsets, sizes: [num_examples] int64, of the encoded images in their files
     offsets: np.ndarray
     sizes: np.ndarray
     names: np.ndarray  # [num_examples] bytes, UTF-8

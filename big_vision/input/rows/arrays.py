@@ -45,15 +45,12 @@ class Statistics:
 
 @dataclass(frozen=True)
 class VectorFacts:
-    """Facts of rows of numbers that a task needs.
-
-    Attributes:
-      input_names, target_names: in the order of the columns.
-    """
+    """Facts of rows of numbers that a task needs."""
 
     examples: ClassVar[str] = "rows of numbers"
     sources: ClassVar[str] = "a source of rows, such as arrays"
 
+    # input_names, target_names: in the order of the columns
     input_names: tuple[str, ...]
     target_names: tuple[str, ...]
     statistics: Statistics  # of all rows of the split, however many processes read it

@@ -34,17 +34,13 @@ _TILE = 8  # rows of a float32 tile of the vector unit
 
 @dataclass(frozen=True)
 class ChannelHead:
-    """Rows [C, K] of one head, float32.
-
-    Attributes:
-      into: decays since the chunk began; `out`: up to its end.
-    """
+    """Rows [C, K] of one head, float32."""
 
     queries: Tile
     keys: Tile
     erased: Tile  # erase * keys
     levels: list[Tile]  # decays of rows towards the boundary of two halves, of each width
-    into: Tile
+    into: Tile  # decays since the chunk began; `out`: up to its end
     out: Tile
 
     @cached_property

@@ -40,14 +40,11 @@ class Work:
 
 @dataclass(frozen=True)
 class Fact:
-    """Sizes from which on kernels cost less, as in all larger pairs that were counted.
-
-    Attributes:
-      tokens, states: at least.
-    """
+    """Sizes from which on kernels cost less, as in all larger pairs that were counted."""
 
     form: str
     chips: tuple[str, ...]
+    # tokens, states: at least
     tokens: int = 1
     states: int = 1
     multiple: int = 1  # of tokens: kernels pad a sequence to whole blocks, and XLA's form does not

@@ -30,12 +30,7 @@ _EMBEDDING_RANGE = 1e-4
 
 @dataclass(frozen=True)
 class RwkvShape(ChunkedShape, ModelArguments):
-    """The arguments of RWKV-7.
-
-    Attributes:
-      decay_rank: of the low-rank maps of decays; rate_rank: of the rates at which keys are
-        replaced; value_rank: of the first layer's share in values; gate_rank: of gates.
-    """
+    """The arguments of RWKV-7."""
 
     how = tuple(argument.name for argument in fields(ChunkedShape))
 
@@ -43,6 +38,8 @@ class RwkvShape(ChunkedShape, ModelArguments):
     width: int = 256
     head_width: int = 64  # channels of a head, which divide width
     mlp_width: int = 1024  # hidden size of the mixing over channels
+    # of the low-rank maps of decays; rate_rank: of the rates at which keys are replaced;
+    # value_rank: of the first layer's share in values; gate_rank: of gates
     decay_rank: int = 32
     rate_rank: int = 32
     value_rank: int = 32
