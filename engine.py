@@ -78,7 +78,7 @@ class TrainState:
       scaler: scales the loss if the runtime computes in float16.
       step: optimizer steps done.
       best_score: score of the best evaluation so far, higher is better; None before the first one.
-      waited: evaluations without a better score so far, and cuts of the learning rate.
+      waited: evaluations since the best score, and how often the learning rate was cut.
       input_processes: for how many input processes the data position is valid; 0: for any number.
       skipped_steps: steps whose batches are dropped, as they once gave a non-finite loss.
     """
@@ -306,7 +306,7 @@ def evaluate(
 def sum_batches(
     count: Callable[[BatchT], Tensor], batches: Iterable[BatchT], runtime: Runtime
 ) -> Tensor:
-    """Sum `count` over all batches of all ranks, on the host."""  # host read: one in all
+    """Sum `count` over all batches of all ranks, on the host."""  # host read: one for all batches
     sums: Tensor | None = None
 
     def add(batch: BatchT) -> Tensor:
@@ -327,7 +327,7 @@ def sum_batches(
 def map_batches(
     function: Callable[[BatchT], T], batches: Iterable[Any], runtime: Runtime
 ) -> Generator[tuple[BatchT, T]]:
-    """Yield device batches and a function's result for each, dispatched one after the other."""
+    """Yield device batches and a function's result for each, one batch at a time."""
     with runtime.prefetch(batches) as feeder:
         for batch in feeder:
             with runtime.autocast():

@@ -70,7 +70,7 @@ class Correctness:
     def gather(self, step: int) -> Hits | None:
         """Gather the marks of all ranks in the order of the split; called by all ranks alike.
 
-        None if the task marks nothing. # host read: one in all
+        None if the task marks nothing. # host read: one for all batches
         """
         if not self._marks:
             return None

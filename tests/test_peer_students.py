@@ -259,7 +259,7 @@ def test_a_peer_sees_the_students_images_and_is_checked_at_their_size(digits_roo
                 "--distill.peer=resnet18",
                 "--distill.losses=[{name: ctkd, args: {curriculum_steps: 4}}]",
             ],
-            "is not supported with ctkd, which keeps",
+            "is not supported with ctkd, which has",
         ),
         (
             [

@@ -353,11 +353,11 @@ def test_a_distilled_run_of_several_sizes_resumes_within_each(
                 "keep_tokens": 0.5,
                 "flags": [f"--data.train_pp={CROP}", "--model.args.dynamic_img_size=true"],
             },
-            "of 8 x 8, for which the student is made, and it sees 12 x 12; set model.image_size",
+            "of the student's own size, 8 x 8, but it sees 12 x 12; set model.image_size",
         ),
         (
             {"keep_tokens": 0.5, "size": 12, "args": {**TEACHER, "dynamic_img_size": True}},
-            "for which the teacher is made, and it sees 12 x 12; set img_size in its args",
+            "of the teacher's own size, 8 x 8, but it sees 12 x 12; set img_size in its args",
         ),
         (
             {"keep_tokens": 0.5, "model": "ema", "flags": ["--train.ema=true"]},

@@ -77,7 +77,7 @@ class WatchedModel:
         Args:
           wanted: names of the calls whose tensors are kept; None: all.
 
-        # host read: one in all
+        # host read: one for all batches
         """
         seen: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
 

@@ -77,4 +77,4 @@ def _check_json(value: object, key: str) -> None:
             _check_json(inner, key)
     elif not isinstance(value, str | int | float | bool | None):
         kind = type(value).__name__
-        raise UserError(f"{key} is a {kind}, which no key takes; put it in quotes")
+        raise UserError(f"{key} is a YAML {kind}, which no key accepts; put it in quotes")

@@ -59,7 +59,7 @@ def gather_features(
 ) -> Features:
     """Return the features of a split in its order, the same on every rank; `ask` gives [B, D].
 
-    Each batch adds its own rows. Unreadable examples are left out. # host read: one in all
+    Each batch adds its own rows. Unreadable examples are left out. # host read: one for all batches
     """
 
     def collect(batch: ImageBatch) -> Tensor:

@@ -23,7 +23,7 @@ from proofs.kd_table.phases import (
     make_search_spec,
     make_teacher_spec,
 )
-from proofs.kd_table.report import Account, SetTable, draw_report, format_report
+from proofs.kd_table.report import Account, SetTable, describe_report, draw_report, format_report
 from proofs.kd_table.results import (
     TableRow,
     choose_weight,
@@ -258,7 +258,7 @@ def test_a_report_is_written_as_markdown_json_and_picture(tmp_path):
     assert "| `alone` |  | 81.00 ± 12.71 |" in text and "- no view: `at`, `mlkd`" in text
     assert "seeds 100, and of up to 2 more, one at a time beyond" in text
     assert "| `kd` | +3.50 [" in text and "**digits and fonts** together:" in text
-    told = json.loads(format_report(tables, account))
+    told = json.loads(describe_report(tables, account))
     assert told["sets"]["fonts"]["rows"][0]["choice"]["validation"] == {"0.1": 85.0, "1.0": 84.0}
     assert draw_report(tables, tmp_path / "table.png").read_bytes()[:4] == b"\x89PNG"
 

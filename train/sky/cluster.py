@@ -325,7 +325,7 @@ def _check(text: str) -> None:
     except yaml.YAMLError as error:
         raise UserError(f"the task is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(task, dict) or "file_mounts" in task:
-        raise UserError("the task mounts files of this machine; only the tree goes along")
+        raise UserError("remove file_mounts from the task: only the project's tree is uploaded")
 
 
 main = CommandLine(create_parser, run_verb, takes_command=True)

@@ -335,8 +335,8 @@ def test_synthetic_images_have_the_size_of_the_preprocessing(tmp_path, spec, siz
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ("decode", "has none"),
-        ("decode|resize(64)|inception_crop(area_min=20)", "has none"),
+        ("decode", "gives none"),
+        ("decode|resize(64)|inception_crop(area_min=20)", "gives none"),
         ("decode|resize((64, 32))", "gives images of 64 x 32"),
     ],
 )

@@ -74,7 +74,7 @@ BOMB = "a: &a [x, x]\n" + "".join(
         ("a: " + "[" * 40 + "]" * 40, "deeper"),
         ("- a", "no mapping"),
         ("a: 2026-01-01", "quotes"),
-        ("1: a", "no name"),
+        ("1: a", "not a text"),
         ("a: [", "no valid YAML"),
         ("a: 1\n--- \nb: 1", "no valid YAML"),
         ("\x00", "no valid YAML"),

@@ -146,7 +146,7 @@ def test_every_output_is_the_same_after_deleting_the_index(ask, root, tmp_path):
         (["show", "rn1"], "did you mean"),
         (["show", "x/y"], "neither"),
         (["tag", "run1"], "nothing to do"),
-        (["tag", "run1", "--add", "a b"], "no directory name"),
+        (["tag", "run1", "--add", "a b"], "is not a valid name"),
         (["list", "--index", "nodb"], "cannot be opened"),
         (["lst"], "invalid choice"),
     ],
