@@ -221,7 +221,7 @@ def test_a_rank_that_never_arrives_is_named():
 def test_no_rank_outlives_the_process_that_started_it(tmp_path):
     script = (
         "from tests.test_groups import *\n"
-        f"launch_processes(2, {TIMEOUT_S}, add_up_forever, {str(tmp_path)!r}, 9, 'raise')"
+        f"launch_processes(2, {TIMEOUT_S}, sum_forever, {str(tmp_path)!r}, 9, 'raise')"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", f"if __name__ == '__main__':\n exec({script!r})"],
