@@ -196,7 +196,7 @@ def test_a_rendered_task_has_no_placeholder_and_no_key(accelerator):
     [
         ("name: {{nobody}}", "has an unknown placeholder 'nobody'"),
         ("file_mounts: {~/.ssh: ~/.ssh}", "'.ssh': keys stay"),
-        ("file_mounts: {a: b}", "mounts files"),
+        ("file_mounts: {a: b}", "remove file_mounts"),
         ("a: [", "is not valid YAML"),
     ],
 )
