@@ -36,7 +36,7 @@ def draw_house(root: Path) -> dict[str, set[str]]:
 
 
 def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
-    """Rooms from which one comes back to them; empty: there is none."""
+    """Return the rooms on or behind a circle of imports; empty without one."""
     open_rooms = {room: targets & between for room, targets in arrows.items() if room in between}
     while leaves := [room for room, targets in open_rooms.items() if not targets]:
         for leaf in leaves:

@@ -139,7 +139,7 @@ def _describe_callbacks(runtime: Any, job: Job, parts: Any) -> list[Any]:
         recording.keeper.sketches.epsilon,
         *(_get_plain(one) for one in (watch, tracer)),
     ]
-    callbacks.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
+    callbacks.__exit__(None, RuntimeError(), None)  # no writer runs: nothing to wait for
     return found
 
 

@@ -22,37 +22,12 @@ from job.stream import iterate_batches
 from store.record.history import read_metrics
 from tests.support.feature_teachers import write_feature_teacher
 from tests.support.tiny_parts import create_argv
+from tests.tasks.test_distil import TEACHERS
 from tests.test_parity import FORMS as FORMS_OF_ALL
 from tests.test_parity import run_child
 from utils.config.load import load_config
 from utils.runtime.launcher import create_runtime
 
-# A grid of 4 x 4 patches and a class token; and one of 3 x 3 patches, pooled by attention.
-TEACHERS = (
-    (
-        "vit_small_patch14_dinov2",
-        {
-            "img_size": 8,
-            "patch_size": 2,
-            "in_chans": 1,
-            "embed_dim": 48,
-            "depth": 1,
-            "num_heads": 4,
-            "init_values": 1.0,
-        },
-    ),
-    (
-        "vit_base_patch16_siglip_224",
-        {
-            "img_size": 12,
-            "patch_size": 4,
-            "in_chans": 1,
-            "embed_dim": 32,
-            "depth": 1,
-            "num_heads": 2,
-        },
-    ),
-)
 # Rotary positions, register tokens, SwiGLU: timm has both in a class of their own.
 EVA_TEACHERS = (
     (
