@@ -23,6 +23,7 @@ from utils.endings import (
 )
 from utils.log import get_logger
 from utils.metrics import Evaluation, LoopMeter
+from utils.runtime.step_numbers import StepNumbers
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -71,7 +72,6 @@ class TrainState:
     """State of a run: exactly what a checkpoint holds.
 
     Args:
-      model: the student.
       loss_modules: trainable and stateful modules of the losses; may be empty.
       averages: moving averages of the student's weights, by name of their part of a checkpoint.
       head: the student's parameters that `optim.max_grad_ratio` does not clip.
@@ -156,7 +156,6 @@ class StepResult:
 
     Args:
       step: steps done, this one included.
-      names: names of the scalars.
       values: float32 [names + 1] on the device: the scalars' mean over ranks; the last element is
         the number of this loop's first non-finite step, or -1. None if the step was skipped.
       wait_s: seconds that the step waited for its batch.
@@ -200,10 +199,26 @@ class Callbacks:
         return False
 
 
+def upload_numbers(
+    state: TrainState, plan: Plan, runtime: Runtime, first_bad_step: Tensor | None = None
+) -> StepNumbers:
+    """Upload what the host knows of the next step."""
+    lrs, decays = plan.schedule.values(state.step, state.optimizer, state.waited.cuts)
+    rates = runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
+    weights = plan.averaging.get_weights(state.step) if state.averages else []
+    uploaded = runtime.upload(weights) if weights else None
+    return StepNumbers(rates, uploaded, runtime.upload([float(state.step)]), first_bad_step)
+
+
 def train_step(
-    state: TrainState, batch: BatchT, task: Task[BatchT], runtime: Runtime, plan: Plan
+    state: TrainState,
+    batch: BatchT,
+    task: Task[BatchT],
+    runtime: Runtime,
+    plan: Plan,
+    numbers: StepNumbers,
 ) -> dict[str, Tensor]:
-    """Run one optimizer step; the returned scalars stay on the device."""
+    """Run one optimizer step, a function of tensors; the returned scalars stay on the device."""
     totals: dict[str, Tensor] = {}
     for micro_batch in runtime.split(batch, plan.accumulate_steps):
         with runtime.autocast():
@@ -215,10 +230,9 @@ def train_step(
     runtime.ranks.reduce_gradients(state.optimizer)
     runtime.updates.unscale(state.optimizer)
     grad_norm = clip_gradients(state.parameters(), plan.clipping, state.head)
-    runtime.updates.apply(state.optimizer)
-    if state.averages:
-        weights = runtime.upload(plan.averaging.get_weights(state.step))
-        update_averages(state.averages.values(), state.model, weights)
+    runtime.updates.apply(state.optimizer, numbers.rates)
+    if numbers.average_weights is not None:
+        update_averages(state.averages.values(), state.model, numbers.average_weights)
     return {**{LOSS + name: value for name, value in totals.items()}, "grad_norm": grad_norm}
 
 
@@ -246,7 +260,9 @@ class _Stepper(Generic[BatchT]):
 
     def __init__(self, state: TrainState, task: Task[BatchT], runtime: Runtime, plan: Plan) -> None:
         self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
+        self._names: tuple[str, ...] = ()
         self._first_bad_step = runtime.upload([-1.0])[0]
+        self._compute = runtime.compile_step(self._compute_step)
         runtime.finish_step()  # compiled on its own, not as a part of the first step's graph
 
     def iterate(
@@ -272,23 +288,23 @@ class _Stepper(Generic[BatchT]):
         if state.step in state.skipped_steps:
             return (), None
         with runtime.span("step"), runtime.step(self.plan.seed, state.step):
-            lrs, decays = self.plan.schedule.values(state.step, state.optimizer, state.waited.cuts)
-            runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
-            scalars = train_step(state, batch, self.task, runtime, self.plan)
-            # One vector, made in every step: the same graph whether or not it is read.
-            values = torch.stack([v.detach().float().reshape(()) for v in scalars.values()])
-            values = runtime.ranks.mean(values)
-            self._note_bad_step(values)
-            values = torch.cat([values, self._first_bad_step.reshape(1)])
-        return tuple(scalars), values
+            numbers = upload_numbers(state, self.plan, runtime, self._first_bad_step)
+            values, self._first_bad_step = self._compute(batch, numbers)
+        return self._names, values
 
-    def _note_bad_step(self, values: Tensor) -> None:
-        """Note on the device, without a host read, whether one of the numbers is not finite."""
-        step = self.runtime.upload([float(self.state.step)])[0]
+    def _compute_step(self, batch: BatchT, numbers: StepNumbers) -> tuple[Tensor, Tensor]:
+        """Compute one step: its values, and the number of the first step that was not finite."""
+        scalars = train_step(self.state, batch, self.task, self.runtime, self.plan, numbers)
+        self._names = tuple(scalars)
+        # One vector, made in every step: the same graph whether or not it is read.
+        values = torch.stack([v.detach().float().reshape(()) for v in scalars.values()])
+        values = self.runtime.ranks.mean(values)
         # A scaled loss lets the last value, the gradient norm, overflow: that step is dropped.
         watched = values if self.state.scaler is None else values[:-1]
-        is_new = (self._first_bad_step < 0) & ~torch.isfinite(watched).all()
-        self._first_bad_step = torch.where(is_new, step, self._first_bad_step)
+        _, _, step, first = numbers
+        assert first is not None and step is not None
+        first = torch.where((first < 0) & ~torch.isfinite(watched).all(), step[0], first)
+        return torch.cat([values, first.reshape(1)]), first
 
 
 def evaluate(
@@ -339,14 +355,11 @@ def map_batches(
 def fit(
     state: TrainState, plan: Plan, callbacks: Callbacks, task: Task[Any], runtime: Runtime
 ) -> Evaluation:
-    """Train from `state.step` to the plan's end, or until the score has not risen for long enough.
+    """Train to the plan's end or an early stop; return the last evaluation.
 
     The order: [batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier.
     A state that was restored at a step with an evaluation is evaluated first: the run may have
     ended between checkpoint and evaluation.
-
-    Returns:
-      The last evaluation.
 
     Raises:
       PreemptedError: the run was asked to end; its state is saved.

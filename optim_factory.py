@@ -30,7 +30,7 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
 from utils.runtime.axes import mark_file_orders
-from utils.runtime.xla.optimizers import FACTOR_DECAYS, LEAST_PRODUCT
+from utils.runtime.graph_updates import FACTOR_DECAYS, LEAST_PRODUCT
 
 if TYPE_CHECKING:
     from utils.config.sections import OptimSection, RunConfig

@@ -48,7 +48,8 @@ ENTRIES = {
 _RUNS = re.compile(r"^if __name__ == ", re.MULTILINE)
 _PROTOCOL = ("tasks/protocol.py", "RunTask")
 BOUNDS = {
-    "product lines": 80_000,
+    # 80,000 until TorchTPU became the second stack of a TPU beside torch_xla.
+    "product lines": 82_500,
     "tools: lines": 15_000,
     "tools: programs": 30,
     "longest import chain": 22,

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("PJRT_DEVICE", "CPU")
+# Else importing torch would open libtpu where torch_tpu is installed.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 # gcsfs asks at its import; its other client looks at Google's servers for the kind of a bucket.
@@ -31,6 +33,12 @@ if importlib.util.find_spec("torch_xla") is not None:
     import torch_xla
 
     torch_xla.device()
+
+elif importlib.util.find_spec("torch_tpu") is not None:
+    os.environ.setdefault("TPU_STANDIN", "cpu")
+    from utils.runtime.tpu.runtime import open_device
+
+    open_device()
 
 if importlib.util.find_spec("torch") is not None:
     # Tests that call layers without a runtime would damage this process's heap.
@@ -51,6 +59,16 @@ settings.load_profile("suite")
 
 MAPS = Path("/proc/self/maps")
 MAX_MAPS = Path("/proc/sys/vm/max_map_count")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests of a TPU stack that is not installed."""
+    packages = {"xla": "torch_xla", "tpu": "torch_tpu"}
+    missing = {m: p for m, p in packages.items() if importlib.util.find_spec(p) is None}
+    for item in items:
+        for mark in missing.keys() & {marker.name for marker in item.iter_markers()}:
+            reason = f"{missing[mark]} is not installed"
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True, scope="module")

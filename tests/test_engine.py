@@ -12,7 +12,14 @@ import torch
 from torch import nn
 
 from datasets import Batch
-from engine import Callbacks, NonFiniteError, evaluate, fit, train_step
+from engine import (
+    Callbacks,
+    NonFiniteError,
+    evaluate,
+    fit,
+    train_step,
+    upload_numbers,
+)
 from losses.base import LossOutput
 from tests.support.tiny_parts import (
     CLASSES,
@@ -34,6 +41,7 @@ from utils.ema import create_ema
 from utils.metrics import Evaluation, GraphBudgetError, LoopMeter
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.processes.ranks import Alone
+from utils.runtime.step_numbers import StepNumbers
 
 SGD = OptimSection(
     name="momentum", lr=1.0, min_lr=1.0, schedule="constant", weight_decay=0.0, momentum=0.0
@@ -86,7 +94,9 @@ def test_gradients_are_clipped_after_the_mean_over_ranks():
         return LossOutput((network.weight * own).sum(), {})
 
     plan = create_plan(1, SGD, clipping=Clipping(norm=1.0))
-    scalars = train_step(state, create_batch(2), TinyTask(loss), runtime, plan)
+    scalars = train_step(
+        state, create_batch(2), TinyTask(loss), runtime, plan, upload_numbers(state, plan, runtime)
+    )
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[-0.6, -0.8]]))
     assert float(scalars["grad_norm"]) == pytest.approx(2.5)
 
@@ -101,7 +111,9 @@ def test_a_gradient_below_the_limit_is_unchanged():
         return LossOutput((network.weight * torch.tensor([[3.0, 4.0]])).sum(), {})
 
     plan = create_plan(1, SGD, clipping=Clipping(norm=10.0))
-    scalars = train_step(state, create_batch(2), TinyTask(loss), runtime, plan)
+    scalars = train_step(
+        state, create_batch(2), TinyTask(loss), runtime, plan, upload_numbers(state, plan, runtime)
+    )
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[-3.0, -4.0]]))
     assert float(scalars["grad_norm"]) == pytest.approx(5.0)
 
@@ -122,10 +134,10 @@ def test_ema_equals_a_float64_reference_over_30_steps(device):
     task = TinyTask()
     for step in range(steps):
         lrs, decays = plan.schedule.values(step, state.optimizer)
-        runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
+        rates = runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
         batch = create_batch(seed=step).map(runtime.tensor_to_device)
-        state.step = 60 + step
-        train_step(state, batch, task, runtime, plan)
+        weights = runtime.upload(plan.averaging.get_weights(60 + step))
+        train_step(state, batch, task, runtime, plan, StepNumbers(rates, weights))
         runtime.finish_step()
         now = {n: v.cpu().double().numpy() for n, v in state.model.state_dict().items()}
         keep = min(decay, (61 + step) / (70 + step))
@@ -197,7 +209,9 @@ def test_accumulating_four_micro_batches_equals_the_undivided_batch():
     for parts in (1, 4):
         state = create_state(runtime, copy.deepcopy(model), SGD, ema=True)
         plan = create_plan(8, SGD, accumulate_steps=parts, ema_decay=0.5)
-        scalars = train_step(state, batch, task, runtime, plan)
+        scalars = train_step(
+            state, batch, task, runtime, plan, upload_numbers(state, plan, runtime)
+        )
         results.append((state, scalars))
     (whole, whole_scalars), (divided, divided_scalars) = results
     start = dict(model.named_parameters())
@@ -219,7 +233,9 @@ def test_terms_are_the_means_of_the_micro_batches():
     runtime = create_cpu_runtime()
     state = create_state(runtime, nn.Linear(2, 1), SGD)
     plan = create_plan(1, SGD, accumulate_steps=4)
-    scalars = train_step(state, create_batch(8), TinyTask(loss), runtime, plan)
+    scalars = train_step(
+        state, create_batch(8), TinyTask(loss), runtime, plan, upload_numbers(state, plan, runtime)
+    )
     assert (float(scalars["loss/kd"]), float(scalars["loss/twice"])) == (4.0, 8.0)
 
 
@@ -234,7 +250,9 @@ def test_the_last_micro_batch_is_marked():
 
     runtime.backward = record
     plan = create_plan(1, SGD, accumulate_steps=4)
-    train_step(state, create_batch(16), TinyTask(), runtime, plan)
+    train_step(
+        state, create_batch(16), TinyTask(), runtime, plan, upload_numbers(state, plan, runtime)
+    )
     assert told == [False, False, False, True]
 
 

@@ -58,10 +58,23 @@ FORMS = {
     "mesh 8": _mesh(8),
     "fsdp 4": _mesh(4, fsdp=4),
     "fsdp 2x2": _mesh(4, fsdp=2),
+    "tpu x1": Form("tpu"),
+    "tpu x2": _ranks("tpu", 2),
+    "tpu compiled": Form("tpu", ("--runtime.compile=true",)),
 }
 QUICK = ("mesh 4",)
+# Those of TorchTPU are quick where it is installed, in an environment of its own.
 CASES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in FORMS
+    pytest.param(
+        name,
+        marks=pytest.mark.tpu
+        if form.device == "tpu"
+        else ()
+        if name in QUICK
+        else pytest.mark.slow,
+        id=name,
+    )
+    for name, form in FORMS.items()
 ]
 # BatchNorm over all ranks; FSDP and DDP do nothing else to it than to a ViT.
 NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 4", "mesh 8")

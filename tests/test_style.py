@@ -155,7 +155,7 @@ def test_the_train_step_is_short_and_reads_no_device():
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
     step = functions["train_step"]
     assert step.end_lineno - step.lineno + 1 <= MAX_STEP_LINES
-    for name in ("train_step", "make_step", "iterate", "_note_bad_step"):
+    for name in ("train_step", "make_step", "iterate", "_compute_step"):
         called = {
             n.func.attr
             for n in ast.walk(functions[name])

@@ -113,10 +113,10 @@ class _TracingRuntime(Runtime):
 class _TracingUpdates(Updates):
     """Labels the optimizer's step."""
 
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
+    def apply(self, optimizer: torch.optim.Optimizer, rates: Tensor | None = None) -> None:
         assert isinstance(self._device, _TracingRuntime)
         self._device.label("optimizer")
-        super().apply(optimizer)
+        super().apply(optimizer, rates)
 
 
 def _create_tracing_runtime(config: RunConfig) -> _TracingRuntime:

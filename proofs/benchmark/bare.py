@@ -74,7 +74,8 @@ class BareLoop:
         if name in PREPARABLE:
             runtime.updates.prepare(self._optimizer)
         lrs, decays = parts.plan.schedule.values(0, self._optimizer)
-        runtime.updates.set_hyperparameters(self._optimizer, lrs, decays)
+        rates = runtime.updates.set_hyperparameters(self._optimizer, lrs, decays)
+        runtime.updates.place_rates(self._optimizer, rates)
         # Once: a step has no transfer in it.
         placed = [runtime.to_device(batch) for batch in batches]
         self._losses = [_plan_loss(parts.task, batch) for batch in placed]

@@ -40,14 +40,15 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 def train(runtime, state, first: int, last: int) -> None:
     from engine import train_step
+    from utils.runtime.step_numbers import StepNumbers
 
     plan = create_plan(8, ADAMW, ema_decay=0.9)
     for step in range(first, last):
         with runtime.step(0, step):
             values = plan.schedule.values(step, state.optimizer)
-            runtime.updates.set_hyperparameters(state.optimizer, *values)
+            rates = runtime.updates.set_hyperparameters(state.optimizer, *values)
             batch = create_batch(seed=step).map(runtime.tensor_to_device)
-            train_step(state, batch, TinyTask(), runtime, plan)
+            train_step(state, batch, TinyTask(), runtime, plan, StepNumbers(rates))
         state.step = step + 1
 
 

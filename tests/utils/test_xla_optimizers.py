@@ -16,7 +16,7 @@ from optim_factory import create_optimizer, create_schedule
 from tests.support.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
 from utils.clipping import Clipping, clip_gradients
 from utils.config.sections import OptimSection
-from utils.runtime.xla.optimizers import (
+from utils.runtime.graph_updates import (
     FACTOR_DECAYS,
     LEAST_PRODUCT,
     lower_muon,
@@ -110,9 +110,9 @@ def train(runtime, name: str) -> tuple[list[torch.Tensor], int]:
         lrs = [max(lr, schedule.lr_floor) for _ in optimizer.param_groups]
         decays = [0.05 if group["decays"] else 0.0 for group in optimizer.param_groups]
         with runtime.step(0, step):
-            runtime.updates.set_hyperparameters(optimizer, lrs, decays)
+            rates = runtime.updates.set_hyperparameters(optimizer, lrs, decays)
             model(inputs).square().mean().backward()
-            runtime.updates.apply(optimizer)
+            runtime.updates.apply(optimizer, rates)
         counted.append(runtime.counters()["graphs"])
     return [p.detach().cpu() for p in model.parameters()], counted[-1] - counted[1]
 

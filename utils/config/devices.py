@@ -32,6 +32,14 @@ DEVICES = {
         slots=("cpu", "tpu", "tpu_vm"),
         on_cpu={"PJRT_DEVICE": "CPU"},
     ),
+    "tpu": DeviceInfo(
+        runtime="utils.runtime.tpu.runtime:TpuRuntime",
+        start="utils.runtime.tpu.start:TpuStart",
+        compilers=("tpu",),
+        modes=("matmul_precision",),
+        slots=("cpu", "tpu", "tpu_vm"),
+        on_cpu={"TPU_STANDIN": "cpu"},
+    ),
     "cpu": DeviceInfo(
         runtime="utils.runtime.cpu:CpuRuntime",
         start="utils.runtime.start:DeviceStart",

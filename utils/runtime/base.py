@@ -48,6 +48,7 @@ class HasLoss(Protocol):
 
 B = TypeVar("B", bound=BatchLike)
 Ts = TypeVarTuple("Ts")
+Numbers = TypeVar("Numbers", bound=tuple[Tensor | None, ...])
 Task = TypeVar("Task", bound=HasLoss)
 
 
@@ -117,6 +118,10 @@ class Runtime(ABC):
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         """Return the task for the loop; it may sum gradients during the backward pass."""
         return task
+
+    def compile_step(self, function: Callable[[B, Numbers], T]) -> Callable[[B, Numbers], T]:
+        """Return a step's function of a batch and numbers; it may be compiled as one program."""
+        return function
 
     def checkpoint_block(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a block of a model that is recomputed in the backward pass."""

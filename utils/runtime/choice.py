@@ -21,6 +21,8 @@ def choose_device(section: RuntimeSection) -> str:
 
     UserError if it cannot work on this machine, or not with these keys.
     """
+    # Where torch_tpu is installed, `import torch` would open libtpu, whatever the device.
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     name = section.device
     if name == "auto":
         others = (name for name in DEVICES if name != FALLBACK)

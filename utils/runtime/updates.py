@@ -54,19 +54,32 @@ class Updates:
 
     def set_hyperparameters(
         self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
-    ) -> None:
-        """Set each parameter group's learning rate and weight decay of this step."""
+    ) -> Tensor | None:
+        """Set each parameter group's learning rate and weight decay of this step.
+
+        Returns:
+          Those that the optimizer takes from the device, for `apply`; None if it takes none.
+        """
         for group, lr, decay in zip(optimizer.param_groups, lrs, decays, strict=True):
             group["lr"] = lr
             group["weight_decay"] = decay
+        return None
+
+    def place_rates(self, optimizer: torch.optim.Optimizer, rates: Tensor | None) -> None:
+        """Give the optimizer what `set_hyperparameters` uploaded; part of the step's graph."""
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Remove a gradient scaler's factor, if there is a scaler."""
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
 
-    def apply(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradients and drop them, so that they are not outputs of the step."""
+    def apply(self, optimizer: torch.optim.Optimizer, rates: Tensor | None = None) -> None:
+        """Apply the gradients and drop them, so that they are not outputs of the step.
+
+        Args:
+          rates: result of `set_hyperparameters`, which set the rest.
+        """
+        self.place_rates(optimizer, rates)
         if self.scaler is None:
             self._step(optimizer)
         else:

@@ -18,15 +18,15 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.programs import pause_collection
 from utils.runtime.base import DTYPES, Runtime, derive_seed
+from utils.runtime.graph_updates import GraphUpdates
 from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
 from utils.runtime.processes.children import get_core_share
 from utils.runtime.processes.group import ProcessGroup
-from utils.runtime.processes.ranks import Alone, Ranks
+from utils.runtime.processes.ranks import Alone, GlooRanks, Ranks
 from utils.runtime.start import get_planned_size
 from utils.runtime.updates import Updates
-from utils.runtime.xla.optimizers import XlaUpdates
-from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
+from utils.runtime.xla.ranks import ChipRanks, check_collectives, join_hosts
 from utils.storage.places import to_path
 from utils.torch_types import ModuleT, P, T
 
@@ -77,7 +77,7 @@ class XlaRuntime(Runtime):
         self._counted_before = self._count()
 
     def _create_updates(self) -> Updates:
-        return XlaUpdates(self)
+        return GraphUpdates(self)
 
     def _create_instruments(self) -> XlaInstruments:
         return XlaInstruments(self)

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.runtime.graph_updates import GraphUpdates
 from utils.runtime.mesh_gradients import split_gradients
 from utils.runtime.processes.ranks import Ranks
 from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
-from utils.runtime.xla.optimizers import XlaUpdates
 from utils.runtime.xla.ranks import MeshRanks, join_hosts
 from utils.runtime.xla.runtime import XlaRuntime
 from utils.torch_types import ModuleT
@@ -45,7 +45,7 @@ def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, ...]:
     return (data, fsdp, context) if context > 1 else (data, fsdp)
 
 
-class _MeshUpdates(XlaUpdates):
+class _MeshUpdates(GraphUpdates):
     """Updates whose state has the layout of its parameters.
 
     `lay_out` maps (tensor of the state, parameter) to the same tensor in the right layout.

@@ -37,7 +37,7 @@ _DEVICE_LR = (
 )
 
 
-class XlaUpdates(Updates):
+class GraphUpdates(Updates):
     """Updates whose hyperparameters are data of the graph, never constants."""
 
     _has_raised = False
@@ -53,7 +53,7 @@ class XlaUpdates(Updates):
 
     def set_hyperparameters(
         self, optimizer: Optimizer, lrs: Sequence[float], decays: Sequence[float]
-    ) -> None:
+    ) -> Tensor | None:
         raised = raise_decays(optimizer, lrs, decays)
         if raised != list(decays) and not self._has_raised:
             self._has_raised = True
@@ -67,12 +67,20 @@ class XlaUpdates(Updates):
             )
         super().set_hyperparameters(optimizer, lrs, raised)
         if not optimizer.defaults.get("capturable"):
-            return
+            return None
+        return self._hold_rates(optimizer, self._device.upload(lrs))
+
+    def _hold_rates(self, optimizer: Optimizer, rates: Tensor) -> Tensor | None:
+        """Give the optimizer its rates now, as recorded work; None is left for `apply`."""
+        self.place_rates(optimizer, rates)
+        return None
+
+    def place_rates(self, optimizer: Optimizer, rates: Tensor | None) -> None:
         # A zero-dimensional host tensor of 0 or 1 would be baked into the graph; a slice of an
         # uploaded vector is always data.
-        values = self._device.upload(lrs)
-        for position, group in enumerate(optimizer.param_groups):
-            group["lr"] = values[position]
+        if rates is not None:
+            for position, group in enumerate(optimizer.param_groups):
+                group["lr"] = rates[position]
 
 
 def raise_decays(

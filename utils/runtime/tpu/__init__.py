@@ -1,0 +1,1 @@
+"""TorchTPU: runtime, start, stand-in and the program of a step."""

@@ -1,0 +1,168 @@
+"""TPU chips by TorchTPU, PyTorch's own device `tpu`; or its stand-in on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from utils.config.execution import RuntimeSection
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.runtime.base import DTYPES, B, Numbers, Runtime, derive_seed
+from utils.runtime.graph_updates import GraphUpdates
+from utils.runtime.instruments import Instruments
+from utils.runtime.processes.group import ProcessGroup
+from utils.runtime.processes.ranks import GlooRanks
+from utils.runtime.start import get_planned_size
+from utils.runtime.tpu import standin
+from utils.runtime.updates import Updates
+from utils.torch_types import ModuleT, T
+
+# Products of float32 tensors: one bf16 pass, three, or six.
+_PRECISIONS = {"default": "medium", "high": "high", "highest": "highest"}
+# Steps in which operations may meet shapes that they have not been compiled for.
+_WARMUP_STEPS = 2
+
+
+class TpuInstruments(Instruments):
+    """Peak memory of a chip."""
+
+    def get_peak_gib(self) -> float | None:
+        if standin.is_requested():
+            return None
+        return torch.accelerator.max_memory_allocated(self._runtime.device) / 2**30
+
+
+class _ProgramUpdates(GraphUpdates):
+    """Updates in which the optimizer gets its rates within the program of the step."""
+
+    def _hold_rates(self, optimizer: torch.optim.Optimizer, rates: Tensor) -> Tensor | None:
+        return rates
+
+
+class TpuRuntime(Runtime):
+    """One process with one device.
+
+    As it is, each operation is a program, compiled when it is first met; with `runtime.compile` a
+    training step is one program. `graphs` counts the programs that training steps compile: with
+    `runtime.compile` all of them, else those after the first steps, in which each operation is met.
+    """
+
+    name = "tpu"
+
+    def __init__(self, section: RuntimeSection) -> None:
+        open_device()
+        # pyrefly: ignore[read-only]  # torch's stub makes a descriptor of every torch.device
+        self.device = torch.device("tpu")
+        super().__init__(section)
+        torch.set_float32_matmul_precision(_PRECISIONS[section.matmul_precision])
+        if get_planned_size() > 1:
+            group = ProcessGroup(section, "gloo")
+            self.ranks = GlooRanks(self, group, DTYPES[section.reduce_dtype])
+        self._steps = self._graphs = 0
+        self._transfers_before = standin.COUNTS["transfers"]
+
+    def _create_updates(self) -> Updates:
+        return _ProgramUpdates(self)
+
+    def _create_instruments(self) -> Instruments:
+        return TpuInstruments(self)
+
+    @property
+    def wants_patches(self) -> bool:
+        return True
+
+    def accelerate(self, module: ModuleT) -> ModuleT:
+        return module  # a step is compiled as a whole
+
+    def compile_step(self, function: Callable[[B, Numbers], T]) -> Callable[[B, Numbers], T]:
+        if not self.section.compile:
+            return function
+        if self.ranks.size > 1:
+            raise UserError(
+                f"runtime.compile (True) is not supported with {self.ranks.size} processes on the "
+                "stand-in of a TPU, whose sums leave the device; leave one of them out"
+            )
+        from utils.runtime.tpu.program import StepProgram
+
+        return StepProgram(function)
+
+    @contextlib.contextmanager
+    def step(self, seed: int, step: int) -> Iterator[None]:
+        is_first = self._steps < _WARMUP_STEPS
+        before = self._count_programs(wait=is_first)
+        with super().step(seed, step):
+            yield
+        compiled = self._count_programs(wait=is_first) - before
+        self._graphs += compiled if self.section.compile or not is_first else 0
+        self._steps += 1
+
+    def _count_programs(self, *, wait: bool) -> int:
+        """Count compiled programs; without `wait` those of operations may be counted later."""
+        if wait:
+            torch.accelerator.synchronize()
+        return get_api()._get_cache_misses()
+
+    def _seed(self, seed: int, step: int) -> None:
+        value = derive_seed(seed, step, self.ranks.index)
+        get_api().manual_seed(value)
+        torch.default_generator.manual_seed(value)
+
+    def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        on_device = sum(tensor.device.type == self.name for tensor in tensors.values())
+        self._declared_reads += on_device - 1  # of which the base class counts one
+        return super().fetch_all(tensors)
+
+    def counters(self) -> dict[str, int]:
+        reads = 0
+        if standin.is_requested():  # TorchTPU itself does not count them
+            reads = standin.COUNTS["transfers"] - self._transfers_before - self._declared_reads
+        return {"graphs": self._graphs, "host_reads": reads, "host_ops": 0}
+
+    def describe(self) -> JsonObject:
+        hardware = "CPU" if standin.is_requested() else get_api().get_device_name()
+        return {**super().describe(), "hardware": hardware}
+
+
+def get_api() -> Any:
+    """Return `torch.tpu`, which torch has once the device is open."""
+    return sys.modules["torch.tpu"]
+
+
+@functools.cache
+def open_device() -> None:
+    """Load torch_tpu and open this process's device, without the lines that both print."""
+    if standin.is_requested():
+        if "torch_tpu" in sys.modules:
+            raise UserError(
+                f"{standin.VARIABLE} (cpu) comes too late: importing torch has loaded libtpu; set "
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0 in the environment"
+            )
+        standin.install()
+    # With a size of more than one, the driver would wait for a process on each chip.
+    size = os.environ.pop("WORLD_SIZE", None) if standin.is_requested() else None
+    warnings.filterwarnings("ignore", message="<TorchTpu/")
+    with contextlib.redirect_stderr(io.StringIO()):
+        from torch_tpu import _loader
+        from torch_tpu._internal.utils import hardware
+
+        if standin.is_requested():
+            hardware.get_tpu_device_count = lambda: 1
+        _loader.load()
+    if standin.is_requested():
+        # Fused attention is a kernel that only chips have.
+        torch.backends.cuda.enable_flash_sdp(False)
+        torch.backends.cuda.enable_mem_efficient_sdp(False)
+        torch._C._set_sdp_use_overrideable(False)
+    torch.zeros(1, device="tpu").cpu()
+    if size is not None:
+        os.environ["WORLD_SIZE"] = size
