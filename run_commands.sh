@@ -17,6 +17,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   setup --tpu      the same with libtpu, on a TPU VM
   setup --tpu-compiler  the same with the TPU compiler, for tools that need no TPU
   setup --jax-export    the same with what makes StableHLO that takes any number of images
+  setup --torch-tpu     make .venv-tpu, with TorchTPU instead of torch_xla
   doctor           is this machine fit? --data-dir DIR, --output URL, --tpu NAME for a whole pod
   smoke            20 training steps of batch 8 on whatever device is here
   demo             distil a teacher into a student on handwritten digits and show the result
@@ -28,6 +29,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   mirrors ...      make .venv-mirrors, and send runs from it: --to mlflow|wandb|trackio RUN
   export WEIGHTS   a model in another form: --to onnx|stablehlo|savedmodel|torch_export|timm --out FOLDER
   test             the test suite
+  test --torch-tpu      the tests of TorchTPU, on its stand-in on the CPU
   test-all         the test suite and the long proofs, the TPU compiler's among them
 
 environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.11), ZONE, PROJECT
@@ -123,6 +125,34 @@ setup_part() {
   echo "$wanted" >"$stamp"
 }
 
+# TorchTPU and torch_xla need different releases of torch: an environment of its own.
+setup_torch_tpu() {
+  local venv="$VENV-tpu" rest wanted python
+  rest=("$ROOT"/requirements-{torch-tpu,service,export}.txt)
+  wanted="$(cat "$REQUIREMENTS" "${rest[@]}" | sha256sum | cut -d ' ' -f 1)"
+  if [[ -f "$venv/.requirements.sha256" && "$(cat "$venv/.requirements.sha256")" == "$wanted" ]]; then
+    return
+  fi
+  python="$(find_python)"
+  echo "setting up $venv (some minutes, about 9 GB)"
+  "$python" -m venv "$venv"
+  grep -E '^(torch|torchvision)=' "${rest[0]}" >"$venv/constraints.txt"
+  printf '[install]\nconstraint = %s\n' "$venv/constraints.txt" >"$venv/pip.conf"
+  grep -vE '^(torch|torchvision|torch_xla)==' "$REQUIREMENTS" >"$venv/requirements.txt"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+    -r "$venv/requirements.txt" "${rest[@]/#/--requirement=}"
+  echo "$wanted" >"$venv/.requirements.sha256"
+}
+
+# Importing torch must not open libtpu before its stand-in is in place.
+run_torch_tpu_tests() {
+  setup_torch_tpu
+  if [[ $# -eq 0 ]]; then
+    set -- -m "tpu and not slow" tests/device tests/test_parity.py
+  fi
+  VENV="$VENV-tpu" TORCH_DEVICE_BACKEND_AUTOLOAD=0 TPU_STANDIN=cpu limit=30m run_tests "$@"
+}
+
 run_service() {
   setup_part service
   if [[ "$OUTPUT_DIR" != *://* ]]; then mkdir -p "$OUTPUT_DIR"; fi
@@ -140,8 +170,9 @@ run_setup() {
       ;;
     --tpu-compiler) setup_extra tpu-compiler tpu,pallas ;;
     --jax-export) setup_part jax-export ;;
+    --torch-tpu) setup_torch_tpu ;;
     *)
-      echo "error: setup knows --tpu, --tpu-compiler and --jax-export, not '$1'" >&2
+      echo "error: setup knows --tpu, --tpu-compiler, --jax-export and --torch-tpu, not '$1'" >&2
       exit 2
       ;;
   esac
@@ -277,6 +308,10 @@ main() {
       run_python -m tools.export "$@"
       ;;
     test)
+      if [[ "${1:-}" == --torch-tpu ]]; then
+        run_torch_tpu_tests "${@:2}"
+        return
+      fi
       setup_part service
       setup_part export
       run_suite "not slow and not cuda" "$@"

@@ -93,6 +93,7 @@ ROOMS_OF = {
         "tools/",
         *DEVELOPERS,
     ),
+    "torch_tpu": ("utils/runtime/tpu/", *DEVELOPERS),
     "tensorflow": ("big_vision/", "tools/", *DEVELOPERS),
     "tensorflow_datasets": ("big_vision/", "tools/", *DEVELOPERS),
     "jax": ("models/delta/kernels", "models/patches/kernels", "tools/", *DEVELOPERS),

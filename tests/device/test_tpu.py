@@ -104,3 +104,30 @@ def test_a_plugin_with_another_hash_is_refused(monkeypatch):
     monkeypatch.setattr(standin, "_SHA256", "0" * 64)
     with pytest.raises(UserError, match=r"SHA-256 0{12}, got 0\.11\.2 with ad1309ac822b"):
         standin.find_plugin.__wrapped__()
+
+
+@pytest.mark.parametrize("name", ["sgd", "lion", "lamb", "adafactor"])
+def test_an_optimizer_with_numbers_on_the_host_is_refused_in_a_program(name):
+    section = OptimSection(name=name, lr=1e-3, warmup_steps=0)
+    with pytest.raises(UserError, match="keeps its learning rate on the host"):
+        train(create_tpu_runtime(compile=True), TinyConvNet(), section)
+
+
+def test_a_weight_decay_that_changes_is_refused_in_a_program():
+    section = ADAMW.model_copy(update={"weight_decay_end": 0.1})
+    with pytest.raises(UserError, match=r"remove optim\.weight_decay_end"):
+        train(create_tpu_runtime(compile=True), TinyConvNet(), section)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "sgd"}, {"name": "lamb"}, {"weight_decay_end": 0.1}], ids=str
+)
+def test_numbers_on_the_host_are_data_of_operations(changes):
+    section = ADAMW.model_copy(update=changes)
+    runtime = create_tpu_runtime()
+    torch.manual_seed(0)
+    wanted, _, _ = train(create_cpu_runtime(), TinyConvNet(), section)
+    torch.manual_seed(0)
+    values, _, _ = train(runtime, TinyConvNet(), section)
+    torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-6)
+    assert runtime.counters()["graphs"] == 0

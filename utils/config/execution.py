@@ -27,7 +27,9 @@ class RuntimeSection(ConfigSection):
     on_resume: ClassVar[Resume] = "warns"
 
     device: DeviceName = key(
-        "auto", "auto: xla if torch_xla is installed, else cuda with a GPU, else cpu"
+        "auto",
+        "auto: xla if torch_xla is installed, tpu with torch_tpu and a chip, else cuda with a GPU, "
+        "else cpu",
     )
     parallel: Literal["process", "spmd"] = key(
         "process",
@@ -76,10 +78,12 @@ class RuntimeSection(ConfigSection):
         None, "sum gradients during the backward pass (DDP); None: on cuda", devices=_NATIVE
     )
     compile: bool = key(
-        False, "torch.compile of student and teachers; xla compiles whole steps without it"
+        False,
+        "torch.compile of student and teachers; on tpu one program a step; xla compiles whole "
+        "steps without it",
     )
     compile_backend: CompilerName = key(
-        "auto", "backend of runtime.compile; auto: openxla on xla, else inductor"
+        "auto", "backend of runtime.compile; auto: openxla on xla, tpu on tpu, else inductor"
     )
     channels_last: bool = key(False, "weights in channels-last layout", devices=_NATIVE)
     tf32: bool = key(False, "allow TF32 in float32 matmuls and convolutions", devices=_NVIDIA)
@@ -100,7 +104,10 @@ class RuntimeSection(ConfigSection):
         affects_results=False,
     )
     graph_budget: int = key(
-        8, "XLA graphs that the run may compile before it is stopped", ge=1, affects_results=False
+        8,
+        "XLA graphs that the run may compile before it is stopped; on tpu those of training steps",
+        ge=1,
+        affects_results=False,
     )
     num_threads: int = key(
         0, "threads of PyTorch's CPU maths in each process; 0: an equal share of the cores", ge=0

@@ -8,7 +8,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,7 +43,34 @@ class TpuInstruments(Instruments):
 
 
 class _ProgramUpdates(GraphUpdates):
-    """Updates in which the optimizer gets its rates within the program of the step."""
+    """Updates in which the optimizer gets its rates within the program of the step.
+
+    Numbers that the optimizer keeps on the host would be constants of the program: they are refused
+    where the step is one program.
+    """
+
+    def __init__(self, runtime: TpuRuntime) -> None:
+        super().__init__(runtime)
+        self._is_program = runtime.section.compile
+        self._decays: list[float] | None = None
+
+    def set_hyperparameters(
+        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
+    ) -> Tensor | None:
+        rates = super().set_hyperparameters(optimizer, lrs, decays)
+        if self._is_program and rates is None:
+            raise UserError(
+                "runtime.compile (True) on 'tpu' is not supported with "
+                f"{type(optimizer).__name__}, which keeps its learning rate on the host; use "
+                "optim.name adamw, or leave runtime.compile out"
+            )
+        if self._is_program and self._decays not in (None, list(decays)):
+            raise UserError(
+                "runtime.compile (True) on 'tpu' is not supported with a weight decay that "
+                "changes; remove optim.weight_decay_end, or leave runtime.compile out"
+            )
+        self._decays = list(decays)
+        return rates
 
     def _hold_rates(self, optimizer: torch.optim.Optimizer, rates: Tensor) -> Tensor | None:
         return rates
