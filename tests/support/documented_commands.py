@@ -157,11 +157,19 @@ def start_script(
         (venv / f".extra-{part}").write_text(hashlib.sha256(both).hexdigest() + "\n")
     if "test-all" in arguments:
         (venv / ".extra-tpu-compiler").write_text(stamp + "\n")
-    mirrors = folder / "venv-mirrors"
-    (mirrors / "bin").mkdir(parents=True, exist_ok=True)
-    stamp = hashlib.sha256((ROOT / "requirements-mirrors.txt").read_bytes()).hexdigest()
-    (mirrors / ".requirements.sha256").write_text(stamp + "\n")
-    for python in (venv / "bin" / "python", mirrors / "bin" / "python"):
+    pythons = [venv / "bin" / "python"]
+    others = {
+        "mirrors": ("mirrors",),
+        "tpu": ("torch-tpu", "service", "export"),  # after the trainer's own list
+    }
+    for name, parts in others.items():
+        other = folder / f"venv-{name}"
+        (other / "bin").mkdir(parents=True, exist_ok=True)
+        lists = [(ROOT / f"requirements-{part}.txt").read_bytes() for part in parts]
+        wanted = b"".join([trainer, *lists] if name == "tpu" else lists)
+        (other / ".requirements.sha256").write_text(hashlib.sha256(wanted).hexdigest() + "\n")
+        pythons.append(other / "bin" / "python")
+    for python in pythons:
         python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
         python.chmod(0o755)
     environment = {**os.environ, "VENV": str(venv)}
