@@ -117,8 +117,8 @@ def find_problems(columns: Mapping[str, Mapping[str, str]], pins: Mapping[str, s
 def read_pins(path: Path) -> dict[str, str]:
     """Read name -> version from a requirements file."""
     lines = [line.strip() for line in path.read_text().splitlines()]
-    pairs = [line.split("==") for line in lines if "==" in line and not line.startswith("#")]
-    return {re.sub(r"\[.*\]", "", name): version for name, version in pairs}
+    pins = (re.match(r"([\w.-]+)(?:\[.*\])?={2,3}(\S+)", line) for line in lines)
+    return {pin[1]: pin[2] for pin in pins if pin}
 
 
 def _pack(names: list[str], path: Path) -> None:

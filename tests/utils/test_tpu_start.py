@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from utils.config.execution import RuntimeSection
+from utils.device_use import list_device_files
 from utils.errors import UserError
 from utils.runtime.tpu import standin, start
+from utils.runtime.xla import start as xla_start
 
 SECTION = RuntimeSection(device="tpu")
 
@@ -78,12 +82,25 @@ def test_a_stand_in_without_its_package_is_refused(machine, monkeypatch):
 def test_a_held_chip_is_refused_with_its_holder(tmp_path, monkeypatch):
     chip = tmp_path / "0"
     chip.touch()
-    monkeypatch.setattr(start, "list_chips", lambda: [chip])
+    monkeypatch.setattr(start, "list_chips", lambda: [str(chip)])
     start.check_holders()
     with chip.open():
         monkeypatch.setattr(start.os, "getpid", lambda: 0)  # as seen by another process
-        with pytest.raises(UserError, match=rf"process \d+ holds {chip}"):
+        with pytest.raises(UserError, match=rf"process \d+ \(.+\) holds {chip}"):
             start.check_holders()
+
+
+def test_chips_are_those_below_vfio_for_torchtpu_and_all_for_xla(tmp_path, monkeypatch):
+    list_files = functools.partial(list_device_files, tmp_path)
+    for module in (start, xla_start):
+        monkeypatch.setattr(module, "list_device_files", list_files)
+    assert (start.list_chips(), xla_start.has_tpu()) == ([], False)
+    (tmp_path / "dev/vfio").mkdir(parents=True)
+    (tmp_path / "dev/vfio/vfio").touch()
+    (tmp_path / "dev/accel0").touch()
+    assert (start.list_chips(), xla_start.has_tpu()) == ([], True)
+    (tmp_path / "dev/vfio/3").touch()
+    assert start.list_chips() == [f"{tmp_path}/dev/vfio/3"]
 
 
 def test_the_stand_in_is_described_as_the_cpu(monkeypatch):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from tools.doctor import devices, host, report, software, storage
+from tools.doctor import devices, host, report, software, storage, torch_tpu
 from tools.doctor.machine import RED, Finding, Machine, Requirements, yellow
 from tools.doctor.pod import examine_pod
 from train.commands import Tpu
@@ -28,6 +28,7 @@ from utils.programs import CommandLine, create_program_parser
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "python": software.check_python,
     "torch": software.check_torch,
+    "torch_tpu": torch_tpu.check_torch_tpu,
     "tensorflow": software.check_imports,
     "clashes": software.check_clashes,
     "variables": software.check_variables,

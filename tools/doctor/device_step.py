@@ -2,7 +2,8 @@
 
     python -m tools.doctor.device_step
 
-XLA if torch_xla is installed (a process for each chip of a TPU), and every GPU.
+XLA if torch_xla is installed (a process for each chip of a TPU), else one chip or the stand-in
+by TorchTPU if that is installed, and every GPU.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ def main() -> int:
     """Run the program; return the exit code."""
     import torch
 
+    from utils.runtime.start import get_start
+    from utils.runtime.tpu import standin
+
     if importlib.util.find_spec("torch_xla") is not None:
         step_on_xla()
+    elif get_start("tpu").is_available() or standin.is_requested():
+        step_on_tpu()
     else:
         show("cpu", measure(torch.device("cpu"), lambda value: value, wait=lambda: None), world=1)
     if torch.cuda.is_available():
@@ -56,6 +62,19 @@ def step_on_xla() -> None:
 
     in_place = os.environ.get("PJRT_DEVICE") == "CPU"
     torch_xla.launch(_step_on_xla_device, args=(), debug_single_process=in_place)
+
+
+def step_on_tpu() -> None:
+    """Run on one chip by TorchTPU, or on its stand-in on the CPU."""
+    import torch
+
+    from utils.runtime.tpu import standin
+    from utils.runtime.tpu.runtime import open_device
+
+    open_device()
+    wait = torch.accelerator.synchronize
+    result = measure(torch.device("tpu"), lambda value: value, wait=wait)
+    show("stand-in on the CPU" if standin.is_requested() else "tpu:0", result, world=1)
 
 
 def step_on_gpus(count: int) -> None:

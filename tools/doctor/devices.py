@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.doctor.machine import RED, Finding, Machine, green, red, yellow
+from utils.device_use import find_holders, list_device_files
 from utils.generations import PCI_VENDOR, name_chip
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ _SLOW_MS = 2000.0
 def check_tpu(machine: Machine) -> Finding:
     """Check TPU chips: on the PCI bus, as device files, and whether this user may open them."""
     try:
-        chips = _list_chips(machine)
+        chips = list_chips(machine)
         pci_devices = len(machine.find(_PCI, "*"))
-        files = list_device_files(machine)
+        files = list_device_files(machine.root)
     except OSError as error:
         text = f"could not look at the PCI bus and /dev: {error}"
         return yellow(text, "run the doctor on the machine, not in a sandbox")
@@ -72,13 +72,13 @@ def check_topology(machine: Machine) -> Finding:
 def check_busy(machine: Machine) -> Finding:
     """Check which processes hold a TPU; unreadable processes are counted."""
     try:
-        files = list_device_files(machine)
+        files = list_device_files(machine.root)
     except OSError as error:
         return yellow(f"could not look: {error}", "run the doctor by sudo")
     if not files:
         return green("no device file that could be held")
     names = {f"/{path.relative_to(machine.root)}" for path in files}
-    holders, closed = _find_holders(machine, names)
+    holders, closed = find_holders(names, machine.root)
     if holders:
         text = "; ".join(f"process {pid} ({what}) holds {name}" for pid, what, name in holders)
         return red(text, f"if it is an orphan: kill {holders[0][0]}")
@@ -136,24 +136,12 @@ def check_cuda(machine: Machine) -> Finding:
 def count_chips(machine: Machine) -> int | None:
     """Count the TPU chips on the PCI bus; None if it cannot be read."""
     try:
-        return len(_list_chips(machine))
+        return len(list_chips(machine))
     except OSError:
         return None
 
 
-def list_device_files(machine: Machine) -> list[Path]:
-    """List the files that a TPU process opens: /dev/accel0 (v4), /dev/vfio/0 (v5e and later).
-
-    An OSError if a directory exists and cannot be read.
-    """
-    files: list[Path] = []
-    for folder, pattern in (("dev", "accel[0-9]*"), ("dev/vfio", "[0-9]*")):
-        with contextlib.suppress(FileNotFoundError):
-            files += machine.find(folder, pattern)
-    return files
-
-
-def _list_chips(machine: Machine) -> list[str]:
+def list_chips(machine: Machine) -> list[str]:
     """List the generation of every TPU chip."""
     chips = []
     for device in machine.find(_PCI, "*"):
@@ -183,40 +171,6 @@ def _report_no_tpu(machine: Machine, pci_devices: int) -> Finding:
     return green(text)
 
 
-def _find_holders(machine: Machine, names: set[str]) -> tuple[list[tuple[str, str, str]], int]:
-    """Return (process, its command, device file) of all holders, and how many cannot be read."""
-    holders: list[tuple[str, str, str]] = []
-    closed = 0
-    for process in machine.find("proc", "[0-9]*"):
-        try:
-            held = sorted(_list_open_files(process) & names)
-        except PermissionError:
-            closed += 1
-            continue
-        except OSError:  # ended meanwhile
-            continue
-        if held:
-            holders.append((process.name, _describe_process(process), held[0]))
-    return holders, closed
-
-
-def _describe_process(process: Path) -> str:
-    """Describe a process by its command, and whether it is an orphan."""
-    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()[:60]
-    with contextlib.suppress(OSError, IndexError):
-        if (process / "stat").read_text().rpartition(")")[2].split()[1] == "1":
-            return f"{command}, an orphan"
-    return command
-
-
-def _list_open_files(process: Path) -> set[str]:
-    paths = set()
-    for entry in (process / "fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            paths.add(str(entry.readlink()))
-    return paths
-
-
 def _explain_steps(steps: list[DeviceStep], chips: int) -> Finding:
     wrong = [step for step in steps if not step["correct"]]
     shown = "; ".join(
@@ -230,7 +184,7 @@ def _explain_steps(steps: list[DeviceStep], chips: int) -> Finding:
     on_tpu = [step for step in steps if step["device"].startswith("tpu")]
     if chips and not on_tpu:
         text = f"{chips} TPU chips, but PJRT gave other devices: {shown}"
-        return red(text, "see 'torch' for libtpu and 'variables'")
+        return red(text, "see 'torch', 'torch_tpu' and 'variables'")
     slow = [s for s in steps if max(s["matmul_ms"], s["all_reduce_ms"]) > _SLOW_MS]
     if slow:
         return yellow(f"slow: {shown}", "look for other processes; on a pod, at the odd worker")

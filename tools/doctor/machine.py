@@ -21,6 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 GREEN, YELLOW, RED = "green", "yellow", "red"
 GIB = 1 << 30
+# Where torch_tpu is installed, importing torch opens libtpu without it.
+_NO_AUTOLOAD = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class Machine:
             done = subprocess.run(
                 list(words),
                 cwd=ROOT,
-                env={**self.environment, **environment},
+                env={**_NO_AUTOLOAD, **self.environment, **environment},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

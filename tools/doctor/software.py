@@ -65,13 +65,14 @@ def check_imports(machine: Machine) -> Finding:
     if len(builds) > 1:
         hint = f"pip uninstall -y {' '.join(builds)}, then {_SETUP}"
         return red(f"{' and '.join(builds)} overwrite each other's files", hint)
-    code = _IMPORTS if machine.get_version("torch_xla") else _IMPORTS_CPU
+    first = "torch_xla" if machine.get_version("torch_xla") else "torch"
+    code = _IMPORTS if first == "torch_xla" else _IMPORTS_CPU
     done = machine.run([machine.python, "-c", code], timeout_s=300, PJRT_DEVICE="CPU")
     version = f"{builds[0]} {machine.get_version(builds[0])}"
     if done.code != 0:
-        text = f"{version}: importing torch, torch_xla, then tensorflow failed: {done.reason}"
+        text = f"{version}: importing {first}, then tensorflow failed: {done.reason}"
         return red(text, f"rm -r .venv, then {_SETUP}", version)
-    text = f"{version} after torch_xla: imports in {done.seconds:.1f} s"
+    text = f"{version} after {first}: imports in {done.seconds:.1f} s"
     if builds[0] != "tensorflow-cpu":
         hint = f"pip uninstall -y {builds[0]}; pip install tensorflow-cpu"
         return yellow(f"{text}; a build with GPU or TPU", hint, version)
@@ -133,6 +134,8 @@ def check_variables(machine: Machine) -> Finding:
         bad.append((YELLOW, "PJRT_DEVICE", f"PJRT_DEVICE=CPU leaves {chips} TPU chips unused"))
     elif pjrt == "TPU" and chips == 0:
         bad.append((RED, "PJRT_DEVICE", "PJRT_DEVICE=TPU without a TPU chip on the PCI bus"))
+    if chips and environment.get("TPU_STANDIN"):
+        bad.append((YELLOW, "TPU_STANDIN", f"TPU_STANDIN leaves {chips} TPU chips unused"))
     if environment.get("HDF5_USE_FILE_LOCKING", "FALSE").upper() in ("TRUE", "1", "BEST_EFFORT"):
         text = "HDF5_USE_FILE_LOCKING makes HDF5 on network file systems fail or hang"
         bad.append((YELLOW, "HDF5_USE_FILE_LOCKING", text))
@@ -156,6 +159,8 @@ def _explain_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[s
     if pinned and _strip(torch) != pinned:
         reason = f"torchvision {versions['torchvision']} is built against torch {pinned}"
         return RED, reason, _SETUP
+    if machine.get_version("torch_tpu") is not None:
+        return GREEN, "", ""  # see `check_torch_tpu`
     if xla is None:
         return (RED if chips else YELLOW), "no torch_xla: no TPU and no XLA runtime", _SETUP
     wanted = _find_pin(machine.get_distribution("torch_xla"), "libtpu")

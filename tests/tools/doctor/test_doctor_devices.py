@@ -19,6 +19,7 @@ from tests.tools.doctor.machines import (
 )
 from tools.doctor import devices
 from tools.doctor.machine import GREEN, RED, YELLOW, Machine
+from utils.device_use import find_holders
 
 
 def test_no_tpu_is_reported_only_after_a_search(machine):
@@ -130,8 +131,8 @@ def test_a_real_process_with_an_open_file_is_found_in_the_real_proc(tmp_path):
     device.touch()
     with device.open() as held:
         name = str(Path(f"/proc/self/fd/{held.fileno()}").readlink())
-        found, _ = devices._find_holders(Machine(), {name})
-    assert [pid for pid, _, _ in found] == [str(os.getpid())]
+        found, _ = find_holders({name})
+    assert [holder.process for holder in found] == [str(os.getpid())]
 
 
 def test_a_step_on_this_machine_is_correct_on_every_device():

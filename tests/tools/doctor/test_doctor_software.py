@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.tools.doctor.machines import (
+    add_chip,
     add_package,
     add_torch,
     add_tpu,
@@ -16,6 +17,7 @@ from tests.tools.doctor.machines import (
 )
 from tools.doctor import software
 from tools.doctor.machine import GREEN, RED, YELLOW
+from tools.doctor.torch_tpu import UNPROVEN, check_torch_tpu
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,51 @@ def test_no_torch_is_red_and_no_torch_xla_is_yellow_without_a_tpu(machine):
     assert software.check_torch(machine).level == YELLOW
     add_tpu(machine)
     assert software.check_torch(machine).level == RED
+
+
+def add_torch_tpu(machine, torch: str = "2.13.0+cu130") -> None:
+    add_package(machine, "torch_tpu", "0.2.0")
+    add_package(machine, "torch", torch)
+    add_package(machine, "libtpu", "0.0.52")
+
+
+def test_torchtpu_is_reported_with_what_no_chip_has_run(machine):
+    assert check_torch_tpu(machine).level == GREEN  # not installed
+    add_torch_tpu(machine)
+    add_tpu(machine)
+    found = check_torch_tpu(machine)
+    assert found.level == YELLOW and "torch_tpu 0.2.0, torch 2.13.0+cu130" in found.text
+    assert all(part in found.text for part in UNPROVEN)
+    assert software.check_torch(machine).level == GREEN
+
+
+def test_another_torch_or_both_stacks_are_red(machine):
+    add_torch_tpu(machine, "2.10.0")
+    found = check_torch_tpu(machine)
+    assert found.level == RED and "torch 2.10.0 is not one of 2.11 to 2.15" in found.text
+    add_package(machine, "torch_xla", "2.9.0")
+    assert "torch_xla is installed beside torch_tpu" in check_torch_tpu(machine).text
+
+
+def test_torchtpu_without_its_libtpu_is_red_and_another_release_is_yellow(machine):
+    add_package(machine, "torch_tpu", "0.2.0")
+    add_package(machine, "torch", "2.14.1")
+    assert check_torch_tpu(machine).level == RED
+    add_package(machine, "libtpu", "0.0.52")
+    found = check_torch_tpu(machine)
+    assert found.level == YELLOW and "tests were run with torch 2.13.0" in found.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [("0x005e", "below /dev/vfio alone, and there are none"), ("0x0027", "no support of v2 or v3")],
+)
+def test_chips_that_torchtpu_cannot_open_are_red(machine, kind, words):
+    add_torch_tpu(machine)
+    add_chip(machine.root, "0000:00:05.0", kind=kind)
+    (machine.root / "dev/accel0").touch()
+    found = check_torch_tpu(machine)
+    assert found.level == RED and words in found.text and "setup --tpu" in found.hint
 
 
 def test_a_tpu_without_libtpu_is_red_and_another_libtpu_is_yellow(machine):

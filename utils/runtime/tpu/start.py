@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from utils.device_use import find_holders, list_device_files
 from utils.errors import UserError
 from utils.runtime.start import DeviceStart
 from utils.runtime.tpu import standin
@@ -58,43 +58,40 @@ def is_installed() -> bool:
     return importlib.util.find_spec("torch_tpu") is not None
 
 
-def list_chips(root: Path = Path("/")) -> list[Path]:
-    """List the device files of chips that libtpu can open; no driver is asked."""
-    return sorted((root / "dev/vfio").glob("[0-9]*"))
+def list_chips() -> list[str]:
+    """List the chips that TorchTPU can open: it knows those below /dev/vfio alone."""
+    try:
+        return [str(path) for path in list_device_files() if path.parent.name == "vfio"]
+    except OSError:
+        return []
 
 
 def check_stacks() -> None:
     """Raise a UserError unless torch fits torch_tpu, and torch_xla is in another environment."""
-    if importlib.util.find_spec("torch_xla") is not None:
-        raise UserError(
-            "runtime.device is 'tpu' but torch_xla is installed beside torch_tpu, and the two need "
-            f"different releases of torch; {_SETUP}, which makes an environment of its own"
+    has_xla = importlib.util.find_spec("torch_xla") is not None
+    clash = find_clash(importlib.metadata.version("torch"), has_xla=has_xla)
+    if clash:
+        raise UserError(f"runtime.device is 'tpu' but {clash}; {_SETUP}")
+
+
+def find_clash(torch: str, *, has_xla: bool) -> str:
+    """Return why TorchTPU cannot run with a release of torch, or beside torch_xla; else empty."""
+    if has_xla:
+        return (
+            "torch_xla is installed beside torch_tpu, and the two need different releases of torch"
         )
-    version = importlib.metadata.version("torch")
-    release = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    release = tuple(int(part) for part in torch.split("+", maxsplit=1)[0].split(".")[:2])
     least, most = TORCH_RELEASES
-    if not least <= release <= most:
-        raise UserError(
-            f"runtime.device is 'tpu' but torch {version} is not one of "
-            f"{'.'.join(map(str, least))} to {'.'.join(map(str, most))}; {_SETUP}"
-        )
+    if least <= release <= most:
+        return ""
+    return f"torch {torch} is not one of {'.'.join(map(str, least))} to {'.'.join(map(str, most))}"
 
 
 def check_holders() -> None:
     """Raise a UserError if another process holds a chip: libtpu would end this one."""
-    chips = list_chips()
-    for process in Path("/proc").glob("[0-9]*"):
-        held = next((path for path in chips if is_open_in(process, path)), None)
-        if held is not None and process.name != str(os.getpid()):
+    for process, command, file in find_holders(set(list_chips()))[0]:
+        if process != str(os.getpid()):
             raise UserError(
-                f"runtime.device is 'tpu' but process {process.name} holds {held}; end it, or "
-                "wait for it"
+                f"runtime.device is 'tpu' but process {process} ({command}) holds {file}; end it, "
+                "or wait for it"
             )
-
-
-def is_open_in(process: Path, path: Path) -> bool:
-    """Return whether a process below /proc has a file open; False if it may not be read."""
-    try:
-        return any(link.readlink() == path for link in (process / "fd").iterdir())
-    except OSError:  # it ended, or belongs to somebody else
-        return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from utils.device_use import list_device_files
 from utils.errors import UserError
 from utils.runtime.processes.children import ReplicaWork
 from utils.runtime.start import DeviceStart, check_group
@@ -79,7 +79,10 @@ class XlaStart(DeviceStart):
 
 def has_tpu() -> bool:
     """Return whether the kernel shows TPU chips; reads two directories, no driver."""
-    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+    try:
+        return bool(list_device_files())
+    except OSError:
+        return False
 
 
 def _check_pjrt() -> None:
