@@ -1,21 +1,26 @@
-# The trainer in a container: CPU by default, with libtpu by --build-arg=TPU=1.
+# The trainer in a container: CPU by default, with libtpu by --build-arg=TPU=1; with TorchTPU instead of
+# torch_xla by --build-arg=STACK=torch_tpu.
 #   python -m train.container build --tpu
 #   python -m train.container run --tpu --data /data --output runs -- main.py --config ...
 FROM python:3.11.14-slim-bookworm AS environment
 ARG TPU=0
+ARG STACK=torch_xla
 # What pip needs to know of this machine, such as another index; empty: its defaults.
 ARG PIP_ARGUMENTS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /build
 RUN python -m venv /venv
 # Dependencies first: a change of the code leaves this layer as it is.
-COPY requirements.txt ./
+COPY requirements.txt requirements-torch-tpu.txt ./
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
-RUN grep -E '^(torch|torchvision|torch_xla)==' requirements.txt > constraints.txt \
+RUN if [[ "${STACK}" == torch_tpu ]]; then \
+         grep -vE '^(torch|torchvision|torch_xla)==' requirements.txt > all.txt \
+         && cat requirements-torch-tpu.txt >> all.txt; \
+       else cp requirements.txt all.txt; fi \
+    && grep -E '^(torch|torchvision|torch_xla)==' all.txt > constraints.txt \
     && read -ra arguments <<< "${PIP_ARGUMENTS}" \
-    && /venv/bin/pip install "${arguments[@]}" --constraint constraints.txt \
-       --requirement requirements.txt \
-    && if [[ "${TPU}" == 1 ]]; then \
+    && /venv/bin/pip install "${arguments[@]}" --constraint constraints.txt --requirement all.txt \
+    && if [[ "${TPU}${STACK}" == 1torch_xla ]]; then \
          xla="$(grep '^torch_xla==' constraints.txt)" \
          && /venv/bin/pip install "${arguments[@]}" --constraint constraints.txt \
             "${xla/torch_xla/torch_xla[tpu]}"; \

@@ -170,7 +170,10 @@ run_setup() {
       ;;
     --tpu-compiler) setup_extra tpu-compiler tpu,pallas ;;
     --jax-export) setup_part jax-export ;;
-    --torch-tpu) setup_torch_tpu ;;
+    --torch-tpu)
+      install_python
+      setup_torch_tpu
+      ;;
     *)
       echo "error: setup knows --tpu, --tpu-compiler, --jax-export and --torch-tpu, not '$1'" >&2
       exit 2

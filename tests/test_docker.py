@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cloud import ROOT, Cloud
+from train.provision import read_pins
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
@@ -76,6 +78,38 @@ def test_build_and_run_pass_the_flags_of_their_devices(cloud, flags, build):
     tpu_flags = {"--privileged", "--net=host", "--env=PJRT_DEVICE=TPU"}
     assert tpu_flags <= set(call) if flags else not tpu_flags & set(call)
     assert "--shm-size=16g" in call
+
+
+@pytest.mark.parametrize("flags", [(), ("--tpu",)])
+def test_an_image_of_torchtpu_names_no_device_of_torch_xla(cloud, flags):
+    flags = ("--stack=torch_tpu", *flags)
+    assert cloud.run("train.container", "build", *flags).returncode == 0
+    assert "--build-arg=STACK=torch_tpu" in cloud.get_calls()[-1]
+    assert cloud.run("train.container", "run", *flags, "--", "main.py").returncode == 0
+    call = cloud.get_calls()[-1]
+    assert not any("PJRT_DEVICE" in word for word in call)
+    assert ("--privileged" in call) != ("--env=TPU_STANDIN=cpu" in call)
+
+
+def test_the_image_installs_the_pinned_versions_of_its_stack(tmp_path):
+    """The shell of the layer itself, with pip's part replaced by its arguments."""
+    layer = DOCKERFILE.split("RUN if", 1)[1].split("\nFROM", 1)[0]
+    for name in ("requirements.txt", "requirements-torch-tpu.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    wanted = {"torch_xla": ("2.9.0", "2.9.0", "none"), "torch_tpu": ("2.13.0", "none", "0.2.0")}
+    for stack, versions in wanted.items():
+        done = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", f"if{layer}".replace("/venv/bin/pip", "echo")],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "STACK": stack, "TPU": "1", "PIP_ARGUMENTS": ""},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        assert ("torch_xla[tpu]==2.9.0" in done.stdout) == (stack == "torch_xla")
+        pins = read_pins(tmp_path / "all.txt")
+        found = tuple(pins.get(name, "none") for name in ("torch", "torch_xla", "torch_tpu"))
+        assert found == versions and read_pins(tmp_path / "constraints.txt").items() <= pins.items()
 
 
 def test_the_containers_exit_code_is_returned(cloud):

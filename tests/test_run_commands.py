@@ -243,7 +243,8 @@ def test_extras_are_installed_once_with_the_pinned_torch_xla(tmp_path, flag, ext
     assert (again.returncode, again.stdout) == (0, "")
 
 
-def test_a_tpu_vm_without_the_right_python_gets_it_from_its_packages(tmp_path):
+@pytest.mark.parametrize("flag", ["--tpu", "--torch-tpu"])
+def test_a_tpu_vm_without_the_right_python_gets_it_from_its_packages(tmp_path, flag):
     """apt-get brings the Python that was missing; where it is there, nothing is installed."""
     tools, venv = tmp_path / "bin", tmp_path / "venv"
     tools.mkdir()
@@ -257,7 +258,7 @@ def test_a_tpu_vm_without_the_right_python_gets_it_from_its_packages(tmp_path):
     )
     environment = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python-of-apt"}
     for _ in range(2):
-        done = start_bare("setup", "--tpu", VENV=str(venv), **environment)
+        done = start_bare("setup", flag, VENV=str(venv), **environment)
         assert done.returncode == 0, done.stderr
     calls = (tmp_path / "calls").read_text().splitlines()
     wait = "-qq -o DPkg::Lock::Timeout=600"

@@ -13,12 +13,13 @@ from utils.generations import LAUNCHED
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
+STACK_TEXT = (ROOT / "docs" / "torch_tpu.md").read_text(encoding="utf-8")
 # A command, and what stands below it as its dry run.
 _OUTPUT = r"((?:gcloud|git|sky|scp|docker|torchrun)(?s:.*?))"
 SHOWN = re.findall(rf"^```bash\n(.+)\n```\n\n```text\n{_OUTPUT}^```", TEXT, re.MULTILINE)
 ALONE = [
     command
-    for block in re.findall(r"^```bash\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    for block in re.findall(r"^```bash\n(.*?)^```", TEXT + STACK_TEXT, re.MULTILINE | re.DOTALL)
     for command in block.splitlines()
 ]
 

@@ -49,6 +49,15 @@ def test_a_spot_experiment_is_a_managed_job(cloud, capfd):
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-deit-s-token\n"
 
 
+def test_torchtpu_is_set_up_where_the_stack_says_so(cloud):
+    words = ["launch", "v6e-8", "kd/deit_s_token", OUTPUT, "--stack=torch_tpu"]
+    assert cluster.main(words) == 0
+    task = read_task(cloud)
+    assert task["resources"]["accelerator_args"] == {"runtime_version": "v2-alpha-tpuv6e"}
+    assert task["setup"].endswith("run_commands.sh setup --torch-tpu\n")
+    assert "\n.venv-tpu/bin/python main.py" in task["run"]
+
+
 def test_two_arguments_suffice_if_the_environment_names_a_bucket(cloud, capfd, monkeypatch):
     words = ["launch", "v5litepod-8", "kd/deit_s_token"]
     assert cluster.main(words) == 2

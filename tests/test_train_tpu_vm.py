@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.cloud import ROOT, Cloud, needs_git
-from train.commands import RemoteCommand
+from train.commands import STACKS, RemoteCommand
 from train.execute import CommandResult
-from train.provision import describe_workers, find_problems, read_pins
+from train.provision import describe_workers, find_problems, read_pins, read_stack_pins
 from train.recover import add_resume, name_run
 from train.worker import main as worker
 from utils.errors import UserError
-from utils.generations import LAUNCHED, find_generation
+from utils.generations import LAUNCHED, check_stack, find_generation
 
 CREATE = ("create", "vm", "--accelerator-type=v5litepod-8", "--zone=z")
 # What a worker's environment looks like to `facts`: a Python that answers for its packages.
@@ -389,6 +390,37 @@ def test_a_deviating_worker_is_starred():
     assert table.splitlines()[1].split() == ["torch", "2.9.0", "2.8.0", "*", "2.9.0"]
     table = describe_workers({"0": {"torch": "2.9.0"}, "10": {}})
     assert table.splitlines() == ["       w0       w10", "torch  2.9.0 *  - *"]
+
+
+def test_torchtpu_is_set_up_in_an_environment_of_its_own(cloud):
+    done = run(cloud, "setup", "vm", "--stack=torch_tpu", "--dry-run")
+    assert "bash run_commands.sh setup --torch-tpu'" in done.stdout
+    assert "--python=.venv-tpu/bin/python" in done.stdout
+    words = ("run", "vm", "--stack=torch_tpu", "--dry-run", "--", "python", "main.py")
+    done = run(cloud, *words)
+    assert "setup --torch-tpu" in done.stdout
+    assert " --venv=.venv-tpu -- python main.py" in done.stdout.splitlines()[-1]
+    refused = run(cloud, "setup", "vm", "--stack=jax")
+    assert refused.returncode == 2 and "invalid choice: 'jax'" in refused.stdout
+
+
+def test_a_worker_must_have_the_packages_of_its_stack_alone():
+    pins = read_stack_pins(STACKS["torch_tpu"])
+    assert (pins["torch"], pins["torch_xla"], pins["torch_tpu"]) == ("2.13.0", "none", "0.2.0")
+    fits = {**pins, "torch": "2.13.0+cu130"}
+    assert find_problems({"0": fits}, pins) == []
+    problems = find_problems({"0": {**fits, "torch_xla": "2.9.0"}}, pins)
+    assert problems == ["worker 0 has torch_xla 2.9.0, not none"]
+    pins = read_stack_pins(STACKS["torch_xla"])
+    assert (pins["torch_xla"], pins["torch_tpu"]) == ("2.9.0", "none")
+
+
+def test_a_generation_without_the_stack_is_refused(monkeypatch):
+    row = replace(find_generation("v6e-8"), stacks=("torch_tpu",))
+    monkeypatch.setattr("utils.generations.find_generation", lambda name: row)
+    assert check_stack("v6e-8", "torch_tpu") is row
+    with pytest.raises(UserError, match="does not run torch_xla; use --stack torch_tpu"):
+        check_stack("v6e-8", "torch_xla")
 
 
 def test_builds_of_a_version_match_it_and_a_missing_libtpu_fails():

@@ -12,7 +12,24 @@ from utils.generations import find_generation
 WORKER_SCRIPT = ".xla_dist_worker.py"
 TREE_ARCHIVE = ".xla_dist_tree.tar.gz"
 WORKDIR = "trainer"
-VENV = ".venv"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How a worker is set up with one of the two stacks of a TPU."""
+
+    setup: str  # flag of `run_commands.sh setup`
+    venv: str  # its environment, below the tree
+    requirements: tuple[str, ...]  # pinned versions; a later file replaces those of an earlier one
+
+
+STACKS = {
+    "torch_xla": Stack("--tpu", ".venv", ("requirements.txt",)),
+    "torch_tpu": Stack(
+        "--torch-tpu", ".venv-tpu", ("requirements.txt", "requirements-torch-tpu.txt")
+    ),
+}
+DEFAULT_STACK = "torch_xla"
 
 
 @dataclass(frozen=True)
@@ -201,13 +218,20 @@ def torchrun(
     ]
 
 
-def build_image(image: str, *, tpu: bool) -> list[str]:
-    """Build the container image, with or without libtpu."""
-    return ["docker", "build", f"--build-arg=TPU={int(tpu)}", f"--tag={image}", "."]
+def build_image(image: str, *, tpu: bool, stack: str = DEFAULT_STACK) -> list[str]:
+    """Build the container image, with torch_xla with or without libtpu, or with TorchTPU."""
+    arguments = [f"--build-arg=TPU={int(tpu)}"]
+    arguments += [f"--build-arg=STACK={stack}"] if stack != DEFAULT_STACK else []
+    return ["docker", "build", *arguments, f"--tag={image}", "."]
 
 
 def run_image(
-    image: str, words: Sequence[str], *, tpu: bool, mounts: Mapping[str, str]
+    image: str,
+    words: Sequence[str],
+    *,
+    tpu: bool,
+    mounts: Mapping[str, str],
+    stack: str = DEFAULT_STACK,
 ) -> list[str]:
     """Run a program in the container, on a TPU VM with the options that libtpu needs.
 
@@ -219,9 +243,11 @@ def run_image(
     """
     command = ["docker", "run", "--rm", "--init", "--shm-size=16g"]
     if tpu:
-        command += ["--privileged", "--net=host", "--ulimit=memlock=-1", "--env=PJRT_DEVICE=TPU"]
-    else:
-        command += ["--env=PJRT_DEVICE=CPU"]
+        command += ["--privileged", "--net=host", "--ulimit=memlock=-1"]
+    if stack == DEFAULT_STACK:
+        command.append(f"--env=PJRT_DEVICE={'TPU' if tpu else 'CPU'}")
+    elif not tpu:
+        command.append("--env=TPU_STANDIN=cpu")
     command += [f"--volume={here}:{there}" for here, there in mounts.items()]
     return [*command, image, *words]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from train import commands
 from train.execute import Executor
+from train.xla_dist import add_stack
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
 
@@ -26,6 +27,7 @@ def create_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("verb", choices=("build", "run"))
     add("--tpu", action="store_true", help="with libtpu, and with a TPU VM's devices")
+    add_stack(parser)
     add("--image", default="trainer", help="name of the image (default trainer)")
     add("--data", default="", help="directory with datasets, read-only in the container as data/")
     add("--output", default="", help="directory for results, in the container as runs/")
@@ -37,7 +39,9 @@ def run_verb(arguments: argparse.Namespace) -> int:
     """Build the image or run a program in it; return the exit code of docker or the program."""
     executor = Executor(dry_run=arguments.dry_run)
     if arguments.verb == "build":
-        return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
+        return executor.call(
+            commands.build_image(arguments.image, tpu=arguments.tpu, stack=arguments.stack)
+        )
     if not arguments.command:
         raise UserError("there is no program; write it after --, such as -- main.py --help")
     targets = {arguments.data: f"{_HOME}/data:ro", arguments.output: f"{_HOME}/runs"}
@@ -47,7 +51,13 @@ def run_verb(arguments: argparse.Namespace) -> int:
             raise UserError(f"{path!r} is no directory; docker would create it, owned by root")
         mounts |= {str(Path(path).absolute()): target} if path else {}
     return executor.call(
-        commands.run_image(arguments.image, arguments.command, tpu=arguments.tpu, mounts=mounts)
+        commands.run_image(
+            arguments.image,
+            arguments.command,
+            tpu=arguments.tpu,
+            mounts=mounts,
+            stack=arguments.stack,
+        )
     )
 
 

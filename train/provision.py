@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from train import commands
-from train.commands import TREE_ARCHIVE, VENV, Tpu
+from train.commands import DEFAULT_STACK, STACKS, TREE_ARCHIVE, Stack, Tpu
 from train.execute import ROOT, Executor
 from train.fanout import copy_worker_script
 from train.table import draw_table, find_odd
@@ -20,7 +20,7 @@ from utils.errors import UserError
 ARCHIVE = ".sync/tree.tar.gz"
 _SHOWN = 3
 _FACTS = re.compile(rf"^\[w(\d+|\?)\] {re.escape(MARK)} facts (.*)$", re.MULTILINE)
-_CHECKED = ("torch", "torchvision", "torch_xla", "timm", "tensorflow-cpu", "numpy")
+_CHECKED = ("torch", "torchvision", "torch_xla", "torch_tpu", "timm", "tensorflow-cpu", "numpy")
 
 
 def sync(tpu: Tpu, executor: Executor, *, workdir: str, dirty: bool) -> str:
@@ -62,18 +62,20 @@ def pack_tree(executor: Executor, *, dirty: bool) -> str:
     return commit
 
 
-def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
+def set_up(tpu: Tpu, executor: Executor, *, workdir: str, stack: str = DEFAULT_STACK) -> bool:
     """Create the environment on every worker and compare the versions; return whether all agree.
 
-    `run_commands.sh setup --tpu` does nothing if requirements.txt is unchanged.
+    `run_commands.sh setup` does nothing if its requirements are unchanged.
 
     Raises:
       UserError: the installation fails on a worker.
     """
     copy_worker_script(tpu, executor)
-    install = f"cd {workdir} && bash run_commands.sh setup --tpu"
+    chosen = STACKS[stack]
+    install = f"cd {workdir} && bash run_commands.sh setup {chosen.setup}"
     executor.watch(commands.run_remote(tpu, install))
-    facts = f"python3 {commands.WORKER_SCRIPT} facts --workdir={workdir} --python={VENV}/bin/python"
+    python = f"{chosen.venv}/bin/python"
+    facts = f"python3 {commands.WORKER_SCRIPT} facts --workdir={workdir} --python={python}"
     output = executor.require(commands.run_remote(tpu, facts))
     if executor.dry_run:
         return True
@@ -81,11 +83,11 @@ def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
     if not versions:
         raise UserError(f"no worker reported its versions; output: {output.strip()[-200:]!r}")
     print(describe_workers(versions))
-    problems = find_problems(versions, read_pins(ROOT / "requirements.txt"))
+    problems = find_problems(versions, read_stack_pins(chosen))
     for problem in problems:
         print(f"problem: {problem}")
     if not problems:
-        print(f"all {len(versions)} workers have the versions of requirements.txt")
+        print(f"all {len(versions)} workers have the versions of {chosen.requirements[-1]}")
     return not problems
 
 
@@ -98,7 +100,7 @@ def describe_workers(columns: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def find_problems(columns: Mapping[str, Mapping[str, str]], pins: Mapping[str, str]) -> list[str]:
-    """List versions that differ from requirements.txt, and workers without libtpu."""
+    """List versions that differ from the pinned ones, and workers without libtpu."""
     problems = []
     for worker in sorted(columns):
         facts = columns[worker]
@@ -107,11 +109,21 @@ def find_problems(columns: Mapping[str, Mapping[str, str]], pins: Mapping[str, s
             if have != pins.get(name, have):
                 problems.append(f"worker {worker} has {name} {have}, not {pins[name]}")
         if facts.get("libtpu", "none") == "none":
-            problems.append(f"worker {worker} has no libtpu; `run_commands.sh setup --tpu` adds it")
+            problems.append(f"worker {worker} has no libtpu; `run_commands.sh setup` adds it")
     pythons = Counter(facts.get("python", "?") for facts in columns.values())
     if len(pythons) > 1:
         problems.append(f"workers have different Pythons: {', '.join(sorted(pythons))}")
     return problems
+
+
+def read_stack_pins(stack: Stack) -> dict[str, str]:
+    """Read the versions of a stack; `none` for what another stack alone has."""
+    pins = {"torch_xla": "none", "torch_tpu": "none"}
+    for name in stack.requirements:
+        pins |= read_pins(ROOT / name)
+    if pins["torch_tpu"] != "none":
+        pins["torch_xla"] = "none"
+    return pins
 
 
 def read_pins(path: Path) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from train.commands import CreateOptions, RemoteCommand, Tpu
+from train.commands import DEFAULT_STACK, CreateOptions, RemoteCommand, Tpu
 from train.execute import Executor
 from train.fanout import EXIT_LOST, FanoutOptions, Outcome, fan_out
 from train.lifecycle import POLL_S, describe, recreate, require_ready, wait_until_ready
@@ -28,6 +28,7 @@ class RecoverOptions:
     create: CreateOptions | None = None
     provision: bool = True  # ship the tree and set up before each start
     dirty: bool = False
+    stack: str = DEFAULT_STACK
 
 
 class Recovery:
@@ -80,8 +81,8 @@ class Recovery:
             self._ensure_machine()
             if self._options.provision:
                 sync(tpu, executor, workdir=remote.workdir, dirty=self._options.dirty)
-                if not set_up(tpu, executor, workdir=remote.workdir):
-                    raise UserError("the workers' versions differ from requirements.txt; see above")
+                if not set_up(tpu, executor, workdir=remote.workdir, stack=self._options.stack):
+                    raise UserError("the workers' versions differ from the pinned ones; see above")
             facts = require_ready(tpu, executor)
             # Every start is a launch of its own.
             name = f"{self._fanout.run_id}.{attempt}" if attempt else self._fanout.run_id

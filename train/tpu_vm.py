@@ -17,14 +17,14 @@ import shlex
 import sys
 
 from train import commands
-from train.commands import VENV, CreateOptions, Tpu
+from train.commands import STACKS, CreateOptions, Tpu
 from train.execute import Executor
 from train.lifecycle import create, delete, describe, read_queued_state, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
-from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote
+from train.xla_dist import add_launch, add_stack, add_zone_flags, create_options, create_remote
 from utils.errors import UserError
-from utils.generations import LAUNCHED, find_generation
+from utils.generations import LAUNCHED, check_stack
 from utils.programs import CommandLine, create_program_parser
 
 
@@ -53,6 +53,7 @@ def create_parser() -> argparse.ArgumentParser:
     _add_tree_flags(add_verb("sync", "ship the committed tree to every worker"))
     setup = add_verb("setup", "make the virtual environment on every worker; check it")
     setup.add_argument("--workdir", default=commands.WORKDIR, help="where the tree is")
+    add_stack(setup)
     _add_run_flags(add_verb("run", "sync, setup, run, and go on after a preemption"))
     add = add_verb("logs", "what the workers have written").add_argument
     add("--worker", default="all", help="one worker's number (default all)")
@@ -69,6 +70,7 @@ def _add_create_flags(verb: argparse.ArgumentParser) -> None:
     types = ", ".join(f"{generation.prefix}-N" for generation in LAUNCHED)
     add = verb.add_argument
     add("--accelerator-type", required=verb.prog.endswith("create"), default="", help=types)
+    add_stack(verb)
     add("--version", default="", help="runtime version (default: the generation's)")
     tier = verb.add_mutually_exclusive_group()
     tier.add_argument("--spot", action="store_true", help="cheaper; may be taken away")
@@ -153,8 +155,9 @@ def _run_sync(arguments: argparse.Namespace, executor: Executor) -> int:
 
 
 def _run_setup(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Set up the workers; the exit code is 1 if they differ or do not fit requirements.txt."""
-    return 0 if set_up(_get_tpu(arguments), executor, workdir=arguments.workdir) else 1
+    """Set up the workers; the exit code is 1 if they differ or do not fit the stack."""
+    workdir, stack = arguments.workdir, arguments.stack
+    return 0 if set_up(_get_tpu(arguments), executor, workdir=workdir, stack=stack) else 1
 
 
 def _run_run(arguments: argparse.Namespace, executor: Executor) -> int:
@@ -166,9 +169,10 @@ def _run_run(arguments: argparse.Namespace, executor: Executor) -> int:
         create=_get_create_options(arguments) if arguments.accelerator_type else None,
         provision=not arguments.no_setup,
         dirty=arguments.dirty,
+        stack=arguments.stack,
     )
     if arguments.venv is None:
-        arguments.venv = "" if arguments.conda_env else VENV
+        arguments.venv = "" if arguments.conda_env else STACKS[arguments.stack].venv
     remote, fanout = create_remote(arguments), create_options(arguments)
     return Recovery(_get_tpu(arguments), executor, options=options, fanout=fanout).run(remote)
 
@@ -205,7 +209,7 @@ def _print_note(executor: Executor, text: str) -> int:
 
 
 def _get_create_options(arguments: argparse.Namespace) -> CreateOptions:
-    find_generation(arguments.accelerator_type)
+    check_stack(arguments.accelerator_type, arguments.stack)
     if arguments.valid_until and not arguments.queued:
         raise UserError("--valid-until is for --queued requests; add --queued")
     return CreateOptions(

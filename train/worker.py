@@ -183,7 +183,8 @@ def show_logs(arguments: argparse.Namespace) -> int:
 
 def show_facts(arguments: argparse.Namespace) -> int:
     """Print versions of installed packages as one line of JSON."""
-    names = ("torch", "torchvision", "torch_xla", "libtpu", "timm", "tensorflow-cpu", "numpy")
+    stacks = ("torch_xla", "torch_tpu", "libtpu")
+    names = ("torch", "torchvision", *stacks, "timm", "tensorflow-cpu", "numpy")
     code = (
         "import importlib.metadata as m, json, platform\n"
         "def version(name):\n"

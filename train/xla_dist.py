@@ -14,7 +14,7 @@ import argparse
 import sys
 
 from train import fanout
-from train.commands import WORKDIR, RemoteCommand, Tpu
+from train.commands import DEFAULT_STACK, STACKS, WORKDIR, RemoteCommand, Tpu
 from train.execute import Executor
 from train.lifecycle import require_ready
 from utils.errors import UserError
@@ -47,6 +47,12 @@ def add_zone_flags(parser: argparse.ArgumentParser) -> None:
     add("--zone", default="", help="its zone (default: gcloud's)")
     add("--project", default="", help="its project (default: gcloud's)")
     add("--dry-run", action="store_true", help="print the commands instead of running them")
+
+
+def add_stack(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that chooses what drives the chips."""
+    text = f"what drives the chips: {', '.join(STACKS)} (default {DEFAULT_STACK})"
+    parser.add_argument("--stack", choices=tuple(STACKS), default=DEFAULT_STACK, help=text)
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:

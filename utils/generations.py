@@ -35,6 +35,7 @@ class Generation:
     counts: str = ""  # what the number in an accelerator type counts, cores or chips
     one_host: int = 0  # largest number of an accelerator type that is a single host
     numbers: tuple[int, ...] = ()  # those that an accelerator type may have
+    stacks: tuple[str, ...] = ("torch_xla", "torch_tpu")  # packages that run on it
 
     @property
     def peak_tflops(self) -> float:
@@ -58,11 +59,11 @@ GENERATIONS = {
     for one in (
         Generation(
             name="v2", chip_tflops=45.0, chip_gb_per_s=700, devices_per_chip=2, usable_gib=7.48,
-            clock_ghz=0.70, pci_device="0x0027",
+            clock_ghz=0.70, pci_device="0x0027", stacks=("torch_xla",),
         ),
         Generation(
             name="v3", chip_tflops=123.0, chip_gb_per_s=900, devices_per_chip=2, usable_gib=15.48,
-            clock_ghz=0.94, pci_device="0x0027",
+            clock_ghz=0.94, pci_device="0x0027", stacks=("torch_xla",),
         ),
         Generation(
             name="v4", chip_tflops=275.0, chip_gb_per_s=1228, devices_per_chip=2, usable_gib=15.25,
@@ -111,6 +112,17 @@ def find_generation(accelerator_type: str) -> Generation:
     raise UserError(
         f"accelerator type {accelerator_type!r} is not known; use {known}, such as v5litepod-8"
     )
+
+
+def check_stack(accelerator_type: str, stack: str) -> Generation:
+    """Return the row of an accelerator type; UserError if a stack does not run on it."""
+    generation = find_generation(accelerator_type)
+    if stack not in generation.stacks:
+        raise UserError(
+            f"accelerator type {accelerator_type!r} does not run {stack}; use --stack "
+            f"{generation.stacks[0]}"
+        )
+    return generation
 
 
 def _check_number(accelerator_type: str, number: int, generation: Generation) -> None:

@@ -22,6 +22,7 @@ from tools.doctor.machine import RED, Finding, Machine, Requirements, yellow
 from tools.doctor.pod import examine_pod
 from train.commands import Tpu
 from train.execute import Executor
+from train.xla_dist import add_stack
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
 
@@ -87,6 +88,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--tpu", default="", metavar="NAME", help="look at all workers of this TPU VM or pod")
     add("--zone", default="", help="its zone (default: gcloud's)")
     add("--project", default="", help="its project (default: gcloud's)")
+    add_stack(parser)
     add("--dry-run", action="store_true", help="with --tpu: print the commands only")
     add("--in-pod", action="store_true", help=argparse.SUPPRESS)
     add("--exit-zero", action="store_true", help=argparse.SUPPRESS)
@@ -141,7 +143,8 @@ def examine_workers(arguments: argparse.Namespace) -> int:
     values = {name.replace("_", "-"): getattr(arguments, name) for name in names}
     flags = [f"--{name}={value}" for name, value in values.items() if value]
     tpu = Tpu(arguments.tpu, arguments.zone, arguments.project)
-    workers = examine_pod(tpu, flags, Executor(dry_run=arguments.dry_run))
+    executor = Executor(dry_run=arguments.dry_run)
+    workers = examine_pod(tpu, flags, executor, stack=arguments.stack)
     if arguments.dry_run:
         return 0
     if arguments.json:

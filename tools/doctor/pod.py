@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tools.doctor.machine import RED, Finding
-from train.commands import VENV, WORKDIR, RemoteCommand, Tpu
+from train.commands import DEFAULT_STACK, STACKS, WORKDIR, RemoteCommand, Tpu
 from train.execute import Executor
 from train.fanout import FanoutOptions, Outcome, create_run_id, fan_out
 from train.lifecycle import require_ready
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"worker_(\d+)\.log")
 
 
 def examine_pod(
-    tpu: Tpu, flags: Sequence[str], executor: Executor, *, workdir: str = WORKDIR
+    tpu: Tpu, flags: Sequence[str], executor: Executor, *, stack: str = DEFAULT_STACK
 ) -> dict[str, list[Finding]]:
     """Return the findings of every worker by its number; one red line if it has none.
 
@@ -26,7 +26,7 @@ def examine_pod(
     """
     hosts = len(require_ready(tpu, executor).hosts)
     words = ("python", "-m", "tools.doctor", "--json", "--in-pod", "--exit-zero", *flags)
-    remote = RemoteCommand(words, workdir=workdir, venv=VENV)
+    remote = RemoteCommand(words, workdir=WORKDIR, venv=STACKS[stack].venv)
     with TemporaryDirectory() as folder:
         options = FanoutOptions(
             create_run_id(dry_run=executor.dry_run), Path(folder), grace_s=5.0, quiet=True

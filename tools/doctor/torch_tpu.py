@@ -6,6 +6,7 @@ from tools.doctor.devices import count_chips, list_chips
 from tools.doctor.machine import ROOT, Finding, Machine, green, red, yellow
 from train.provision import read_pins
 from utils.device_use import list_device_files
+from utils.generations import GENERATIONS
 from utils.runtime.tpu.start import find_clash
 
 _SETUP = "bash run_commands.sh setup --torch-tpu"
@@ -17,7 +18,6 @@ UNPROVEN = (
     "memory readings",
     "every speed",
 )
-_OLD = ("v2", "v3")
 
 
 def check_torch_tpu(machine: Machine) -> Finding:
@@ -48,9 +48,9 @@ def _explain_chips(machine: Machine) -> str:
     """Explain which chips of the machine TorchTPU cannot open; empty if it opens all."""
     if not count_chips(machine):
         return ""
-    generations = sorted(set(list_chips(machine)))
-    if any(name in _OLD for chip in generations for name in chip.split(" or ")):
-        return f"it has no support of {', '.join(generations)}"
+    chip = list_chips(machine)[0]
+    if any("torch_tpu" not in GENERATIONS[name].stacks for name in chip.split(" or ")):
+        return f"it has no support of {chip}"
     if any(path.parent.name == "vfio" for path in list_device_files(machine.root)):
         return ""
     return "it counts chips below /dev/vfio alone, and there are none"

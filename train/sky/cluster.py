@@ -31,9 +31,10 @@ from train import commands
 from train.execute import ROOT, Executor
 from train.fanout import WORKER_SOURCE
 from train.provision import ARCHIVE, pack_tree
+from train.xla_dist import add_stack
 from utils.config.load import load_config
 from utils.errors import UserError
-from utils.generations import find_generation
+from utils.generations import check_stack
 from utils.json_types import JsonObject
 from utils.programs import CommandLine, create_program_parser
 
@@ -65,6 +66,7 @@ class SkyJob:
     spot: bool = True
     disk_gib: int = 200
     max_restarts: int = 3
+    stack: str = commands.DEFAULT_STACK
     flags: tuple[str, ...] = ()  # further words for main.py
 
 
@@ -78,11 +80,14 @@ def render(job: SkyJob, template: str) -> str:
     for flag, (value, lowest) in least.items():
         if value < lowest:
             raise UserError(f"{flag} ({value}) must be at least {lowest}; raise it")
+    stack = commands.STACKS[job.stack]
     values = {
         "name": job.name,
         "infra": f"gcp/{job.region}" if job.region else "gcp",
         "accelerator": f"tpu-{job.accelerator_type}",
-        "runtime_version": find_generation(job.accelerator_type).runtime_version,
+        "runtime_version": check_stack(job.accelerator_type, job.stack).runtime_version,
+        "setup": stack.setup,
+        "venv": stack.venv,
         "use_spot": str(job.spot).lower(),
         "disk_gib": str(job.disk_gib),
         "max_restarts": str(job.max_restarts),
@@ -144,6 +149,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--on-demand", action="store_true", help="a cluster that stays, instead of a spot job")
     add("--disk-gib", type=int, default=200, help="disk of each machine (default 200)")
     add("--max-restarts", type=int, default=3, help="after errors; preemptions are not counted")
+    add_stack(launching)
     syncing = verbs.add_parser("sync", help="ship the tree to the on-demand cluster")
     syncing.add_argument("--dirty", action="store_true", help="what is not committed, too")
     syncing.add_argument("--hosts", type=int, default=1, help="hosts of the slice (default 1)")
@@ -170,6 +176,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
         spot=not arguments.on_demand,
         disk_gib=arguments.disk_gib,
         max_restarts=arguments.max_restarts,
+        stack=arguments.stack,
         flags=tuple(arguments.command),
     )
     text = render(job, TEMPLATE.read_text(encoding="utf-8"))
