@@ -7,7 +7,8 @@ VENV="${VENV:-$ROOT/.venv}"
 DATA_DIR="${DATA_DIR:-$ROOT/data}"
 OUTPUT_DIR="${OUTPUT_DIR:-$ROOT/runs}"
 REQUIREMENTS="$ROOT/requirements.txt"
-STAMP="$VENV/.requirements.sha256"
+# Where torch_tpu is installed, importing torch would open libtpu.
+export TORCH_DEVICE_BACKEND_AUTOLOAD="${TORCH_DEVICE_BACKEND_AUTOLOAD:-0}"
 
 usage() {
   cat <<'TEXT'
@@ -67,90 +68,106 @@ install_python() {
   sudo apt-get -qq -o DPkg::Lock::Timeout=600 install --yes python3.11 python3.11-venv
 }
 
-# pip reads pip.conf of the environment: whatever is installed later keeps torch and torch_xla.
-pin_torch() {
-  grep -E '^(torch|torchvision|torch_xla)==' "$REQUIREMENTS" >"$VENV/constraints.txt"
-  printf '[install]\nconstraint = %s\n' "$VENV/constraints.txt" >"$VENV/pip.conf"
-}
-
 run_pip() {
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-get_wanted() {
-  sha256sum "$REQUIREMENTS" | cut -d ' ' -f 1
+hash_lists() {
+  cat "$@" | sha256sum | cut -d ' ' -f 1
 }
 
+# is_stamped STAMP LIST ...: whether these lists of requirements have been installed.
 is_stamped() {
-  [[ -f "$1" && "$(cat "$1")" == "$(get_wanted)" ]]
+  [[ -f "$1" && "$(cat "$1")" == "$(hash_lists "${@:2}")" ]]
+}
+
+# install_lists STAMP SIZE LIST ...: an environment of these lists of requirements at VENV.
+install_lists() {
+  local stamp="$VENV/$1" size="$2" list lists=() python
+  shift 2
+  if is_stamped "$stamp" "$@"; then
+    return
+  fi
+  python="$(find_python)"
+  echo "setting up $VENV ($size)"
+  "$python" -m venv "$VENV"
+  # Which stack the environment is for, even if the installation does not end.
+  : >"$stamp"
+  # pip reads pip.conf of the environment: whatever is installed later keeps torch and torch_xla.
+  grep -hE '^(torch|torchvision|torch_xla)==' "$@" >"$VENV/constraints.txt" || true
+  printf '[install]\nconstraint = %s\n' "$VENV/constraints.txt" >"$VENV/pip.conf"
+  for list in "$@"; do lists+=(-r "$list"); done
+  run_pip "${lists[@]}"
+  hash_lists "$@" >"$stamp"
+}
+
+is_torch_tpu() {
+  [[ -f "$VENV/.torch-tpu.sha256" ]]
 }
 
 setup() {
-  if is_stamped "$STAMP"; then
-    return
+  if is_torch_tpu; then
+    setup_torch_tpu
+  else
+    install_lists .requirements.sha256 "some minutes, about 8 GB" "$REQUIREMENTS"
   fi
-  local python
-  python="$(find_python)"
-  echo "setting up $VENV (some minutes, about 8 GB)"
-  "$python" -m venv "$VENV"
-  pin_torch
-  run_pip -r "$REQUIREMENTS"
-  get_wanted >"$STAMP"
+}
+
+# TorchTPU and torch_xla need different releases of torch: an environment of its own at VENV.
+setup_torch_tpu() {
+  mkdir -p "$VENV"
+  grep -vE '^(torch|torchvision|torch_xla)==' "$REQUIREMENTS" >"$VENV/requirements.txt"
+  install_lists .torch-tpu.sha256 "some minutes, about 9 GB" \
+    "$VENV/requirements.txt" "$ROOT/requirements-torch-tpu.txt"
+}
+
+need_torch_xla() {
+  if is_torch_tpu; then
+    echo "error: setup --$1 needs torch_xla, but VENV ($VENV) has TorchTPU; set VENV to another" >&2
+    exit 2
+  fi
 }
 
 # torch_xla's own extras name the versions of libtpu and jax that fit it.
 setup_extra() {
   local name="$1" extras="$2" stamp="$VENV/.extra-$1" xla
-  shift 2
+  need_torch_xla "$name"
   setup
-  if is_stamped "$stamp"; then
+  if is_stamped "$stamp" "$REQUIREMENTS"; then
     return
   fi
   xla="$(grep -E '^torch_xla==' "$REQUIREMENTS")"
   echo "adding what $name needs"
-  run_pip "${xla/torch_xla/torch_xla[$extras]}" "$@"
-  get_wanted >"$stamp"
+  run_pip "${xla/torch_xla/torch_xla[$extras]}"
+  hash_lists "$REQUIREMENTS" >"$stamp"
 }
 
 # What one part needs beside the trainer, which needs none of it: service, export, jax-export.
 setup_part() {
-  local name="$1" list="$ROOT/requirements-$1.txt" stamp="$VENV/.extra-$1" wanted
+  local name="$1" list="$ROOT/requirements-$1.txt" stamp="$VENV/.extra-$1"
   setup
-  wanted="$(cat "$REQUIREMENTS" "$list" | sha256sum | cut -d ' ' -f 1)"
-  if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
+  if is_stamped "$stamp" "$REQUIREMENTS" "$list"; then
     return
   fi
   echo "adding what the $name needs"
   run_pip -r "$list"
-  echo "$wanted" >"$stamp"
+  hash_lists "$REQUIREMENTS" "$list" >"$stamp"
 }
 
-# TorchTPU and torch_xla need different releases of torch: an environment of its own.
-setup_torch_tpu() {
-  local venv="$VENV-tpu" rest wanted python
-  rest=("$ROOT"/requirements-{torch-tpu,service,export}.txt)
-  wanted="$(cat "$REQUIREMENTS" "${rest[@]}" | sha256sum | cut -d ' ' -f 1)"
-  if [[ -f "$venv/.requirements.sha256" && "$(cat "$venv/.requirements.sha256")" == "$wanted" ]]; then
-    return
-  fi
-  python="$(find_python)"
-  echo "setting up $venv (some minutes, about 9 GB)"
-  "$python" -m venv "$venv"
-  grep -E '^(torch|torchvision)=' "${rest[0]}" >"$venv/constraints.txt"
-  printf '[install]\nconstraint = %s\n' "$venv/constraints.txt" >"$venv/pip.conf"
-  grep -vE '^(torch|torchvision|torch_xla)==' "$REQUIREMENTS" >"$venv/requirements.txt"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -r "$venv/requirements.txt" "${rest[@]/#/--requirement=}"
-  echo "$wanted" >"$venv/.requirements.sha256"
-}
+# The core: what another torch is most likely to break, and the device itself.
+TORCH_TPU_TESTS=(
+  tests/device tests/test_parity.py tests/utils/test_tpu_start.py tests/test_engine.py
+)
 
-# Importing torch must not open libtpu before its stand-in is in place.
 run_torch_tpu_tests() {
+  is_torch_tpu || local VENV="$VENV-tpu"
   setup_torch_tpu
+  setup_part service
+  setup_part export
   if [[ $# -eq 0 ]]; then
-    set -- -m "tpu and not slow" tests/device tests/test_parity.py
+    set -- -n 2 --dist loadfile "${TORCH_TPU_TESTS[@]}"
   fi
-  VENV="$VENV-tpu" TORCH_DEVICE_BACKEND_AUTOLOAD=0 TPU_STANDIN=cpu limit=30m run_tests "$@"
+  run_suite "not slow and not cuda" "$@"
 }
 
 run_service() {
@@ -169,9 +186,13 @@ run_setup() {
       setup_extra tpu tpu
       ;;
     --tpu-compiler) setup_extra tpu-compiler tpu,pallas ;;
-    --jax-export) setup_part jax-export ;;
+    --jax-export)
+      need_torch_xla jax-export
+      setup_part jax-export
+      ;;
     --torch-tpu)
       install_python
+      is_torch_tpu || VENV="$VENV-tpu"
       setup_torch_tpu
       ;;
     *)
@@ -244,17 +265,10 @@ run_train() {
 
 # Other trackers' clients: an environment of its own, apart from the trainer's.
 run_mirrors() {
-  local venv="$VENV-mirrors" list="$ROOT/requirements-mirrors.txt" wanted python
-  wanted="$(sha256sum "$list" | cut -d ' ' -f 1)"
-  if [[ ! -f "$venv/.requirements.sha256" || "$(cat "$venv/.requirements.sha256")" != "$wanted" ]]; then
-    python="$(find_python)"
-    echo "setting up $venv (a minute, about 1 GB)"
-    "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$list"
-    echo "$wanted" >"$venv/.requirements.sha256"
-  fi
+  local VENV="$VENV-mirrors"
+  install_lists .requirements.sha256 "a minute, about 1 GB" "$ROOT/requirements-mirrors.txt"
   if [[ $# -gt 0 ]]; then
-    (cd "$ROOT" && "$venv/bin/python" -m tools.mirror "$@")
+    run_python -m tools.mirror "$@"
   fi
 }
 

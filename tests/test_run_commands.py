@@ -19,6 +19,7 @@ COMMANDS = (
     "setup --tpu",
     "setup --tpu-compiler",
     "setup --jax-export",
+    "setup --torch-tpu",
     "doctor",
     "smoke",
     "demo",
@@ -29,6 +30,7 @@ COMMANDS = (
     "pod",
     "mirrors",
     "test",
+    "test --torch-tpu",
     "test-all",
 )
 
@@ -208,6 +210,66 @@ def test_changed_requirements_rerun_setup_with_torch_pinned_first(tmp_path):
     assert len(calls.read_text().splitlines()) == count
 
 
+OF_TORCH_TPU = [
+    ("setup",),
+    ("setup", "--torch-tpu"),
+    ("doctor",),
+    ("smoke",),
+    ("train", "configs/smoke.yaml"),
+    ("supervise", "--config", "c.yaml"),
+    ("service",),
+    ("test", "tests/test_engine.py"),
+    ("test", "--torch-tpu", "tests/test_engine.py"),
+]
+
+
+@pytest.mark.parametrize("arguments", OF_TORCH_TPU, ids=" ".join)
+def test_an_environment_of_torch_tpu_is_used_as_it_is(tmp_path, monkeypatch, arguments):
+    start_script(("setup",), tmp_path)
+    venv = tmp_path / "venv-tpu"
+    done = start_bare(*arguments, VENV=str(venv), OUTPUT_DIR=str(tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    assert "pip" not in done.stdout
+    assert ("CALL" in done.stdout) == (arguments[0] != "setup")
+    assert not (tmp_path / "venv-tpu-tpu").exists()
+
+
+def test_an_environment_of_torch_tpu_is_renewed_without_torch_xla(tmp_path):
+    start_script(("setup",), tmp_path)
+    venv = tmp_path / "venv-tpu"
+    (venv / ".torch-tpu.sha256").write_text("")  # an installation that did not end
+    fake = tmp_path / "python3.11"
+    write_program(fake, "exit 0")
+    done = start_bare("smoke", VENV=str(venv), PYTHON=str(fake))
+    assert done.returncode == 0, done.stderr
+    install, smoke = [call.split("\n") for call in done.stdout.split("CALL\n")[1:]]
+    assert f"{ROOT}/requirements-torch-tpu.txt" in install
+    assert f"{ROOT}/requirements.txt" not in install
+    assert "torch_xla" not in (venv / "requirements.txt").read_text().split("==")
+    pins = (venv / "constraints.txt").read_text().split()
+    assert [pin.partition("=")[0] for pin in pins] == ["torch", "torchvision"]
+    assert smoke[0] == "main.py"
+    assert not (venv / ".requirements.sha256").exists()
+
+
+@pytest.mark.parametrize("flag", ["--tpu", "--tpu-compiler", "--jax-export"])
+def test_what_needs_torch_xla_is_refused_beside_torch_tpu(tmp_path, flag):
+    start_script(("setup",), tmp_path)
+    done = start_bare("setup", flag, VENV=str(tmp_path / "venv-tpu"))
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: setup {flag} needs torch_xla, but VENV (")
+    assert "CALL" not in done.stdout
+
+
+def test_the_tests_of_torch_tpu_are_a_core_and_any_path(tmp_path):
+    core = get_call(start_script(("test", "--torch-tpu"), tmp_path))
+    assert core[:7] == ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist"]
+    assert {"tests/device", "tests/test_engine.py"} <= set(core[8:])
+    assert all((ROOT / name.partition("::")[0]).exists() for name in core[8:])
+    call = get_call(start_script(("test", "--torch-tpu", "tests"), tmp_path))
+    assert call == ["-m", "pytest", "-m", "not slow and not cuda", "tests"]
+
+
 def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("ZONE", "us-west4-a")
     monkeypatch.setenv("PROJECT", "p")
@@ -308,7 +370,7 @@ def test_shellcheck_would_find_a_fault(tmp_path):
 
 def test_continuous_integration_runs_the_test_command():
     text = (ROOT / ".ci" / "run").read_text()
-    assert "exec bash run_commands.sh test\n" in text
+    assert text.endswith("\nbash run_commands.sh test\nexec bash run_commands.sh test --torch-tpu\n")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -6,11 +6,12 @@ and, for main.py, makes all checks that need no device. A command without one is
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,37 +142,19 @@ def start_script(
     arguments: Sequence[str], folder: Path, root: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     """run_commands.sh with an environment that is up to date and a Python that tells its call."""
-    import hashlib
-
     venv = folder / "venv"
-    (venv / "bin").mkdir(parents=True, exist_ok=True)
     trainer = (ROOT / "requirements.txt").read_bytes()
-    stamp = hashlib.sha256(trainer).hexdigest()
-    (venv / ".requirements.sha256").write_text(stamp + "\n")
-    for part in (
-        "service",
-        "export",
-        *(["jax-export", "delta"] if "test-all" in arguments else []),
-    ):
-        both = trainer + (ROOT / f"requirements-{part}.txt").read_bytes()
-        (venv / f".extra-{part}").write_text(hashlib.sha256(both).hexdigest() + "\n")
-    if "test-all" in arguments:
-        (venv / ".extra-tpu-compiler").write_text(stamp + "\n")
-    pythons = [venv / "bin" / "python"]
-    others = {
-        "mirrors": ("mirrors",),
-        "tpu": ("torch-tpu", "service", "export"),  # after the trainer's own list
-    }
-    for name, parts in others.items():
-        other = folder / f"venv-{name}"
-        (other / "bin").mkdir(parents=True, exist_ok=True)
-        lists = [(ROOT / f"requirements-{part}.txt").read_bytes() for part in parts]
-        wanted = b"".join([trainer, *lists] if name == "tpu" else lists)
-        (other / ".requirements.sha256").write_text(hashlib.sha256(wanted).hexdigest() + "\n")
-        pythons.append(other / "bin" / "python")
-    for python in pythons:
-        python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
-        python.chmod(0o755)
+    torch = (b"torch==", b"torchvision==", b"torch_xla==")
+    rest = b"".join(line for line in trainer.splitlines(True) if not line.startswith(torch))
+    names = ("service", "export", "jax-export", "delta", "torch-tpu", "mirrors")
+    lists = {name: (ROOT / f"requirements-{name}.txt").read_bytes() for name in names}
+    parts = {f".extra-{name}": trainer + lists[name] for name in names[:2]}
+    more = {f".extra-{name}": trainer + lists[name] for name in names[2:4]}
+    more = {**more, ".extra-tpu-compiler": trainer} if "test-all" in arguments else {}
+    stamp_environment(venv, {".requirements.sha256": trainer, **parts, **more})
+    of_tpu = {".torch-tpu.sha256": rest + lists["torch-tpu"], **parts}
+    stamp_environment(folder / "venv-tpu", of_tpu)
+    stamp_environment(folder / "venv-mirrors", {".requirements.sha256": lists["mirrors"]})
     environment = {**os.environ, "VENV": str(venv)}
     return subprocess.run(
         ["bash", "run_commands.sh", *arguments],
@@ -180,6 +163,20 @@ def start_script(
         capture_output=True,
         text=True,
     )
+
+
+def stamp_environment(venv: Path, stamps: Mapping[str, bytes]) -> None:
+    """Make an environment that is up to date, with a Python that prints its call.
+
+    Args:
+      stamps: the lists of requirements that are installed, by the stamp's file.
+    """
+    (venv / "bin").mkdir(parents=True, exist_ok=True)
+    for name, lists in stamps.items():
+        (venv / name).write_text(hashlib.sha256(lists).hexdigest() + "\n")
+    python = venv / "bin" / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
+    python.chmod(0o755)
 
 
 def get_call(done: subprocess.CompletedProcess[str]) -> list[str]:
