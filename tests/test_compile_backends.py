@@ -7,7 +7,7 @@ from torch import nn
 from torch._inductor.exc import InvalidCxxCompiler
 
 import main
-from tests.support.tiny_parts import TinyConvNet, create_argv
+from tests.support.tiny_parts import DEVICE_CASES, TinyConvNet, create_argv
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.choice import choose_device
@@ -130,7 +130,7 @@ def test_shapes_beyond_the_graph_limit_do_not_run_uncompiled():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_resumed_compiled_run_equals_an_uninterrupted_one(device, tmp_path):
     flags = (
         "--runtime.compile",

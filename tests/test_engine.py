@@ -23,6 +23,8 @@ from engine import (
 from losses.base import LossOutput
 from tests.support.tiny_parts import (
     CLASSES,
+    DEVICE_CASES,
+    RUNTIMES,
     TinyConvNet,
     TinyTask,
     create_batch,
@@ -47,7 +49,6 @@ SGD = OptimSection(
     name="momentum", lr=1.0, min_lr=1.0, schedule="constant", weight_decay=0.0, momentum=0.0
 )
 ADAMW = OptimSection(lr=1e-2, min_lr=1e-4, warmup_steps=2, warmup_lr=0.0, max_grad_norm=1.0)
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
 class LoopCallbacks(Callbacks):
@@ -118,7 +119,7 @@ def test_a_gradient_below_the_limit_is_unchanged():
     assert float(scalars["grad_norm"]) == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_ema_equals_a_float64_reference_over_30_steps(device):
     """Parameters and BatchNorm's float buffers are averaged; its integer count is copied.
 
@@ -155,7 +156,7 @@ def test_ema_equals_a_float64_reference_over_30_steps(device):
     assert not state.ema.training
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_evaluation_is_exact_where_the_batch_does_not_divide_the_split(device):
     """37 examples in batches of 16: against plain numpy over all of them at once."""
     runtime = RUNTIMES[device]()
@@ -190,6 +191,7 @@ def test_tied_logits_do_not_count_as_correct():
     assert found["top1"] == found["top5"] == 0.0
 
 
+@pytest.mark.xla
 def test_evaluation_gives_no_gradient_and_reads_the_device_once():
     runtime = create_xla_runtime()
     model = runtime.prepare(create_vit(seed=4, embed_dim=18))
@@ -435,7 +437,7 @@ def test_a_loader_that_ends_early_raises_an_error():
         fit(state, create_plan(6, SGD), callbacks, TinyTask(), runtime)
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 @pytest.mark.parametrize(("checkpoint_every", "logged"), [(1, []), (100, [5])])
 def test_a_non_finite_loss_stops_the_run_and_names_the_step(device, checkpoint_every, logged):
     """Step 3 is bad; the next log point or checkpoint stops, and no checkpoint holds what came."""
@@ -463,6 +465,7 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_step(device, checkpoint_e
     assert saved == ([1, 2, 3] if checkpoint_every == 1 else [])
 
 
+@pytest.mark.xla
 def test_a_run_that_exceeds_its_graph_budget_ends_and_names_the_step():
     """The third batch has another size: a graph more than the earlier run has compiled."""
     runtime = create_xla_runtime()

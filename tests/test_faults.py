@@ -27,7 +27,7 @@ from store.record.lock import RunLock
 from store.record.runs import Run
 from store.record.session import RunSession
 from tests.support.child_runs import ROOT, get_command, get_environment
-from tests.support.tiny_parts import create_argv
+from tests.support.tiny_parts import DEVICE_CASES, create_argv
 from utils.checkpoint.files import load_checkpoint, verify_checkpoint
 from utils.checkpoint.manager import CheckpointManager
 
@@ -81,7 +81,7 @@ def poisoned(monkeypatch):
     return poison
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_bad_batch_is_skipped_after_a_rollback(tmp_path, poisoned, device):
     """Step 5 is bad; the log point is step 8, so checkpoint 6 finds it: back to 4."""
     poisoned(5)

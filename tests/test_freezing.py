@@ -16,7 +16,7 @@ from models.freezing import freeze
 from optim_factory import create_optimizer, create_schedule
 from store.record.history import read_metrics
 from tests.support.jax_archives import write_vit
-from tests.support.tiny_parts import TinyConvNet, create_argv, create_vit
+from tests.support.tiny_parts import DEVICE_CASES, TinyConvNet, create_argv, create_vit
 from utils.config.sections import OptimSection
 from utils.errors import UserError
 from utils.weights.opening import open_weights
@@ -30,7 +30,7 @@ def run(root: Path, name: str, *flags: str, device: str = "cpu") -> Path:
     return root / "tiny" / name
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_frozen_blocks_stay_unchanged_without_state_and_resume(tmp_path, device):
     start = write_vit(tmp_path / "Ti.npz", create_vit(seed=5))
     flags = (

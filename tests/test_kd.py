@@ -27,7 +27,7 @@ from models.transforms import to_pixels
 from store.record.history import read_metrics
 from store.record.runs import Run
 from tasks.classify.views import TEACHER_IMAGES
-from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
+from tests.support.tiny_parts import DEVICE_CASES, create_cpu_runtime, create_xla_runtime
 from utils.config.load import load_config
 from utils.errors import EXIT_USER_ERROR
 
@@ -264,7 +264,7 @@ def test_consistent_teachers_see_the_students_crop_and_others_their_own(
     torch.testing.assert_close(answer, parts.task.teachers[0](mixed))
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_projections_are_trained_and_the_teacher_is_not(digits_root, teacher_run, tmp_path, device):
     flags = get_terms(teacher_run, {"name": "fitnet", "layers": POOLED})
     runtime, _, parts = build(digits_root, tmp_path, *flags, device=device)

@@ -27,16 +27,15 @@ from store.record.runs import Run
 from tests.support.child_runs import ROOT, get_command, get_environment, run_main
 from tests.support.tiny_parts import (
     CLASSES,
+    DEVICE_CASES,
+    RUNTIMES,
     VIT_ARGS,
     create_argv,
     create_config,
-    create_cpu_runtime,
     create_vit,
-    create_xla_runtime,
 )
 from utils.config.load import load_config
 
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 STEPS_PER_EPOCH = 6
 MIXED = ("--mixup=0.8", "--cutmix=1.0")
 # What differs between two equal runs.
@@ -87,7 +86,7 @@ def get_training_lines(folder: Path) -> list[dict]:
     return [line for line in read_metrics(folder) if line["kind"] == "train"]
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_teacher_is_unchanged_after_20_steps(tmp_path, device):
     """A teacher with BatchNorm and dropout: no gradient, no new weights, no new statistics."""
     torch.manual_seed(3)
@@ -188,6 +187,7 @@ def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
     assert facts["teachers"][0]["top1"] > 20
 
 
+@pytest.mark.xla
 def test_xla_and_cpu_agree_on_six_distillation_steps(tmp_path, teacher_folder):
     flags = (
         *get_distill_flags(teacher_folder),
@@ -316,7 +316,7 @@ def test_the_average_is_evaluated_and_exported(tmp_path):
     assert not torch.equal(student["head.weight"], average["head.weight"])
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_eval_reproduces_the_runs_metrics_and_writes_nothing(tmp_path, device, capsys):
     flags = create_argv(tmp_path, "--train.steps=4", "--run.run_id=a", "--model_ema", device=device)
     assert main.main(flags) == 0

@@ -18,6 +18,8 @@ from tasks.classify.counting import count_agreement, count_batch
 from tests.support.photographs import write_digits
 from tests.support.tiny_parts import (
     CLASSES,
+    DEVICE_CASES,
+    RUNTIMES,
     VIT_ARGS,
     TinyConvNet,
     TinyTask,
@@ -29,7 +31,7 @@ from tests.support.tiny_parts import (
     create_state,
     create_vit,
 )
-from tests.test_engine import RUNTIMES, SGD, LoopCallbacks
+from tests.test_engine import SGD, LoopCallbacks
 from tools.evaluate.__main__ import main as evaluate_tool
 from tools.export.__main__ import main as export
 from tools.predict.__main__ import main as predict
@@ -66,7 +68,7 @@ def evaluate_fixed(model: nn.Module, batch, runtime) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_nan_output_counts_as_wrong_and_is_reported(device, value):
     """Three of 16 right answers are spoilt, each in another way, and so is the padding."""
     runtime, batch = RUNTIMES[device](), create_batch(20, valid=16)
@@ -102,7 +104,7 @@ def test_a_logit_of_minus_infinity_is_no_fault():
     assert math.isfinite(found["ece"])
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_nan_outputs_never_count_as_agreement(device):
     """Class 0 is argmax's result for NaN: a model that predicts 0 must not agree with it."""
     runtime, batch = RUNTIMES[device](), create_batch(16, valid=12)
@@ -170,7 +172,7 @@ def overflowing_folder(tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_evaluating_nan_weights_fails(device, overflowing_folder, tmp_path, capsys):
     weights = overflowing_folder / "student.safetensors"
     flags = create_argv(tmp_path, "--eval", f"--model.weights={weights}", device=device)

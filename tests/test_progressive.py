@@ -19,7 +19,7 @@ from models.transforms import create_resampler
 from store.record.history import read_metrics
 from tasks.images.resizing import RESAMPLER, Resizing, resize_pixels
 from tests.support.child_runs import run_series
-from tests.support.tiny_parts import create_batch, create_config, create_cpu_runtime
+from tests.support.tiny_parts import DEVICE_CASES, create_batch, create_config, create_cpu_runtime
 from utils.checkpoint.state import collect_state
 from utils.config.train import TrainSection
 
@@ -62,7 +62,7 @@ def create_flags(digits_root: Path, folder: Path, name: str, device: str) -> lis
     ]
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_growing_images_take_one_graph_per_size_and_resume_bit_for_bit(
     digits_root, tmp_path, device
 ):

@@ -13,6 +13,7 @@ from timm import create_model
 
 from store.record.history import read_metrics
 from tests.support.child_runs import run_series
+from tests.support.tiny_parts import DEVICE_CASES
 
 STUDENT = {"patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 2, "num_heads": 2}
 TEACHER = {**STUDENT, "embed_dim": 16, "img_size": 8}
@@ -81,7 +82,7 @@ def read_losses(run: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_two_ranks_keep_the_memory_of_one_and_resume_bit_for_bit(
     digits_root, teacher, tmp_path, device
 ):

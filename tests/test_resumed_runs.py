@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 import main
 from store.record.history import read_metrics
 from store.record.runs import Run
-from tests.support.child_runs import run_series
-from tests.support.tiny_parts import create_argv
+from tests.support.child_runs import run_main
+from tests.support.tiny_parts import DEVICE_CASES, create_argv
 from tests.test_main import MIXED, get_lines, get_training_lines
 
 RESUMED = (
@@ -31,42 +31,39 @@ RESUMED = (
 )
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
-    """Half a run, a new process, the other half: metrics and weights, under XLA and on the CPU."""
-    continued = []
-    for device in ("xla", "cpu"):
-        whole = tmp_path / device / "tiny" / "whole"
-        flags = create_argv(tmp_path / device, *RESUMED, device=device)
-        assert main.main([*flags, "--run.run_id=whole"]) == 0
-        half = whole.with_name("half")
-        shutil.copytree(whole, half)
-        for path in half.iterdir():
-            if path.is_file() and path.name not in ("metrics.jsonl", "run.json"):
-                path.unlink()
-        for path in (half / "checkpoints").iterdir():
-            if path.name != "step_00000009":
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        continued.append([*flags, "--run.run_id=half", "--resume=auto"])
-    done = run_series(continued)
+@pytest.mark.parametrize("device", DEVICE_CASES)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, device):
+    """Half a run, a new process, the other half: metrics and weights."""
+    whole = tmp_path / "tiny" / "whole"
+    flags = create_argv(tmp_path, *RESUMED, device=device)
+    assert main.main([*flags, "--run.run_id=whole"]) == 0
+    half = whole.with_name("half")
+    shutil.copytree(whole, half)
+    for path in half.iterdir():
+        if path.is_file() and path.name not in ("metrics.jsonl", "run.json"):
+            path.unlink()
+    for path in (half / "checkpoints").iterdir():
+        if path.name != "step_00000009":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    done = run_main([*flags, "--run.run_id=half", "--resume=auto"])
     assert done.returncode == 0, done.stderr
-    for device in ("xla", "cpu"):
-        whole, half = (tmp_path / device / "tiny" / name for name in ("whole", "half"))
-        assert "at step 9" in done.stderr
-        assert get_lines(half) == get_lines(whole)
-        assert [line["step"] for line in get_training_lines(half)] == list(range(1, 19))
-        for name in (
-            "student.safetensors",
-            "checkpoints/step_00000018/optimizer.safetensors",
-            "checkpoints/step_00000018/model.safetensors",
-        ):
-            ours, theirs = load_file(whole / name), load_file(half / name)
-            assert ours.keys() == theirs.keys()
-            for key, value in ours.items():
-                assert torch.equal(value, theirs[key]), f"{device} {name} {key}"
-        assert Run(half).read()["status"] == "complete"
-    lines = get_training_lines(tmp_path / "xla" / "tiny" / "half")
-    # Counted on: who goes on compiles the step once more, and no other for its first step.
-    assert [line["graphs_train"] for line in lines] == [1] * 9 + [2] * 9
+    assert "at step 9" in done.stderr
+    assert get_lines(half) == get_lines(whole)
+    lines = get_training_lines(half)
+    assert [line["step"] for line in lines] == list(range(1, 19))
+    for name in (
+        "student.safetensors",
+        "checkpoints/step_00000018/optimizer.safetensors",
+        "checkpoints/step_00000018/model.safetensors",
+    ):
+        ours, theirs = load_file(whole / name), load_file(half / name)
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            assert torch.equal(value, theirs[key]), f"{name} {key}"
+    assert Run(half).read()["status"] == "complete"
+    if device == "xla":
+        # Counted on: who goes on compiles the step once more, and no other for its first step.
+        assert [line["graphs_train"] for line in lines] == [1] * 9 + [2] * 9
 
 
 def test_a_run_stopped_at_an_epochs_end_resumes_with_the_next(tmp_path):

@@ -370,7 +370,9 @@ def test_shellcheck_would_find_a_fault(tmp_path):
 
 def test_continuous_integration_runs_the_test_command():
     text = (ROOT / ".ci" / "run").read_text()
-    assert text.endswith("\nbash run_commands.sh test\nexec bash run_commands.sh test --torch-tpu\n")
+    assert text.endswith(
+        "\nbash run_commands.sh test\nexec bash run_commands.sh test --torch-tpu\n"
+    )
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
 
 

@@ -23,10 +23,11 @@ from models.remat import recompute_blocks, scan_blocks
 from store.record.history import read_metrics
 from tests.support.child_runs import ROOT
 from tests.support.tiny_parts import (
+    DEVICE_CASES,
+    RUNTIMES,
     TinyConvNet,
     create_argv,
     create_batch,
-    create_cpu_runtime,
     create_vit,
     create_xla_runtime,
 )
@@ -40,8 +41,6 @@ from utils.runtime.xla.ranks import check_collectives, join_hosts
 from utils.runtime.xla.runtime import prepare_cache, shrink
 from utils.runtime.xla.spmd import get_mesh_shape
 from utils.runtime.xla.start import has_tpu
-
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
 @pytest.mark.parametrize(
@@ -289,7 +288,7 @@ def test_cached_code_is_not_reused_for_another_vector_width(tmp_path):
         assert float(done.stdout) < 1e-6, capability
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 @pytest.mark.parametrize("kind", ["remat", "scan"])
 def test_recomputed_and_scanned_blocks_give_equal_values_and_gradients(device, kind):
     runtime = RUNTIMES[device]()
@@ -408,7 +407,7 @@ def test_synchronised_batch_norm_normalises_by_all_ranks_statistics():
     assert torch.allclose(model[0].running_var, whole.running_var)
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_trace_of_the_named_steps_shows_the_loop(device, tmp_path):
     flags = (
         "--train.steps=6",

@@ -24,7 +24,7 @@ from store.record.history import read_metrics
 from tasks.classify.synthetic import create_random_teacher
 from tasks.teachers.taught import count_flops
 from tests.support.child_runs import read_losses, run_series
-from tests.support.tiny_parts import create_cpu_runtime
+from tests.support.tiny_parts import DEVICE_CASES, create_cpu_runtime
 from utils.config.distill import TeacherSection
 from utils.config.load import RunConfig, load_config
 from utils.errors import UserError
@@ -86,7 +86,7 @@ def build(flags: list[str]) -> tuple[RunConfig, object, object]:
     return config, job, build_parts(create_cpu_runtime(), job)
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_token_dropping_takes_one_graph_and_resumes_bit_for_bit(
     digits_root, teacher, tmp_path, device
 ):
@@ -279,7 +279,7 @@ def test_a_teacher_keeps_its_size_or_follows_the_growing_student(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 @pytest.mark.parametrize("follows", [False, True])
 def test_a_distilled_run_of_several_sizes_resumes_within_each(
     digits_root, teacher, tmp_path, follows, device

@@ -14,12 +14,13 @@ from engine import evaluate
 from job.correctness import Correctness
 from store.record.hits import HITS_FILE, parse_hits
 from tests.support.tiny_parts import (
+    DEVICE_CASES,
+    RUNTIMES,
     SYNTHETIC,
     TinyTask,
     create_batch,
     create_cpu_runtime,
     create_vit,
-    create_xla_runtime,
     predict,
 )
 
@@ -44,9 +45,9 @@ def create_split() -> list:
     ]
 
 
-@pytest.mark.parametrize("create", [create_cpu_runtime, create_xla_runtime])
-def test_hit_bits_follow_the_split_and_add_up_to_the_counts(create):
-    runtime, task, split = create(), TinyTask(), create_split()
+@pytest.mark.parametrize("device", DEVICE_CASES)
+def test_hit_bits_follow_the_split_and_add_up_to_the_counts(device):
+    runtime, task, split = RUNTIMES[device](), TinyTask(), create_split()
     model = runtime.prepare(create_vit())
     before = runtime.counters()
     plain = evaluate(model, iter(split), task, runtime)

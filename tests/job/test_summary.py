@@ -36,6 +36,7 @@ def test_check_prints_what_would_run_and_writes_nothing(capsys, tmp_path):
     ]
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     ("pjrt", "words"),
     [

@@ -154,6 +154,7 @@ def test_every_loss_is_documented_and_tested():
     assert documented == set(LOSSES)
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     "kind",
     [

@@ -16,11 +16,9 @@ from models.patches.choice import patch_for
 from models.patches.convolution import XlaBatchNorm1d, XlaBatchNorm2d
 from models.patches.table import apply_patches
 from models.remat import recompute_blocks
-from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
+from tests.support.tiny_parts import DEVICE_CASES, RUNTIMES, create_cpu_runtime
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
 class Block(nn.Module):
@@ -54,7 +52,7 @@ def train(runtime, model: nn.Module, steps: int = 3) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("form", ["plain", "patched", "synchronised"])
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_recomputed_blocks_update_their_statistics_once_a_step(device, form):
     runtime, results = RUNTIMES[device](), []
     for is_recomputed in (False, True):
@@ -73,7 +71,7 @@ def test_recomputed_blocks_update_their_statistics_once_a_step(device, form):
         torch.testing.assert_close(recomputed[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_recomputed_blocks_right_after_the_images_are_trained(device):
     """The images have no gradient: a recomputation that starts from them must not lose its own."""
     runtime, results = RUNTIMES[device](), []
@@ -140,7 +138,7 @@ def test_evaluation_uses_the_running_statistics_unchanged():
 
 
 @pytest.mark.parametrize("shape", [(3, 8), (6, 8), (3, 8, 5)])
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_batch_norm_of_rows_equals_torchs_on_each_device(device, shape):
     """With few examples the biased variance, which torch_xla's own keeps, is far off."""
     torch.manual_seed(0)
@@ -163,6 +161,7 @@ def test_batch_norm_of_rows_equals_torchs_on_each_device(device, shape):
         torch.testing.assert_close(values["own"][key], value, rtol=1e-5, atol=2e-6, msg=key)
 
 
+@pytest.mark.xla
 def test_an_mlp_with_batch_norm_trains_and_evaluates_alike_on_cpu_and_xla():
     arguments = {"widths": [16], "norm": "batch", "dropout": 0.0}
     section, results = ModelSection(name="mlp", args=arguments), {}

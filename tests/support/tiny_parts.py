@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -57,6 +58,12 @@ def create_cpu_runtime() -> Runtime:
 def create_xla_runtime() -> Runtime:
     """XLA, on the CPU where there is no TPU."""
     return create_runtime(RuntimeSection(device="xla"))
+
+
+RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
+# Parameters of tests: where torch_xla is not installed, the mark skips those of XLA.
+XLA_CASE = pytest.param("xla", marks=pytest.mark.xla)
+DEVICE_CASES = ("cpu", XLA_CASE)
 
 
 def create_vit(seed: int = 0, **args: object) -> nn.Module:

@@ -25,7 +25,7 @@ from store.record.runs import Run
 from tasks.distil.task import GridChange
 from tasks.teachers.cache.manifest import read_manifest, read_shape
 from tests.support.feature_teachers import write_feature_teacher
-from tests.support.tiny_parts import create_config, create_cpu_runtime
+from tests.support.tiny_parts import DEVICE_CASES, create_config, create_cpu_runtime
 from tools.cache.__main__ import main as run_cache
 from utils.config.load import change, load_config
 from utils.errors import UserError
@@ -104,7 +104,7 @@ def create_flags(digits_root: Path, folder: Path, teachers: list[dict], *flags: 
     ]
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_features_are_learnt_in_one_graph_and_resume_bit_for_bit(
     digits_root, feature_teachers, tmp_path, device
 ):

@@ -118,6 +118,7 @@ def test_feature_distillation_trains_alike_with_inductors_kernels(teachers, tmp_
             assert compiled[key] == pytest.approx(eager[key], rel=bound), (eager["step"], key)
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_dinov3_and_eva_teach_on_xla_as_on_the_cpu(tmp_path):
     sections = [

@@ -21,6 +21,7 @@ from store.record.runs import Run
 from tests.support.child_runs import ROOT, get_command, get_environment, run_main
 from tests.support.feature_teachers import write_feature_teacher
 from tests.support.photographs import write_digits
+from tests.support.tiny_parts import DEVICE_CASES
 from tools.cache.__main__ import main as run_cache
 from tools.export.__main__ import main as export
 from tools.predict.__main__ import main as predict
@@ -183,7 +184,7 @@ def test_programs_load_the_backbone_of_a_finished_run(stored_run, tmp_path, caps
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_killed_runs_of_real_widths_resume_bit_for_bit(digits_root, tmp_path, device):
     """DINOv2's ViT-S and a ViT-B, live and stored: one graph, the same tensors and numbers."""
     teachers = write_teachers(tmp_path, REAL_TEACHERS, 48)

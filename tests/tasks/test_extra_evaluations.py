@@ -112,6 +112,7 @@ def evaluated_run(sets_root, tmp_path_factory) -> Path:
     return place / "digits_student" / "a"
 
 
+@pytest.mark.xla
 def test_a_run_evaluates_extra_sets_by_their_own_rules(evaluated_run):
     folder = evaluated_run
     first, last = read_evaluations(folder)

@@ -67,10 +67,12 @@ def create_flags(root: Path, folder: Path, name: str, *flags: str) -> list[str]:
         "--optim.warmup_epochs=0",
         "--train.keep_checkpoints=9",
         "--runtime.graph_budget=100000",
+        "--runtime.device=cpu",
         *flags,
     ]
 
 
+@pytest.mark.xla
 def test_a_multilabel_run_trains_in_one_graph_and_resumes_alike(listed, tmp_path):
     flags = (
         "--train.task_loss=asl",

@@ -17,7 +17,7 @@ from big_vision.input.batches import RIGHT
 from datasets import ImageBatch
 from engine import evaluate
 from tasks.classify.multilabel import ScoreTable
-from tests.support.tiny_parts import create_batch, create_cpu_runtime, create_xla_runtime
+from tests.support.tiny_parts import DEVICE_CASES, RUNTIMES, create_batch
 
 # Logits of examples that lack a class and of those that have it: (mean, deviation) of each.
 CASES = {
@@ -33,7 +33,6 @@ CASES = {
     "around 200": ((200.0, 1.0), (201.0, 1.0)),
     "far apart": ((0.0, 1e30), (1e30, 1e30)),
 }
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
 def draw_sets(case: str, examples: int = 2000, classes: int = 5) -> tuple[Tensor, Tensor]:
@@ -81,7 +80,7 @@ def test_metrics_equal_scikit_learns_for_any_batches_and_ranks(case):
     assert metrics["examples"] == len(logits)
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_an_evaluation_gives_scikit_learns_map_on_each_device(device):
     logits, has = draw_sets("around the bias -10", examples=200)
     table = ScoreTable(230, has.shape[1])  # another split has 230

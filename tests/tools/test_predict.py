@@ -171,6 +171,7 @@ def test_an_earlier_programs_run_takes_preprocessing_from_its_configuration():
     assert trained.pp == "value_range(-1, 1)" and trained.num_classes == 10
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_xla_predicts_like_the_cpu(teacher_run, digits, tmp_path):
     tables = []

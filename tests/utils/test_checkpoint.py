@@ -13,6 +13,7 @@ import torch
 
 from optim_factory import PROVEN
 from tests.support.tiny_parts import (
+    RUNTIMES,
     TinyConvNet,
     TinyTask,
     create_batch,
@@ -20,7 +21,6 @@ from tests.support.tiny_parts import (
     create_plan,
     create_state,
     create_vit,
-    create_xla_runtime,
 )
 from utils.checkpoint.files import (
     CheckpointError,
@@ -35,7 +35,6 @@ from utils.config.sections import OptimSection
 from utils.errors import UserError
 
 ADAMW = OptimSection(lr=1e-2, warmup_steps=2)
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
 def train(runtime, state, first: int, last: int) -> None:
@@ -77,7 +76,8 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "name"), [*(("cpu", name) for name in PROVEN), ("xla", "adamw")]
+    ("device", "name"),
+    [*(("cpu", name) for name in PROVEN), pytest.param("xla", "adamw", marks=pytest.mark.xla)],
 )
 def test_a_restored_state_continues_bit_for_bit(tmp_path, device, name):
     runtime = RUNTIMES[device]()
@@ -110,6 +110,7 @@ def test_a_state_is_restored_with_all_its_counters(tmp_path):
     assert (other.input_processes, other.best_score) == (4, 12.5)
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(("origin", "target"), [("xla", "cpu"), ("cpu", "xla")])
 def test_a_checkpoint_of_one_device_is_restored_bit_for_bit_on_another(tmp_path, origin, target):
     runtime, other = RUNTIMES[origin](), RUNTIMES[target]()

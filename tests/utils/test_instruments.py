@@ -83,6 +83,7 @@ def test_a_run_writes_its_devices_readings(tmp_path, monkeypatch):
     assert 2.5 * forward < min(per_image) <= 3 * forward
 
 
+@pytest.mark.xla
 def test_float32_products_have_the_configured_precision():
     import torch_xla
     from torch_xla import backends

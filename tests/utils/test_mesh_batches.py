@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.child_runs import ROOT, get_environment
 
 _PROGRAM = """
@@ -14,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.support.tiny_parts import create_batch
+from tests.support.tiny_parts import (create_batch)
 from utils.config.execution import RuntimeSection
 from utils.runtime.launcher import create_runtime
 
@@ -44,6 +46,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.xla
 def test_examples_and_matrices_are_sharded_and_values_replicated():
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     result = subprocess.run(

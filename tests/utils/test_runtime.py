@@ -12,6 +12,8 @@ import torch
 
 from datasets import Batch
 from tests.support.tiny_parts import (
+    DEVICE_CASES,
+    RUNTIMES,
     create_batch,
     create_batches,
     create_cpu_runtime,
@@ -28,10 +30,8 @@ from utils.runtime.processes.ranks import Alone, GlooRanks, ProcessRanks
 from utils.runtime.xla.ranks import ChipRanks
 from utils.runtime.xla.runtime import XlaRuntime
 
-RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
-
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_batches_arrive_in_order_and_on_the_device(device):
     runtime = RUNTIMES[device]()
     with runtime.prefetch(create_batches(7)) as feeder:
@@ -129,7 +129,7 @@ def test_closing_early_ends_the_thread_and_the_source():
     assert closed == [True]
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_deferred_work_runs_in_order_when_flushed(device):
     runtime, seen = RUNTIMES[device](), []
     for number in range(3):
@@ -153,6 +153,7 @@ def test_an_error_in_deferred_work_reaches_the_loop():
         runtime.flush_deferred()
 
 
+@pytest.mark.xla
 def test_declared_host_reads_do_not_count_and_others_do():
     runtime = create_xla_runtime()
     vector = runtime.upload([1.0, 2.0]) * 2
@@ -165,17 +166,18 @@ def test_declared_host_reads_do_not_count_and_others_do():
     assert runtime.counters()["host_reads"] == before + 1
 
 
-def test_fetched_copies_do_not_change_with_the_device():
-    for create in RUNTIMES.values():
-        runtime = create()
-        vector = runtime.upload([1.0, 2.0])
-        copy = runtime.fetch_all({"a": vector})["a"]
-        vector.add_(5)
-        runtime.finish_step()
-        assert copy.tolist() == [1.0, 2.0]
-        assert copy.device.type == "cpu"
+@pytest.mark.parametrize("device", DEVICE_CASES)
+def test_fetched_copies_do_not_change_with_the_device(device):
+    runtime = RUNTIMES[device]()
+    vector = runtime.upload([1.0, 2.0])
+    copy = runtime.fetch_all({"a": vector})["a"]
+    vector.add_(5)
+    runtime.finish_step()
+    assert copy.tolist() == [1.0, 2.0]
+    assert copy.device.type == "cpu"
 
 
+@pytest.mark.xla
 def test_numbers_are_data_and_not_constants_of_a_graph():
     """Any value, 0 and 1 included, runs through the same graph."""
     runtime = create_xla_runtime()
@@ -193,7 +195,7 @@ def test_numbers_are_data_and_not_constants_of_a_graph():
     assert [runtime.fetch(r).item() for r in results] == pytest.approx([9.9, 0.0, 33.0, -66.0])
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_steps_random_numbers_are_a_function_of_seed_and_step(device):
     runtime = RUNTIMES[device]()
 
@@ -217,7 +219,7 @@ def test_derived_seeds_differ_by_seed_step_and_rank():
     assert [derive_seed(seed, 0, 0) for seed in (1, 2, 3)] == [n % 2**31 for n in published]
 
 
-@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_launched_runtime_leaves_its_group_even_if_its_worker_fails(monkeypatch, device):
     left = []
     monkeypatch.setattr(Alone, "leave", lambda self: left.append(self))
@@ -229,16 +231,16 @@ def test_a_launched_runtime_leaves_its_group_even_if_its_worker_fails(monkeypatc
     assert len(left) == len(set(map(id, left))) == 3
 
 
-def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
-    for device, create in RUNTIMES.items():
-        runtime = create_runtime(RuntimeSection(device=device, precision="bf16"))
-        layer = runtime.prepare(torch.nn.Linear(4, 4))
-        with runtime.autocast():
-            output = layer(torch.ones(2, 4, device=runtime.device))
-        assert output.dtype == torch.bfloat16
-        assert layer.weight.dtype == torch.float32
-        with create().autocast():
-            assert layer(torch.ones(2, 4, device=runtime.device)).dtype == torch.float32
+@pytest.mark.parametrize("device", DEVICE_CASES)
+def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32(device):
+    runtime = create_runtime(RuntimeSection(device=device, precision="bf16"))
+    layer = runtime.prepare(torch.nn.Linear(4, 4))
+    with runtime.autocast():
+        output = layer(torch.ones(2, 4, device=runtime.device))
+    assert output.dtype == torch.bfloat16
+    assert layer.weight.dtype == torch.float32
+    with RUNTIMES[device]().autocast():
+        assert layer(torch.ones(2, 4, device=runtime.device)).dtype == torch.float32
 
 
 class _EqualPair:
@@ -271,6 +273,7 @@ def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> Xla
     return runtime
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
 def test_xla_processes_sum_gradients_in_the_requested_type(monkeypatch, dtype, mean):
     """bfloat16 rounds 1 + 2^-10 to 1."""
@@ -291,6 +294,7 @@ def test_native_ranks_average_existing_gradients(monkeypatch, dtype, mean):
     assert used.grad.tolist() == [mean, mean] and unused.grad is None
 
 
+@pytest.mark.xla
 def test_a_chip_finds_its_rank(monkeypatch):
     runtime = create_xla_runtime()
     alone = torch.ones(1, device=runtime.device)
@@ -304,6 +308,7 @@ def test_a_chip_finds_its_rank(monkeypatch):
     assert (ranks.index, ranks.size, ranks.gather("word")) == (3, 8, ["word"] * 8)
 
 
+@pytest.mark.xla
 def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
     told = []
     monkeypatch.setattr(
@@ -315,6 +320,7 @@ def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
     assert told == [(2, 9, run_on, XlaRuntime, ReplicaWork(section, create_batch, ("seed",)))]
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(("dtype", "told"), [("fp32", "f32"), ("bf16", "bf16")])
 def test_chips_sum_gradients_in_the_requested_type(monkeypatch, dtype, told):
     """Read from the graph: XLA on the CPU has no sum of bfloat16 to run it with."""
@@ -335,6 +341,7 @@ def test_a_missing_device_is_refused():
         choose_device(RuntimeSection(device="cuda"))
 
 
+@pytest.mark.xla
 def test_auto_uses_xla_if_installed(monkeypatch):
     assert choose_device(RuntimeSection(device="auto")) == "xla"
     monkeypatch.setattr("utils.runtime.xla.start.importlib.util.find_spec", lambda name: None)

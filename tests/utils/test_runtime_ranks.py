@@ -56,7 +56,10 @@ RANKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "factor"), [("alone", 1.0), ("processes", 1.5), ("mesh", 1.0)])
+@pytest.mark.parametrize(
+    ("name", "factor"),
+    [("alone", 1.0), ("processes", 1.5), pytest.param("mesh", 1.0, marks=pytest.mark.xla)],
+)
 def test_sums_and_gradients_run_over_ranks_with_different_tensors(name, factor):
     ranks = RANKS[name](Pair())
     size = 2 if name == "processes" else 1
@@ -70,7 +73,10 @@ def test_sums_and_gradients_run_over_ranks_with_different_tensors(name, factor):
     assert values.grad.tolist() == [factor, factor]
 
 
-@pytest.mark.parametrize(("name", "mean"), [("alone", 4.0), ("processes", 3.0), ("mesh", 4.0)])
+@pytest.mark.parametrize(
+    ("name", "mean"),
+    [("alone", 4.0), ("processes", 3.0), pytest.param("mesh", 4.0, marks=pytest.mark.xla)],
+)
 def test_per_rank_buffers_are_averaged(name, mean):
     norm = create_norm()
     RANKS[name](Pair()).average_buffers(norm)
@@ -88,7 +94,7 @@ def test_only_named_buffers_of_some_modules_are_averaged():
     assert queue.rows.tolist() == [4.0, 4.0]
 
 
-@pytest.mark.parametrize("name", ["processes", "mesh"])
+@pytest.mark.parametrize("name", ["processes", pytest.param("mesh", marks=pytest.mark.xla)])
 def test_host_objects_are_exchanged_if_there_are_other_processes(name):
     group = Pair(other=True)
     ranks = RANKS[name](group)
@@ -111,7 +117,7 @@ def test_a_single_process_communicates_with_no_other(ranks):
     ranks.leave()
 
 
-@pytest.mark.parametrize("name", ["processes", "mesh"])
+@pytest.mark.parametrize("name", ["processes", pytest.param("mesh", marks=pytest.mark.xla)])
 def test_replicas_are_compared_by_checksum(name):
     mine = {"weight": torch.ones(2), "bias": torch.zeros(1)}
     checksums = {}
@@ -124,6 +130,7 @@ def test_replicas_are_compared_by_checksum(name):
         ranks.check_replicas(mine, "at the end")
 
 
+@pytest.mark.xla
 def test_tensors_copied_by_gloo_arrive_on_the_xla_device():
     runtime = create_xla_runtime()
     ranks = GlooRanks(runtime, Pair(), torch.float32)

@@ -63,6 +63,7 @@ def test_layer_decayed_learning_rates_are_as_configured(name):
         assert group["weight_decay"] == (0.05 if group["decays"] else 0.0)
 
 
+@pytest.mark.xla
 def test_on_xla_the_decay_is_raised_to_one_rounding_and_its_lr_is_not(caplog):
     section = OptimSection(name="lion", lr=1e-3, weight_decay=0.05)
     runtime, optimizer = create_xla_runtime(), create_optimizer(section, nn.Linear(3, 2))
@@ -117,6 +118,7 @@ def train(runtime, name: str) -> tuple[list[torch.Tensor], int]:
     return [p.detach().cpu() for p in model.parameters()], counted[-1] - counted[1]
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize("name", [*NAMES.values(), "adafactor", "mars"])
 def test_learning_rates_that_reach_zero_take_one_graph_and_match_the_cpu(name):
     weights, graphs = train(create_xla_runtime(), name)
@@ -125,7 +127,9 @@ def test_learning_rates_that_reach_zero_take_one_graph_and_match_the_cpu(name):
         torch.testing.assert_close(value, wanted, rtol=1e-4, atol=2e-5)  # of moves of 1e-2
 
 
-@pytest.mark.parametrize(("device", "code"), [("cpu", 0), ("xla", 2)])
+@pytest.mark.parametrize(
+    ("device", "code"), [("cpu", 0), pytest.param("xla", 2, marks=pytest.mark.xla)]
+)
 def test_later_starts_are_refused_only_if_a_decay_never_pauses(tmp_path, capsys, device, code):
     flags = ("--opt=lion", '--optim.unfreeze={"blocks.*":1}', "--run.check_only=true")
     assert main.main(create_argv(tmp_path, *flags, device=device)) == code

@@ -24,6 +24,7 @@ from models.table import MODELS
 from tests.models.delta.test_delta_kernels import create_wide, needs_jax
 from tests.models.delta.variants import create_inputs, rebuild
 from tests.support.child_runs import ROOT
+from tests.support.tiny_parts import XLA_CASE
 
 RULE_WIDTHS = dict.fromkeys(("linear_key_width", "linear_value_width"), 128)
 
@@ -147,13 +148,13 @@ def test_unmeasured_cases_are_left_to_xla(used_kernels):
     assert resolve_rule(auto, here).kernels == "xla"
 
 
-def test_on_other_devices_layers_are_unchanged():
+@pytest.mark.parametrize("device", ["cpu", "cuda", XLA_CASE])
+def test_on_other_devices_layers_are_unchanged(device):
     """So that nothing is settled, and no jax imported, on a CPU, a GPU, or XLA's CPU."""
-    for device in ("cpu", "cuda", "xla"):
-        model = MODELS.get("qwen3_5")(16, 8, depth=2, full_every=2, **RULE_WIDTHS)
-        choose_kernels("auto", torch.device(device), model)
-        first, second = model.model.layers
-        assert (first.linear_attn.options.kernels, second.self_attn.kernels) == ("xla", "xla")
+    model = MODELS.get("qwen3_5")(16, 8, depth=2, full_every=2, **RULE_WIDTHS)
+    choose_kernels("auto", torch.device(device), model)
+    first, second = model.model.layers
+    assert (first.linear_attn.options.kernels, second.self_attn.kernels) == ("xla", "xla")
 
 
 @pytest.mark.parametrize("fact", FACTS, ids=str)

@@ -56,6 +56,7 @@ def test_outputs_and_gradients_equal_timms_at_every_size(family):
     assert list(ours.state_dict()) == list(theirs.state_dict())
 
 
+@pytest.mark.xla
 def test_a_vit_evaluates_at_a_larger_size_on_xla_as_on_the_cpu(digits_root, tmp_path: Path, capfd):
     """FixRes: trained at 12 pixels, evaluated at 16 without the host, and again by --eval."""
     from torch_xla.debug import metrics
@@ -94,6 +95,7 @@ def test_an_image_size_that_a_vit_refuses_names_dynamic_img_size(digits_root, tm
         "--config=configs/digits_student.yaml",
         f"--data.root={digits_root}",
         f"--run.output_dir={tmp_path}",
+        "--runtime.device=cpu",
         "--data.eval_pp=decode(channels=1)|resize(12)|value_range(-1, 1)",
     ]
     assert main.main(flags) == 2

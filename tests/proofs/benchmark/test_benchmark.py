@@ -26,6 +26,7 @@ from tests.support.child_runs import get_environment
 from tests.support.language import create_language_argv
 from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import (
+    DEVICE_CASES,
     SYNTHETIC,
     VIT_ARGS,
     create_config,
@@ -82,7 +83,7 @@ def measure(tmp_path: Path, *flags: str, device: str = "cpu") -> dict:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_a_report_holds_figures_environment_and_configuration(tmp_path, device, capsys):
     table = tmp_path / "report.csv"
     report = measure(tmp_path, "--train.mixup_alpha=0.8", f"--csv={table}", device=device)
@@ -159,7 +160,7 @@ def test_never_stable_graphs_end_the_measurement(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 def test_one_and_two_processes_are_measured_alternately(tmp_path, device):
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "tools.benchmark", *SYNTHETIC, *FEW, "--processes=1,2"]
