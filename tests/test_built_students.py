@@ -74,7 +74,9 @@ def run_simkd(root: Path, teacher: Path, name: str, *more: str, device: str = "c
     return root / "tiny" / name
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xla", marks=(pytest.mark.slow, pytest.mark.xla))]
+)
 def test_a_student_uses_its_teachers_frozen_classifier(teacher, tmp_path, device):
     whole = run_simkd(tmp_path, teacher, "whole", "--train.ema=true", device=device)
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]
@@ -189,7 +191,9 @@ def run_norm(root: Path, teacher: Path, name: str, *more: str, device: str = "cp
     return root / "tiny" / name
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xla", marks=(pytest.mark.slow, pytest.mark.xla))]
+)
 def test_a_widened_student_trains_resumes_and_is_exported_plain(teacher, tmp_path, device):
     whole = run_norm(tmp_path, teacher, "whole", device=device)
     lines = [line for line in read_metrics(whole) if line["kind"] == "train"]

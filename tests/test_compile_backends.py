@@ -8,13 +8,16 @@ from torch._inductor.exc import InvalidCxxCompiler
 
 import main
 from tests.support.tiny_parts import DEVICE_CASES, TinyConvNet, create_argv
+from utils.config.devices import DEVICES
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.choice import choose_device
 from utils.runtime.launcher import create_runtime
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager", "openxla"])
+@pytest.mark.parametrize(
+    "backend", [*DEVICES["cpu"].compilers, pytest.param("openxla", marks=pytest.mark.xla)]
+)
 def test_each_backend_compiles_one_graph_and_gives_equal_values(backend):
     device = "xla" if backend == "openxla" else "cpu"
     runtime = create_runtime(

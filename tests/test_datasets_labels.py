@@ -103,7 +103,11 @@ def test_examples_to_look_at_are_checked_too(root):
 
 
 @pytest.mark.parametrize(
-    ("device", "splits"), [("xla", ("one_based", "good")), ("cpu", ("good", "unlabelled"))]
+    ("device", "splits"),
+    [
+        pytest.param("xla", ("one_based", "good"), marks=pytest.mark.xla),
+        ("cpu", ("good", "unlabelled")),
+    ],
 )
 def test_a_run_ends_with_code_2_and_one_line(root, tmp_path, capsys, device, splits):
     args = {**VIT_ARGS, "in_chans": 3}

@@ -132,6 +132,7 @@ def test_groups_use_the_factors_of_the_first_matching_pattern():
     assert after["blocks.0.mlp.fc1.bias"] == (0.1, 0.0)
 
 
+@pytest.mark.xla
 def test_blocks_start_training_at_their_epoch(tmp_path):
     start = create_vit().state_dict()
     place = run(

@@ -76,7 +76,9 @@ def run(root: Path, name: str, *flags: str, device: str = "cpu") -> Path:
     return root / "tiny" / name
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xla", marks=(pytest.mark.slow, pytest.mark.xla))]
+)
 def test_adapters_train_resume_bit_for_bit_and_are_merged_in_exports(tmp_path, device):
     start = write_vit(tmp_path / "Ti.npz", create_vit(seed=5))
     flags = (

@@ -133,6 +133,7 @@ def test_a_weak_teacher_is_refused_unless_allowed(tmp_path, teacher_folder, caps
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.xla
 def test_mixup_and_cutmix_compile_nothing_over_50_steps(tmp_path):
     flags = (*MIXED, "--model_ema", "--drop_path=0.1", "--train.mix_prob=0.7", "--train.steps=52")
     runtime, job, parts = build(tmp_path, *flags, device="xla")
@@ -145,6 +146,7 @@ def test_mixup_and_cutmix_compile_nothing_over_50_steps(tmp_path):
     assert after["host_ops"] == before["host_ops"]
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
     tmp_path, digits_root, teacher_run
@@ -364,6 +366,7 @@ def test_a_run_whose_loss_is_not_finite_fails_and_names_the_step(tmp_path, capsy
     assert not (tmp_path / "tiny" / "a" / "student.safetensors").exists()
 
 
+@pytest.mark.xla
 def test_a_run_over_its_graph_budget_fails_with_the_reason(tmp_path, capsys):
     flags = create_argv(
         tmp_path,

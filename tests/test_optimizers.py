@@ -124,6 +124,7 @@ SPECIAL_FIRST_STEP = ("lamb", "adafactor")
 RELATIVES = ("muon", "nmuon", "adamuon", "cadamw", "cnadamw", "adamc", "nadamc")
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in RELATIVES else n for n in PROVEN]
 )

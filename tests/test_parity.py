@@ -63,22 +63,29 @@ FORMS = {
     "tpu compiled": Form("tpu", ("--runtime.compile=true",)),
 }
 QUICK = ("mesh 4",)
+
+
+def list_marks(name: str) -> list[pytest.MarkDecorator]:
+    """The marks of a test of one form: of the package that it needs."""
+    return {"xla": [pytest.mark.xla], "tpu": [pytest.mark.tpu]}.get(FORMS[name].device, [])
+
+
 # Those of TorchTPU are quick where it is installed, in an environment of its own.
 CASES = [
     pytest.param(
         name,
-        marks=pytest.mark.tpu
-        if form.device == "tpu"
-        else ()
-        if name in QUICK
-        else pytest.mark.slow,
-        id=name,
+        marks=[
+            *list_marks(name),
+            *([] if name in QUICK or form.device == "tpu" else [pytest.mark.slow]),
+        ],
     )
     for name, form in FORMS.items()
 ]
 # BatchNorm over all ranks; FSDP and DDP do nothing else to it than to a ViT.
 NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 4", "mesh 8")
-NORM_CASES = [pytest.param(name, marks=pytest.mark.slow, id=name) for name in NORM_FORMS]
+NORM_CASES = [
+    pytest.param(name, marks=[*list_marks(name), pytest.mark.slow]) for name in NORM_FORMS
+]
 
 
 @pytest.fixture(scope="module")

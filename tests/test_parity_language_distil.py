@@ -9,14 +9,16 @@ import pytest
 import main
 from store.record.history import read_metrics
 from tests.support.language import create_language_argv
-from tests.test_parity import FORMS, run_child
+from tests.test_parity import FORMS, list_marks, run_child
 
 STEPS = 12
 TERMS = [
     {"name": "jsd", "args": {"beta": 0.3, "temperature": 2.0}, "warmup_epochs": 0.2},
     {"name": "fitnet", "layers": {"blocks.0": "blocks.1"}, "weight": 0.5},
 ]
-CASES = ("cpu x2", "xla x1", "mesh 4", "fsdp 4")
+CASES = [
+    pytest.param(name, marks=list_marks(name)) for name in ("cpu x2", "xla x1", "mesh 4", "fsdp 4")
+]
 
 
 @pytest.fixture(scope="module")

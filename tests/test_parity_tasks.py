@@ -12,7 +12,7 @@ from store.record.history import read_metrics
 from tests.support.language import create_language_argv
 from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import create_argv
-from tests.test_parity import FORMS, Form, compare, run_child
+from tests.test_parity import FORMS, Form, compare, list_marks, run_child
 
 # 97 evaluation examples, as in the parity of images.
 TASKS = {
@@ -51,7 +51,10 @@ SHARED = (
 QUICK = {"language": ("mesh 4",), "multilabel": (), "regress": ()}
 CASES = [
     pytest.param(
-        task, form, marks=() if form in QUICK[task] else pytest.mark.slow, id=f"{task} on {form}"
+        task,
+        form,
+        marks=[*list_marks(form), *([] if form in QUICK[task] else [pytest.mark.slow])],
+        id=f"{task} on {form}",
     )
     for task in TASKS
     for form in ("cpu x2", "xla x1", "mesh 4", "fsdp 4")

@@ -91,7 +91,10 @@ def load(run: Path, step: int, part: str) -> dict[str, torch.Tensor]:
     ("method", "device"),
     [
         *((name, "cpu") for name in METHODS),
-        *(pytest.param(name, "xla", marks=pytest.mark.slow) for name in ("selves", "peer", "self")),
+        *(
+            pytest.param(name, "xla", marks=(pytest.mark.slow, pytest.mark.xla))
+            for name in ("selves", "peer", "self")
+        ),
     ],
 )
 def test_a_run_takes_one_graph_and_resumes_bit_for_bit(digits_root, tmp_path, method, device):
@@ -163,6 +166,7 @@ def test_a_peers_running_statistics_cover_all_ranks(digits_root, tmp_path):
     torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_two_processes_micro_batches_and_xla_train_alike(digits_root, tmp_path, method):

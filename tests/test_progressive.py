@@ -84,6 +84,7 @@ def test_growing_images_take_one_graph_per_size_and_resume_bit_for_bit(
         assert [line["loss/total"] for line in again] == [line["loss/total"] for line in lines]
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_each_further_size_adds_exactly_its_graphs_to_the_budget(digits_root, tmp_path):
     """A budget that is just enough for two sizes, and one less: each in a fresh process."""

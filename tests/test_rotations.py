@@ -64,7 +64,9 @@ def create_flags(
     )
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xla", marks=(pytest.mark.slow, pytest.mark.xla))]
+)
 def test_a_student_of_rotated_images_resumes_bit_for_bit_in_one_graph(teacher, tmp_path, device):
     whole = tmp_path / "tiny" / "whole"
     flags = partial(create_flags, tmp_path, teacher, device=device)
@@ -164,6 +166,7 @@ def test_the_teachers_head_trains_for_its_steps_only():
     assert torch.equal(others, loss(inputs))
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_two_processes_micro_batches_and_xla_train_alike(teacher, tmp_path):
     flags = partial(create_flags, tmp_path, teacher)

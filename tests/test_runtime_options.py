@@ -133,6 +133,7 @@ def test_a_missing_tpu_is_refused(monkeypatch):
         choose_device(RuntimeSection(device="xla"))
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize("variable", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
 def test_variables_that_narrow_weights_are_refused_on_xla(monkeypatch, variable):
     monkeypatch.setenv(variable, "0")
@@ -199,6 +200,7 @@ def test_a_backend_without_inter_process_communication_is_refused(monkeypatch):
         check_collectives(world_size=1)
 
 
+@pytest.mark.xla
 def test_processes_find_each_other_through_xla(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)

@@ -21,11 +21,12 @@ from models.factory import export_model
 from models.teachers.teacher import EMA, create_teachers, hash_teacher
 from models.transforms import InputTransform, create_input_transform, to_pixels
 from tests.support.tiny_parts import (
+    DEVICE_CASES,
+    RUNTIMES,
     VIT_ARGS,
     create_argv,
     create_config,
     create_cpu_runtime,
-    create_xla_runtime,
 )
 from tools.checkpoint import __main__ as checkpoint
 from utils.config.distill import DistillSection, TeacherSection
@@ -134,10 +135,10 @@ def test_both_teachers_of_a_run_reach_the_loss(folders, tmp_path):
     torch.testing.assert_close(answer.softmax(-1), wanted)
 
 
-@pytest.mark.parametrize("create_runtime", [create_cpu_runtime, create_xla_runtime])
+@pytest.mark.parametrize("device", DEVICE_CASES)
 @pytest.mark.parametrize("side", [12, 20, 31])
-def test_a_view_resizes_like_torch_and_stays_on_the_device(create_runtime, side):
-    runtime = create_runtime()
+def test_a_view_resizes_like_torch_and_stays_on_the_device(device, side):
+    runtime = RUNTIMES[device]()
     pixels = 255 * torch.rand(2, 3, 20, 20, generator=torch.Generator().manual_seed(1))
     transform = InputTransform((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), size=side).to(runtime.device)
     before = runtime.counters()["host_ops"]

@@ -105,6 +105,7 @@ def test_token_dropping_takes_one_graph_and_resumes_bit_for_bit(
     assert all(torch.equal(found[name], value) for name, value in last.items())
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_two_processes_micro_batches_and_xla_keep_the_same_patches(digits_root, teacher, tmp_path):
     def say(name, *flags, device="cpu"):

@@ -208,7 +208,9 @@ def kill_after_a_checkpoint(command: list[str], folder: Path) -> None:
     assert child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xla", marks=(pytest.mark.slow, pytest.mark.xla))]
+)
 def test_an_unknown_task_trains_and_survives_a_kill(tmp_path, device):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     done = call(get_command(whole, device=device))

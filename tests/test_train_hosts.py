@@ -110,6 +110,7 @@ def test_hosts_train_as_one_and_only_rank_zero_writes(tmp_path, alone, hosts):
     assert f"r1: {hosts} workers of pod" in output
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
 def test_xla_hosts_train_as_one(tmp_path, alone, hosts):

@@ -65,7 +65,9 @@ def create_flags(
     ]
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "device", ["cpu", pytest.param("xla", marks=(pytest.mark.slow, pytest.mark.xla))]
+)
 def test_two_views_train_in_one_graph_and_resume_bit_for_bit(
     digits_root, teacher_run, tmp_path, device
 ):
@@ -138,6 +140,7 @@ def test_shards_read_their_parts_of_both_views(digits_root, teacher_run, tmp_pat
     assert torch.equal(torch.cat([one.images for one in halves]), whole.images)
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_two_processes_micro_batches_and_xla_train_alike(digits_root, teacher_run, tmp_path):
     flags = partial(create_flags, digits_root, tmp_path, teacher_run)

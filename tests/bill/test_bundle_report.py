@@ -77,6 +77,7 @@ def describe(costs: dict | None) -> Report:
     )
 
 
+@pytest.mark.xla
 def test_bundles_lie_between_lower_bound_and_estimate(monkeypatch, capsys):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     plain, counted = describe(None), describe(COSTS)

@@ -184,7 +184,7 @@ def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch)
         (["--compare", "nowhere.json"], "--compare"),
         (["--target", "v5e:2x2", "--chips", "16"], "v5e:4x4"),
         (["--data.global_batch_size=1022"], "data.global_batch_size"),
-        (["--model=vit_smal"], "model.name"),
+        pytest.param(["--model=vit_smal"], "model.name", marks=pytest.mark.xla),
         (["--optim.lr=x"], "optim.lr"),
     ],
 )

@@ -198,6 +198,7 @@ def test_a_teacher_of_another_image_size_is_refused_by_name(tmp_path):
         derive_config(config, tmp_path, batch=4, devices=1, given={"num_classes": 10})
 
 
+@pytest.mark.xla
 def test_a_cached_teacher_needs_no_matching_image_size(tmp_path):
     flags = ["--config", "configs/kd/digits_cached.yaml", "--distill.teacher_cache=nowhere"]
     derived = derive_config(
@@ -206,6 +207,7 @@ def test_a_cached_teacher_needs_no_matching_image_size(tmp_path):
     assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
 
 
+@pytest.mark.xla
 def test_a_derived_run_keeps_only_what_the_step_needs(tmp_path):
     flags = [
         "--config",

@@ -30,6 +30,7 @@ def weights(tmp_path_factory):
     return f"local-dir:{place}"
 
 
+@pytest.mark.xla
 def test_a_model_on_xla_agrees_layer_by_layer(weights, capsys):
     assert main([weights, "--b", "xla", "--count", "2", "--all"]) == 0
     lines = capsys.readouterr().out.splitlines()

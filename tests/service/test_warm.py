@@ -62,6 +62,7 @@ def test_warm_runs_equal_cold_ones_bit_for_bit(digits_root: Path, tmp_path: Path
     )
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_other_devices_start_cold_and_a_killed_process_is_replaced(
     digits_root: Path, tmp_path: Path

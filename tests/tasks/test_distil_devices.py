@@ -24,7 +24,7 @@ from tests.support.feature_teachers import write_feature_teacher
 from tests.support.tiny_parts import create_argv
 from tests.tasks.test_distil import TEACHERS
 from tests.test_parity import FORMS as FORMS_OF_ALL
-from tests.test_parity import run_child
+from tests.test_parity import list_marks, run_child
 from utils.config.load import load_config
 from utils.runtime.launcher import create_runtime
 
@@ -148,7 +148,10 @@ def test_dinov3_and_eva_teach_on_xla_as_on_the_cpu(tmp_path):
 
 # Terms of patches alone: the student's pooling head takes no part in the loss.
 PATCH_TERMS = ({"name": "mse", "of": "patches"}, {"name": "gram_mse", "of": "patches"})
-FORMS = ("cpu x2", "cpu x4 overlapped", "xla x1", "mesh 4", "fsdp 2x2")
+FORMS = [
+    pytest.param(name, marks=list_marks(name))
+    for name in ("cpu x2", "cpu x4 overlapped", "xla x1", "mesh 4", "fsdp 2x2")
+]
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,9 @@ def test_a_run_with_statistics_resumes_bit_for_bit(flags, stored, tmp_path, devi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shards", ["--runtime.num_processes=2", "mesh"])
+@pytest.mark.parametrize(
+    "shards", ["--runtime.num_processes=2", pytest.param("mesh", marks=pytest.mark.xla)]
+)
 def test_two_shards_with_a_shared_queue_train_like_one(flags, tmp_path, shards):
     """On two CPU processes, and on a mesh of two devices, where one graph serves all steps."""
     own = [*flags, f"--run.output_dir={tmp_path}", "--train.deterministic=true"]

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from store.record.history import read_metrics
-from tests.test_parity import FORMS, Form, run_child
+from tests.test_parity import FORMS, Form, list_marks, run_child
 
 STEPS = 20
 # 97 evaluation examples: no number of ranks or devices divides them.
 EXAMPLES = 97
 # A regression with all that could depend on how rows are dealt out: variances, a penalty, an
 # average that teaches predictions and a layer through a projection, accumulation.
-ROW_FORMS = ("cpu x2", "xla x1", "mesh 4", "fsdp 4")
+ROW_FORMS = [
+    pytest.param(name, marks=list_marks(name)) for name in ("cpu x2", "xla x1", "mesh 4", "fsdp 4")
+]
 ROW_TERMS = "[{name: prediction_mse}, {name: rkd, layers: {blocks.0: blocks.0}, weight: 0.1}]"
 
 

@@ -131,6 +131,7 @@ def test_tensorflow_after_torch_xla_is_tested_in_a_child_process(machine):
     assert found.level == RED and "ended by signal 6" in found.text
 
 
+@pytest.mark.xla
 def test_the_import_test_loads_both_libraries_as_a_run_does(machine):
     add_torch(machine)
     add_package(machine, "tensorflow-cpu", "2.21.0")

@@ -88,6 +88,7 @@ def test_heads_trained_together_equal_heads_trained_alone():
         assert torch.allclose(head.weight.grad, single.heads[0].weight.grad, atol=1e-7)
 
 
+@pytest.mark.xla
 def test_the_linear_probe_finds_linear_classes_in_one_program():
     runtime = create_xla_runtime()
     before = runtime.counters()["graphs"]
