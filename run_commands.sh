@@ -156,7 +156,11 @@ setup_part() {
 
 # The core: what another torch is most likely to break, and the device itself.
 TORCH_TPU_TESTS=(
-  tests/device tests/test_parity.py tests/utils/test_tpu_start.py tests/test_engine.py
+  tests/device tests/utils/test_tpu_start.py tests/test_parity.py
+  tests/test_engine.py tests/test_optim_factory.py tests/test_compile_backends.py
+  tests/test_resumed_runs.py tests/losses/test_fixtures.py tests/losses/test_closed_forms.py
+  tests/models/test_models.py tests/models/test_features.py
+  tests/utils/test_checkpoint.py tests/utils/test_runtime.py
 )
 
 run_torch_tpu_tests() {

@@ -268,6 +268,7 @@ def test_a_missing_dataset_root_names_the_flag(tmp_path, capsys):
         "configs/digits_student.yaml",
         f"--data.root={tmp_path / 'gone'}",
         f"--run.output_dir={tmp_path / 'runs'}",
+        "--runtime.device=cpu",
     ]
     line = refuse(capsys, flags, tmp_path / "runs")
     assert str(tmp_path / "gone") in line
@@ -279,6 +280,7 @@ def test_a_relative_root_is_reported_as_an_absolute_path(tmp_path, capsys, monke
     config = Path("configs/digits_student.yaml").absolute()
     monkeypatch.chdir(tmp_path)
     flags = [f"--config={config}", "--data.root=gone", "--run.output_dir=runs"]
+    flags = [*flags, "--runtime.device=cpu"]
     line = refuse(capsys, flags, tmp_path / "runs")
     assert f"data.root (gone) does not exist: it is {tmp_path / 'gone'} from here; set" in line
 
@@ -290,6 +292,7 @@ def test_an_unknown_split_is_refused_with_the_existing_ones(tmp_path, capsys, di
         "configs/digits_student.yaml",
         f"--data.root={digits_root}",
         f"--run.output_dir={tmp_path / 'runs'}",
+        "--runtime.device=cpu",
         f"--data.{key}=validaton",
     ]
     line = refuse(capsys, flags, tmp_path / "runs")
@@ -304,6 +307,7 @@ def test_an_unknown_dataset_is_refused(tmp_path, capsys, digits_root):
         "configs/digits_student.yaml",
         f"--data.root={digits_root}",
         f"--run.output_dir={tmp_path / 'runs'}",
+        "--runtime.device=cpu",
         "--data.name=digit",
     ]
     line = refuse(capsys, flags, tmp_path / "runs")
@@ -317,6 +321,7 @@ def test_an_unknown_op_is_named_with_its_position(tmp_path, capsys, digits_root)
         "configs/digits_student.yaml",
         f"--data.root={digits_root}",
         f"--run.output_dir={tmp_path / 'runs'}",
+        "--runtime.device=cpu",
         "--data.train_pp=decode(channels=1)|rezise(8)|value_range(-1, 1)",
     ]
     line = refuse(capsys, flags, tmp_path / "runs")
@@ -402,6 +407,7 @@ def test_the_command_line_ends_with_code_2_and_one_line(tmp_path, digits_root, f
             "configs/digits_student.yaml",
             f"--data.root={digits_root}",
             f"--run.output_dir={output_dir}",
+            "--runtime.device=cpu",
             *flags,
         ]
     )

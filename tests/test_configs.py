@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from job.check import check
-from tests.support.documented_commands import Places, place_flag, run_dry
+from tests.support.documented_commands import Places, need_device, place_flag, run_dry
 from utils.config.load import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,6 +79,7 @@ def test_a_configuration_loads_and_passes_all_checks(path, digits_root, places, 
     config = load_on_digits(flags, digits_root, tmp_path / "runs")
     if config.data.source == "tokens":
         config = change(config, data={"root": str(places.text)})
+    need_device(config)
     job = check(config)
     if job.config.train.task == "classify":
         assert job.facts.num_classes >= 10

@@ -80,13 +80,15 @@ def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        (
+        pytest.param(
             {"device": "xla", "precision": "fp16"},
             r"precision \('fp16'\) works on cpu and cuda.*use bf16",
+            marks=pytest.mark.xla,
         ),
-        (
+        pytest.param(
             {"device": "xla", "compile": True, "compile_backend": "inductor"},
             r"compile_backend \('inductor'\) is not supported on 'xla', which has openxla",
+            marks=pytest.mark.xla,
         ),
         (
             {"device": "cpu", "compile": True, "compile_backend": "openxla"},
@@ -96,12 +98,15 @@ def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):
             {"device": "cpu", "compile_backend": "eager"},
             r"compile_backend \('eager'\) compiles nothing without runtime.compile",
         ),
-        (
+        pytest.param(
             {"device": "xla", "compile": True, "parallel": "spmd"},
             "is not supported with runtime.parallel 'spmd'",
+            marks=pytest.mark.xla,
         ),
-        ({"device": "xla", "channels_last": True}, "runtime.channels_last"),
-        ({"device": "xla", "overlap": False}, "runtime.overlap"),
+        pytest.param(
+            {"device": "xla", "channels_last": True}, "runtime.channels_last", marks=pytest.mark.xla
+        ),
+        pytest.param({"device": "xla", "overlap": False}, "runtime.overlap", marks=pytest.mark.xla),
         (
             {"device": "cpu", "tf32": True},
             "runtime.tf32 .*: it is a mode of NVIDIA GPUs; leave it out",
@@ -117,15 +122,20 @@ def test_keys_that_a_runtime_cannot_honour_are_refused(keys, message):
         choose_device(RuntimeSection(**keys))
 
 
-def test_a_contradicting_environment_is_refused(monkeypatch):
-    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
-    with pytest.raises(UserError, match=r"PJRT_DEVICE \('CUDA'\) contradicts"):
-        choose_device(RuntimeSection(device="xla"))
-    monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    with pytest.raises(UserError, match=r"PJRT_DEVICE \('TPU'\) contradicts.*set.*xla"):
-        choose_device(RuntimeSection(device="cpu"))
+@pytest.mark.parametrize(
+    ("device", "pjrt", "message"),
+    [
+        pytest.param("xla", "CUDA", r"\('CUDA'\) contradicts", marks=pytest.mark.xla),
+        ("cpu", "TPU", r"\('TPU'\) contradicts.*set.*xla"),
+    ],
+)
+def test_a_contradicting_environment_is_refused(monkeypatch, device, pjrt, message):
+    monkeypatch.setenv("PJRT_DEVICE", pjrt)
+    with pytest.raises(UserError, match=f"PJRT_DEVICE {message}"):
+        choose_device(RuntimeSection(device=device))
 
 
+@pytest.mark.xla
 @pytest.mark.skipif(has_tpu(), reason="there is a TPU")
 def test_a_missing_tpu_is_refused(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
@@ -144,7 +154,8 @@ def test_variables_that_narrow_weights_are_refused_on_xla(monkeypatch, variable)
     assert choose_device(RuntimeSection(device="cpu")) == "cpu"
 
 
-def test_one_of_several_processes_needs_the_rendezvous_address(monkeypatch):
+@pytest.mark.parametrize("device", DEVICE_CASES)
+def test_one_of_several_processes_needs_the_rendezvous_address(monkeypatch, device):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UserError, match=r"\(2\).*MASTER_ADDR and MASTER_PORT is not set"):
@@ -154,9 +165,10 @@ def test_one_of_several_processes_needs_the_rendezvous_address(monkeypatch):
     assert choose_device(RuntimeSection(device="cpu")) == "cpu"
     monkeypatch.delenv("RANK")
     with pytest.raises(UserError, match="but RANK is not set; start them with torchrun"):
-        choose_device(RuntimeSection(device="xla"))
+        choose_device(RuntimeSection(device=device))
 
 
+@pytest.mark.xla
 def test_incompatible_versions_are_refused_with_the_compatible_ones(monkeypatch):
     versions = {"torch": "2.11.0+cpu", "torch_xla": "2.9.0"}
     monkeypatch.setattr(importlib.metadata, "version", versions.get)
@@ -312,6 +324,7 @@ def test_recomputed_and_scanned_blocks_give_equal_values_and_gradients(device, k
         assert torch.allclose(found[kind][name], value, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.xla
 def test_a_block_is_recomputed_if_its_input_needs_a_gradient():
     runtime, calls = create_xla_runtime(), []
     layer = runtime.prepare(torch.nn.Linear(2, 2))
@@ -328,6 +341,7 @@ def test_a_block_is_recomputed_if_its_input_needs_a_gradient():
     assert runtime.fetch(layer.bias.grad).tolist() == [6.0, 6.0]
 
 
+@pytest.mark.xla
 def test_recomputing_draws_the_same_dropout():
     runtime = create_xla_runtime()
     images = runtime.tensor_to_device(torch.rand(8, 1, 8, 8))

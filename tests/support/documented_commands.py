@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from job.check import check
 from tests.support.documented_launches import find_launch, import_program, show_dry, split_program
-from utils.config.load import change, load_config
+from utils.config.load import RunConfig, change, load_config
 from utils.programs import CommandLine, get_run_flags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -123,6 +125,12 @@ def run_dry(command: str, places: Places) -> str:
     raise UnknownCommandError(f"{command!r} is neither run by a test nor given a dry form")
 
 
+def need_device(config: RunConfig) -> None:
+    """Skip the test of a run for a device whose package is not installed."""
+    if config.runtime.device == "xla":
+        pytest.importorskip("torch_xla", reason="torch_xla is not installed")
+
+
 def place_flag(flag: str, places: Places) -> str:
     """A flag with the run directories of the documentation replaced by real ones."""
     found = re.match(r"(--[\w.]+=)?(runs/.*)$", flag)
@@ -205,6 +213,7 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     stored = ("--distill.teacher_cache=", "--distill.standardise=", "--distill.statistics=")
     flags = [flag for flag in flags if not flag.startswith(stored)]
     config = load_config([place_flag(flag, places) for flag in flags])
+    need_device(config)
     moves = config.data.source in ("tfds", "tokens") and config.data.root in _PLACES
     root = str(places.data_root) if moves else config.data.root
     root = str(places.text) if config.data.source == "tokens" else root
