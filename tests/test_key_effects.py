@@ -21,7 +21,16 @@ from utils.errors import UserError
 from utils.runtime.xla.runtime import prepare_cache
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = [(row[0], number) for number, row in enumerate(list_rows(Path("a"), Path("b")))]
+ROWS = list_rows(Path("a"), Path("b"))
+
+NAMES = [
+    pytest.param(
+        row[0],
+        number,
+        marks=[pytest.mark.xla] if "--runtime.device=xla" in (*row[1], row[2]) else [],
+    )
+    for number, row in enumerate(ROWS)
+]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +82,7 @@ def test_without_a_change_nothing_differs(places, key):
 
 
 def test_every_key_has_a_row_or_the_name_of_its_test():
-    shown = {key for key, _ in NAMES}
+    shown = {row[0] for row in ROWS}
     elsewhere = [key for keys in ELSEWHERE.values() for key in keys]
     assert get_wanted() - shown == set(elsewhere)
     assert shown <= get_wanted()
