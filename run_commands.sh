@@ -30,7 +30,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   mirrors ...      make .venv-mirrors, and send runs from it: --to mlflow|wandb|trackio RUN
   export WEIGHTS   a model in another form: --to onnx|stablehlo|savedmodel|torch_export|timm --out FOLDER
   test             the test suite
-  test --torch-tpu      the tests of TorchTPU, on its stand-in on the CPU
+  test --torch-tpu      a core of it on TorchTPU's torch, on its stand-in on the CPU; or paths
   test-all         the test suite and the long proofs, the TPU compiler's among them
 
 environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.11), ZONE, PROJECT
@@ -156,11 +156,9 @@ setup_part() {
 
 # The core: what another torch is most likely to break, and the device itself.
 TORCH_TPU_TESTS=(
-  tests/device tests/utils/test_tpu_start.py tests/test_parity.py
-  tests/test_engine.py tests/test_optim_factory.py tests/test_compile_backends.py
-  tests/test_resumed_runs.py tests/losses/test_fixtures.py tests/losses/test_closed_forms.py
-  tests/models/test_models.py tests/models/test_features.py
-  tests/utils/test_checkpoint.py tests/utils/test_runtime.py
+  tests/test_engine.py tests/test_optim_factory.py tests/test_optimizers.py
+  tests/test_compile_backends.py tests/test_resumed_runs.py tests/test_parity.py
+  tests/losses tests/models tests/utils tests/device
 )
 
 run_torch_tpu_tests() {

@@ -93,6 +93,7 @@ def test_repeats_are_refused_with_sharded_files(digits_root, tmp_path, capsys):
         "--config=configs/digits_student.yaml",
         f"--data.root={digits_root}",
         f"--run.output_dir={tmp_path}",
+        "--runtime.device=cpu",
         "--data.order=sharded",
         "--data.repeats=3",
     ]

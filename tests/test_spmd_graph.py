@@ -78,12 +78,14 @@ def count_bytes(graph: str) -> dict[tuple[str, str], int]:
     return dict(found)
 
 
+@pytest.mark.xla
 def test_devices_sum_gradients_and_gather_nothing(tmp_path):
     found, parameters = run_and_read(tmp_path)
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_gradients_are_summed_in_float32_under_bf16_too(tmp_path):
     found, parameters = run_and_read(tmp_path, "--runtime.precision=bf16")
@@ -92,6 +94,7 @@ def test_gradients_are_summed_in_float32_under_bf16_too(tmp_path):
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_gradients_are_summed_in_bf16_on_request(tmp_path):
     flags = ("--runtime.precision=bf16", "--runtime.reduce_dtype=bf16")
@@ -101,12 +104,14 @@ def test_gradients_are_summed_in_bf16_on_request(tmp_path):
     assert total < 4 * parameters
 
 
+@pytest.mark.xla
 def test_accumulation_sums_gradients_over_devices_once(tmp_path):
     found, parameters = run_and_read(tmp_path, "--train.accumulate_steps=2")
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
+@pytest.mark.xla
 @pytest.mark.slow
 def test_accumulation_sums_gradients_of_convolutions_once(tmp_path):
     found, sizes = run_and_size(tmp_path, *CONVNET, "--train.accumulate_steps=2")
