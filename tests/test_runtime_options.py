@@ -36,9 +36,10 @@ from utils.config.load import load_config
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.runtime.choice import choose_device
+from utils.runtime.compile_cache import shrink
 from utils.runtime.launcher import create_runtime
 from utils.runtime.xla.ranks import check_collectives, join_hosts
-from utils.runtime.xla.runtime import prepare_cache, shrink
+from utils.runtime.xla.runtime import prepare_cache
 from utils.runtime.xla.spmd import get_mesh_shape
 from utils.runtime.xla.start import has_tpu
 

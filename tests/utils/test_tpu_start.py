@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 
 import pytest
 
@@ -101,6 +102,35 @@ def test_chips_are_those_below_vfio_for_torchtpu_and_all_for_xla(tmp_path, monke
     assert (start.list_chips(), xla_start.has_tpu()) == ([], True)
     (tmp_path / "dev/vfio/3").touch()
     assert start.list_chips() == [f"{tmp_path}/dev/vfio/3"]
+
+
+@pytest.fixture
+def no_cache(monkeypatch):
+    """An environment that names no cache; set_compile_cache's own change is undone."""
+    monkeypatch.setenv(start._CACHE, "")
+    monkeypatch.delenv(start._CACHE)
+    monkeypatch.setenv(standin.VARIABLE, "cpu")
+
+
+@pytest.mark.parametrize(("key", "is_set"), [("auto", False), ("", False), ("here", True)])
+def test_the_compile_cache_is_set_before_torch_tpu_is_loaded(key, is_set, tmp_path, no_cache):
+    place = key and key.replace("here", str(tmp_path / "new"))
+    start.set_compile_cache(RuntimeSection(device="tpu", compile_cache=place))
+    assert os.environ.get(start._CACHE) == (f"{tmp_path}/new/torch_tpu" if is_set else None)
+
+
+def test_a_cache_of_the_environment_stays(tmp_path, no_cache, monkeypatch):
+    monkeypatch.setenv(start._CACHE, "/theirs")
+    start.set_compile_cache(RuntimeSection(device="tpu", compile_cache=str(tmp_path)))
+    assert os.environ[start._CACHE] == "/theirs"
+
+
+@pytest.mark.parametrize("place", ["s3://bucket/cache", "FILE"])
+def test_a_cache_that_would_end_the_process_is_refused(place, tmp_path, no_cache):
+    (tmp_path / "FILE").touch()
+    section = RuntimeSection(device="tpu", compile_cache=place.replace("FILE", f"{tmp_path}/FILE"))
+    with pytest.raises(UserError, match=r"runtime\.compile_cache"):
+        start.set_compile_cache(section)
 
 
 def test_the_stand_in_is_described_as_the_cpu(monkeypatch):

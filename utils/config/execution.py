@@ -92,14 +92,14 @@ class RuntimeSection(ConfigSection):
     )
     compile_cache: str = key(
         "auto",
-        "directory of compiled XLA graphs, one below it for each rank; auto: ~/.cache/xla_graphs "
-        "on a TPU, none elsewhere; empty: none",
+        "directory of compiled XLA graphs, one below it for each rank, on tpu one for all, or a "
+        "gs:// URL; auto: ~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
         is_path=True,
         affects_results=False,
     )
     compile_cache_gib: float = key(
         10.0,
-        "size of a rank's compile cache above which old graphs are deleted",
+        "size of a compile cache's directory above which old graphs are deleted at the start",
         gt=0,
         affects_results=False,
     )

@@ -24,6 +24,7 @@ from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.processes.ranks import GlooRanks
 from utils.runtime.start import get_planned_size
 from utils.runtime.tpu import standin
+from utils.runtime.tpu.start import set_compile_cache
 from utils.runtime.updates import Updates
 from utils.torch_types import ModuleT, T
 
@@ -87,6 +88,7 @@ class TpuRuntime(Runtime):
     name = "tpu"
 
     def __init__(self, section: RuntimeSection) -> None:
+        set_compile_cache(section)
         open_device()
         # pyrefly: ignore[read-only]  # torch's stub makes a descriptor of every torch.device
         self.device = torch.device("tpu")

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.device_use import find_holders, list_device_files
 from utils.errors import UserError
+from utils.runtime.compile_cache import find_cache, shrink
 from utils.runtime.start import DeviceStart
 from utils.runtime.tpu import standin
+from utils.storage.places import check_writable, is_remote, to_path
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
 
 # Releases of torch that torch_tpu 0.2.0 is built for.
 TORCH_RELEASES = ((2, 11), (2, 15))
+_CACHE = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
 _SETUP = "run bash run_commands.sh setup --torch-tpu"
 
 
@@ -51,6 +55,28 @@ class TpuStart(DeviceStart):
 
     def describe(self) -> str:
         return "tpu" if self.has_chips() else "tpu's stand-in on the CPU, no TPU is used"
+
+
+def set_compile_cache(section: RuntimeSection) -> None:
+    """Set where torch_tpu stores programs, before it is loaded.
+
+    A place that cannot be written is refused here: torch_tpu would abort the process. Programs go
+    through a cache in the host's shared memory first, which torch_tpu calls tier 2.
+    """
+    place = find_cache(section, has_chips=not standin.is_requested())
+    if not place or _CACHE in os.environ:
+        return
+    if not is_remote(place):
+        place = str(to_path(place) / "torch_tpu")
+    elif not place.startswith("gs://"):
+        raise UserError(
+            f"runtime.compile_cache ({place!r}) is not supported with runtime.device 'tpu'; use a "
+            "directory or a gs:// URL"
+        )
+    check_writable(place, "runtime.compile_cache")
+    if not is_remote(place) and os.environ.get("RANK", "0") == "0":
+        shrink(Path(place), section.compile_cache_gib)
+    os.environ[_CACHE] = place
 
 
 def is_installed() -> bool:

@@ -18,6 +18,7 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.programs import pause_collection
 from utils.runtime.base import DTYPES, Runtime, derive_seed
+from utils.runtime.compile_cache import find_cache, shrink
 from utils.runtime.graph_updates import GraphUpdates
 from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
@@ -202,27 +203,13 @@ class XlaRuntime(Runtime):
 
 def prepare_cache(section: RuntimeSection, hardware: str, rank: int) -> Path | None:
     """Return a rank's folder of compiled graphs, shrunk to its limit; None without a cache."""
-    key = section.compile_cache
-    if hardware == "CPU" or not key:
+    place = find_cache(section, has_chips=hardware != "CPU")
+    if hardware == "CPU" or not place:
         return None
     # A path: torch_xla writes it in C++. On the CPU graphs can be written but not read back.
-    folder = to_path("~/.cache/xla_graphs" if key == "auto" else key) / f"rank_{rank}"
+    folder = to_path(place) / f"rank_{rank}"
     shrink(folder, section.compile_cache_gib)
     return folder
-
-
-def shrink(folder: Path, limit_gib: float) -> list[Path]:
-    """Delete the least recently used files until the rest fits; return the deleted ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [(path, path.stat()) for path in folder.rglob("*") if path.is_file()]
-    files.sort(key=lambda entry: max(entry[1].st_atime, entry[1].st_mtime), reverse=True)
-    size, dropped = 0, list[Path]()
-    for path, facts in files:
-        size += facts.st_size
-        if size > limit_gib * 2**30:
-            path.unlink()
-            dropped.append(path)
-    return dropped
 
 
 def _sum_compiling() -> float:

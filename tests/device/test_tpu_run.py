@@ -1,0 +1,113 @@
+"""Runs of TorchTPU's device `tpu` beside the loop: other devices' checkpoints, caches, traces."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.child_runs import ROOT, get_environment, read_losses, run_series
+from tests.support.tiny_parts import create_argv
+from utils.config.execution import RuntimeSection
+from utils.runtime.launcher import create_runtime
+from utils.runtime.tpu import standin
+
+pytestmark = pytest.mark.tpu
+
+STEPS, HALF = 8, 4
+FLAGS = (
+    f"--train.steps={STEPS}",
+    f"--train.checkpoint_every_steps={HALF}",
+    "--train.keep_checkpoints=5",
+    "--train.mixup_alpha=0.8",
+    "--train.ema",
+    "--optim.name=adamw",
+    "--optim.max_grad_norm=1.0",
+    "--run.run_id=whole",
+)
+# A program for a process of its own: torch_tpu reads the place of its cache once.
+CACHED = """
+import sys, torch
+from utils.config.execution import RuntimeSection
+from utils.runtime.launcher import create_runtime
+from utils.runtime.tpu import standin
+device = create_runtime(RuntimeSection(device="tpu", compile_cache=sys.argv[1])).device
+x = torch.ones(8, 8, device=device)
+for _ in range(3):
+    x = torch.tanh(x @ x)
+total = x.sum().item()
+print("compiled", standin.COUNTS["programs"], total)
+"""
+
+
+def cut_run(folder: Path, run: Path) -> Path:
+    """Copy a run as it was when its first checkpoint was written."""
+    copy = folder / run.name
+    shutil.copytree(run, copy)
+    shutil.rmtree(copy / "checkpoints" / f"step_{STEPS:08d}")
+    (copy / "summary.json").unlink()
+    return copy
+
+
+def run_all(*runs: list[str]) -> None:
+    done = run_series(runs)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_goes_on_from_the_cpu_to_the_tpu_and_back(tmp_path):
+    """Checkpoints have one form on all devices; docs/torch_tpu.md has the figures with XLA's."""
+    runs = {name: tmp_path / name / "tiny" / "whole" for name in ("cpu", "tpu")}
+    run_all(create_argv(tmp_path / "cpu", *FLAGS))
+    on_tpu = cut_run(tmp_path / "on_tpu", runs["cpu"])
+    flags = (*FLAGS, "--profile.steps=3-4")
+    run_all(
+        create_argv(tmp_path / "tpu", *flags, device="tpu"),
+        create_argv(tmp_path / "x", *FLAGS[:-1], f"--run.resume={on_tpu}", device="tpu"),
+    )
+    on_cpu = cut_run(tmp_path / "on_cpu", runs["tpu"])
+    run_all(create_argv(tmp_path / "x", *FLAGS[:-1], f"--run.resume={on_cpu}"))
+    wanted = torch.tensor(read_losses(runs["cpu"]))
+    for run in (runs["tpu"], on_tpu, on_cpu):
+        losses = torch.tensor(read_losses(run))
+        torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=0)
+    assert list((runs["tpu"] / "profile").rglob("*.json*"))
+
+
+def test_a_second_process_takes_compiled_programs_from_the_cache(tmp_path):
+    name = f"test-{os.getpid()}"
+    environment = {**get_environment(), "TORCH_TPU_TIER2_COMPILATION_CACHE": name}
+
+    def count() -> list[str]:
+        command = [sys.executable, "-c", CACHED, str(tmp_path / "cache")]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        return done.stdout.split()
+
+    try:
+        (_, first, total), (_, second, same) = count(), count()
+    finally:
+        shutil.rmtree(f"/dev/shm/torch_tpu_cache/{name}", ignore_errors=True)
+    assert int(first) > 1 and int(second) == 0 and total == same
+    assert list((tmp_path / "cache" / "torch_tpu").rglob("*.bin"))
+
+
+def test_matmul_precision_is_part_of_the_program_and_bf16_of_the_values():
+    """On the CPU all precisions of float32 products are the highest."""
+    counts, products = [], []
+    for precision in ("highest", "high", "default"):
+        runtime = create_runtime(RuntimeSection(device="tpu", matmul_precision=precision))
+        matrix = torch.full((17, 17), 1 / 3, device=runtime.device)
+        torch.accelerator.synchronize()
+        before = standin.COUNTS["programs"]
+        products.append((matrix @ matrix).cpu())
+        counts.append(standin.COUNTS["programs"] - before)
+    assert counts == [1, 1, 1]
+    narrow = create_runtime(RuntimeSection(device="tpu", precision="bf16"))
+    with narrow.autocast():
+        product = (matrix @ matrix).cpu()
+    assert product.dtype == torch.bfloat16
+    assert (product.float() - products[0]).abs().max() > 1e-4
