@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -93,6 +95,15 @@ def test_a_second_process_takes_compiled_programs_from_the_cache(tmp_path):
         shutil.rmtree(f"/dev/shm/torch_tpu_cache/{name}", ignore_errors=True)
     assert int(first) > 1 and int(second) == 0 and total == same
     assert list((tmp_path / "cache" / "torch_tpu").rglob("*.bin"))
+
+
+def test_documented_names_of_torch_tpu_exist():
+    create_runtime(RuntimeSection(device="tpu"))
+    text = (ROOT / "docs" / "torch_tpu.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(torch\.(?:tpu|accelerator|distributed)\.[\w.]+)", text))
+    assert len(names) > 5
+    for name in names:
+        functools.reduce(getattr, name.split(".")[1:], torch)
 
 
 def test_matmul_precision_is_part_of_the_program_and_bf16_of_the_values():
