@@ -71,6 +71,7 @@ def _list_rates(result: JsonObject) -> dict[str, Callable[[JsonObject], str]]:
     """Rows of the batch and of the throughput in the run's own unit."""
     name = get_rate_name(result)
     return {
+        "hardware": _format("hardware", "{}"),
         "global batch": _format("global_batch_size", "{:d}"),
         f"{name.removesuffix('_per_s')}/s": _format(name, "{:.1f}"),
         "  lowest repeat": lambda result: f"{min(result[f'{name}_repeats']):.1f}",
