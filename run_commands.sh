@@ -17,6 +17,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   setup            make .venv and install requirements.txt; nothing to do if it is up to date
   setup --tpu      the same with libtpu, on a TPU VM
   setup --tpu-compiler  the same with the TPU compiler, for tools that need no TPU
+                        --newest: make .venv-compiler, with today's TPU compiler
   setup --jax-export    the same with what makes StableHLO that takes any number of images
   setup --torch-tpu     make .venv-tpu, with TorchTPU instead of torch_xla
   doctor           is this machine fit? --data-dir DIR, --output URL, --tpu NAME for a whole pod
@@ -187,7 +188,9 @@ run_setup() {
       install_python
       setup_extra tpu tpu
       ;;
-    --tpu-compiler) setup_extra tpu-compiler tpu,pallas ;;
+    --tpu-compiler)
+      if [[ "${2:-}" == --newest ]]; then setup_newest_compiler; else setup_extra tpu-compiler tpu,pallas; fi
+      ;;
     --jax-export)
       need_torch_xla jax-export
       setup_part jax-export
@@ -263,6 +266,12 @@ run_train() {
   fi
   setup
   run_python main.py --config "$@"
+}
+
+# Today's TPU compiler: an environment of its own, because torch_xla wants an older one.
+setup_newest_compiler() {
+  local VENV="${VENV%-tpu}-compiler"
+  install_lists .requirements.sha256 "a minute, about 1 GB" "$ROOT/requirements-compiler.txt"
 }
 
 # Other trackers' clients: an environment of its own, apart from the trainer's.

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     # It also runs by its path; then this folder, whose names hide the library's, must make way.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from bill.targets import list_targets
+from bill.targets import COMPILERS, list_targets
 from store.quality.report_comparison import add_report_flags
 from utils.programs import CommandLine, DefaultsHelp, ProgramParser
 
@@ -32,6 +32,12 @@ def create_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--config", type=Path, required=True, help="the run's YAML")
     add("--target", default="v5e:2x2", help="generation and slice, such as v5e:2x2 or v5p:2x2x1")
+    add(
+        "--compiler",
+        choices=COMPILERS,
+        default=COMPILERS[0],
+        help="release of libtpu: own, the one of the run's stack, or newest",
+    )
     add("--chips", type=int, default=1, help="devices to partition over (SPMD); 1: one device")
     add("--batch", type=int, help="examples on each device (default: global batch / devices)")
     add("--num-classes", type=int, help="classes, for a dataset that is not here")

@@ -8,7 +8,7 @@ import json
 import re
 import tempfile
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,8 +16,9 @@ from pydantic import BaseModel
 
 from bill.bundles.chip import get_chip_model
 from bill.bundles.counting import count_listings
-from bill.children.processes import run_child
+from bill.children.processes import find_venv, run_child
 from bill.compiled import Compiled, CompilerFacts, read_stored, write_stored
+from bill.targets import OWN
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.places import get_user_cache
@@ -29,26 +30,41 @@ if TYPE_CHECKING:
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 CHILD = Path(__file__).parent / "children" / "compile_child.py"
+# Of the newest release, whose interface is another.
+NEWEST_CHILD = CHILD.with_name("newest_child.py")
 SETUP_COMMAND = "bash run_commands.sh setup --tpu-compiler"
+_NEWEST_SUFFIX = "-compiler"  # of its environment of packages
 _PACKAGES = ("jax", "jaxlib", "libtpu")
-_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", re.IGNORECASE)
+_OUT_OF_MEMORY = (
+    re.compile(r"Used ([\d.]+)([KMGT]) of [\d.]+[KMGT] hbm", re.IGNORECASE),
+    # libtpu 0.0.52, which gives sums of temporaries alone
+    re.compile(r"required for [\w ]+ \(([\d.]+)([KMGT])\) exceeds available HBM \([\d.]+[KMGT]\)"),
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TAIL = 6
 
 
-def require_compiler() -> dict[str, str]:
+def require_compiler(release: str = OWN) -> dict[str, str]:
     """Versions of the compiler's packages.
 
     Raises:
       UserError: they are not installed.
     """
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    found: dict[str, str] = {}
+    if release == OWN:
+        found = {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+    else:
+        for folder in find_venv(_NEWEST_SUFFIX).glob("lib/python*/site-packages"):
+            packages = distributions(path=[str(folder)])
+            found = {one.name: one.version for one in packages if one.name in _PACKAGES}
+    missing = [name for name in _PACKAGES if name not in found]
     if missing:
+        flag = "" if release == OWN else " --newest"
         raise UserError(
             f"the TPU compiler is not installed here ({', '.join(missing)} missing); run "
-            f"{SETUP_COMMAND}"
+            f"{SETUP_COMMAND}{flag}"
         )
-    return {name: version(name) for name in _PACKAGES}
+    return {name: found[name] for name in _PACKAGES}
 
 
 def get_default_store() -> Path:
@@ -74,7 +90,7 @@ def compile_step(
     Raises:
       UserError: the compiler refused, aborted or took too long.
     """
-    versions = require_compiler()
+    versions = require_compiler(target.compiler)
     key = _compute_key(export, target, devices, versions)
     stored = read_stored(store / key, with_bundles=with_bundles)
     if stored is not None:
@@ -105,9 +121,13 @@ def _compute_key(export: StepExport, target: Target, devices: int, versions: dic
         devices,
         sorted(versions.items()),
     ]
-    digest = hashlib.sha256(CHILD.read_bytes())
+    digest = hashlib.sha256(_find_child(target).read_bytes())
     digest.update(json.dumps(parts).encode())
     return digest.hexdigest()[:20]
+
+
+def _find_child(target: Target) -> Path:
+    return CHILD if target.compiler == OWN else NEWEST_CHILD
 
 
 def run_script(
@@ -124,7 +144,7 @@ def run_script(
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        code, log = _start(script, request, folder, time_limit_s=time_limit_s)
+        code, log = _start(script, request, folder, target, time_limit_s=time_limit_s)
         if code:
             refused = _explain_failure(code, log, target)
             raise UserError(f"it does not fit {target.name}: {refused.facts.message}")
@@ -163,7 +183,7 @@ def _run_request(
     path = folder / "step.bin"
     path.write_bytes(artifact)
     request = {**request, "artifact": str(path)}
-    code, log = _start(CHILD, request, folder, time_limit_s=time_limit_s)
+    code, log = _start(_find_child(target), request, folder, target, time_limit_s=time_limit_s)
     if code:
         return _explain_failure(code, log, target)
     facts = CompilerFacts.model_validate_json((folder / "facts.json").read_bytes())
@@ -174,6 +194,7 @@ def _start(
     script: Path,
     request: JsonObject,
     folder: Path,
+    target: Target,
     *,
     time_limit_s: float,
 ) -> tuple[int, str]:
@@ -181,7 +202,8 @@ def _start(
     path, log = folder / "request.json", folder / "log.txt"
     path.write_text(json.dumps(request), encoding="utf-8")
     with log.open("w") as output:
-        code = run_child(script, path, time_limit_s=time_limit_s, output=output)
+        venv = None if target.compiler == OWN else find_venv(_NEWEST_SUFFIX)
+        code = run_child(script, path, time_limit_s=time_limit_s, output=output, venv=venv)
     return code, log.read_text(encoding="utf-8", errors="replace")
 
 
@@ -191,7 +213,7 @@ def _explain_failure(code: int, log: str, target: Target) -> Compiled:
     Raises:
       UserError: what the compiler said last.
     """
-    memory = _OUT_OF_MEMORY.search(log)
+    memory = next(filter(None, (pattern.search(log) for pattern in _OUT_OF_MEMORY)), None)
     if memory:
         needed = int(float(memory[1]) * _UNITS[memory[2].upper()])
         return Compiled("", CompilerFacts(message=memory[0]), needed_bytes=needed)

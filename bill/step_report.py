@@ -7,7 +7,6 @@ import math
 import sys
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +20,9 @@ from bill.schema import SCHEMA_VERSION, Report
 from bill.step import micro_batches as splitting
 from bill.step import tracing
 from bill.step.batch_search import BatchSearch
+from bill.step.derive import find_stack
 from bill.step.tracing import StepExport
-from bill.targets import Target, parse_target
+from bill.targets import COMPILERS, NEWEST, Target, parse_target
 from job.micro_batches import choose_parts, compute_step_hash, get_examples_per_chip
 from store.quality.gates import EXIT_UNDECIDED, Gate, check_samples, get_code
 from store.quality.report_comparison import check_report_flags, evaluate_report, read_base
@@ -72,7 +72,13 @@ def run(options: argparse.Namespace) -> int:
     config = load_config(get_run_flags(options))
     if options.chips < 1:
         raise UserError(f"--chips ({options.chips}) must be at least 1")
-    target = parse_target(options.target, options.chips)
+    is_newest = options.compiler == NEWEST or find_stack(config) == "tpu"
+    target = parse_target(options.target, options.chips, compiler=COMPILERS[is_newest])
+    if options.chips > 1 and find_stack(config) == "tpu":
+        raise UserError(
+            f"--chips ({options.chips}) is not supported with runtime.device=tpu, which has no "
+            "mesh; leave --chips out"
+        )
     prepare_file(options.json, "--json")
     prepare_folder(options.hlo, "--hlo")
     batch = _choose_batch(options, config, target)
@@ -85,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     base = read_base(options)
     if base is not None:
         check_comparable(base, describe_step(compilation))
-    compiler.require_compiler()
+    compiler.require_compiler(target.compiler)
     if options.micro_batches:
         report = find_micro_batches(compilation, options)
     else:
@@ -159,11 +165,7 @@ def describe(
         fits=compiled.needed_bytes is None and memory.peak_bytes <= memory.usable_bytes,
         memory=memory,
         graph=compiled.key,
-        versions={
-            **compiler.require_compiler(),
-            "torch_xla": version("torch_xla"),
-            "timm": version("timm"),
-        },
+        versions={**compiler.require_compiler(compilation.target.compiler), **export.versions},
         made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         git_commit=read_environment()["git_commit"],
         configuration=compilation.config.model_dump(mode="json"),

@@ -15,15 +15,27 @@ _SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4
 _TARGET = re.compile(r"^(\w+)(?::(\d+x\d+(?:x\d+)?))?$")
 _HOST_SIDE = 2
 # Chips of the largest slice.
-_LARGEST = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256}
+_LARGEST = {
+    "v2": 256,
+    "v3": 1024,
+    "v4": 4096,
+    "v5e": 256,
+    "v5p": 6144,
+    "v6e": 256,
+    "tpu7x": 9216,
+}
+# Releases of libtpu: the one that torch_xla names, and the newest that was tried.
+OWN, NEWEST = COMPILERS = ("own", "newest")
+_NEWEST_ALONE = ("tpu7x",)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A slice of one generation."""
+    """A slice of one generation, and the release of the compiler for it."""
 
     generation: Generation
     sides: tuple[int, ...]
+    compiler: str = OWN
 
     @property
     def name(self) -> str:
@@ -47,7 +59,7 @@ class Target:
         return int(self.generation.usable_gib * 2**30)
 
 
-def parse_target(text: str, chips: int = 1, flag: str = "--target") -> Target:
+def parse_target(text: str, chips: int = 1, flag: str = "--target", compiler: str = OWN) -> Target:
     """Parse `v5e:2x2`, or `v5e` for the smallest slice that holds the chips.
 
     Raises:
@@ -67,7 +79,12 @@ def parse_target(text: str, chips: int = 1, flag: str = "--target") -> Target:
     if len(sides) > generation.dimensions and sides[generation.dimensions] != 1:
         raise UserError(f"{flag} {text!r} has {len(sides)} sides; slices are {list_targets()}")
     _check_sides(f"{flag} {text!r}", generation, sides)
-    target = Target(generation, sides)
+    if generation.name in _NEWEST_ALONE and compiler == OWN:
+        raise UserError(
+            f"{flag} {text!r} is not known to the compiler of torch_xla; give --compiler {NEWEST} "
+            "to tools.compile_for_tpu"
+        )
+    target = Target(generation, sides, compiler)
     if chips > target.devices:
         larger = Target(generation, _choose_sides(generation, chips))
         raise UserError(

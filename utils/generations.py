@@ -16,7 +16,7 @@ from utils.errors import UserError
 class Generation:
     """One row of the table.
 
-    A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3 and v4.
+    A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of the others.
     """
 
     name: str
@@ -53,7 +53,8 @@ _CHIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 # Peaks and bandwidths: Cloud TPU's pages on each generation, "Peak compute per chip (bf16)".
 # Runtime versions: its page "TPU software versions", as it stood in August 2025. PCI ids: torch_xla
-# 2.9.0, torch_xla/_internal/tpu.py, and for v5p jax's hardware_utils.py.
+# 2.9.0, torch_xla/_internal/tpu.py, for v5p jax's hardware_utils.py, and for tpu7x torch_tpu 0.2.0,
+# torch_tpu/_internal/utils/hardware.py.
 GENERATIONS = {
     one.name: one
     for one in (
@@ -88,6 +89,11 @@ GENERATIONS = {
             clock_ghz=1.75, unit_width=256, pci_device="0x006f",
             prefix="v6e", runtime_version="v2-alpha-tpuv6e", counts="chips", one_host=8,
             numbers=_CHIPS,
+        ),
+        # Ironwood. HBM by libtpu 0.0.52. No prefix: Cloud TPU offers it by GKE and Compute Engine.
+        Generation(
+            name="tpu7x", chip_tflops=2307.0, chip_gb_per_s=7380, devices_per_chip=2,
+            usable_gib=94.74, clock_ghz=2.20, unit_width=256, dimensions=3, pci_device="0x0076",
         ),
     )
 }  # fmt: skip

@@ -21,7 +21,8 @@ _NAMED = re.compile(r"/\*(\w+)=\*/")
 # What is loaded of a core's own number; all is counted for the first core.
 _IDENTITY = re.compile(r"/\* (?:core|logical chip) id \*/")
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_WORDS = re.compile(r"(?:%(\w+) = )?([a-z_][\w.]*)\s*(.*)$", re.DOTALL)
+# tpu7x numbers the buffer of a product's results: `vmatmul.mubr.bf16.gmra.mrb[0].mxu0`.
+_WORDS = re.compile(r"(?:%(\w+) = )?([a-z_][\w.]*(?:(?<=\.mrb)\[\d+\][\w.]*)?)\s*(.*)$", re.DOTALL)
 # Predicate without which a step does nothing, and what its result is then.
 _GUARD = re.compile(r"^\((!?%\w+)(?:,\s*([^()]*))?\),?\s*(.*)$", re.DOTALL)
 # A load's guard stands behind its address.

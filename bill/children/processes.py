@@ -26,6 +26,7 @@ def run_child(
     time_limit_s: float = math.inf,
     output: IO[str] | None = None,
     environment: dict[str, str] | None = None,
+    venv: Path | None = None,
 ) -> int:
     """Exit code of a Python program, which is ended when the time is over.
 
@@ -33,12 +34,16 @@ def run_child(
       request: its argument.
       output: where it writes to; None: where this process does.
       environment: what it has beside this process's.
+      venv: the environment of packages that it runs in; None: this process's.
 
     Raises:
       TimeLimitError: it was ended.
     """
-    command = [sys.executable, str(_STARTER), str(os.getpid()), str(script), str(request)]
-    variables = {**os.environ, **(environment or {})}
+    python, variables = sys.executable, {**os.environ, **(environment or {})}
+    if venv is not None and venv != Path(sys.prefix):
+        python = str(venv / "bin" / "python")
+        variables.pop("PYTHONPATH", None)  # packages of this process's
+    command = [python, str(_STARTER), str(os.getpid()), str(script), str(request)]
     child = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
     try:
         return _wait(child, time.monotonic(), time_limit_s)
@@ -46,6 +51,11 @@ def run_child(
         if child.poll() is None:
             child.kill()
             child.wait()
+
+
+def find_venv(suffix: str = "") -> Path:
+    """Return `.venv`, in which this process runs, or the one beside it that has the suffix."""
+    return Path(sys.prefix.removesuffix("-tpu") + suffix)
 
 
 def _wait(child: subprocess.Popen[bytes], began: float, time_limit_s: float) -> int:

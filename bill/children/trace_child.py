@@ -14,8 +14,9 @@ if __name__ == "__main__":
     # It runs by its path; this folder, whose names hide others, makes way.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from bill.step.derive import derive_config
+from bill.step.derive import derive_config, find_stack
 from bill.step.export import prepare_tracing, trace_step
+from bill.step.export_program import trace_program
 from bill.step.tracing import StepExport, TraceRequest
 from utils.errors import UserError
 
@@ -37,8 +38,10 @@ def trace(request: TraceRequest) -> StepExport:
     Raises:
       UserError: it cannot be traced.
     """
-    prepare_tracing(request.devices)
-    import torch_xla  # noqa: F401  before TensorFlow, which derive_config may need
+    is_tpu = find_stack(request.config) == "tpu"
+    if not is_tpu:
+        prepare_tracing(request.devices)
+        import torch_xla  # noqa: F401  before TensorFlow, which derive_config may need
 
     with tempfile.TemporaryDirectory() as folder:
         derived = derive_config(
@@ -48,6 +51,8 @@ def trace(request: TraceRequest) -> StepExport:
             devices=request.devices,
             given=request.given,
         )
+        if is_tpu:
+            return trace_program(derived, is_automatic=request.is_automatic)
         return trace_step(derived, request.chip, is_automatic=request.is_automatic)
 
 

@@ -53,7 +53,8 @@ def derive_config(
         model={"pretrained": False, "weights": ""},
         train={"steps": _STEPS, "log_every_steps": 1},
         runtime={
-            "device": "xla",
+            "device": find_stack(config),
+            "compile": find_stack(config) == "tpu",
             "num_processes": 1,
             "graph_budget": 1_000_000,
             "parallel": "spmd" if devices > 1 else config.runtime.parallel,
@@ -75,6 +76,11 @@ def derive_config(
     return synthetic.replace_stored_outputs(
         taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one
     )
+
+
+def find_stack(config: RunConfig) -> str:
+    """Return the device whose stack traces a run's step: tpu, by TorchTPU, or xla."""
+    return "tpu" if config.runtime.device == "tpu" else "xla"
 
 
 def describe_stream_of_one(

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import torch
@@ -150,7 +151,7 @@ def _run_step(runtime: _TracingRuntime, job: Job, parts: Parts) -> StepExport:
         labels.enter("loss", "forward")
         batch_ids.update(_get_data_ids(_name_batch(batch)))
         if not state_ids:
-            state_ids.update(_get_data_ids(_collect_state(parts)))
+            state_ids.update(_get_data_ids(collect_state(parts)))
 
     def label(role: str) -> None:
         labels.enter(role, "forward")
@@ -172,11 +173,17 @@ def _run_step(runtime: _TracingRuntime, job: Job, parts: Parts) -> StepExport:
         export = _take_graph(parts, {**batch_ids, **state_ids}, result.values, numbers)
     export.gradients_alive = alive
     export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
+    describe_run(export, job, parts, "torch_xla")
+    return export
+
+
+def describe_run(export: StepExport, job: Job, parts: Parts, stack: str) -> None:
+    """Write what a step's run is into its export."""
     export.unit = parts.task.unit
     export.shapes = describe_example(parts.train_loader)
     export.examples = job.config.data.global_batch_size
     export.parameters = parts.count_parameters()
-    return export
+    export.versions = {name: version(name) for name in (stack, "timm")}
 
 
 def _take_graph(
@@ -194,7 +201,7 @@ def _take_graph(
     names: list[str] = []
     outputs: list[Tensor] = []
     aliases: list[int] = []
-    for name, tensor in _collect_state(parts).items():
+    for name, tensor in collect_state(parts).items():
         text = bindings._get_xla_tensor_debug_info(tensor)
         if not re.search(r"^IR: None$", text, re.MULTILINE):
             names.append(name)
@@ -232,7 +239,7 @@ def _number_state(runtime: Runtime, parts: Parts) -> dict[int, str]:
     """Fill every state tensor with a number of its own: sharded memory has no lasting identity."""
     numbers = {}
     with torch.no_grad():
-        for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=_FIRST_NUMBER):
+        for number, (name, tensor) in enumerate(collect_state(parts).items(), start=_FIRST_NUMBER):
             if tensor.dtype in (torch.float32, torch.int64, torch.int32):
                 tensor.copy_(torch.full(tensor.shape, number, dtype=tensor.dtype))
                 numbers[number] = name
@@ -268,7 +275,7 @@ def _name_host_ops() -> list[str]:
     return sorted(n for n in metrics.counter_names() if n.startswith("aten::"))
 
 
-def _collect_state(parts: Parts) -> dict[str, Tensor]:
+def collect_state(parts: Parts, device: str = "xla") -> dict[str, Tensor]:
     """Collect the device tensors that a step reads and replaces, by name."""
     state = parts.state
     tensors = dict(state.model.named_parameters(prefix="model"))
@@ -281,13 +288,13 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
     names = {id(tensor): name for name, tensor in tensors.items()}
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():
-            if hasattr(value, "device") and value.device.type == "xla":
+            if hasattr(value, "device") and value.device.type == device:
                 tensors[f"optimizer/{names[id(parameter)]}|{key}"] = value
     modules = parts.task.get_modules() if isinstance(parts.task, Traceable) else {}
     for name, module in modules.items():
         tensors |= dict(module.named_parameters(prefix=name))
         tensors |= dict(module.named_buffers(prefix=name))
-    return {n: t for n, t in tensors.items() if t is not None and t.device.type == "xla"}
+    return {n: t for n, t in tensors.items() if t is not None and t.device.type == device}
 
 
 def _get_data_ids(tensors: dict[str, Tensor]) -> dict[str, int]:

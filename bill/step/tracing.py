@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill.children.processes import run_child
+from bill.children.processes import find_venv, run_child
+from bill.step.derive import find_stack
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 
 CHILD = Path(__file__).parents[1] / "children" / "trace_child.py"
 # Sets of names are walked in another order by every process that may choose its own.
-_SETTINGS = {"PYTHONHASHSEED": "0"}
+_SETTINGS = {
+    "PYTHONHASHSEED": "0",
+    # TorchTPU traces on the stand-in of a TPU, and importing torch must not open libtpu before.
+    "TPU_STANDIN": "cpu",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+}
 
 
 @dataclass
@@ -38,6 +44,7 @@ class StepExport:
       unit: what throughput counts, and how many of it one example holds.
       shapes: of one example's tensors on the host, by their names in the batch.
       examples: of one step, over all devices.
+      versions: of the packages that traced it.
     """
 
     bytecode: bytes
@@ -51,6 +58,7 @@ class StepExport:
     shapes: dict[str, list[int]] = field(default_factory=dict)
     examples: int = 0
     parameters: int = 0
+    versions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -94,11 +102,17 @@ def trace_alone(
     Raises:
       UserError: the step cannot be traced, for a reason that the user can mend.
     """
+    venv = find_venv("-tpu" if find_stack(config) == "tpu" else "")
+    if not (venv / "bin" / "python").exists():
+        raise UserError(
+            f"runtime.device ({config.runtime.device!r}) is traced in {venv.name}, which is not "
+            "here; run bash run_commands.sh setup --torch-tpu for tpu, setup for xla"
+        )
     with tempfile.TemporaryDirectory() as folder:
         path, answer = Path(folder) / "request.pickle", Path(folder) / "answer.pickle"
         request = TraceRequest(config, batch, devices, given, answer, chip, is_automatic)
         path.write_bytes(pickle.dumps(request))
-        code = run_child(CHILD, path, environment=_SETTINGS)
+        code = run_child(CHILD, path, environment=_SETTINGS, venv=venv)
         if code:
             raise RuntimeError(f"the process that traces the step ended with code {code}")
         result = pickle.loads(answer.read_bytes())

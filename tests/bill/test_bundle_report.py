@@ -79,7 +79,7 @@ def describe(costs: dict | None) -> Report:
 
 @pytest.mark.xla
 def test_bundles_lie_between_lower_bound_and_estimate(monkeypatch, capsys):
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     plain, counted = describe(None), describe(COSTS)
     assert (plain.bundles, plain.step_ms.bundles) == (None, None)
     assert plain.estimated_mcycles == counted.estimated_mcycles == 0.0036
@@ -150,7 +150,7 @@ def test_listings_are_requested_only_with_the_flag(tmp_path, monkeypatch):
     child = tmp_path / "child.py"
     child.write_text(CHILD)
     monkeypatch.setattr(compiler, "CHILD", child)
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     export: StepExport = create_export()
 
     def compile_it(*, with_bundles: bool) -> Compiled:

@@ -85,6 +85,13 @@ def test_every_step_is_traced_in_its_own_process(tmp_path, monkeypatch):
         tracing.trace_alone(config, batch=8, devices=2, given={})
 
 
+def test_a_step_of_torch_tpu_is_traced_in_its_own_environment(tmp_path, monkeypatch):
+    config = create_config(tmp_path, "--runtime.device=tpu")
+    monkeypatch.setattr(tracing, "find_venv", lambda suffix: tmp_path / f".venv{suffix}")
+    with pytest.raises(UserError, match=r"traced in \.venv-tpu, which is not here.*--torch-tpu"):
+        tracing.trace_alone(config, batch=8, devices=1, given={})
+
+
 @pytest.mark.slow
 @pytest.mark.xla
 def test_a_search_reuses_what_was_compiled_before(tmp_path, monkeypatch, capsys):
@@ -92,7 +99,7 @@ def test_a_search_reuses_what_was_compiled_before(tmp_path, monkeypatch, capsys)
     child, store = tmp_path / "child.py", tmp_path / "store"
     child.write_text("raise SystemExit('Ran out of memory: Used 20.50G of 15.75G hbm')")
     monkeypatch.setattr(compiler, "CHILD", child)
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     command = [
         "--config",
         "configs/tpu_step.yaml",

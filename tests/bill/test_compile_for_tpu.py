@@ -55,6 +55,13 @@ def test_targets_name_topologies(text, topology, devices):
     assert (target.topology, target.devices) == (topology, devices)
 
 
+def test_tpu7x_needs_the_newest_compiler():
+    with pytest.raises(UserError, match="give --compiler newest"):
+        parse_target("tpu7x:2x2x1")
+    target = parse_target("tpu7x:2x2x1", compiler="newest")
+    assert (target.topology, target.devices) == ("tpu7x:2x2x1", 8)
+
+
 @pytest.mark.parametrize("text", ["v5litepod-4", "v7", "v5e:", "v5e:2", "v5e:2xa", "v5e:2x2x2", ""])
 def test_an_unknown_target_is_refused_with_the_known_ones(text):
     with pytest.raises(UserError, match="v5e:AxB"):
@@ -96,10 +103,25 @@ def test_derived_clocks_give_the_known_matrix_unit_widths():
         "v5e": 131_072,
         "v5p": 262_144,
         "v6e": 524_288,
+        "tpu7x": 524_288,
     }
     for name, width in widths.items():
         device = GENERATIONS[name]
         assert device.peak_tflops * 1e3 / device.clock_ghz == pytest.approx(width, rel=0.02), name
+
+
+def test_the_newest_compiler_is_looked_for_in_an_environment_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler, "find_venv", lambda suffix: tmp_path / f".venv{suffix}")
+    with pytest.raises(UserError, match=r"jax, jaxlib, libtpu missing.*--tpu-compiler --newest"):
+        compiler.require_compiler("newest")
+    versions = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.52"}
+    for name, version in versions.items():
+        folder = (
+            tmp_path / f".venv-compiler/lib/python3.11/site-packages/{name}-{version}.dist-info"
+        )
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    assert compiler.require_compiler("newest") == versions
 
 
 def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, capsys):
@@ -139,7 +161,7 @@ def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, limit:
     child = tmp_path / "child.py"
     child.write_text(code)
     monkeypatch.setattr(compiler, "CHILD", child)
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     return compiler.compile_step(
         create_export(),
         parse_target("v5e:2x2"),
@@ -156,6 +178,12 @@ OUT_OF_MEMORY = (
 )
 
 
+NEWEST_OUT_OF_MEMORY = (
+    "raise SystemExit('RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the "
+    "total memory required for HLO temporaries (20.50G) exceeds available HBM (15.75G).')"
+)
+
+
 def test_a_compiler_abort_gives_a_message(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"aborted by signal 6 .*strided DMA"):
         run_child(tmp_path, monkeypatch, ABORT)
@@ -166,10 +194,11 @@ def test_a_compilation_that_takes_too_long_is_ended(tmp_path, monkeypatch):
         run_child(tmp_path, monkeypatch, "while True: pass", limit=0.5)
 
 
-def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch):
-    found = run_child(tmp_path, monkeypatch, OUT_OF_MEMORY)
+@pytest.mark.parametrize("text", [OUT_OF_MEMORY, NEWEST_OUT_OF_MEMORY])
+def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch, text):
+    found = run_child(tmp_path, monkeypatch, text)
     assert found.needed_bytes == int(20.5 * 2**30)
-    again = run_child(tmp_path, monkeypatch, OUT_OF_MEMORY)
+    again = run_child(tmp_path, monkeypatch, text)
     assert (again.cached, again.needed_bytes) == (True, found.needed_bytes)
 
 
@@ -189,7 +218,7 @@ def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch)
     ],
 )
 def test_bad_input_gives_one_line(flags, word, capsys, monkeypatch):
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(compiler, "compile_step", None)
     assert main(["--config", CONFIG, *flags]) == 2
     text = capsys.readouterr().err.splitlines()
@@ -242,7 +271,7 @@ def create_report(cost: float | None) -> Report:
 def test_a_regression_above_five_percent_fails(cost, code, tmp_path, capsys, monkeypatch):
     base, told = tmp_path / "base.json", tmp_path / "told.json"
     base.write_text(create_report(10.0).model_dump_json())
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", lambda *_: create_report(cost))
     command = ["--config", CONFIG, "--batch", "8", "--json", str(told)]
     for flags in (["--limit", "10"], ["--compare", str(base)]):
@@ -264,7 +293,7 @@ def test_a_figure_missing_in_an_older_verdict_is_a_finding(tmp_path, capsys, mon
     base = tmp_path / "base.json"
     values = json.loads(create_report(10.0).model_dump_json())
     base.write_text(json.dumps({**values, "schema_version": 2, "estimated_mcycles": None}))
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", lambda *_: create_report(10.0))
     assert main(["--config", CONFIG, "--batch", "8", "--compare", str(base)]) == 1
     assert "the earlier report has no estimated_mcycles" in capsys.readouterr().out

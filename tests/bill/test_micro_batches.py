@@ -164,7 +164,7 @@ def test_a_file_without_a_place_for_a_verdict_is_refused(text, tmp_path):
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeypatch):
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", None)
     assert tool.main(["--config", CONFIG, *flags]) == 2
     text = capsys.readouterr().err
@@ -174,7 +174,7 @@ def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeyp
 def test_a_file_without_a_place_for_a_verdict_is_refused_before_the_search(
     tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", None)
     path = tmp_path / "x.yaml"
     path.write_text("model: {name: vit_tiny_patch16_224}\ntrain: {epochs: 3}\n")
@@ -199,7 +199,7 @@ def test_a_step_is_traced_as_splittable_only_where_a_verdict_may_split_it(
         assert given["is_automatic"] is is_automatic
         raise UserError("what the run would say")
 
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(compiler, "compile_step", None)
     monkeypatch.setattr(tracing, "trace_alone", trace)
     assert tool.main(["--config", CONFIG, "--target", "v5e:2x4", *flags]) == 2
@@ -221,7 +221,7 @@ def test_the_tool_writes_a_verdict_that_a_compilation_uses(tmp_path, capsys, mon
         }
         return report(*costs[asked[-1]])
 
-    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "require_compiler", lambda *_: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", create)
     told = tmp_path / "told.json"
     command = ["--config", str(path), "--target", "v5e:2x4", "--json", str(told)]

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.runtime.base import BatchLike, Numbers
+from utils.runtime.tpu.products import use_matrix_products
 
 B = TypeVar("B", bound=BatchLike)
 T = TypeVar("T")
@@ -94,7 +95,7 @@ def trace_step(function: Callable[[B, Numbers], T], batch: B, numbers: Numbers) 
         rest = iter(given)
         own_batch = batch.map(lambda _: next(rest))
         own = type(numbers)(*(None if number is None else next(rest) for number in numbers))
-        with held:
+        with held, use_matrix_products():
             values, spec = pytree.tree_flatten(function(own_batch, own))
         result.append(spec)
         return values
