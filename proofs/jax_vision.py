@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from bill import step_report
 from bill.compiler import require_compiler
-from bill.targets import parse_target
+from bill.targets import COMPILERS, OWN, parse_target
 from bill.yardstick import compile_jax
 from models.factory import build_model, create_model
 from models.teachers.teacher import get_teacher_sections
@@ -54,6 +54,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add = parser.add_argument
     add("--config", type=Path, required=True, help="the run's YAML")
     add("--target", default="v5e:1x1", help="generation and slice (default %(default)s)")
+    add("--compiler", choices=COMPILERS, default=OWN, help="as tools.compile_for_tpu has it")
     add("--batch", type=int, required=True, help="images on the device")
     add("--num-classes", type=int, default=1000, help="classes (default %(default)s)")
     add("--split", type=int, help="micro-batches of ours (default: those that cost least)")
@@ -82,8 +83,8 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     prepare_file(options.json, "--json")
     if options.estimate_only and not options.jax_only:
         raise UserError("--estimate-only would leave kernels of ours out; give --jax-only, too")
-    require_compiler()
-    target = parse_target(options.target, 1)
+    target = parse_target(options.target, 1, compiler=options.compiler)
+    require_compiler(target.compiler)
     compilation = step_report.Compilation(config, target, 1, options.batch)
     request = describe_vision(config, options)
     figures = {"jax": measure_jax(request, compilation, options)}

@@ -54,7 +54,7 @@ def derive_config(
         train={"steps": _STEPS, "log_every_steps": 1},
         runtime={
             "device": find_stack(config),
-            "compile": find_stack(config) == "tpu",
+            "compile": config.runtime.compile or find_stack(config) == "tpu",
             "num_processes": 1,
             "graph_budget": 1_000_000,
             "parallel": "spmd" if devices > 1 else config.runtime.parallel,

@@ -46,7 +46,7 @@ def trace_program(config: RunConfig, *, is_automatic: bool = False) -> StepExpor
     Raises:
       UserError: the run would be refused.
     """
-    runtime = type("TracingRuntime", (_TracingRuntime, find_runtime_class(config.runtime)), {})(
+    runtime = type("ProgramRuntime", (_ProgramRuntime, find_runtime_class(config.runtime)), {})(
         config.runtime
     )
     changed = change(config, train={"accumulate_steps": "auto"}) if is_automatic else config
@@ -61,7 +61,7 @@ def trace_program(config: RunConfig, *, is_automatic: bool = False) -> StepExpor
     return export
 
 
-class _TracingRuntime:
+class _ProgramRuntime:
     """Traces the step instead of compiling it."""
 
     def compile_step(self, function: Any) -> Any:

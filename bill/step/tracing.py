@@ -7,6 +7,7 @@ instructions follows: a step that was traced after another one would be another 
 from __future__ import annotations
 
 import pickle
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from bill.children.processes import find_venv, run_child
 from bill.step.derive import find_stack
 from utils.errors import UserError
+from utils.runtime.tpu.start import is_installed
 
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
@@ -102,7 +104,8 @@ def trace_alone(
     Raises:
       UserError: the step cannot be traced, for a reason that the user can mend.
     """
-    venv = find_venv("-tpu" if find_stack(config) == "tpu" else "")
+    is_tpu = find_stack(config) == "tpu"
+    venv = Path(sys.prefix) if is_tpu and is_installed() else find_venv("-tpu" if is_tpu else "")
     if not (venv / "bin" / "python").exists():
         raise UserError(
             f"runtime.device ({config.runtime.device!r}) is traced in {venv.name}, which is not "

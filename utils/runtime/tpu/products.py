@@ -50,6 +50,9 @@ def multiply(equation: str, left: Tensor, right: Tensor) -> Tensor | None:
     if rows and columns and of_result.index(columns[0]) < of_result.index(rows[0]):
         return multiply(f"{of_right},{of_left}->{of_result}", right, left)
     sizes = dict(zip(of_left + of_right, left.shape + right.shape, strict=True))
+    for merged in (inner, rows, columns):
+        # Tiles have 8 rows: merging (197, 128) moves nothing in memory, (128, 197) does.
+        merged.sort(key=lambda name: sizes[name] % 8 == 0)
     product = torch.matmul(
         _flatten(left, of_left, (batch, rows, inner), sizes),
         _flatten(right, of_right, (batch, inner, columns), sizes),
