@@ -133,6 +133,12 @@ def test_a_cache_that_would_end_the_process_is_refused(place, tmp_path, no_cache
         start.set_compile_cache(section)
 
 
+def test_a_url_that_torch_tpu_cannot_write_is_refused_before_the_device(machine):
+    section = RuntimeSection(device="tpu", compile_cache="s3://bucket/cache")
+    with pytest.raises(UserError, match="use a directory or a gs:// URL"):
+        start.TpuStart("tpu").check(section)
+
+
 def test_the_stand_in_is_described_as_the_cpu(monkeypatch):
     monkeypatch.setenv(standin.VARIABLE, "cpu")
     assert "no TPU is used" in start.TpuStart("tpu").describe()

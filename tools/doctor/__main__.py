@@ -20,7 +20,7 @@ from pathlib import Path
 from tools.doctor import devices, host, report, software, storage, torch_tpu
 from tools.doctor.machine import RED, Finding, Machine, Requirements, yellow
 from tools.doctor.pod import examine_pod
-from train.commands import Tpu
+from train.commands import DEFAULT_STACK, STACKS, Tpu
 from train.execute import Executor
 from train.xla_dist import add_stack
 from utils.errors import UserError
@@ -56,7 +56,14 @@ _AT_ONCE = 3
 
 def examine_chosen(arguments: argparse.Namespace) -> int:
     """Examine all workers of a TPU, or this machine; return the exit code."""
-    return examine_workers(arguments) if arguments.tpu else examine_here(arguments)
+    if arguments.tpu:
+        return examine_workers(arguments)
+    if arguments.stack != DEFAULT_STACK:
+        raise UserError(
+            f"--stack ({arguments.stack}) needs --tpu; here, run the Python of its environment: "
+            f"{STACKS[arguments.stack].venv}/bin/python -m tools.doctor"
+        )
+    return examine_here(arguments)
 
 
 def examine_here(arguments: argparse.Namespace) -> int:

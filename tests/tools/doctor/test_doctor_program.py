@@ -22,6 +22,11 @@ def test_every_check_has_a_unique_name_and_a_way_out(machine):
     assert all(f.hint for f in findings if f.level == RED), findings
 
 
+def test_a_stack_is_for_workers_as_here_it_is_the_environments(capsys):
+    assert doctor.main(["--stack=torch_tpu"]) == 2
+    assert "needs --tpu; here, run the Python of its environment" in capsys.readouterr().err
+
+
 def test_a_check_that_raises_is_reported_and_not_green(machine, monkeypatch):
     def check_strange(_: Machine) -> Finding:
         raise KeyError("x")

@@ -13,7 +13,6 @@ from utils.errors import UserError
 from utils.runtime.compile_cache import find_cache, shrink
 from utils.runtime.start import DeviceStart
 from utils.runtime.tpu import standin
-from utils.storage.places import check_writable, is_remote, to_path
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
@@ -40,6 +39,7 @@ class TpuStart(DeviceStart):
                 "runtime.device=xla or cpu"
             )
         check_stacks()
+        get_cache_place(section)
         if standin.is_requested():
             standin.find_plugin()
             return
@@ -63,20 +63,31 @@ def set_compile_cache(section: RuntimeSection) -> None:
     A place that cannot be written is refused here: torch_tpu would abort the process. Programs go
     through a cache in the host's shared memory first, which torch_tpu calls tier 2.
     """
-    place = find_cache(section, has_chips=not standin.is_requested())
+    from utils.storage.places import check_writable, is_remote
+
+    place = get_cache_place(section)
     if not place or _CACHE in os.environ:
         return
-    if not is_remote(place):
-        place = str(to_path(place) / "torch_tpu")
-    elif not place.startswith("gs://"):
-        raise UserError(
-            f"runtime.compile_cache ({place!r}) is not supported with runtime.device 'tpu'; use a "
-            "directory or a gs:// URL"
-        )
     check_writable(place, "runtime.compile_cache")
     if not is_remote(place) and os.environ.get("RANK", "0") == "0":
         shrink(Path(place), section.compile_cache_gib)
     os.environ[_CACHE] = place
+
+
+def get_cache_place(section: RuntimeSection) -> str:
+    """Return the directory or URL of compiled programs, empty without one."""
+    # Not above: the doctor loads this file where no package is installed.
+    from utils.storage.places import is_remote, to_path
+
+    place = find_cache(section, has_chips=not standin.is_requested())
+    if place and not is_remote(place):
+        return str(to_path(place) / "torch_tpu")
+    if place and not place.startswith("gs://"):
+        raise UserError(
+            f"runtime.compile_cache ({place!r}) is not supported with runtime.device 'tpu'; use a "
+            "directory or a gs:// URL"
+        )
+    return place
 
 
 def is_installed() -> bool:
