@@ -248,6 +248,7 @@ def test_a_step_compiled_for_an_absent_tpu_uses_that_chips_choice():
     assert resolve_rule(CoreOptions(kernels="auto"), wide).kernels == "xla"
 
 
+@pytest.mark.xla
 @pytest.mark.parametrize(
     ("args", "message"),
     [
