@@ -12,9 +12,8 @@ from job.metric_writer import LostRunError
 from job.replica import run
 from job.summary import describe_job
 from utils.checkpoint.files import CheckpointError
-from utils.endings import NonFiniteError, NonFiniteEvaluationError
+from utils.endings import GraphBudgetError, NonFiniteError, NonFiniteEvaluationError
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
-from utils.metrics import GraphBudgetError
 from utils.runtime.choice import is_silent_rank
 from utils.runtime.launcher import launch
 from utils.runtime.processes.children import GroupError

@@ -40,7 +40,8 @@ from utils.clipping import Clipping
 from utils.config.execution import RuntimeSection
 from utils.config.sections import OptimSection
 from utils.ema import create_ema
-from utils.metrics import Evaluation, GraphBudgetError, LoopMeter
+from utils.endings import GraphBudgetError
+from utils.metrics import Evaluation, LoopMeter
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.processes.ranks import Alone
 from utils.runtime.step_numbers import StepNumbers

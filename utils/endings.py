@@ -17,6 +17,10 @@ class NonFiniteError(RuntimeError):
         self.step = step
 
 
+class GraphBudgetError(RuntimeError):
+    """The run compiled more graphs than `runtime.graph_budget` allows."""
+
+
 class NonFiniteEvaluationError(RuntimeError):
     """An evaluated model has outputs that are not finite."""
 

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from utils.endings import GraphBudgetError
 from utils.runtime.peaks import find_peak_tflops
 from utils.runtime.processes.sequence import count_sequence_parts
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime
-
-
-class GraphBudgetError(RuntimeError):
-    """The run compiled more graphs than `runtime.graph_budget` allows."""
 
 
 @dataclass(frozen=True)

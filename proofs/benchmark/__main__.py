@@ -39,10 +39,10 @@ from store.quality.report_gates import check_settings
 from store.quality.reports import read_report
 from store.record.environment import read_environment
 from utils.config.load import RunConfig, load_config
+from utils.endings import GraphBudgetError
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject, make_finite
 from utils.log import setup_logging
-from utils.metrics import GraphBudgetError
 from utils.programs import run_program
 from utils.runtime.choice import choose_device, is_silent_rank
 from utils.runtime.launcher import launch

@@ -17,13 +17,17 @@ from tests.support.tiny_parts import (
 )
 from utils.config.execution import RuntimeSection
 from utils.config.sections import OptimSection
+from utils.endings import GraphBudgetError
 from utils.errors import UserError
 from utils.runtime.launcher import create_runtime
+from utils.runtime.step_numbers import StepNumbers
 from utils.runtime.tpu import standin
+from utils.runtime.tpu.program import trace_step
 
 pytestmark = pytest.mark.tpu
 
 STEPS = 5
+BARRIER = "tpu._optimization_barrier.default"
 ADAMW = OptimSection(name="adamw", lr=1e-3, weight_decay=0.05, warmup_lr=1e-5, warmup_steps=2)
 
 
@@ -58,10 +62,9 @@ def test_a_compiled_step_is_one_program_and_one_execution(model):
     torch.manual_seed(0)
     values, calls, state = train(runtime, model(), ema_decay=0.9, accumulate_steps=2)
     torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-6)
-    # The second one takes a scalar from the first vector that is uploaded.
-    assert 1 <= runtime.counters()["graphs"] <= 2
-    for step in calls[1:]:
-        assert step == {"programs": 0, "executions": 1, "transfers": 0}
+    assert runtime.counters() == {"graphs": 1, "host_reads": 0, "host_ops": 0}
+    assert [step["programs"] for step in calls] == [1, 0, 0, 0, 0]
+    assert [(step["executions"], step["transfers"]) for step in calls] == [(1, 0)] * STEPS
     assert all(parameter.grad is None for parameter in state.model.parameters())
 
 
@@ -75,6 +78,60 @@ def test_operations_of_a_step_compile_nothing_after_the_first_steps():
     assert [step["programs"] for step in calls[2:]] == [0, 0, 0]
     assert [step["transfers"] for step in calls] == [0] * STEPS
     assert runtime.counters() == {"graphs": 0, "host_reads": 0, "host_ops": 0}
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_program_beyond_the_budget_is_refused_before_it_is_compiled(compiles):
+    runtime = create_tpu_runtime(compile=compiles, graph_budget=1)
+    batches = [*create_batches(3), *create_batches(2, size=6), *create_batches(2, size=5)]
+    state = create_state(runtime, TinyConvNet(), ADAMW)
+    steps = run_steps(state, batches, TinyTask(), runtime, create_plan(7, ADAMW))
+    with pytest.raises(GraphBudgetError, match=r"needs a program .*runtime\.graph_budget \(1\)"):
+        for result in steps:
+            runtime.fetch(result.values)
+    assert state.step == (3 if compiles else 6)  # a result is refused where it is read
+
+
+def test_draws_of_a_program_are_those_of_operations():
+    runtime = create_tpu_runtime(compile=True)
+    batch, numbers = next(create_batches(1)), StepNumbers(step=torch.ones(1, device="tpu"))
+
+    def draw(batch, numbers):
+        images = torch.nn.functional.dropout(batch.images.float(), 0.5)
+        return images * numbers.step, torch.rand(3, device="tpu")
+
+    batch = runtime.to_device(batch)
+    found = []
+    for function in (draw, runtime.compile_step(draw)):
+        for step in (0, 1, 0):
+            with runtime.step(1, step):
+                found.append([value.cpu() for value in function(batch, numbers)])
+    for one, other in ((0, 2), (0, 3), (1, 4), (2, 5)):
+        assert all(map(torch.equal, found[one], found[other]))
+    assert not torch.equal(found[0][1], found[1][1])
+
+
+def test_a_block_that_is_recomputed_is_computed_twice_in_a_program():
+    """The compiler sees a barrier before the second time, and merges nothing."""
+    weight = torch.nn.Parameter(torch.full((4, 4), 0.1, device="tpu"))
+    found = []
+    for compiles in (False, True):
+        runtime = create_tpu_runtime(compile=compiles)
+
+        def differentiate(batch, numbers, runtime=runtime):
+            hidden = batch.images.float().reshape(-1, 4) / 255
+            for _ in range(2):
+                hidden = runtime.checkpoint_block(lambda x: (x @ weight).exp().sin(), hidden)
+            return torch.autograd.grad(hidden.sum(), weight)[0]
+
+        batch = runtime.to_device(next(create_batches(1)))
+        graph = trace_step(differentiate, batch, StepNumbers()).graph.graph
+        names = [str(node.target) for node in graph.nodes]
+        found.append((names.count("aten.exp.default"), names.count(BARRIER)))
+        if compiles:
+            gradient = runtime.compile_step(differentiate)(batch, StepNumbers())
+            torch.testing.assert_close(gradient, differentiate(batch, StepNumbers()))
+    assert found == [(4, 0), (4, 2)]
 
 
 def test_a_seed_gives_the_same_numbers_again():

@@ -10,8 +10,9 @@ from job.curves import draw_curves, draw_run, read_curve
 from job.metric_writer import LostRunError, MetricWriter
 from store.record.history import read_metrics
 from tests.support.tiny_parts import create_cpu_runtime
+from utils.endings import GraphBudgetError
 from utils.errors import UserError
-from utils.metrics import GraphBudgetError, LoopMeter
+from utils.metrics import LoopMeter
 
 
 class CountingRuntime:

@@ -8,6 +8,7 @@ become arguments, changed ones also results, and their memory is handed over to 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,9 +23,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.runtime.base import BatchLike, Numbers
 from utils.runtime.tpu.products import use_matrix_products
+from utils.torch_types import Ctx, P, T
 
 B = TypeVar("B", bound=BatchLike)
-T = TypeVar("T")
 aten = torch.ops.aten
 
 
@@ -154,6 +155,34 @@ class _HeldTensors(TorchDispatchMode):
         proxy = tracer.create_proxy("get_attr", name, (), {})
         track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
         return fake
+
+
+def recompute_apart(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function whose second call, in the backward pass, the compiler must not merge.
+
+    Without a barrier it would see the same operations twice and keep the results of the first.
+    """
+    calls = itertools.count()
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        own: Any = args
+        if next(calls):
+            own = [_Barrier.apply(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        return function(*own, **kwargs)
+
+    return call
+
+
+class _Barrier(torch.autograd.Function):
+    """An identity across which the compiler moves nothing."""
+
+    @staticmethod
+    def forward(ctx: Ctx, tensor: Tensor) -> Tensor:
+        return torch.ops.tpu._optimization_barrier([tensor])[0]
+
+    @staticmethod
+    def backward(ctx: Ctx, grad: Tensor) -> Tensor:
+        return grad
 
 
 def lift_state(traced: fx.GraphModule) -> tuple[list[Tensor], fx.GraphModule]:

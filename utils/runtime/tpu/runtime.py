@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from utils.config.execution import RuntimeSection
+from utils.endings import GraphBudgetError
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.base import DTYPES, B, Numbers, Runtime, derive_seed
@@ -26,12 +27,15 @@ from utils.runtime.start import get_planned_size
 from utils.runtime.tpu import standin
 from utils.runtime.tpu.start import set_compile_cache
 from utils.runtime.updates import Updates
-from utils.torch_types import ModuleT, T
+from utils.torch_types import ModuleT, P, T
 
 # Products of float32 tensors: one bf16 pass, three, or six.
 _PRECISIONS = {"default": "medium", "high": "high", "highest": "highest"}
 # Steps in which operations may meet shapes that they have not been compiled for.
 _WARMUP_STEPS = 2
+# Of TorchTPU's errors where it may not compile: of a whole step at once, of an operation's result
+# when it is read.
+_REFUSALS = ("no more compilation should happen", "argument is in a failed state")
 
 
 class TpuInstruments(Instruments):
@@ -98,6 +102,7 @@ class TpuRuntime(Runtime):
             group = ProcessGroup(section, "gloo")
             self.ranks = GlooRanks(self, group, DTYPES[section.reduce_dtype])
         self._steps = self._graphs = 0
+        self._is_refused = False
         self._transfers_before = standin.COUNTS["transfers"]
 
     def _create_updates(self) -> Updates:
@@ -125,15 +130,41 @@ class TpuRuntime(Runtime):
 
         return StepProgram(function)
 
+    def checkpoint_block(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if not self.section.compile:
+            return super().checkpoint_block(function, *args, **kwargs)
+        from utils.runtime.tpu.program import recompute_apart
+
+        return super().checkpoint_block(recompute_apart(function), *args, **kwargs)
+
     @contextlib.contextmanager
     def step(self, seed: int, step: int) -> Iterator[None]:
         is_first = self._steps < _WARMUP_STEPS
         before = self._count_programs(wait=is_first)
-        with super().step(seed, step):
-            yield
+        self._is_refused = not is_first and self._graphs >= self.section.graph_budget
+        get_api()._set_cache_only(self._is_refused)
+        try:
+            with self._explain_refusal(), super().step(seed, step):
+                yield
+        finally:
+            get_api()._set_cache_only(False)
         compiled = self._count_programs(wait=is_first) - before
         self._graphs += compiled if self.section.compile or not is_first else 0
         self._steps += 1
+
+    @contextlib.contextmanager
+    def _explain_refusal(self) -> Iterator[None]:
+        """Raise a GraphBudgetError for TorchTPU's own error of a program that was refused."""
+        try:
+            yield
+        except RuntimeError as error:
+            if self._is_refused and any(text in str(error) for text in _REFUSALS):
+                raise GraphBudgetError(
+                    "a training step needs a program that is not compiled yet, after "
+                    f"runtime.graph_budget ({self.section.graph_budget}) was reached; a shape or a "
+                    "Python number changes from step to step, or the budget is too low"
+                ) from error
+            raise
 
     def _count_programs(self, *, wait: bool) -> int:
         """Count compiled programs; without `wait` those of operations may be counted later."""
@@ -145,6 +176,10 @@ class TpuRuntime(Runtime):
         value = derive_seed(seed, step, self.ranks.index)
         get_api().manual_seed(value)
         torch.default_generator.manual_seed(value)
+
+    def fetch(self, tensor: Tensor) -> Tensor:
+        with self._explain_refusal():
+            return super().fetch(tensor)
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         on_device = sum(tensor.device.type == self.name for tensor in tensors.values())
