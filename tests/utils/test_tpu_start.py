@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,8 @@ SECTION = RuntimeSection(device="tpu")
 def machine(monkeypatch):
     """A machine with torch_tpu, a torch that fits it and one chip; a test takes parts away."""
     packages = {"torch": "2.13.0+cu130"}
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)
     monkeypatch.delenv("PJRT_DEVICE", raising=False)
     monkeypatch.delenv(standin.VARIABLE, raising=False)
     monkeypatch.setattr(start, "is_installed", lambda: True)
@@ -143,3 +146,53 @@ def test_the_stand_in_is_described_as_the_cpu(monkeypatch):
     monkeypatch.setenv(standin.VARIABLE, "cpu")
     assert "no TPU is used" in start.TpuStart("tpu").describe()
     assert not start.TpuStart("tpu").has_chips()
+
+
+def test_processes_of_torchrun_need_the_addresses_of_all(machine, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.delenv("TORCH_TPU_SLICEBUILDER_ADDRESSES", raising=False)
+    with pytest.raises(UserError, match="but TORCH_TPU_SLICEBUILDER_ADDRESSES is not set"):
+        check()
+    monkeypatch.setenv("TORCH_TPU_SLICEBUILDER_ADDRESSES", "localhost:1,localhost:2")
+    monkeypatch.setattr(start, "check_holders", None)  # the other process holds a chip
+    check()
+
+
+def test_hosts_of_a_slice_are_left_to_torchrun(machine, monkeypatch):
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "worker")
+    check()
+    monkeypatch.setenv("TPU_WORKER_HOSTNAMES", "one,other")
+    with pytest.raises(UserError, match=r"names 2 hosts, .*use torchrun on each"):
+        check()
+
+
+def test_a_process_for_each_device_of_the_host(machine, monkeypatch):
+    found = SimpleNamespace(get_tpu_device_count=lambda: 4)
+    monkeypatch.setattr(start, "_get_hardware", lambda: found)
+    chips = start.TpuStart("tpu")
+    assert chips.decides_ranks(SECTION)
+    assert chips.count_processes(SECTION) == 4
+    assert chips.count_processes(RuntimeSection(device="tpu", num_processes=2)) == 2
+    with pytest.raises(UserError, match=r"num_processes \(5\) exceeds the 4 devices"):
+        chips.count_processes(RuntimeSection(device="tpu", num_processes=5))
+
+
+@pytest.mark.tpu
+def test_torch_tpu_is_told_which_processes_have_which_chips(machine, monkeypatch):
+    """By its own function, on a machine of four chips that the kernel does not show."""
+    hardware = start._get_hardware()
+    monkeypatch.setattr(hardware, "_scan_pci_tpus", lambda: (4, {1: "1,1,1", 4: "2,2,1"}))
+    monkeypatch.setattr(hardware, "get_tpu_device_count", lambda: 4)
+    names = ("TORCH_TPU_TOPOLOGY", "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_XPROF_SESSION_ID")
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is unset again
+        monkeypatch.delenv(name)
+    chips = start.TpuStart("tpu")
+    with pytest.raises(UserError, match=r"num_processes \(3\) is not a part of this host"):
+        chips._set_launch_environment(RuntimeSection(device="tpu", num_processes=3))
+    monkeypatch.delenv(names[1])
+    chips._set_launch_environment(SECTION)
+    assert start.os.environ[names[0]] == "2,2,1"
+    assert len(start.os.environ[names[1]].split(",")) == 4

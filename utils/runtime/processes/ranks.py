@@ -174,7 +174,11 @@ class ProcessRanks(Ranks):
         self._sums_in_backward = sums_in_backward
 
     def sum(self, tensor: Tensor) -> Tensor:
-        return self._group.all_reduce_sum(tensor.clone())
+        return self._sum_in_place(tensor.clone())
+
+    def _sum_in_place(self, tensor: Tensor) -> Tensor:
+        """Return the sum over ranks; it may be the tensor itself."""
+        return self._group.all_reduce_sum(tensor)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         self._group.broadcast_from_first(tensors)
@@ -192,7 +196,7 @@ class ProcessRanks(Ranks):
             return
         gradients = list_gradients(list_owners(optimizer))
         flat = flatten(gradients).to(self._reduce_dtype)
-        mean = self._group.all_reduce_sum(flat).float() / self.size
+        mean = self._sum_in_place(flat).float() / self.size
         for gradient, piece in zip(gradients, unflatten(mean, gradients), strict=True):
             gradient.copy_(piece)
 

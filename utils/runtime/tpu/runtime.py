@@ -21,10 +21,9 @@ from utils.json_types import JsonObject
 from utils.runtime.base import DTYPES, B, Numbers, Runtime, derive_seed
 from utils.runtime.graph_updates import GraphUpdates
 from utils.runtime.instruments import Instruments
-from utils.runtime.processes.group import ProcessGroup
-from utils.runtime.processes.ranks import GlooRanks
 from utils.runtime.start import get_planned_size
 from utils.runtime.tpu import standin
+from utils.runtime.tpu.ranks import TpuRanks, join_group
 from utils.runtime.tpu.start import set_compile_cache
 from utils.runtime.updates import Updates
 from utils.torch_types import ModuleT, P, T
@@ -99,11 +98,10 @@ class TpuRuntime(Runtime):
         super().__init__(section)
         torch.set_float32_matmul_precision(_PRECISIONS[section.matmul_precision])
         if get_planned_size() > 1:
-            group = ProcessGroup(section, "gloo")
-            self.ranks = GlooRanks(self, group, DTYPES[section.reduce_dtype])
+            self.ranks = TpuRanks(self, join_group(section), DTYPES[section.reduce_dtype])
         self._steps = self._graphs = 0
         self._is_refused = False
-        self._transfers_before = standin.COUNTS["transfers"]
+        self._transfers_before = standin.COUNTS["transfers"] - standin.COUNTS["sums"]
 
     def _create_updates(self) -> Updates:
         return _ProgramUpdates(self)
@@ -121,7 +119,7 @@ class TpuRuntime(Runtime):
     def compile_step(self, function: Callable[[B, Numbers], T]) -> Callable[[B, Numbers], T]:
         if not self.section.compile:
             return function
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and standin.is_requested():
             raise UserError(
                 f"runtime.compile (True) is not supported with {self.ranks.size} processes on the "
                 "stand-in of a TPU, whose sums leave the device; leave one of them out"
@@ -189,7 +187,8 @@ class TpuRuntime(Runtime):
     def counters(self) -> dict[str, int]:
         reads = 0
         if standin.is_requested():  # TorchTPU itself does not count them
-            reads = standin.COUNTS["transfers"] - self._transfers_before - self._declared_reads
+            own = standin.COUNTS["transfers"] - standin.COUNTS["sums"]
+            reads = own - self._transfers_before - self._declared_reads
         return {"graphs": self._graphs, "host_reads": reads, "host_ops": 0}
 
     def describe(self) -> JsonObject:

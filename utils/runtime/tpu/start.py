@@ -6,20 +6,23 @@ import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.device_use import find_holders, list_device_files
 from utils.errors import UserError
 from utils.runtime.compile_cache import find_cache, shrink
-from utils.runtime.start import DeviceStart
+from utils.runtime.start import DeviceStart, get_planned_size
 from utils.runtime.tpu import standin
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
+    from utils.runtime.processes.children import CreateRuntime, ReplicaWork
 
 # Releases of torch that torch_tpu 0.2.0 is built for.
 TORCH_RELEASES = ((2, 11), (2, 15))
 _CACHE = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
+# Of the environment: an address for each process of a run on chips; hosts of a slice.
+_ADDRESSES, _HOSTS = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TPU_WORKER_HOSTNAMES"
 _SETUP = "run bash run_commands.sh setup --torch-tpu"
 
 
@@ -48,10 +51,58 @@ class TpuStart(DeviceStart):
                 "runtime.device is 'tpu' but no TPU chip is here (/dev/vfio/*); run on a TPU VM, "
                 f"or set {standin.VARIABLE}=cpu to try it on the CPU, where no TPU is used"
             )
-        check_holders()
+        if get_planned_size() == 1:  # else the others of this run hold chips, too
+            check_holders()
+        elif _ADDRESSES not in os.environ:
+            raise UserError(
+                f"WORLD_SIZE ({os.environ['WORLD_SIZE']}) in the environment says that this is one "
+                f"of several processes, but {_ADDRESSES} is not set; before torchrun export what "
+                "python -m torch_tpu._internal.distributed.distributed prints, or unset WORLD_SIZE"
+            )
+        hosts = [name for name in os.environ.get(_HOSTS, "").split(",") if name]
+        if get_planned_size() == 1 and len(hosts) > 1 and section.num_processes != 1:
+            raise UserError(
+                f"{_HOSTS} in the environment names {len(hosts)} hosts, whose processes main.py "
+                "does not start; use torchrun on each host (docs/torch_tpu.md), or unset it to "
+                "train on this host alone"
+            )
 
     def has_chips(self) -> bool:
         return not standin.is_requested()
+
+    def decides_ranks(self, section: RuntimeSection) -> bool:
+        return self.has_chips() and get_planned_size() == 1 and section.num_processes is None
+
+    def count_processes(self, section: RuntimeSection) -> int:
+        if not self.has_chips():
+            return super().count_processes(section)
+        count = _get_hardware().get_tpu_device_count()
+        if section.num_processes and section.num_processes > count:
+            raise UserError(
+                f"runtime.num_processes ({section.num_processes}) exceeds the {count} devices of "
+                "this host's TPU chips; lower it"
+            )
+        return section.num_processes or count
+
+    def launch(self, create: CreateRuntime, work: ReplicaWork) -> int:
+        if self.has_chips() and get_planned_size() == 1:
+            self._set_launch_environment(work.section)
+        return super().launch(create, work)
+
+    def _set_launch_environment(self, section: RuntimeSection) -> None:
+        """Tell TorchTPU, before processes start, which of them have which chips."""
+        count = self.count_processes(section)
+        if count == _get_hardware().get_tpu_device_count() == 1:
+            return
+        from torch_tpu._internal.distributed.distributed import set_tpu_launch_env
+
+        try:
+            set_tpu_launch_env(nproc_per_node=count)
+        except RuntimeError as error:
+            raise UserError(
+                f"runtime.num_processes ({count}) is not a part of this host's TPU chips that "
+                "TorchTPU can open; use 1, or leave it out"
+            ) from error
 
     def describe(self) -> str:
         return "tpu" if self.has_chips() else "tpu's stand-in on the CPU, no TPU is used"
@@ -88,6 +139,13 @@ def get_cache_place(section: RuntimeSection) -> str:
             "directory or a gs:// URL"
         )
     return place
+
+
+def _get_hardware() -> Any:
+    """Return TorchTPU's module of chips; unlike its loader it does not open them."""
+    from torch_tpu._internal.utils import hardware
+
+    return hardware
 
 
 def is_installed() -> bool:
