@@ -62,7 +62,7 @@ class Saving:
     def save(self, state: TrainState, best: bool) -> None:
         """Copy the state to the host and have rank zero write it beside the loop."""
         with self._recording.recorder.hold(HELD):
-            # Only the writer knows, and a shard of a global array is fetched by all hosts or none.
+            # Only the writer knows, and what is split is fetched by all ranks or none.
             if not self._run_on_writer(partial(self.manager.needs, state.step)):
                 self.manager.note(state.step, best=best)
             else:
@@ -73,7 +73,7 @@ class Saving:
                 if self._replica.session is not None:
                     before = partial(self._sync, state.step)
                     self.manager.submit(state.step, collect, best=best, before=before)
-                elif self._replica.runtime.local_devices > 1:
+                elif self._replica.runtime.splits_state:
                     collect()
             self._beat()
 

@@ -10,16 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.blocks import find_blocks
 from utils.errors import UserError
 from utils.torch_types import P, T
 
 # Wrappers that call a function or a module again in the backward pass.
 Recompute = Callable[..., Any]
-
-
-def find_blocks(model: nn.Module) -> list[nn.Sequential | nn.ModuleList]:
-    """List the outermost containers of two or more blocks of one class with weights."""
-    return list(_iterate_blocks(model))
 
 
 def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
@@ -102,21 +98,6 @@ def _keep_statistics(block: nn.Module) -> Iterator[None]:
     finally:
         for norm, buffers in zip(norms, kept, strict=True):
             norm._buffers.update(buffers)
-
-
-def _iterate_blocks(module: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
-    for child in module.children():
-        if isinstance(child, nn.Sequential | nn.ModuleList) and _repeats(child):
-            yield child
-        else:
-            yield from _iterate_blocks(child)
-
-
-def _repeats(container: nn.Sequential | nn.ModuleList) -> bool:
-    has_parts = all(next(block.children(), None) is not None for block in container)
-    is_uniform = len(container) > 1 and len({type(block) for block in container}) == 1
-    # Stages repeat as well, but their own blocks are what is worth storing less of.
-    return is_uniform and has_parts and not any(any(_iterate_blocks(b)) for b in container)
 
 
 def _equal(chain: nn.Sequential) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from utils.runtime.axes import view_as_in_files
+from utils.runtime.shards import join
 
 # Lower bound of the norm of a unit's weights: weights of zero must move, too.
 MIN_UNIT_NORM = 1e-3
@@ -31,7 +32,7 @@ def clip_gradients(
     """Clip gradients in place, for a `ratio` except those of `head`; return the norm before."""
     # Not foreach: it reads the device.
     if clipping.norm is not None:
-        return clip_grad_norm_(parameters, clipping.norm, foreach=False)
+        return join(clip_grad_norm_(parameters, clipping.norm, foreach=False))
     with_grad = [parameter for parameter in parameters if parameter.grad is not None]
     norm = get_total_norm([p.grad for p in with_grad if p.grad is not None], foreach=False)
     kept = {id(parameter) for parameter in head}
@@ -43,7 +44,7 @@ def clip_gradients(
         elif clipping.ratio is not None and id(parameter) not in kept:
             view, weights = (view_as_in_files(parameter, t) for t in (gradient, parameter))
             view.copy_(clip_to_weights(view, weights, clipping.ratio))
-    return norm
+    return join(norm)
 
 
 def clip_to_weights(gradient: Tensor, weights: Tensor, ratio: float) -> Tensor:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from utils.runtime.shards import is_split
+
 
 @dataclass(frozen=True)
 class Averaging:
@@ -53,8 +55,9 @@ def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
     """
     pairs = list(zip(ema.state_dict().values(), model.state_dict().values(), strict=True))
     moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
-    if moving:
-        averages, values = (list(side) for side in zip(*moving, strict=True))
+    for splits in {is_split(mine): None for mine, _ in moving}:
+        alike = [pair for pair in moving if is_split(pair[0]) == splits]
+        averages, values = (list(side) for side in zip(*alike, strict=True))
         differences = torch._foreach_sub(values, averages)
         torch._foreach_mul_(differences, weight)
         torch._foreach_add_(averages, differences)

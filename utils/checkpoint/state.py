@@ -13,6 +13,7 @@ from utils.checkpoint.fit import compare_tensors
 from utils.endings import Stagnation
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.runtime.shards import copy_whole
 
 
 class TrainStateLike(Protocol):
@@ -76,7 +77,7 @@ def restore_state(
         for part, tensors in own.items():
             for name, value in tensors.items():
                 host = parts[part][name]
-                value.copy_(host.reshape(1).to(value.device)[0] if value.ndim == 0 else host)
+                copy_whole(value, host.reshape(1).to(value.device)[0] if value.ndim == 0 else host)
     parameters = {name: p for p, name in _names_of(state).items()}
     for name, value in facts.optimizer.items():
         owner, _, key = name.partition("|")

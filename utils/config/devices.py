@@ -36,7 +36,7 @@ DEVICES = {
         runtime="utils.runtime.tpu.runtime:TpuRuntime",
         start="utils.runtime.tpu.start:TpuStart",
         compilers=("tpu",),
-        modes=("matmul_precision",),
+        modes=("matmul_precision", "overlap", "fsdp"),
         slots=("cpu", "tpu", "tpu_vm"),
         on_cpu={"TPU_STANDIN": "cpu"},
     ),
@@ -44,13 +44,13 @@ DEVICES = {
         runtime="utils.runtime.cpu:CpuRuntime",
         start="utils.runtime.start:DeviceStart",
         compilers=_NATIVE_COMPILERS,
-        modes=("native", "fp16"),
+        modes=("native", "overlap", "fp16"),
     ),
     "cuda": DeviceInfo(
         runtime="utils.runtime.cuda:CudaRuntime",
         start="utils.runtime.cuda:CudaStart",
         compilers=_NATIVE_COMPILERS,
-        modes=("native", "fp16", "tf32"),
+        modes=("native", "overlap", "fp16", "tf32"),
         slots=("cuda",),
     ),
 }
@@ -70,7 +70,7 @@ else:
 def get_devices(mode: str) -> tuple[str, ...]:
     """Return the names of the devices that support a group of keys.
 
-    `mode` is native (layouts and overlap that XLA decides by itself), fp16, tf32, matmul_precision,
-    mesh, loop (a graph with loops) or pallas.
+    `mode` is native (layouts that XLA decides by itself), overlap (of sums and the backward pass),
+    fsdp, fp16, tf32, matmul_precision, mesh, loop (a graph with loops) or pallas.
     """
     return tuple(name for name, device in DEVICES.items() if mode in device.modes)

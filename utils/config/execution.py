@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from utils.config.devices import CompilerName, DeviceName, get_devices
 from utils.config.metadata import ConfigSection, Devices, Resume, key
 
-_NATIVE = Devices(get_devices("native"), "XLA compiles and lays out by itself; leave it out")
+_NATIVE = Devices(get_devices("native"), "XLA lays out by itself; leave it out")
 _NVIDIA = Devices(get_devices("tf32"), "it is a mode of NVIDIA GPUs; leave it out")
 _SCALED = Devices(
     get_devices("fp16"),
@@ -18,7 +18,10 @@ _PRODUCTS = Devices(
     get_devices("matmul_precision"),
     "it is a mode of TPUs; leave it out (NVIDIA GPUs have runtime.tf32)",
 )
-_MESH = Devices(get_devices("mesh"), "a mesh is of XLA's devices; use process", value="spmd")
+_MESH = Devices(
+    get_devices("mesh"), "a mesh is of XLA's devices; use process, or fsdp on tpu", value="spmd"
+)
+_OVERLAP = Devices(get_devices("overlap"), "XLA orders sums by itself; leave it out")
 
 
 class RuntimeSection(ConfigSection):
@@ -31,10 +34,10 @@ class RuntimeSection(ConfigSection):
         "auto: xla if torch_xla is installed, tpu with torch_tpu and a chip, else cuda with a GPU, "
         "else cpu",
     )
-    parallel: Literal["process", "spmd"] = key(
+    parallel: Literal["process", "spmd", "fsdp"] = key(
         "process",
         "process: a process for each device; spmd: a process for each host and one mesh over all "
-        "devices",
+        "devices; fsdp: process with weights split over processes (FSDP2), on tpu",
         devices=_MESH,
     )
     num_processes: int | None = key(
@@ -75,7 +78,7 @@ class RuntimeSection(ConfigSection):
         "fp32", "type in which gradients are summed over devices"
     )
     overlap: bool | None = key(
-        None, "sum gradients during the backward pass (DDP); None: on cuda", devices=_NATIVE
+        None, "sum gradients during the backward pass (DDP); None: on cuda", devices=_OVERLAP
     )
     compile: bool = key(
         False,

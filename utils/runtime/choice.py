@@ -7,7 +7,7 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from utils.config.devices import DEVICES, FALLBACK
+from utils.config.devices import DEVICES, FALLBACK, get_devices
 from utils.config.metadata import check_devices
 from utils.errors import UserError
 from utils.runtime.start import get_planned_size, get_start
@@ -29,6 +29,16 @@ def choose_device(section: RuntimeSection) -> str:
         name = next((name for name in others if get_start(name).is_available()), FALLBACK)
     get_start(name).check(section)
     check_devices(name, runtime=section)
+    if section.parallel == "fsdp" and "fsdp" not in DEVICES[name].modes:
+        raise UserError(
+            f"runtime.parallel ('fsdp') works on {' and '.join(get_devices('fsdp'))}, not on "
+            f"{name!r}: use process, or on xla spmd with runtime.mesh_fsdp"
+        )
+    if section.parallel == "fsdp" and section.overlap:
+        raise UserError(
+            "runtime.overlap (True) is not supported with runtime.parallel 'fsdp', which sums "
+            "gradients during the backward pass by itself; leave it out"
+        )
     choose_compiler(section, name)
     return name
 
@@ -49,10 +59,14 @@ def choose_compiler(section: RuntimeSection, name: str) -> str:
             f"runtime.compile_backend ({backend!r}) compiles nothing without runtime.compile; set "
             "runtime.compile=true, or leave the backend out"
         )
-    if section.compile and section.parallel == "spmd":
+    if section.compile and section.parallel != "process":
+        reasons = {
+            "spmd": "whose partitioner needs the step as a whole, as xla compiles it by itself",
+            "fsdp": "whose weights are joined by operations of their own",
+        }
         raise UserError(
-            "runtime.compile (True) is not supported with runtime.parallel 'spmd', whose "
-            "partitioner needs the step as a whole, as xla compiles it by itself; leave it out"
+            f"runtime.compile (True) is not supported with runtime.parallel {section.parallel!r}, "
+            f"{reasons[section.parallel]}; leave it out"
         )
     chosen = supported[0] if backend == "auto" else backend
     # Inductor writes C++ for whatever has no compiler of its own.

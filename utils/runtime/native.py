@@ -56,11 +56,18 @@ class NativeRuntime(Runtime):
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         if not self._uses_ddp:
             return task
-        return cast("Task", _OverlappedTask(task, model, loss_modules, self._reduce_dtype))
+        return overlap_sums(task, model, loss_modules, self._reduce_dtype)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         scaler = self.updates.scaler
         (loss if scaler is None else scaler.scale(loss)).backward()
+
+
+def overlap_sums(
+    task: Task, model: nn.Module, loss_modules: nn.Module, reduce_dtype: torch.dtype
+) -> Task:
+    """Return the task with sums of gradients over ranks in its backward pass, by DDP."""
+    return cast("Task", _OverlappedTask(task, model, loss_modules, reduce_dtype))
 
 
 class _Step(nn.Module):

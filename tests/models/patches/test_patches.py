@@ -17,7 +17,7 @@ from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention
 from models.patches.table import PATCHES, apply_patches
-from models.remat import find_blocks
+from utils.blocks import find_blocks
 from utils.errors import UserError
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}

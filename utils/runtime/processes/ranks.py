@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.runtime.processes.group import flatten, unflatten
+from utils.runtime.shards import is_split
 from utils.torch_types import Ctx, DifferentiationRule
 
 if TYPE_CHECKING:
@@ -194,7 +195,10 @@ class ProcessRanks(Ranks):
         # process, so that a resumed run has the same bits.
         if self._sums_in_backward:
             return
-        gradients = list_gradients(list_owners(optimizer))
+        owners = list_owners(optimizer)
+        gradients = [one for one in list_gradients(owners) if not is_split(one)]
+        if not gradients:
+            return
         flat = flatten(gradients).to(self._reduce_dtype)
         mean = self._sum_in_place(flat).float() / self.size
         for gradient, piece in zip(gradients, unflatten(mean, gradients), strict=True):

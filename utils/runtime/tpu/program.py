@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.runtime.base import BatchLike, Numbers
 from utils.runtime.tpu.products import use_matrix_products
-from utils.torch_types import Ctx, P, T
+from utils.torch_types import Ctx, DifferentiationRule, P, T
 
 B = TypeVar("B", bound=BatchLike)
 aten = torch.ops.aten
@@ -173,7 +173,7 @@ def recompute_apart(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class _Barrier(torch.autograd.Function):
+class _Barrier(DifferentiationRule):
     """An identity across which the compiler moves nothing."""
 
     @staticmethod

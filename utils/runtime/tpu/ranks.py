@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from utils.runtime.tpu import standin
 # Of torch.distributed; host objects use gloo.
 CHIPS = "cpu:gloo,tpu:tpu_dist"
 _STANDIN = "tpu_standin"
+
+# torch's stub has another initialiser than the class of groups that are written in Python.
+_Group = Any if TYPE_CHECKING else dist.ProcessGroup
 
 
 class TpuRanks(ProcessRanks):
@@ -43,7 +46,7 @@ def join_group(section: RuntimeSection) -> ProcessGroup:
     return ProcessGroup(section, _STANDIN)
 
 
-class StandinGroup(dist.ProcessGroup):
+class StandinGroup(_Group):
     """Collectives of several stand-ins: tensors leave the device, gloo sums them, and come back.
 
     The stand-in's driver knows one device only, so that `tpu_dist` has groups of one there.
@@ -53,7 +56,7 @@ class StandinGroup(dist.ProcessGroup):
         self, store: dist.Store, rank: int, size: int, timeout: datetime.timedelta
     ) -> None:
         super().__init__(rank, size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def getBackendName(self) -> str:  # noqa: N802  # named by torch
         return _STANDIN
@@ -123,11 +126,6 @@ class StandinGroup(dist.ProcessGroup):
 
     def barrier(self, options: Any = None) -> dist.Work:
         return self._gloo.barrier()
-
-    # As releases of torch before 2.13 call them.
-    _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
 
 def _read(tensor: Tensor) -> Tensor:

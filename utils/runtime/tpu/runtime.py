@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.config.execution import RuntimeSection
 from utils.endings import GraphBudgetError
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.runtime.base import DTYPES, B, Numbers, Runtime, derive_seed
+from utils.runtime.base import DTYPES, B, Numbers, Runtime, Task, derive_seed
 from utils.runtime.graph_updates import GraphUpdates
 from utils.runtime.instruments import Instruments
+from utils.runtime.native import overlap_sums
+from utils.runtime.shards import join, split
 from utils.runtime.start import get_planned_size
 from utils.runtime.tpu import standin
 from utils.runtime.tpu.ranks import TpuRanks, join_group
@@ -97,8 +99,17 @@ class TpuRuntime(Runtime):
         self.device = torch.device("tpu")
         super().__init__(section)
         torch.set_float32_matmul_precision(_PRECISIONS[section.matmul_precision])
+        self._reduce_dtype = DTYPES[section.reduce_dtype]
+        self._uses_ddp = bool(section.overlap) and get_planned_size() > 1
         if get_planned_size() > 1:
-            self.ranks = TpuRanks(self, join_group(section), DTYPES[section.reduce_dtype])
+            self.ranks = TpuRanks(
+                self, join_group(section), self._reduce_dtype, sums_in_backward=self._uses_ddp
+            )
+        elif section.parallel == "fsdp":
+            raise UserError(
+                "runtime.parallel ('fsdp') splits weights over processes, and this run has one; "
+                "set runtime.num_processes, or use process"
+            )
         self._steps = self._graphs = 0
         self._is_refused = False
         self._transfers_before = standin.COUNTS["transfers"] - standin.COUNTS["sums"]
@@ -114,7 +125,17 @@ class TpuRuntime(Runtime):
         return True
 
     def accelerate(self, module: ModuleT) -> ModuleT:
-        return module  # a step is compiled as a whole
+        # A step is compiled as a whole, so nothing is compiled here.
+        return split(module, self._reduce_dtype) if self.section.parallel == "fsdp" else module
+
+    @property
+    def splits_state(self) -> bool:
+        return self.section.parallel == "fsdp"
+
+    def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
+        if not self._uses_ddp:
+            return task
+        return overlap_sums(task, model, loss_modules, self._reduce_dtype)
 
     def compile_step(self, function: Callable[[B, Numbers], T]) -> Callable[[B, Numbers], T]:
         if not self.section.compile:
@@ -181,8 +202,8 @@ class TpuRuntime(Runtime):
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         on_device = sum(tensor.device.type == self.name for tensor in tensors.values())
-        self._declared_reads += on_device - 1  # of which the base class counts one
-        return super().fetch_all(tensors)
+        self._declared_reads += on_device
+        return {name: join(tensor.detach()).cpu().clone() for name, tensor in tensors.items()}
 
     def counters(self) -> dict[str, int]:
         reads = 0
