@@ -262,7 +262,7 @@ class _Stepper(Generic[BatchT]):
         self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
         self._names: tuple[str, ...] = ()
         self._first_bad_step = runtime.upload([-1.0]).sum()  # no view of the vector
-        self._compute = runtime.compile_step(self._compute_step)
+        self._compute = runtime.compile_step(self._compute_step, plan.graph_budget)
         runtime.finish_step()  # compiled on its own, not as a part of the first step's graph
 
     def iterate(

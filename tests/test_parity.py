@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,32 +61,25 @@ FORMS = {
     "fsdp 2x2": _mesh(4, fsdp=2),
     "tpu x1": Form("tpu"),
     "tpu x2": _ranks("tpu", 2),
+    "tpu x2 overlapped": _ranks("tpu", 2, "--runtime.overlap=true"),
+    "tpu x2 fsdp": _ranks("tpu", 2, "--runtime.parallel=fsdp"),
     "tpu compiled": Form("tpu", ("--runtime.compile=true",)),
 }
-QUICK = ("mesh 4",)
 
 
-def list_marks(name: str) -> list[pytest.MarkDecorator]:
-    """The marks of a test of one form: of the package that it needs."""
-    return {"xla": [pytest.mark.xla], "tpu": [pytest.mark.tpu]}.get(FORMS[name].device, [])
+QUICK = ("mesh 4", "tpu x1", "tpu x2", "tpu compiled")
 
 
-# Those of TorchTPU are quick where it is installed, in an environment of its own.
-CASES = [
-    pytest.param(
-        name,
-        marks=[
-            *list_marks(name),
-            *([] if name in QUICK or form.device == "tpu" else [pytest.mark.slow]),
-        ],
-    )
-    for name, form in FORMS.items()
-]
+def list_marks(name: str, quick: Sequence[str] = ()) -> list[pytest.MarkDecorator]:
+    """The marks of a test of one form: of the package that it needs, and slow unless quick."""
+    needed = {"xla": [pytest.mark.xla], "tpu": [pytest.mark.tpu]}.get(FORMS[name].device, [])
+    return needed if name in quick else [*needed, pytest.mark.slow]
+
+
+CASES = [pytest.param(name, marks=list_marks(name, QUICK), id=name) for name in FORMS]
 # BatchNorm over all ranks; FSDP and DDP do nothing else to it than to a ViT.
 NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 4", "mesh 8")
-NORM_CASES = [
-    pytest.param(name, marks=[*list_marks(name), pytest.mark.slow]) for name in NORM_FORMS
-]
+NORM_CASES = [pytest.param(name, marks=list_marks(name), id=name) for name in NORM_FORMS]
 
 
 @pytest.fixture(scope="module")
@@ -177,23 +171,34 @@ def norm_reference(tmp_path_factory, norm_flags) -> list[dict]:
 
 
 def compare(
-    found: list[dict], wanted: list[dict], *, eval_rel: float = 1e-4, score: str = "loss"
+    found: list[dict],
+    wanted: list[dict],
+    *,
+    rel: float = 1e-4,
+    eval_rel: float = 1e-4,
+    score: str = "loss",
 ) -> None:
     """Compare losses of every step and evaluations of two runs.
 
     Args:
+      rel: largest relative difference of a loss; of a gradient's norm ten times as much.
       score: the metric of an evaluation that is compared.
     """
     assert [line["step"] for line in found] == [line["step"] for line in wanted]
     for mine, theirs in zip(found, wanted, strict=True):
         if theirs["kind"] == "train":
-            loss = pytest.approx(theirs["loss/total"], rel=1e-4)
+            loss = pytest.approx(theirs["loss/total"], rel=rel)
             assert mine["loss/total"] == loss, theirs["step"]
-            assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+            assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=10 * rel)
             assert mine["host_reads"] == 0
         else:
             assert mine["examples"] == EXAMPLES
             assert mine[score] == pytest.approx(theirs[score], rel=eval_rel)
+
+
+def get_bounds(name: str) -> dict[str, float]:
+    """Return the bounds of `compare` for a form."""
+    return {"rel": 1e-5, "eval_rel": 1e-5} if FORMS[name].device == "tpu" else {}
 
 
 def read_hits(folder: Path) -> dict[str, Hits]:
@@ -219,11 +224,11 @@ def test_every_device_has_a_parity_form():
 @pytest.mark.parametrize("name", CASES)
 def test_a_vit_distils_alike(name, vit_flags, vit_folder, vit_reference, tmp_path):
     found = run_form(tmp_path, FORMS[name], vit_flags)
-    compare(found, vit_reference)
+    compare(found, vit_reference, **get_bounds(name))
     # Alike to the bit, however the examples were dealt out.
     assert read_hits(tmp_path) == read_hits(vit_folder)
     check_hits(read_hits(tmp_path), found)
-    if name == "xla x1" or FORMS[name].devices:
+    if name in ("xla x1", "tpu compiled") or FORMS[name].devices:
         assert found[-1]["graphs_train"] == 1
 
 

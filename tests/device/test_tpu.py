@@ -85,7 +85,7 @@ def test_a_program_beyond_the_budget_is_refused_before_it_is_compiled(compiles):
     runtime = create_tpu_runtime(compile=compiles, graph_budget=1)
     batches = [*create_batches(3), *create_batches(2, size=6), *create_batches(2, size=5)]
     state = create_state(runtime, TinyConvNet(), ADAMW)
-    steps = run_steps(state, batches, TinyTask(), runtime, create_plan(7, ADAMW))
+    steps = run_steps(state, batches, TinyTask(), runtime, create_plan(7, ADAMW, graph_budget=1))
     with pytest.raises(GraphBudgetError, match=r"needs a program .*runtime\.graph_budget \(1\)"):
         for result in steps:
             runtime.fetch(result.values)
@@ -102,7 +102,7 @@ def test_draws_of_a_program_are_those_of_operations():
 
     batch = runtime.to_device(batch)
     found = []
-    for function in (draw, runtime.compile_step(draw)):
+    for function in (draw, runtime.compile_step(draw, 8)):
         for step in (0, 1, 0):
             with runtime.step(1, step):
                 found.append([value.cpu() for value in function(batch, numbers)])
@@ -129,7 +129,7 @@ def test_a_block_that_is_recomputed_is_computed_twice_in_a_program():
         names = [str(node.target) for node in graph.nodes]
         found.append((names.count("aten.exp.default"), names.count(BARRIER)))
         if compiles:
-            gradient = runtime.compile_step(differentiate)(batch, StepNumbers())
+            gradient = runtime.compile_step(differentiate, 1)(batch, StepNumbers())
             torch.testing.assert_close(gradient, differentiate(batch, StepNumbers()))
     assert found == [(4, 0), (4, 2)]
 
@@ -148,7 +148,7 @@ def test_several_processes_on_the_stand_in_compile_no_step(monkeypatch):
     runtime = create_tpu_runtime(compile=True)
     monkeypatch.setattr(runtime.ranks, "size", 2)
     with pytest.raises(UserError, match="whose sums leave the device"):
-        runtime.compile_step(lambda batch, numbers: numbers)
+        runtime.compile_step(lambda batch, numbers: numbers, 1)
 
 
 def test_the_stand_in_is_reported_as_the_cpu():

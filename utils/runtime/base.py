@@ -124,7 +124,9 @@ class Runtime(ABC):
         """Return the task for the loop; it may sum gradients during the backward pass."""
         return task
 
-    def compile_step(self, function: Callable[[B, Numbers], T]) -> Callable[[B, Numbers], T]:
+    def compile_step(
+        self, function: Callable[[B, Numbers], T], graph_budget: int
+    ) -> Callable[[B, Numbers], T]:
         """Return a step's function of a batch and numbers; it may be compiled as one program."""
         return function
 

@@ -64,10 +64,27 @@ class NativeRuntime(Runtime):
 
 
 def overlap_sums(
-    task: Task, model: nn.Module, loss_modules: nn.Module, reduce_dtype: torch.dtype
+    task: Task,
+    model: nn.Module,
+    loss_modules: nn.Module,
+    reduce_dtype: torch.dtype,
+    *,
+    finds_unused: bool = True,
 ) -> Task:
-    """Return the task with sums of gradients over ranks in its backward pass, by DDP."""
-    return cast("Task", _OverlappedTask(task, model, loss_modules, reduce_dtype))
+    """Return the task with sums of gradients over ranks in its backward pass, by DDP.
+
+    Args:
+      finds_unused: allow parameters without a gradient, and sum in the order of a resumed run.
+    """
+    step = _Step(task, model, loss_modules)
+    # find_unused_parameters: otherwise buckets are rebuilt after the first step, and sums have
+    # another order than in a resumed run.
+    ddp = DistributedDataParallel(
+        step, broadcast_buffers=False, find_unused_parameters=finds_unused
+    )
+    if reduce_dtype == torch.bfloat16:
+        ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    return cast("Task", _OverlappedTask(task, ddp))
 
 
 class _Step(nn.Module):
@@ -84,17 +101,8 @@ class _Step(nn.Module):
 class _OverlappedTask:
     """A task whose backward pass sums gradients over ranks, in the last micro-batch of a step."""
 
-    def __init__(
-        self, task: HasLoss, model: nn.Module, loss_modules: nn.Module, reduce_dtype: torch.dtype
-    ) -> None:
-        self._task = task
-        # find_unused_parameters: otherwise buckets are rebuilt after the first step, and sums have
-        # another order than in a resumed run.
-        self._ddp = DistributedDataParallel(
-            _Step(task, model, loss_modules), broadcast_buffers=False, find_unused_parameters=True
-        )
-        if reduce_dtype == torch.bfloat16:
-            self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    def __init__(self, task: HasLoss, ddp: DistributedDataParallel) -> None:
+        self._task, self._ddp = task, ddp
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._task, name)

@@ -111,7 +111,7 @@ class TpuRuntime(Runtime):
                 "set runtime.num_processes, or use process"
             )
         self._steps = self._graphs = 0
-        self._is_refused = False
+        self._is_refused, self._budget = False, section.graph_budget
         self._transfers_before = standin.COUNTS["transfers"] - standin.COUNTS["sums"]
 
     def _create_updates(self) -> Updates:
@@ -135,9 +135,16 @@ class TpuRuntime(Runtime):
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         if not self._uses_ddp:
             return task
-        return overlap_sums(task, model, loss_modules, self._reduce_dtype)
+        # To find them, DDP needs host memory that the stand-in does not have.
+        finds_unused = not standin.is_requested()
+        return overlap_sums(
+            task, model, loss_modules, self._reduce_dtype, finds_unused=finds_unused
+        )
 
-    def compile_step(self, function: Callable[[B, Numbers], T]) -> Callable[[B, Numbers], T]:
+    def compile_step(
+        self, function: Callable[[B, Numbers], T], graph_budget: int
+    ) -> Callable[[B, Numbers], T]:
+        self._budget = graph_budget
         if not self.section.compile:
             return function
         if self.ranks.size > 1 and standin.is_requested():
@@ -160,7 +167,7 @@ class TpuRuntime(Runtime):
     def step(self, seed: int, step: int) -> Iterator[None]:
         is_first = self._steps < _WARMUP_STEPS
         before = self._count_programs(wait=is_first)
-        self._is_refused = not is_first and self._graphs >= self.section.graph_budget
+        self._is_refused = not is_first and self._graphs >= self._budget
         get_api()._set_cache_only(self._is_refused)
         try:
             with self._explain_refusal(), super().step(seed, step):
@@ -180,7 +187,7 @@ class TpuRuntime(Runtime):
             if self._is_refused and any(text in str(error) for text in _REFUSALS):
                 raise GraphBudgetError(
                     "a training step needs a program that is not compiled yet, after "
-                    f"runtime.graph_budget ({self.section.graph_budget}) was reached; a shape or a "
+                    f"runtime.graph_budget ({self._budget}) was reached; a shape or a "
                     "Python number changes from step to step, or the budget is too low"
                 ) from error
             raise
