@@ -67,13 +67,14 @@ class Saving:
                 self.manager.note(state.step, best=best)
             else:
                 self.await_write()
+                runtime = self._replica.runtime
                 self._recording.gather_numbers()
                 self._recording.keeper.cut(state.step)
                 collect = partial(self._collect, state)
                 if self._replica.session is not None:
                     before = partial(self._sync, state.step)
                     self.manager.submit(state.step, collect, best=best, before=before)
-                elif self._replica.runtime.splits_state:
+                elif runtime.local_devices > 1 or runtime.ranks.hold_parts:
                     collect()
             self._beat()
 

@@ -71,6 +71,10 @@ def _list_forms(ranks: int) -> dict[str, tuple[tuple[str, ...], dict[str, str]]]
 RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     **_list_forms(1),
     **_list_forms(2),
+    "tpu_fsdp2": (
+        ("--runtime.device=tpu", "--runtime.num_processes=2", "--runtime.parallel=fsdp"),
+        dict(DEVICES["tpu"].on_cpu),
+    ),
     "spmd4": (
         ("--runtime.device=xla", "--runtime.parallel=spmd"),
         {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"},

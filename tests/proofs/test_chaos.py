@@ -123,7 +123,14 @@ def test_a_run_killed_twice_equals_an_uninterrupted_one(tmp_path):
 # The teacher of the config is the average, live; a mid-epoch and an epoch's edge are both hit by
 # checkpoints every 5 steps of epochs of 12.
 @pytest.mark.slow
-@pytest.mark.parametrize("runtime", ["cpu", "cpu2", "xla", "xla2", "spmd4", "fsdp4"])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        *("cpu", "cpu2"),
+        *(pytest.param(name, marks=pytest.mark.xla) for name in ("xla", "xla2", "spmd4", "fsdp4")),
+        *(pytest.param(name, marks=pytest.mark.tpu) for name in ("tpu", "tpu2", "tpu_fsdp2")),
+    ],
+)
 def test_every_runtime_survives_five_kills(tmp_path, runtime):
     done = run_chaos(tmp_path, f"--runtime={runtime}", "--kills=5", "--seed=11")
     assert done.returncode == 0, done.stdout + done.stderr

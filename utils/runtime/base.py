@@ -100,11 +100,6 @@ class Runtime(ABC):
         """Number of devices that a global batch is split over."""
         return self.ranks.size * self.local_devices
 
-    @property
-    def splits_state(self) -> bool:
-        """Whether weights are split over devices, so that all ranks must read them together."""
-        return self.local_devices > 1
-
     def make_deterministic(self) -> list[str]:
         """Select operations with reproducible bits; return further conditions as sentences."""
         return ["the same bits need the same versions, kind of device and number of devices"]

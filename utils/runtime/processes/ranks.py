@@ -46,6 +46,9 @@ class Ranks(ABC):
     # The mean of equal float32 numbers is that number, to the bit.
     _mean_dtype = torch.float64
 
+    # True if each holds a part of every weight, so that all of them must read weights together.
+    hold_parts = False
+
     _device: Device | None = None
 
     def __init__(self, index: int, size: int) -> None:

@@ -105,6 +105,7 @@ class TpuRuntime(Runtime):
             self.ranks = TpuRanks(
                 self, join_group(section), self._reduce_dtype, sums_in_backward=self._uses_ddp
             )
+            self.ranks.hold_parts = section.parallel == "fsdp"
         elif section.parallel == "fsdp":
             raise UserError(
                 "runtime.parallel ('fsdp') splits weights over processes, and this run has one; "
@@ -127,10 +128,6 @@ class TpuRuntime(Runtime):
     def accelerate(self, module: ModuleT) -> ModuleT:
         # A step is compiled as a whole, so nothing is compiled here.
         return split(module, self._reduce_dtype) if self.section.parallel == "fsdp" else module
-
-    @property
-    def splits_state(self) -> bool:
-        return self.section.parallel == "fsdp"
 
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         if not self._uses_ddp:
