@@ -28,6 +28,7 @@ FLOORS = {
     "utils.endings": 1,
     "utils.stopping": 1,
     "utils.device_use": 1.5,
+    "utils.blocks": 1.9,
     "utils.runtime": 2,
     "big_vision": 2,
     "utils.checkpoint": 2.4,
