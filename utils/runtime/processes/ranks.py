@@ -199,7 +199,7 @@ class ProcessRanks(Ranks):
         if self._sums_in_backward:
             return
         owners = list_owners(optimizer)
-        gradients = [one for one in list_gradients(owners) if not is_split(one)]
+        gradients = [grad for grad in list_gradients(owners) if not is_split(grad)]
         if not gradients:
             return
         flat = flatten(gradients).to(self._reduce_dtype)
