@@ -38,7 +38,7 @@ DEVICES = {
         compilers=("tpu",),
         modes=("matmul_precision", "overlap", "fsdp"),
         slots=("cpu", "tpu", "tpu_vm"),
-        on_cpu={"TPU_STANDIN": "cpu"},
+        on_cpu={"TPU_STANDIN": "cpu", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     ),
     "cpu": DeviceInfo(
         runtime="utils.runtime.cpu:CpuRuntime",
