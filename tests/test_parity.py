@@ -230,6 +230,9 @@ def test_a_vit_distils_alike(name, vit_flags, vit_folder, vit_reference, tmp_pat
     check_hits(read_hits(tmp_path), found)
     if name in ("xla x1", "tpu compiled") or FORMS[name].devices:
         assert found[-1]["graphs_train"] == 1
+    if name == "tpu compiled":
+        executions = [line["executions"] for line in found if line["kind"] == "train"]
+        assert sorted(executions)[STEPS // 2] == 1  # counted as they begin, at times a line late
 
 
 @pytest.mark.parametrize("name", NORM_CASES)

@@ -108,6 +108,8 @@ LOOP = (
            "most memory that rank zero's device has held since the program began"),
     Metric("duty_cycle", "", "higher", "clock",
            "share of time that rank zero's devices were busy, as they last reported"),
+    Metric("executions", "programs", "lower", "resource",
+           "programs that ran since the last line, counted on the stand-in of a TPU"),
     Metric("graphs", "graphs", "lower", "resource", "graphs compiled over all attempts"),
     Metric("graphs_train", "graphs", "lower", "resource", "graphs compiled by training steps"),
     Metric("graphs_eval", "graphs", "lower", "resource", "graphs compiled by evaluations"),
