@@ -31,6 +31,15 @@ def use_matrix_products() -> Iterator[None]:
         yield
 
 
+def merges_batches(value: Tensor) -> bool:
+    """Return whether products of a batch of two dimensions do better with one on this device.
+
+    TorchTPU has products of matrices with one; between a product and what follows it, two of them
+    would be split again, and the compiler does not compute both at once.
+    """
+    return value.device.type == "tpu"
+
+
 def multiply(equation: str, left: Tensor, right: Tensor) -> Tensor | None:
     """Compute einsum of two tensors, or return None if it is not a product of matrices."""
     terms, _, of_result = equation.replace(" ", "").partition("->")
