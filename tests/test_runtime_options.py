@@ -116,6 +116,22 @@ def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):
             {"device": "cpu", "parallel": "spmd"},
             r"parallel \('spmd'\) works on xla, not on 'cpu'.*use process",
         ),
+        (
+            {"device": "cpu", "parallel": "fsdp"},
+            r"parallel \('fsdp'\) works on tpu, not on 'cpu': use process, or on xla spmd",
+        ),
+        *(
+            pytest.param({"device": "tpu", **keys}, message, marks=pytest.mark.tpu)
+            for keys, message in (
+                (
+                    {"parallel": "spmd"},
+                    r"parallel \('spmd'\) works on xla, not on 'tpu'.*fsdp on tpu",
+                ),
+                ({"parallel": "fsdp", "overlap": True}, "overlap .* with runtime.parallel 'fsdp'"),
+                ({"parallel": "fsdp", "compile": True}, "compile .* with runtime.parallel 'fsdp'"),
+                ({"precision": "fp16"}, r"precision \('fp16'\) works on .*use bf16"),
+            )
+        ),
     ],
 )
 def test_keys_that_a_runtime_cannot_honour_are_refused(keys, message):

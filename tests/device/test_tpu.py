@@ -16,7 +16,9 @@ from tests.support.tiny_parts import (
     create_vit,
 )
 from utils.config.execution import RuntimeSection
-from utils.config.sections import OptimSection
+from utils.config.metadata import check_devices
+from utils.config.sections import ModelSection, OptimSection
+from utils.config.train import TrainSection
 from utils.endings import GraphBudgetError
 from utils.errors import UserError
 from utils.runtime.launcher import create_runtime
@@ -149,6 +151,22 @@ def test_several_processes_on_the_stand_in_compile_no_step(monkeypatch):
     monkeypatch.setattr(runtime.ranks, "size", 2)
     with pytest.raises(UserError, match="whose sums leave the device"):
         runtime.compile_step(lambda batch, numbers: numbers, 1)
+
+
+def test_weights_of_a_single_process_are_not_split():
+    with pytest.raises(UserError, match=r"parallel \('fsdp'\).*this run has one; set"):
+        create_tpu_runtime(parallel="fsdp")
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [{"train": TrainSection(scan_layers=True)}, {"model": ModelSection(kernels="pallas")}],
+    ids=["scan_layers", "kernels"],
+)
+def test_loops_and_kernels_of_xla_are_refused(sections):
+    (prefix,) = sections
+    with pytest.raises(UserError, match=rf"{prefix}\.\w+ \(.+\) works on xla, not on 'tpu'"):
+        check_devices("tpu", **sections)
 
 
 def test_the_stand_in_is_reported_as_the_cpu():
