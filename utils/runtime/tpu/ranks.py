@@ -131,7 +131,7 @@ class StandinGroup(_Group):
 def _read(tensor: Tensor) -> Tensor:
     """Copy to the host, which is not counted as a read of the step."""
     if tensor.device.type == "tpu":
-        standin.COUNTS["sums"] += 1
+        standin.SUMS["transfers"] += 1
     return tensor.detach().cpu().contiguous()
 
 

@@ -47,7 +47,7 @@ class TpuInstruments(Instruments):
     def read_device(self) -> dict[str, float]:
         if not standin.is_requested():
             return super().read_device()
-        before, self._executions = self._executions, standin.COUNTS["executions"]
+        before, self._executions = self._executions, standin.read_counts()["executions"]
         return {"executions": self._executions - before}
 
     def get_peak_gib(self) -> float | None:
@@ -121,7 +121,7 @@ class TpuRuntime(Runtime):
             )
         self._steps = self._graphs = 0
         self._is_refused, self._budget = False, section.graph_budget
-        self._transfers_before = standin.COUNTS["transfers"] - standin.COUNTS["sums"]
+        self._transfers_before = _count_transfers()
 
     def _create_updates(self) -> Updates:
         return _ProgramUpdates(self)
@@ -220,13 +220,16 @@ class TpuRuntime(Runtime):
     def counters(self) -> dict[str, int]:
         reads = 0
         if standin.is_requested():  # TorchTPU itself does not count them
-            own = standin.COUNTS["transfers"] - standin.COUNTS["sums"]
-            reads = own - self._transfers_before - self._declared_reads
+            reads = _count_transfers() - self._transfers_before - self._declared_reads
         return {"graphs": self._graphs, "host_reads": reads, "host_ops": 0}
 
     def describe(self) -> JsonObject:
         hardware = "CPU" if standin.is_requested() else get_api().get_device_name()
         return {**super().describe(), "hardware": hardware}
+
+
+def _count_transfers() -> int:
+    return standin.read_counts()["transfers"] - standin.SUMS["transfers"]
 
 
 def get_api() -> Any:

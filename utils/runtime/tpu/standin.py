@@ -2,7 +2,7 @@
 
 torch_tpu finds its driver by `TPU_LIBRARY_PATH` and calls it through a table of functions, the PJRT
 C API. A published build of XLA's CPU client has the same table. Two of its functions differ from
-what torch_tpu expects and are replaced there; four more are counted.
+what torch_tpu expects and are replaced there by those of standin.c; three more are counted.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import shutil
+import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from utils.errors import UserError
@@ -22,44 +24,21 @@ from utils.errors import UserError
 # The counterpart of PJRT_DEVICE=CPU.
 VARIABLE = "TPU_STANDIN"
 _PACKAGE, _VERSION = "lammps-jax-pjrt-cpu", "0.11.2"
+_SOURCE = Path(__file__).with_name("standin.c")
 _FILE = "pjrt_c_api_cpu_plugin.so"
 _SHA256 = "ad1309ac822b1b24d51b7f9947c7c9fa9ef5d67f390584cbc3d1fa2428fed9c2"
 # Places in the table of functions, by pjrt_c_api.h; it only ever grows at its end.
 _CREATE, _COMPILE, _NUM_OUTPUTS, _MEMORY_KINDS, _EXECUTE, _TO_HOST = 10, 20, 44, 47, 55, 70
 _HEADER = 40  # bytes before the first function: size, extensions, version
-_MAX_OUTPUTS = 16_384
-
-COUNTED = {"programs": _COMPILE, "executions": _EXECUTE, "transfers": _TO_HOST}
-COUNTS: Counter[str] = Counter()  # calls of the driver since it was opened
-
-_Function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
-_kept: list[object] = []  # what the table points to
+# Counted calls of the driver, and where they stand in the table.
+_COUNTED = {"programs": _COMPILE, "executions": _EXECUTE, "transfers": _TO_HOST}
+# Transfers of the sums of several stand-ins, which are no reads of a step.
+SUMS: Counter[str] = Counter()
+_loaded: list[ctypes.CDLL] = []
 
 
-class _Header(ctypes.Structure):
+class _Table(ctypes.Structure):
     _fields_ = (("struct_size", ctypes.c_size_t), ("extension", ctypes.c_void_p))
-
-
-class _Create(_Header):
-    _fields_ = (("options", ctypes.c_void_p), ("num_options", ctypes.c_size_t))
-
-
-class _Option(_Header):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("name_size", ctypes.c_size_t),
-        ("kind", ctypes.c_int),
-        ("value", ctypes.c_int64),
-        ("value_size", ctypes.c_size_t),
-    )
-
-
-class _NumOutputs(_Header):
-    _fields_ = (("executable", ctypes.c_void_p), ("num_outputs", ctypes.c_size_t))
-
-
-class _MemoryKinds(_NumOutputs):
-    _fields_ = (("kinds", ctypes.c_void_p), ("kind_sizes", ctypes.c_void_p))
 
 
 def is_requested() -> bool:
@@ -100,75 +79,44 @@ def install() -> None:
     """Put the stand-in in libtpu's place; before the device is opened."""
     path = find_plugin()
     os.environ["TPU_LIBRARY_PATH"] = str(path)
-    library = ctypes.CDLL(str(path))
+    library, own = ctypes.CDLL(str(path)), ctypes.CDLL(str(_build()))
     library.GetPjrtApi.restype = ctypes.c_void_p
     table = library.GetPjrtApi()
-    size = _Header.from_address(table).struct_size
+    size = _Table.from_address(table).struct_size
     if size < _HEADER + 8 * (_TO_HOST + 1):
         raise RuntimeError(f"the stand-in's table of functions has {size} bytes, too few")
-    _kept.append(library)
-    _replace(table, _CREATE, _create_one_device)
-    _replace(table, _MEMORY_KINDS, _name_memory(_get_function(table, _NUM_OUTPUTS)))
-    for name, place in COUNTED.items():
-        _replace(table, place, functools.partial(_count, name))
+    places = (_CREATE, _MEMORY_KINDS, *_COUNTED.values())
+    of_c = (ctypes.c_int * len(places))(*places)
+    own.replace(ctypes.c_void_p(table + _HEADER), of_c, _NUM_OUTPUTS)
+    own.read_count.restype = ctypes.c_longlong
+    _loaded.extend((library, own))
 
 
-def _get_function(table: int, place: int) -> Callable[[int], int | None]:
-    return _Function(ctypes.c_void_p.from_address(table + _HEADER + 8 * place).value or 0)
+def read_counts() -> dict[str, int]:
+    """Count the driver's calls since it was opened: programs, executions, transfers to the host."""
+    if not _loaded:
+        return dict.fromkeys(_COUNTED, 0)
+    return {name: _loaded[1].read_count(n) for n, name in enumerate(_COUNTED)}
 
 
-def _replace(
-    table: int, place: int, wrap: Callable[[Callable[[int], int | None], int], int | None]
-) -> None:
-    """Replace a function by `wrap(function, address of its arguments)`."""
-    wrapped = _Function(functools.partial(wrap, _get_function(table, place)))
-    _kept.append(wrapped)
-    address = ctypes.cast(wrapped, ctypes.c_void_p).value
-    ctypes.c_void_p.from_address(table + _HEADER + 8 * place).value = address
+def _build() -> Path:
+    """Compile the functions that are replaced, once for each state of their source."""
+    # Not above: the doctor loads this file where no package is installed.
+    from utils.storage.places import get_user_cache
 
-
-def _count(name: str, function: Callable[[int], int | None], address: int) -> int | None:
-    COUNTS[name] += 1
-    return function(address)
-
-
-def _create_one_device(function: Callable[[int], int | None], address: int) -> int | None:
-    """Open a client of one device instead of with the options of libtpu."""
-    arguments = _check_size(_Create.from_address(address))
-    name = b"cpu_device_count"
-    option = _Option(ctypes.sizeof(_Option), None, name, len(name), 1, 1, 1)
-    _kept.append(option)
-    arguments.options, arguments.num_options = ctypes.addressof(option), 1
-    return function(address)
-
-
-def _name_memory(
-    count_outputs: Callable[[int], int | None],
-) -> Callable[[Callable[[int], int | None], int], int | None]:
-    """Create a function that says for each output that it lies in device memory."""
-    word = b"device"
-    kinds = (ctypes.c_char_p * _MAX_OUTPUTS)(*[word] * _MAX_OUTPUTS)
-    sizes = (ctypes.c_size_t * _MAX_OUTPUTS)(*[len(word)] * _MAX_OUTPUTS)
-    _kept.extend((kinds, sizes))
-
-    def name_memory(_: Callable[[int], int | None], address: int) -> int | None:
-        arguments = _check_size(_MemoryKinds.from_address(address))
-        counted = _NumOutputs(ctypes.sizeof(_NumOutputs), None, arguments.executable, 0)
-        error = count_outputs(ctypes.addressof(counted))
-        if error:
-            return error
-        if counted.num_outputs > _MAX_OUTPUTS:
-            raise RuntimeError(f"a program of {counted.num_outputs} outputs is too large")
-        arguments.num_outputs = counted.num_outputs
-        arguments.kinds, arguments.kind_sizes = ctypes.addressof(kinds), ctypes.addressof(sizes)
-        return None
-
-    return name_memory
-
-
-def _check_size(arguments: ctypes.Structure) -> ctypes.Structure:
-    """Check that a call's structure has at least the fields that are read here."""
-    size, least = arguments.struct_size, ctypes.sizeof(type(arguments))
-    if size < least:
-        raise RuntimeError(f"a structure of the PJRT C API has {size} bytes, not {least}")
-    return arguments
+    digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
+    library = get_user_cache("tpu_standin") / f"{digest}.so"
+    if library.is_file():
+        return library
+    compiler = shutil.which(os.environ.get("CC") or "cc")
+    if compiler is None:
+        raise UserError(
+            f"{VARIABLE} (cpu) needs a C compiler, and there is no {os.environ.get('CC') or 'cc'} "
+            "on the PATH; install one, such as gcc, or set CC to one"
+        )
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        built = Path(folder) / library.name
+        subprocess.run([compiler, "-O1", "-fPIC", "-shared", _SOURCE, "-o", built], check=True)
+        built.replace(library)
+    return library
