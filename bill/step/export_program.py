@@ -64,7 +64,7 @@ def trace_program(config: RunConfig, *, is_automatic: bool = False) -> StepExpor
 class _ProgramRuntime:
     """Traces the step instead of compiling it."""
 
-    def compile_step(self, function: Any) -> Any:
+    def compile_step(self, function: Any, budget: int) -> Any:
         from utils.runtime.tpu.program import trace_step
 
         def trace(batch: Any, numbers: Any) -> None:
