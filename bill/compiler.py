@@ -50,21 +50,23 @@ def require_compiler(release: str = OWN) -> dict[str, str]:
     Raises:
       UserError: they are not installed.
     """
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     if release == OWN:
-        found = {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+        versions = {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
     else:
         for folder in find_venv(_NEWEST_SUFFIX).glob("lib/python*/site-packages"):
             packages = distributions(path=[str(folder)])
-            found = {one.name: one.version for one in packages if one.name in _PACKAGES}
-    missing = [name for name in _PACKAGES if name not in found]
+            versions = {
+                package.name: package.version for package in packages if package.name in _PACKAGES
+            }
+    missing = [name for name in _PACKAGES if name not in versions]
     if missing:
         flag = "" if release == OWN else " --newest"
         raise UserError(
             f"the TPU compiler is not installed here ({', '.join(missing)} missing); run "
             f"{SETUP_COMMAND}{flag}"
         )
-    return {name: found[name] for name in _PACKAGES}
+    return {name: versions[name] for name in _PACKAGES}
 
 
 def get_default_store() -> Path:

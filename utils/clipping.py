@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from utils.runtime.axes import view_as_in_files
-from utils.runtime.shards import join
+from utils.runtime.processes.shards import join
 
 # Lower bound of the norm of a unit's weights: weights of zero must move, too.
 MIN_UNIT_NORM = 1e-3

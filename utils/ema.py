@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from utils.runtime.shards import is_split
+from utils.runtime.processes.shards import is_split
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from utils.config.execution import RuntimeSection
 from utils.runtime.launcher import create_runtime
 from utils.runtime.native import overlap_sums
 from utils.runtime.processes.group import ProcessGroup
-from utils.runtime.shards import copy_whole, is_split, join, split
+from utils.runtime.processes.shards import copy_whole, is_split, join, split
 from utils.runtime.step_numbers import StepNumbers
 
 pytestmark = pytest.mark.tpu

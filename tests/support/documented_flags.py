@@ -74,6 +74,7 @@ SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.p
 NOT_RUN = {
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
+    r"VENV=\.venv-tpu bash run_commands\.sh doctor": "9 GB by network: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
     r"python -m tools\.prepare_dataset resize ": "ImageNet: tests/tools/test_resized_dataset.py",
     r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",

@@ -13,7 +13,7 @@ from utils.checkpoint.fit import compare_tensors
 from utils.endings import Stagnation
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.runtime.shards import copy_whole
+from utils.runtime.processes.shards import copy_whole
 
 
 class TrainStateLike(Protocol):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.runtime.processes.group import flatten, unflatten
-from utils.runtime.shards import is_split
+from utils.runtime.processes.shards import is_split
 from utils.torch_types import Ctx, DifferentiationRule
 
 if TYPE_CHECKING:

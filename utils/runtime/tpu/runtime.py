@@ -22,7 +22,7 @@ from utils.runtime.base import DTYPES, B, Numbers, Runtime, Task, derive_seed
 from utils.runtime.graph_updates import GraphUpdates
 from utils.runtime.instruments import Instruments
 from utils.runtime.native import overlap_sums
-from utils.runtime.shards import join, split
+from utils.runtime.processes.shards import join, split
 from utils.runtime.start import get_planned_size
 from utils.runtime.tpu import standin
 from utils.runtime.tpu.ranks import TpuRanks, join_group
