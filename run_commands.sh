@@ -159,6 +159,7 @@ setup_part() {
 TORCH_TPU_TESTS=(
   tests/test_engine.py tests/test_optim_factory.py tests/test_optimizers.py
   tests/test_compile_backends.py tests/test_resumed_runs.py tests/test_parity.py
+  tests/test_parity_tasks.py
   tests/losses tests/models tests/utils tests/device
 )
 
