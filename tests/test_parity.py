@@ -224,6 +224,9 @@ def test_every_device_has_a_parity_form():
 @pytest.mark.parametrize("name", CASES)
 def test_a_vit_distils_alike(name, vit_flags, vit_folder, vit_reference, tmp_path):
     found = run_form(tmp_path, FORMS[name], vit_flags)
+    if name == "tpu x2 overlapped":  # DDP reads how it has arranged its buckets, once
+        assert found[1].pop("host_reads") == 2
+        found[1]["host_reads"] = 0
     compare(found, vit_reference, **get_bounds(name))
     # Alike to the bit, however the examples were dealt out.
     assert read_hits(tmp_path) == read_hits(vit_folder)
