@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.device_use import find_holders, list_device_files
@@ -114,14 +113,14 @@ def set_compile_cache(section: RuntimeSection) -> None:
     A place that cannot be written is refused here: torch_tpu would abort the process. Programs go
     through a cache in the host's shared memory first, which torch_tpu calls tier 2.
     """
-    from utils.storage.places import check_writable, is_remote
+    from utils.storage.places import check_writable, is_remote, to_path
 
     place = get_cache_place(section)
     if not place or _CACHE in os.environ:
         return
     check_writable(place, "runtime.compile_cache")
     if not is_remote(place) and os.environ.get("RANK", "0") == "0":
-        shrink(Path(place), section.compile_cache_gib)
+        shrink(to_path(place), section.compile_cache_gib)
     os.environ[_CACHE] = place
 
 
