@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 from proofs.study.frame import StudyOutcome
 from proofs.tables import patches_table
 from proofs.tables.patches_table import PatchesTable
@@ -24,6 +26,7 @@ def create_table(*flags: str) -> PatchesTable:
     return PatchesTable(patches_table.main.parse(flags))
 
 
+@pytest.mark.xla
 def test_a_row_for_each_patch_that_changes_the_model():
     table = create_table(*SMALL)
     rows = table.list_rows()
@@ -47,6 +50,7 @@ def test_a_row_for_each_patch_that_changes_the_model():
     assert table.create_config("gelu", 3).train.seed == 3
 
 
+@pytest.mark.xla
 def test_joined_groups_have_a_row_although_no_class_changes():
     args = '{"layers":[1,1,1,1],"channels":[16,16,16,16],"cardinality":4}'
     flags = ["--model.name=resnet26", f"--model.args={args}", *SMALL[-2:]]
