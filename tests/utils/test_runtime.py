@@ -26,8 +26,8 @@ from utils.runtime.choice import choose_device
 from utils.runtime.feeding import Feeder
 from utils.runtime.launcher import create_runtime, launch
 from utils.runtime.processes.children import ReplicaWork, run_on
-from utils.runtime.processes.ranks import Alone, GlooRanks, ProcessRanks
-from utils.runtime.xla.ranks import ChipRanks
+from utils.runtime.processes.ranks import Alone, ProcessRanks
+from utils.runtime.xla.ranks import ChipRanks, GlooRanks
 from utils.runtime.xla.runtime import XlaRuntime
 
 

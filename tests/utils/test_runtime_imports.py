@@ -13,9 +13,9 @@ from utils.runtime.base import Runtime
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.cuda import CudaRuntime, _CudaUpdates
 from utils.runtime.graph_updates import GraphUpdates
-from utils.runtime.processes.ranks import Alone, GlooRanks, ProcessRanks, Ranks
+from utils.runtime.processes.ranks import Alone, ProcessRanks, Ranks
 from utils.runtime.updates import Updates
-from utils.runtime.xla.ranks import ChipRanks, MeshRanks
+from utils.runtime.xla.ranks import ChipRanks, GlooRanks, MeshRanks
 from utils.runtime.xla.runtime import XlaRuntime
 from utils.runtime.xla.spmd import XlaSpmdRuntime, _MeshUpdates
 

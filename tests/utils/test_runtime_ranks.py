@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
-from utils.runtime.processes.ranks import Alone, GlooRanks, ProcessRanks, Ranks, ReplicaError
-from utils.runtime.xla.ranks import MeshRanks
+from utils.runtime.processes.ranks import Alone, ProcessRanks, Ranks, ReplicaError
+from utils.runtime.xla.ranks import GlooRanks, MeshRanks
 
 
 class Pair:

@@ -211,36 +211,6 @@ class ProcessRanks(Ranks):
         self._group.leave()
 
 
-class GlooRanks(ProcessRanks):
-    """Several processes on one CPU with sums by gloo, to test a TPU's ranks without chips.
-
-    Collectives of XLA do not work across CPU processes (each rank would get back its own value), so
-    sums leave the device and come back. That costs a host read a step and a second graph, so speed
-    and graphs are not those of a TPU.
-    """
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        # Dispatch pending work first: a fetch alone would compute its inputs a second time.
-        self._device.finish_step()
-        host = self._group.all_reduce_sum(self._device.fetch(tensor).contiguous())
-        return self._device.tensor_to_device(host)
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        self._device.finish_step()
-        for tensor in tensors:
-            host = self._device.fetch(tensor)
-            self._group.broadcast_from_first([host])
-            with torch.no_grad():
-                tensor.copy_(host)
-
-    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        owners = list_owners(optimizer)
-        gradients = list_gradients(owners)
-        mean = self.sum(flatten(gradients).to(self._reduce_dtype)).float() / self.size
-        for owner, piece in zip(owners, unflatten(mean, gradients), strict=True):
-            owner.grad = piece
-
-
 class _SumOverRanks(DifferentiationRule):
     """Sum over ranks, whose gradients are summed over ranks, too."""
 

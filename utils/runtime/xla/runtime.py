@@ -24,10 +24,10 @@ from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
 from utils.runtime.processes.children import get_core_share
 from utils.runtime.processes.group import ProcessGroup
-from utils.runtime.processes.ranks import Alone, GlooRanks, Ranks
+from utils.runtime.processes.ranks import Alone, Ranks
 from utils.runtime.start import get_planned_size
 from utils.runtime.updates import Updates
-from utils.runtime.xla.ranks import ChipRanks, check_collectives, join_hosts
+from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 from utils.storage.places import to_path
 from utils.torch_types import ModuleT, P, T
 
