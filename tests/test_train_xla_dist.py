@@ -247,6 +247,18 @@ def test_lines_of_all_sizes_and_progress_bars_arrive_complete(cloud):
         assert lines[-1] == "no end of line"
 
 
+@pytest.mark.parametrize("code", [0, 7])
+def test_marks_torn_by_other_connections_do_not_lose_a_worker(cloud, code):
+    """As with ssh, four connections write to one pipe, and none ends its pieces with a line."""
+    cloud.environment["STAND_IN_PIECE"] = "11"
+    program = f"import sys; print(*range(200), sep='\\n'); sys.exit({code})"
+    done = cloud.run(*words(cloud, "python", "-c", program, flags=("--grace-s=1",)))
+    assert done.returncode in ({0} if code == 0 else {7, 255})
+    for worker in range(4):
+        lines = (cloud.get_home(worker) / ".xla_dist/r1/output.log").read_text().splitlines()
+        assert lines[:200] == [str(n) for n in range(200)]
+
+
 def test_the_dry_run_prints_the_commands_and_runs_none(cloud):
     done = cloud.run(
         "train.xla_dist",

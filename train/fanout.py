@@ -26,6 +26,7 @@ EXIT_LOST = 255  # as ssh reports it
 WORKER_SOURCE = "train/worker.py"
 _POLL_S = 0.2
 _LINE = re.compile(r"^\[w(\d+|\?)\] ?(.*)$")
+_EXIT = re.compile(rf"{MARK} exit (\d+)")
 # gcloud's own line about a worker's end, in case a mark gets lost.
 _GCLOUD_FAILED = re.compile(r"Command execution on worker (\d+) failed with exit status (\d+)")
 
@@ -141,13 +142,13 @@ class Launch:
         text = raw.decode(errors="replace").rstrip("\n")
         match = _LINE.match(text)
         worker, rest = (match[1], match[2]) if match else ("gcloud", text)
+        if match:  # any line, as the connections share a pipe that may tear a mark
+            self._started.add(worker)
         self._keep(worker, rest)
         if match and rest.startswith(MARK):
-            words = rest.removeprefix(MARK).split()
-            if words[:1] == ["started"]:
-                self._started.add(worker)
-            elif words[:1] == ["exit"]:
-                self._end_worker(worker, int(words[1]))
+            code = _EXIT.fullmatch(rest)
+            if code:
+                self._end_worker(worker, int(code[1]))
             return
         if not self._options.quiet:
             print(f"[w{worker}] {rest}" if match else f"[gcloud] {rest}", flush=True)
@@ -209,7 +210,7 @@ class Launch:
         if self._first is not None:
             return Outcome(self._first[1], self._describe_failure())
         silent = sorted({str(n) for n in range(self._hosts)} - set(self._codes))
-        if gcloud_code or (silent and "?" not in self._codes):
+        if gcloud_code:  # 0 is the code of every worker, even of one whose mark was torn
             worker = f"worker {', '.join(silent)}" if silent else "a worker"
             last = self._last.get(silent[0], "") if silent else ""
             cause = f"{worker} was lost without an exit code (gcloud: {gcloud_code}) {last}".strip()
