@@ -81,9 +81,6 @@ DEVELOPERS = ("bill/", "lab/", "proofs/", "tests/")
 OLD_NAMES = (
     "tools/proofs/__init__.py",
     "tools/lab/__init__.py",
-    "tools/benchmark.py",
-    "tools/benchmark_input.py",
-    "tools/host_feed.py",
 )
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
