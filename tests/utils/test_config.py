@@ -11,8 +11,10 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from big_vision.pp.checks import check_spec
 from tests.test_floors import list_sources
-from utils.config.command_line import ALIASES, OF_TIMM
+from utils.config.command_line import ALIASES, find_foreign_hint, is_key
+from utils.config.foreign_flags import FOREIGN_FLAGS
 from utils.config.keys import iterate_keys
 from utils.config.load import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
@@ -26,6 +28,7 @@ _SHORT_FLAGS = (
     "model_ema_decay layer_decay update_freq init_from init-from check"
 )
 SHORT_FLAGS = _SHORT_FLAGS.split()
+CALL = r"\w+\((?:[^()]|\([^()]*\))*\)"  # of an op, with a tuple among its arguments
 
 
 def load(*flags: str) -> RunConfig:
@@ -82,9 +85,69 @@ def test_every_short_flag_of_the_family_is_an_alias():
     assert set(ALIASES) <= set(iterate_keys())
 
 
-def test_unsupported_flags_of_timm_are_refused_with_their_key():
-    assert {hint.partition("=")[0] for hint in OF_TIMM.values()} <= set(iterate_keys())
-    assert not OF_TIMM.keys() & set(SHORT_FLAGS)
+def test_hints_name_keys_that_exist_and_no_flag_that_works():
+    sections = "|".join(RunConfig.model_fields)
+    for flag, hint in FOREIGN_FLAGS.items():
+        named = re.findall(rf"\b(?:{sections})\.[a-z_]+", hint)
+        assert is_key(hint) or named or "leave it out" in hint or "tools.mirror" in hint, flag
+        assert set(named) <= set(iterate_keys()), flag
+    assert not FOREIGN_FLAGS.keys() & set(SHORT_FLAGS)
+
+
+def test_hints_for_preprocessing_are_ops_that_parse():
+    calls = [call for hint in FOREIGN_FLAGS.values() for call in re.findall(CALL, hint)]
+    assert len(calls) > 10
+    for call in calls:
+        check_spec(call)
+
+
+FOREIGN = {
+    "aa": "data.train_pp: timm_randaug(2, 9",
+    "hflip": "data.train_pp: flip_lr",
+    "recount": "one rectangle",
+    "log-wandb": "python -m tools.mirror --to wandb",
+    "enable_wandb": "python -m tools.mirror --to wandb",
+    "tpu": "use --runtime.device=xla",
+    "finetune": "use --init_from",
+    "big_vision_pp_train": "use --data.train_pp",
+    "scale": "scale=(0.08, 1)",
+    "color-jitter": "color_jitter(0.4",
+    "crop-pct": "data.eval_pp: center_crop_pct(224, 0.95)",
+    "train-interpolation": "method='bicubic'",
+    "remode": "use --data.erasing_mode=const or pixel",
+    "layer_scale_init_value": "use --model.args='{init_values: 1e-6}'",
+    "save_ckpt_freq": "use --train.checkpoint_every_epochs",
+    "num_workers": "use --data.threads",
+    "dist_eval": "split over all ranks",
+    "disable_eval": "use --train.eval_every_epochs",
+    "input_size": "--data.train_pp and --data.eval_pp",
+    "training.epochs": "use --train.epochs",
+    "training.batch_size": "use --data.global_batch_size",
+    "training.steps": "use --train.steps",
+    "training.precision": "use --runtime.precision",
+    "training.num-workers": "use --data.threads",
+    "training.label_smoothing": "use --train.label_smoothing",
+    "training.epcohs": "did you mean --train.epochs",
+    "amp": "use --runtime.precision=bf16, or fp16 with a scaled loss on cuda",
+}
+
+
+@pytest.mark.parametrize("flag", FOREIGN)
+def test_a_flag_of_another_trainer_is_refused_with_what_to_use(flag):
+    with pytest.raises(UserError) as error:
+        load(f"--{flag}", "1")
+    assert str(error.value).startswith(f"unknown flag --{flag}; ")
+    assert FOREIGN[flag] in str(error.value)
+    assert FOREIGN_FLAGS.keys() >= {name.replace("-", "_") for name in FOREIGN if "." not in name}
+    assert find_foreign_hint("no_such_flag") == ""
+
+
+@pytest.mark.parametrize("value", ["amp", "AMP"])
+def test_amp_as_a_precision_is_refused_with_its_meaning(value, tmp_path):
+    path = write_yaml(tmp_path / "x.yaml", runtime={"precision": value})
+    for flags in ([f"--runtime.precision={value}"], ["--config", str(path)]):
+        with pytest.raises(UserError, match=r"choose bf16, or fp16 .* over float32 weights"):
+            load_config(flags)
 
 
 VALUES = {

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import NoReturn, get_args, get_origin
 
 import yaml
 
 from utils.config.explain import get_near_keys
+from utils.config.foreign_flags import FOREIGN_FLAGS
 from utils.config.keys import get_keys, get_section, iterate_keys
 from utils.config.sections import RunConfig
 from utils.errors import UserError
@@ -16,49 +18,6 @@ from utils.errors import UserError
 # Key -> its short flags, from its field.
 ALIASES: dict[str, list[str]] = {
     name: list(key.aliases) for name, key in get_keys().items() if key.aliases
-}
-# Flags of timm's trainer without a short flag of the same name and values -> what to use instead.
-OF_TIMM: dict[str, str] = {
-    "amp": "runtime.precision=bf16",
-    "aug_repeats": "data.repeats",
-    "batch": "data.global_batch_size",
-    "bce_loss": "train.task_loss=bce",
-    "bce_pos_weight": "train.bce_positive_weight",
-    "bce_sum": "train.bce_sum",
-    "bce_target_thresh": "train.bce_threshold",
-    "channels_last": "runtime.channels_last",
-    "checkpoint_hist": "train.keep_checkpoints",
-    "class_weight": "train.class_weights",
-    "clip_mode": "optim.max_grad_ratio",
-    "cooldown_epochs": "optim.cooldown_fraction",
-    "cutmix_minmax": "train.cutmix_alpha",
-    "grad_accum_steps": "train.accumulate_steps",
-    "grad_checkpointing": "train.remat",
-    "head_init_bias": "model.head_init_bias",
-    "head_init_scale": "model.head_init_scale",
-    "initial_checkpoint": "model.weights",
-    "kd_model_name": "distill.teacher",
-    "log_interval": "train.log_every_steps",
-    "lr_base": "optim.base_lr",
-    "lr_base_scale": "optim.lr_scaling",
-    "lr_base_size": "optim.base_batch_size",
-    "mixup_mode": "train.mix_mode",
-    "mixup_off_epoch": "train.mix_off_epoch",
-    "momentum": "optim.momentum",
-    "opt_betas": "optim.betas",
-    "opt_eps": "optim.eps",
-    "opt_kwargs": "optim.args",
-    "output": "run.output_dir",
-    "patience_epochs": "optim.plateau_patience=N+1 (timm's N cuts one evaluation later)",
-    "repeated_aug": "data.repeats",
-    "remode": "data.erasing_mode",
-    "reprob": "data.random_erasing",
-    "sched": "optim.schedule",
-    "torchcompile": "runtime.compile",
-    "train_split": "data.train_split",
-    "val_split": "data.eval_split",
-    "validation_batch_size": "data.eval_batch_size",
-    "workers": "data.threads",
 }
 # Words for None of an optional key, and for the default of a list or mapping.
 _NONE_WORDS = ("none", "null", "~", "")
@@ -103,12 +62,36 @@ def refuse_unknown_flag(token: str) -> NoReturn:
     name = token.partition("=")[0].removeprefix("--")
     if not token.startswith("--"):
         raise UserError(f"command line: {token!r} follows no flag; write --KEY VALUE")
-    if name.replace("-", "_") in OF_TIMM:
-        raise UserError(f"unknown flag --{name}; use --{OF_TIMM[name.replace('-', '_')]}")
-    hint = get_near_keys(name.replace("-", "_"), [*iterate_keys(), *_ONCE, *_SWITCHES, *_KEY_OF])
+    name = name.replace("-", "_")
+    foreign = find_foreign_hint(name)
+    if foreign:
+        raise UserError(f"unknown flag {token.partition('=')[0]}; {foreign}")
+    hint = get_near_keys(name, [*iterate_keys(), *_ONCE, *_SWITCHES, *_KEY_OF])
     if hint.startswith("did you mean"):
         hint = hint.replace("'", "").replace("mean ", "mean --").replace(" or ", " or --")
-    raise UserError(f"unknown flag --{name}; {hint}")
+    raise UserError(f"unknown flag {token.partition('=')[0]}; {hint}")
+
+
+def find_foreign_hint(flag: str) -> str:
+    """Return what to use instead of another trainer's flag; empty if it is not known.
+
+    `training.NAME` of trainers with such a section is a short flag, a flag of another trainer, or
+    the only key of that name.
+    """
+    section, _, name = flag.rpartition(".")
+    if section == "training":
+        same = [key for key in iterate_keys() if key.rpartition(".")[2] == name]
+        key = _KEY_OF.get(name) or (same[0] if len(same) == 1 else "")
+        if key or f"train.{name}" in same:
+            return f"use --{key or f'train.{name}'}"
+    hint = FOREIGN_FLAGS.get(flag if section != "training" else name, "")
+    return f"use --{hint}" if is_key(hint) else hint
+
+
+def is_key(hint: str) -> bool:
+    """Return whether a hint begins with a key or a short flag."""
+    name = re.split(r"[=,: ]", hint)[0]
+    return name in get_keys() or name in _KEY_OF
 
 
 def get_kinds(key: str) -> set[object]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from pydantic import ValidationError
 
+from utils.config.foreign_flags import AMP
 from utils.config.keys import Key, find_keys, iterate_keys
 from utils.errors import get_hint, get_near_names
 
@@ -31,6 +32,8 @@ _COMMA = re.compile(r"-?\d+,\d+")
 _POINT = "decimals are written with a point, as 0.003, and not with a comma"
 # Rules of single keys that are more precise than the error type's.
 _OWN_RULES = {"profile.steps": "write FIRST-LAST, as 20-25"}
+# Rules of single values, which other trainers have.
+_VALUE_RULES = {("runtime.precision", "amp"): f"choose {AMP}"}
 
 
 def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
@@ -48,7 +51,7 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
         return f"{section} has the number {place[-1]} for a key; {_POINT}", place
     if problem["type"] == "missing":
         return f"{key} is missing; set it", place
-    rule = _OWN_RULES.get(key)
+    rule = _VALUE_RULES.get((key, str(problem["input"]).lower()), _OWN_RULES.get(key))
     if rule is None and problem["type"] in _RULES:
         # 1 for 1.0
         limits = {
