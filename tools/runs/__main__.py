@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,6 +31,7 @@ _RUN_HELP = "directory, experiment/name, name or id"
 def create_parser() -> ProgramParser:
     """Create the parser, with one parser for each command."""
     parser = create_program_parser(__doc__, prog="python -m tools.runs")
+    _add_store_flags(parser, ["runs", "", False])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_views(commands)
     _add_comparisons(commands)
@@ -164,10 +166,17 @@ def _add(
     if runs or which:
         which = which or f"runs, instead of RUN{'s' * (runs == '*')}"
         add("--filter", default="", metavar="TEXT", help=which)
-    add("--store", default="runs", help="run.output_dir: directory or URL")
-    add("--index", default="", metavar="URL", help="another database of the index")
-    add("--json", action="store_true", help="for programs")
+    _add_store_flags(parser, [argparse.SUPPRESS] * 3)  # those before the command stay
     return parser
+
+
+def _add_store_flags(parser: ProgramParser, defaults: Sequence[str | bool]) -> None:
+    """Add the flags that may stand before a command or behind it, with their defaults."""
+    add = parser.add_argument
+    store, index, is_json = defaults
+    add("--store", default=store, help="run.output_dir: directory or URL (runs)")
+    add("--index", default=index, metavar="URL", help="another database of the index")
+    add("--json", action="store_true", default=is_json, help="for programs")
 
 
 main = CommandLine(create_parser, run)

@@ -36,6 +36,19 @@ def test_a_list_is_filtered_sorted_and_cut(ask):
     assert list_names(ask, "--reverse", "--limit", "2") == ["run0", "run1"]
 
 
+def test_flags_of_the_store_may_stand_before_the_command(root, capsys, tmp_path):
+    for words in (
+        ["--store", str(root), "--json", "list"],
+        ["list", "--json", "--store", str(root)],
+    ):
+        assert main(words) == 0
+        assert len(json.loads(capsys.readouterr().out)["runs"]) == 4
+    # The one behind the command is nearer to it.
+    assert main(["--store", str(tmp_path / "no"), "list", "--store", str(root)]) == 0
+    assert main(["--store", str(tmp_path / "no"), "list"]) == 2
+    assert "--store" in capsys.readouterr().err
+
+
 def test_a_run_that_was_renamed_is_found_by_its_new_name(ask, root):
     (root / "digits" / "run1").rename(root / "digits" / "moved")
     assert list_names(ask, "--filter", "name=moved") == ["moved"]
