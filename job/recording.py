@@ -70,7 +70,9 @@ class Recording:
         self.recorder = StepTimer(runtime, step, spans, self.keeper)
         total = replica.parts.plan.total_steps
         self._progress = Progress(step, total, enabled=runtime.ranks.is_writer)
-        self._tracer = Tracer(runtime.trace, config.profile.steps, job.run.path / "profile")
+        is_traced = runtime.ranks.is_writer or config.profile.all_ranks
+        steps = config.profile.steps if is_traced else ""
+        self._tracer = Tracer(runtime.trace, steps, job.run.path / "profile")
 
     def close(self) -> None:
         self._tracer.close()

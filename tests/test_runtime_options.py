@@ -21,7 +21,7 @@ from models.batch_norm import compute_batch_norm, synchronise_batch_norm
 from models.factory import create_model
 from models.remat import recompute_blocks, scan_blocks
 from store.record.history import read_metrics
-from tests.support.child_runs import ROOT
+from tests.support.child_runs import ROOT, run_main
 from tests.support.tiny_parts import (
     DEVICE_CASES,
     RUNTIMES,
@@ -59,6 +59,7 @@ from utils.runtime.xla.start import has_tpu
         (("--train.scan_layers", "--model.drop_path_rate=0.1"), "is not supported with dropout"),
         (("--profile.steps=9-3",), r"profile.steps \('9-3'\) ends before it begins"),
         (("--profile.steps=9",), r"profile.steps \('9'\): write FIRST-LAST"),
+        (("--profile.all_ranks=true",), r"profile.all_ranks .* needs profile.steps"),
         (
             ("--runtime.parallel=spmd", "--runtime.precision=bf16", "--model.xla_patches=false"),
             "model.xla_patches .* is not supported on a mesh",
@@ -460,10 +461,16 @@ def test_a_trace_of_the_named_steps_shows_the_loop(device, tmp_path):
     assert device == "xla" or trace == "profile/rank_0_steps_2-4.pt.trace.json"
     assert {"evaluation", "checkpoint"} <= names.keys()
     assert (names["input"], names["step"]) == (3, 3)
-    print(
-        device,
-        {k: v for k, v in names.items() if k in ("input", "step", "evaluation", "checkpoint")},
-    )
+
+
+@pytest.mark.parametrize("flags", [(), ("--profile.all_ranks=true",)], ids=["one", "all"])
+def test_a_trace_is_the_first_ranks_unless_all_are_asked_for(flags, tmp_path):
+    steps = ("--train.steps=2", "--run.run_id=traced", "--profile.steps=1-1")
+    ranks = ("--runtime.num_processes=2", "--runtime.num_threads=1")
+    assert run_main(create_argv(tmp_path, *steps, *ranks, *flags)).returncode == 0
+    traces = sorted(path.name for path in (tmp_path / "tiny" / "traced" / "profile").iterdir())
+    wanted = ["rank_0_steps_1-1.pt.trace.json", "rank_1_steps_1-1.pt.trace.json"]
+    assert traces == (wanted if flags else wanted[:1])
 
 
 def read_trace(folder: Path) -> Counter[str]:

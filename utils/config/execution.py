@@ -124,6 +124,9 @@ class ProfileSection(ConfigSection):
     affects_results: ClassVar[bool] = False
 
     steps: str = key("", "first-last step to trace, as 20-25; empty: none", pattern=r"^(\d+-\d+)?$")
+    all_ranks: bool = key(
+        False, "trace every rank; false: the first rank alone", needs=("profile.steps",)
+    )
 
 
 class QuantileSection(ConfigSection):
