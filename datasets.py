@@ -112,6 +112,20 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
     )
 
 
+def load_labels(data: DataSection, key: str, known: Known | None = None) -> np.ndarray:
+    """Load the labels of the training split, as `Source.load_labels` does.
+
+    Raises:
+      UserError: there are none; names the `key` that needs them.
+    """
+    source = create_source(data, known)
+    labels = source.load_labels(source.select("train")) if data.label_key else None
+    if labels is None:
+        which = f"data.source ({data.source})" if data.label_key else "an empty data.label_key"
+        raise UserError(f"{key} needs labels of classes, and {which} has none; remove {key}")
+    return labels
+
+
 def create_loader(
     data: DataSection,
     role: Role,

@@ -145,6 +145,10 @@ WRONG = [
         "some of them above 0",
     ),
     (("--train.class_weights=[-1]",), "train.class_weights", "at least 0"),
+    (("--train.class_weights=[.nan]",), "train.class_weights ([nan])", "must be finite"),
+    (("--train.class_weights=aut",), "train.class_weights ('aut')", "write auto, a list"),
+    (("--train.class_weights={a: -1}",), "train.class_weights", "{class name: number}"),
+    (("--train.class_weights={cat: 2}",), "train.class_weights names classes", "a list of 10"),
     (("--data.repeats=9",), "data.repeats (9) leaves fewer than two different", "lower it"),
     (
         ("--train.mix_off_epoch=1",),

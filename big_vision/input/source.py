@@ -147,6 +147,13 @@ class Source(ABC, Generic[SelectionT]):
           UserError: the dataset or the split is missing or incomplete.
         """
 
+    def load_labels(self, selection: SelectionT) -> np.ndarray | None:
+        """Load [num_examples] int64, the class of each example; None if there are no classes.
+
+        Of examples with several classes all of them in a row.
+        """
+        return None
+
     @abstractmethod
     def describe(self, selection: SelectionT, role: Role) -> ExampleFacts:
         """Return what a task needs of the split's batches, as far as metadata contains it."""

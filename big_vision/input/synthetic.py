@@ -80,6 +80,11 @@ class SyntheticSource(ImageSource[SyntheticSelection]):
     def find_image_shape(self, selection: SyntheticSelection, role: Role) -> tuple[int, int, int]:
         return selection.image_shape
 
+    def load_labels(self, selection: SyntheticSelection) -> np.ndarray:
+        classes = self._get_num_classes(selection)
+        labels = _make_labels(np.arange(selection.num_examples), classes, selection.labels)
+        return np.nonzero(labels)[1] if selection.several_labels else labels.astype(np.int64)
+
     def open(self, selection: SyntheticSelection, reading: Reading) -> SyntheticReader:
         facts = self.describe(selection, reading.role)
         check_channels(facts, reading.role)
@@ -104,7 +109,7 @@ class SyntheticReader(ExactReader):
         """Return one batch of the given examples, which are the same in every epoch."""
         raw = {
             "image": self._patterns[torch.from_numpy(indices % _PATTERNS)],
-            "label": self._make_labels(indices),
+            "label": _make_labels(indices, self.facts.num_classes, self._labels_each),
             "index": indices,
         }
         return create_image_batch(raw, self._labels)
@@ -119,16 +124,17 @@ class SyntheticReader(ExactReader):
     def describe(self, index: int) -> str:
         return _describe(index)
 
-    def _make_labels(self, indices: np.ndarray) -> np.ndarray:
-        classes = self.facts.num_classes
-        if self._labels_each == 1:
-            return (indices % classes).astype(np.int32)
-        several = np.zeros((len(indices), classes), np.int64)
-        for number in range(self._labels_each):
-            # Examples with the same first class differ in the others.
-            chosen = (indices + number * (indices // 7 + 3)) % classes
-            several[np.arange(len(indices)), chosen] = 1
-        return several
+
+def _make_labels(indices: np.ndarray, classes: int, labels_each: int) -> np.ndarray:
+    """Return [n] classes, or [n, K] with a 1 for each class of an example that has several."""
+    if labels_each == 1:
+        return (indices % classes).astype(np.int32)
+    several = np.zeros((len(indices), classes), np.int64)
+    for number in range(labels_each):
+        # Examples with the same first class differ in the others.
+        chosen = (indices + number * (indices // 7 + 3)) % classes
+        several[np.arange(len(indices)), chosen] = 1
+    return several
 
 
 def _describe(index: int) -> str:

@@ -158,8 +158,8 @@ def create_class_loss(
 ) -> ClassLoss:
     """Create the task loss that train.task_loss names; by default the first of `known`.
 
-    Those fit the task's targets. A UserError for an unknown name, a key of another loss, or weights
-    that do not fit the classes.
+    Those fit the task's targets; class_weights of the section are numbers, one for each class or
+    none. A UserError for an unknown name or a key of another loss.
     """
     name = section.task_loss or known[0]
     if name not in known:
@@ -176,12 +176,6 @@ def create_class_loss(
                 f"train.{key} ({value!r}) has no effect on train.task_loss={name}; set "
                 f"train.task_loss={BCE}, or leave it out"
             )
-    weights = section.class_weights
-    if weights and (len(weights) != num_classes or not sum(weights)):
-        raise UserError(
-            f"train.class_weights has {len(weights)} numbers, {sum(weights):g} in all, for "
-            f"{num_classes} classes; give one number for each class, some of them above 0"
-        )
     return ClassLoss(section)
 
 

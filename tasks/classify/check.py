@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
+from big_vision.input.images.class_weights import resolve_class_weights
 from big_vision.input.images.labelled import ImageFacts
 from big_vision.input.source import Role, require_facts
-from datasets import describe_dataset
+from datasets import describe_dataset, load_labels
 from losses.tasks.classes import ClassLoss, create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
 from models.teachers.classes import check_teacher_names
@@ -66,6 +69,7 @@ class ClassifyFacts(TaskFacts):
     # Shapes of the layers that losses read; None if known only in a run.
     feature_shapes: FeatureShapes | None
     sets: tuple[EvaluatedSet, ...] = ()  # evaluated in addition to the evaluation split
+    class_weights: tuple[float, ...] = ()  # in the task loss, one for each class; empty: all 1
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:
@@ -74,6 +78,11 @@ class ClassifyFacts(TaskFacts):
 
 # (train section, number of classes) -> the loss of the targets.
 CreateLoss = Callable[["TrainSection", int], ClassLoss]
+
+
+def set_class_weights(section: TrainSection, weights: tuple[float, ...]) -> TrainSection:
+    """Return the section with the weights of classes as numbers."""
+    return type(section).model_validate({**section.model_dump(), "class_weights": weights})
 
 
 class ClassifyCheck(TaughtCheck):
@@ -97,8 +106,10 @@ class ClassifyCheck(TaughtCheck):
         self.model_arguments = {"num_classes": self.num_classes}
         if self.class_names is not None:
             self.model_arguments["class_names"] = self.class_names
+        self._class_weights = self._resolve_class_weights()
+        section = set_class_weights(config.train, self._class_weights)
         self.losses = create_weighted_loss(
-            config.distill, self.create_loss(config.train, self.num_classes)
+            config.distill, self.create_loss(section, self.num_classes)
         )
         self._shapes: ImageShapes = {}
         self._feature_shapes: FeatureShapes | None = None
@@ -134,6 +145,19 @@ class ClassifyCheck(TaughtCheck):
             text = "model.num_classes (%d) exceeds the %d classes of %s: %d outputs have no example"
             get_logger().warning(text, classes, dataset_classes, name, unused)
         return classes
+
+    def _resolve_class_weights(self) -> tuple[float, ...]:
+        config, key = self.config, "train.class_weights"
+        names = self._get_images("train").class_names
+        load = partial(load_labels, config.data, key, config.model.known_sizes)
+        given = config.train.class_weights
+        weights = resolve_class_weights(given, key, self.num_classes, names, load)
+        if weights and not isinstance(given, tuple):
+            most, least = int(np.argmax(weights)), int(np.argmin(weights))
+            text = "%s: from %.4g (class %s) to %.4g (class %s)"
+            shown = [names[n] if names and n < len(names) else n for n in (least, most)]
+            get_logger().info(text, key, weights[least], shown[0], weights[most], shown[1])
+        return weights
 
     def _get_images(self, role: Role) -> ImageFacts:
         return require_facts(self.dataset.examples[role], ImageFacts, self.config.data.source)
@@ -181,6 +205,7 @@ class ClassifyCheck(TaughtCheck):
             image_shapes=self._shapes,
             feature_shapes=self._feature_shapes,
             sets=self._sets,
+            class_weights=self._class_weights,
         )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:

@@ -63,8 +63,12 @@ class SyntheticClassify(SyntheticRun):
                 "gives none; end it with a resize or crop to a square, or set "
                 "data.source=synthetic with data.name=image_size=N"
             )
-        data = describe_synthetic_data(config, self._image, max(self._classes, 2), examples)
-        return change(config, data=data)
+        classes = max(self._classes, 2)
+        data = describe_synthetic_data(config, self._image, classes, examples)
+        # Synthetic classes have no names and no counts of their own.
+        weights = config.train.class_weights
+        weights = weights if isinstance(weights, tuple) else (1.0,) * classes
+        return change(config, data=data, train={"class_weights": weights})
 
     def replace_teachers(
         self, config: RunConfig, folder: Path, *, only_missing: bool = False

@@ -25,7 +25,13 @@ from models.teachers.kept_tokens import ClassTokenScores
 from models.teachers.teacher import StudentView, Teacher, create_teachers, get_teacher_sections
 from models.transforms import to_pixels
 from tasks.classify.built_students import reuse_classifier
-from tasks.classify.check import ClassifyCheck, ClassifyFacts, CreateLoss, check_micro_batch
+from tasks.classify.check import (
+    ClassifyCheck,
+    ClassifyFacts,
+    CreateLoss,
+    check_micro_batch,
+    set_class_weights,
+)
 from tasks.classify.counting import (
     compute_ece,
     count_agreement,
@@ -70,8 +76,9 @@ class Classify(ImageTask[Teacher]):
 
     def __init__(self, config: RunConfig, facts: ClassifyFacts, loaders: Loaders) -> None:
         super().__init__(config, facts, loaders)
+        section = set_class_weights(config.train, facts.class_weights)
         self.losses = create_weighted_loss(
-            config.distill, self.create_loss(config.train, facts.num_classes)
+            config.distill, self.create_loss(section, facts.num_classes)
         )
         self.teaching = Teaching(config, self.losses)
         self._attention: ClassTokenScores | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import NoReturn, get_args, get_origin
+from typing import Literal, NoReturn, get_args, get_origin
 
 import yaml
 
@@ -154,6 +154,6 @@ def _to_json(key: str, kinds: set[object], value: str) -> str:
             f"--{key} ({value!r}) is not a list or mapping: {reason}; write [a, b] or "
             "{name: value}"
         ) from error
-    if dict in kinds:
+    if dict in kinds and Literal not in kinds:
         raise UserError(f"--{key} ({value!r}) is not a mapping; write '{{name: value}}'")
     return value

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from utils.errors import UserError
 
@@ -38,6 +41,33 @@ class Devices:
 IMAGE_TASKS = ("classify", "distil", "multilabel")
 CLASS_TASKS = ("classify", "multilabel")
 TAUGHT_TASKS = ("classify", "distil", "language", "regress")
+
+
+def _check_class_weights(value: object) -> object:
+    """Refuse what is no weights: one rule for all forms, where a union would show one for each."""
+    numbers: list[object] = [None]
+    if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+        numbers = list(value.values())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        numbers = list(value)
+    if value == "auto" or all(map(_is_weight, numbers)):
+        return value
+    raise PydanticCustomError(
+        "class_weights",
+        "write auto, a list with a number for each class, or {{class name: number}}; a number must "
+        "be finite and at least 0",
+    )
+
+
+def _is_weight(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value >= 0
+
+
+# A weight for each class: by their labels' counts, by names, or by their numbers; empty: all equal.
+ClassWeights = Annotated[
+    Literal["auto"] | dict[str, float] | tuple[float, ...], BeforeValidator(_check_class_weights)
+]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from utils.config.devices import get_devices
-from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, key
+from utils.config.metadata import (
+    CLASS_TASKS,
+    IMAGE_TASKS,
+    ClassWeights,
+    ConfigSection,
+    Devices,
+    key,
+)
 from utils.generations import LAUNCHED
 
 _LOOP = Devices(get_devices("loop"), "only its compiler loops over a graph; leave it out")
@@ -62,8 +69,11 @@ class TrainSection(ConfigSection):
     bce_positive_weight: float = key(
         1.0, "task_loss=bce: weight of the positive classes", gt=0, tasks=CLASS_TASKS
     )
-    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = key(
-        (), "weights of the classes in the task loss, one for each; empty: all 1", tasks=CLASS_TASKS
+    class_weights: ClassWeights = key(
+        (),
+        "weights of the classes in the task loss: auto (by the counts of their labels, mean 1 over "
+        "them), {class name: number}, or a number for each; unnamed and empty: 1",
+        tasks=CLASS_TASKS,
     )
     l2_penalty: float = key(
         0.0, "ridge: factor of the sum of squared weight matrices", ge=0, tasks=("regress",)

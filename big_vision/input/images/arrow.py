@@ -65,6 +65,9 @@ class ArrowSource(ImageFiles[EncodedSelection]):
     def select_files(self, expression: str, key: str) -> EncodedSelection:
         return select_rows(self.data, expression, key)
 
+    def load_labels(self, selection: EncodedSelection) -> np.ndarray:
+        return selection.labels
+
     def open_records(self, selection: EncodedSelection, role: Role) -> ArrowRecords:
         return ArrowRecords(selection, self.data.image_key, self.data.label_key)
 

@@ -150,6 +150,11 @@ class TfdsSource(ImageFiles[RecordSelection]):
     def get_sides(self) -> Sides | None:
         return self.catalog.get_image_sides(self.data.image_key)
 
+    def load_labels(self, selection: RecordSelection) -> np.ndarray:
+        from big_vision.input.images.record_labels import load_record_labels
+
+        return np.concatenate(load_record_labels(selection, self.data.label_key))
+
     def open_records(self, selection: RecordSelection, role: Role) -> Records:
         from big_vision.input.records import ArrayRecordFiles, TfRecordFiles
 
@@ -166,6 +171,11 @@ class FolderSource(ImageFiles[FolderSelection]):
         if self.data.labels_file:
             return select_listed(self.data.root, expression, key, self.data.labels_file)
         return select_folder(self.data.root, expression, key)
+
+    def load_labels(self, selection: FolderSelection) -> np.ndarray:
+        if selection.several_labels:  # each a text of numbers
+            return np.array(" ".join(selection.labels).split(), np.int64)
+        return selection.labels
 
     def open_records(self, selection: FolderSelection, role: Role) -> Records:
         from big_vision.input.records import FolderFiles

@@ -56,6 +56,9 @@ class WebdatasetSource(ImageFiles[TarSelection]):
     def select_files(self, expression: str, key: str) -> TarSelection:
         return select_tars(self.data, expression, key)
 
+    def load_labels(self, selection: TarSelection) -> np.ndarray:
+        return selection.labels
+
     def open_records(self, selection: TarSelection, role: Role) -> TarRecords:
         return TarRecords(selection, self.data.image_key, self.data.label_key)
 
