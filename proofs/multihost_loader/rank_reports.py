@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tools.loader.open_loader import open_loader
+from tools.loader.open_loader import plan_loader
 from utils.errors import UserError
 
 # By its path, as it runs in any directory.
@@ -112,7 +112,7 @@ def run_ranks(arguments: argparse.Namespace, argv: Sequence[str], reports: Path)
 
 def write_report(arguments: argparse.Namespace, reports: Path) -> None:
     """Read one pass as this rank and write the report."""
-    loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
+    loader = plan_loader(arguments).open((arguments.rank, arguments.world_size))
     batches = iter(loader.batches())
     timer = PartTimer(max(1, loader.batches_per_epoch // arguments.parts), loader.rank_batch_size)
     ids: list[str] = []

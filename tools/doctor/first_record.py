@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from datasets import ImageBatch
 from tools.loader.arguments import add_loader_arguments
-from tools.loader.open_loader import open_loader
+from tools.loader.open_loader import plan_loader
 from utils.programs import run_program
 
 # A small image; its label and id stay.
@@ -33,13 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(arguments: argparse.Namespace) -> None:
     """Open the loader and print its first example."""
-    loader = open_loader(arguments, shard=(0, 1))
+    plan = plan_loader(arguments)
+    loader = plan.open((0, 1))
     try:
         batch = next(iter(loader.batches()))
     finally:
         loader.close()
     assert isinstance(batch, ImageBatch) and batch.ids
-    record = {"name": loader.name or arguments.data_dir, "split": arguments.split}
+    record = {"name": plan.title, "split": plan.split}
     record |= {"examples": loader.num_examples, "id": batch.ids[0], "label": int(batch.labels[0])}
     print(json.dumps(record))
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from big_vision.input.batches import Batch, ImageBatch
 from big_vision.input.images.labelled import ImageFacts
-from tools.loader.open_loader import open_loader
+from big_vision.input.source import require_facts
+from tools.loader.open_loader import plan_loader
 
 if TYPE_CHECKING:
     from datasets import Loader
@@ -22,11 +23,11 @@ _MIN_CELL = 104  # pixels, for the caption
 
 def run(arguments: argparse.Namespace) -> None:
     """Open the loader, print, measure and draw."""
-    loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
-    facts = loader.facts
-    assert isinstance(facts, ImageFacts)
+    plan = plan_loader(arguments)
+    loader = plan.open((arguments.rank, arguments.world_size))
+    facts = require_facts(loader.facts, ImageFacts, plan.data.source)
     print(
-        f"{loader.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
+        f"{plan.title} {plan.split}: {loader.num_examples} "
         f"examples, {facts.num_classes} classes, order {loader.order}, "
         f"{loader.batches_per_epoch} batches of {loader.global_batch_size} "
         f"({loader.rank_batch_size} on rank {arguments.rank} of {arguments.world_size})"

@@ -26,6 +26,7 @@ from big_vision.input.images.folder import (
 )
 from big_vision.input.images.labelled import ImageSource, check_channels, get_pp_key, name_pp_key
 from big_vision.input.index_cache import get_entry, take_turn
+from big_vision.input.order import ShardSpec
 from big_vision.input.selection import ImageSelection, ImageSelectionT
 from big_vision.input.source import SPLIT_KEYS, Reading, Role
 from big_vision.pp.device_ops import split_device_ops
@@ -100,6 +101,24 @@ class ImageFiles(ImageSource[ImageSelectionT]):
         else:
             reader.try_first_example()
         return reader
+
+    def find_decoder(self, role: Role) -> str:
+        """Return what the split's first example needs, by its bytes: jpeg, decode or no op, ""."""
+        from big_vision.input.pipeline import Pipeline
+        from big_vision.tensorflow_setup import import_tensorflow, tf
+
+        import_tensorflow()
+        selection = self.select(role)
+        records = self.open_records(selection, role)
+        spec = self._create_spec(selection, Reading(role, ShardSpec(0, 1, 1), seed=0), 1.0)
+        pipeline = Pipeline(records, spec)
+        examples = pipeline.load_indices(np.zeros(1, np.int64)).map(pipeline.load)
+        if examples.element_spec["image"].dtype != tf.string:
+            return ""
+        try:
+            return "jpeg" if tf.io.is_jpeg(next(iter(examples))["image"]) else "decode"
+        except tf.errors.OpError:
+            return "decode"  # a reader explains what is wrong with the record
 
     def _create_spec(
         self, selection: ImageSelection, reading: Reading, record_bytes: float
