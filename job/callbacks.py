@@ -54,8 +54,9 @@ class RunCallbacks(Callbacks):
 
     def __enter__(self) -> RunCallbacks:
         self.stopping.listening.__enter__()
-        rolls_back = self.job.config.train.on_nonfinite == "rollback"
-        if rolls_back and self.parts.state.step == 0:
+        train = self.job.config.train
+        returns = train.on_nonfinite == "rollback" or train.keep_bad_step
+        if returns and self.parts.state.step == 0:
             self.save(self.parts.state, False)
         return self
 

@@ -14,6 +14,7 @@ from job.correctness import Correctness
 from job.curves import draw_run
 from job.lineage import find_lineage
 from job.resume import Finished, open_store, take_run
+from job.steps.bad_step import keep_bad_step
 from job.summary import describe_end, describe_finished, describe_job, describe_reason
 from job.warmup import ShapeWarmup
 from models.factory import create_model, export_model
@@ -24,7 +25,7 @@ from tasks import TASKS
 from tasks.protocol import Caches, Compares, Distils, HasExtraSets, Prepares
 from utils.checkpoint.files import load_checkpoint
 from utils.config.load import dump_config
-from utils.endings import NonFiniteEvaluationError, PreemptedError
+from utils.endings import NonFiniteError, NonFiniteEvaluationError, PreemptedError
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
@@ -154,8 +155,13 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
     began = time.perf_counter()
     has_shapes = job.facts.step_shapes > 1
     ahead = ShapeWarmup(runtime, parts, task) if has_shapes else None
-    with RunCallbacks(runtime, job, parts, session, ahead) as callbacks:
-        evaluation = fit(state, parts.plan, callbacks, task, runtime)
+    try:
+        with RunCallbacks(runtime, job, parts, session, ahead) as callbacks:
+            evaluation = fit(state, parts.plan, callbacks, task, runtime)
+    except NonFiniteError as error:
+        if job.config.train.keep_bad_step:
+            keep_bad_step(runtime, job, parts, task, error.step)
+        raise
     outcome = {"train_s": time.perf_counter() - began, "steps": state.step}
     outcome |= {"score": evaluation.score}
     outcome |= {f"eval_{name}": value for name, value in evaluation.all_metrics.items()}

@@ -59,6 +59,8 @@ FLOORS = {
     "job.saving": 5.58,
     "job.stopping": 5.59,
     "job.callbacks": 5.6,
+    "job.steps.modules": 5.55,
+    "job.steps.bad_step": 5.65,
     "job.summary": 5.7,
     "job.lineage": 5.75,
     "job.replica": 5.8,

@@ -32,6 +32,9 @@ ELSEWHERE = {
         "run.allow_changes": "test_a_changed_configuration_is_refused_with_the_difference",
         "run.init_skip": "test_a_run_may_start_from_another_runs_weights",
     },
+    "tests/tools/test_replay.py": {
+        "train.keep_bad_step": "test_the_kept_state_and_batch_are_those_of_the_step",
+    },
     "tests/tasks/test_extra_evaluations.py": {
         "data.evals": "test_a_run_evaluates_extra_sets_by_their_own_rules",
         **dict.fromkeys(

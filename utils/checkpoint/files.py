@@ -61,6 +61,7 @@ class CheckpointFacts(StateFacts):
     teachers: list[str] | None = None  # their hashes
     config: JsonObject | None = None
     environment: JsonObject = {}
+    batches: list[JsonObject] = []  # of a kept bad step: class and names, for each rank
     parts: list[Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*$")]]
     files: dict[str, int]  # sizes in bytes
     tensors: Table

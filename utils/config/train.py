@@ -125,6 +125,13 @@ class TrainSection(ConfigSection):
         resume="free",
     )
     max_rollbacks: int = key(3, "batches to skip before the run ends", ge=1, resume="free")
+    keep_bad_step: bool = key(
+        False,
+        "if a loss or gradient that is not finite ends the run, keep that step's state, batch and "
+        "draws for tools.replay",
+        resume="free",
+        affects_results=False,
+    )
     stall_timeout_s: float = key(
         1800.0,
         "seconds without a step until all stacks are printed and the run ends; 0: never",

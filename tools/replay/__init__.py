@@ -1,0 +1,1 @@
+"""Replay of a step that was not finite."""
