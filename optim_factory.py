@@ -24,11 +24,13 @@ from torch import nn
 
 from utils.config.checks import check_warmup
 from utils.config.load import change
+from utils.config.sections import SCHEDULE_NAMES
 from utils.endings import Plateau
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
+from utils.registry import Registry
 from utils.runtime.axes import mark_file_orders
 from utils.runtime.graph_updates import FACTOR_DECAYS, LEAST_PRODUCT
 
@@ -48,6 +50,11 @@ Group = dict[str, Any]
 PREPARABLE = (
     *PROVEN, "adam", "sgdw", "lars", "adafactorbv", "adabelief", "mars", "adan",
 )  # fmt: skip
+# Name -> factory of learning rates after the warm-up, with the arguments of `create_shape`.
+SCHEDULES: Registry[Callable[[OptimSection, int, int, int], Callable[[int], float]]] = Registry(
+    "optim.schedule",
+    dict.fromkeys(SCHEDULE_NAMES, "optim_factory:create_shape"),
+)
 # Optimizers that cannot run on XLA, and why.
 REFUSED = {
     "kron": "it compiles its own maths with torch.compile, which has no XLA backend here",
@@ -270,7 +277,8 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
     """
     warmup = get_warmup_steps(section, steps_per_epoch)
     check_warmup(warmup, total_steps)
-    shape = _create_shape(section, warmup, total_steps, steps_per_epoch)
+    create = SCHEDULES.get(section.schedule)
+    shape = create(section, warmup, total_steps, steps_per_epoch)
 
     def lr_at(step: int) -> float:
         if step < warmup:
@@ -321,9 +329,10 @@ def get_warmup_steps(section: OptimSection, steps_per_epoch: int) -> int:
     return round(section.warmup_epochs * steps_per_epoch)
 
 
-def _create_shape(
+def create_shape(
     section: OptimSection, warmup: int, total_steps: int, steps_per_epoch: int
 ) -> Callable[[int], float]:
+    """Return the learning rate by step, from the end of `warmup` steps on; UserError if wrong."""
     high, low = section.lr, section.min_lr
     start = 0 if section.warmup_inside else warmup
     length = max(total_steps - start, 1)

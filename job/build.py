@@ -151,7 +151,8 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
         loss_modules=losses,
         device_arguments=runtime.updates.get_arguments(config.optim.name.lower()),
     )
-    if config.optim.name.lower() in PREPARABLE:
+    # A checkpoint replaces all of the state, whatever an optimizer would begin with.
+    if config.optim.name.lower() in PREPARABLE or job.checkpoint is not None:
         runtime.updates.prepare(optimizer)
     return TrainState(
         model=student,

@@ -40,7 +40,7 @@ def start(config: RunConfig, device: str) -> int:
         return 0
     logging.captureWarnings(True)
     try:
-        return launch(config.runtime, run, job, device=job.device)
+        return launch(config.runtime, run, job, device=job.device, own_code=config.run.own_code)
     except _STOPS as error:
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED

@@ -29,6 +29,7 @@ from utils.endings import NonFiniteError, NonFiniteEvaluationError, PreemptedErr
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
+from utils.own_code import describe_modules
 from utils.storage.folder import StorageError
 from utils.storage.places import describe_refusal
 
@@ -131,6 +132,8 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | N
     if session is not None:
         try:
             environment = {**read_environment(), **runtime.describe()}
+            if modules := describe_modules(job.config.run.own_code):
+                environment["imports"] = modules
             facts: JsonObject = {"environment": environment, "teachers": parts.teacher_metrics}
             # The lineage at the run's start stays, and a later attempt may add another teacher.
             new = find_lineage(job, parts.teacher_metrics)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from datasets import create_source
 from utils.config.keys import get_stream_values
 from utils.json_types import JsonMapping, JsonObject
+from utils.own_code import describe_modules
 
 if TYPE_CHECKING:
     from datasets import DatasetFacts
@@ -62,6 +63,7 @@ def describe_stream(
     values = {name: value for name, value in values.items() if _LATER.get(name, ...) != value}
     is_sharded = order == "sharded"
     source, name, split = values["dataset"]
+    modules = describe_modules(config.run.own_code)
     return {
         **values,
         "dataset": [source, name, dataset.version, split, dataset.num_examples["train"]],
@@ -70,6 +72,7 @@ def describe_stream(
         "input_processes": processes if is_sharded else 0,
         "shuffle_gib": values["shuffle_gib"] if is_sharded else 0,
         **of_task,
+        **({"imports": {k: v["sha256"] for k, v in modules.items()}} if modules else {}),
     }
 
 

@@ -50,7 +50,7 @@ def find_model_name(name: str, key: str = "model.name") -> str:
         raise UserError(f"{key} {name!r}: {base} has no weights tagged {tag!r}; known: {known}")
     near = get_near_names(name, [*MODELS.names(), *timm.list_models()], limit=5)
     hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
-    raise UserError(f"{key} {name!r} is no model of timm or of models/; {hint}")
+    raise UserError(f"{key} {name!r} is no model of timm, models/ or run.imports; {hint}")
 
 
 def resolve_model(section: ModelSection) -> JsonObject:

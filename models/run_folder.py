@@ -5,6 +5,7 @@ from __future__ import annotations
 from store.record.ids import CONFIG_FILE
 from utils.config.yaml_file import read_yaml
 from utils.json_types import JsonObject
+from utils.own_code import OwnCode, import_modules
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
 
@@ -20,6 +21,14 @@ def find_run_folder(path: str) -> Folder | None:
             return folder
         folder = folder.parent
     return None
+
+
+def import_run_code(path: str, key: str) -> None:
+    """Import the modules (run.imports) of the run that a file of weights lies in, if any."""
+    folder = find_run_folder(path)
+    if folder is not None:
+        run = read_run_config(folder, key).get("run", {})
+        import_modules(OwnCode(run.get("imports", ()), run.get("import_dir", "")))
 
 
 def read_run_config(folder: Folder, key: str) -> JsonObject:

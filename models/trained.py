@@ -15,7 +15,7 @@ from big_vision.pp.device_ops import require_range
 from big_vision.pp.ops_crops import CROP_MODES
 from big_vision.pp.shapes import find_image_shape
 from models.factory import build_model, find_model_name
-from models.run_folder import find_run_folder, read_run_config
+from models.run_folder import find_run_folder, import_run_code, read_run_config
 from models.table import MODELS
 from models.transforms import InputTransform, create_input_transform
 from utils.errors import UserError, get_near_names
@@ -117,6 +117,8 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     _refuse_near_name(path, key)
     is_name = not is_shared(path) and "/" not in path and timm.is_model(path.partition(".")[0])
     weights = None if is_name else open_weights(path, key)
+    if weights is not None and not is_shared(path):
+        import_run_code(weights.location, key)
     known = weights.facts if weights is not None else {"model": path}
     facts = _merge_facts(known, given or {}, path, key)
     model: Any = _build(facts, weights, key)

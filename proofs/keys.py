@@ -10,7 +10,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -91,11 +91,12 @@ def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str
         notes = [f"`--{flag}`" for flag in info.aliases]
         notes += ["path"] * info.is_path + ["neutral"] * (key in get_neutral_keys())
         notes += [f"stream: {info.stream}"] if info.stream else []
+        notes += ["or of run.imports"] if info.known else []
         notes += [f"needs {' or '.join(info.needs)}"] if info.needs else []
         notes += [f"excludes {' and '.join(info.excludes)}"] if info.excludes else []
         cells = (
             f"`{key}`",
-            _format_type(field.annotation),
+            _format_names(info.known) or _format_type(field.annotation),
             _format_default(field),
             field.description or "",
             rules.get(key, "").replace("_", " "),
@@ -105,9 +106,13 @@ def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
+def _format_names(names: Iterable[object]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _format_type(annotation: object) -> str:
     if get_origin(annotation) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(annotation))
+        return _format_names(get_args(annotation))
     if isinstance(annotation, type) and not get_args(annotation):
         return annotation.__name__
     return re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", str(annotation))

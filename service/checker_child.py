@@ -29,11 +29,11 @@ def main() -> int:
 def _check(values: JsonObject) -> JsonObject:
     from job.check import check
     from job.summary import describe_job
-    from utils.config.load import RunConfig
+    from utils.config.load import validate_config
     from utils.runtime.choice import choose_device
 
     try:
-        config = RunConfig.model_validate(values)
+        config = validate_config(values)
         return {"lines": describe_job(check(config, choose_device(config.runtime)))}
     except UserError as error:
         return {"error": " ".join(str(error).split())}

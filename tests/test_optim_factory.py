@@ -10,7 +10,7 @@ import torch
 from timm.scheduler import CosineLRScheduler
 from torch import nn
 
-from optim_factory import create_optimizer, create_schedule
+from optim_factory import SCHEDULES, create_optimizer, create_schedule
 from tests.support.tiny_parts import CLASSES, TinyConvNet, create_cpu_runtime, create_vit
 from utils.config.sections import OptimSection
 from utils.errors import UserError
@@ -259,8 +259,9 @@ def test_cuts_lower_the_learning_rate_down_to_its_minimum():
 
 
 def test_every_schedule_of_the_configuration_is_tested_here():
-    field = OptimSection.model_fields["schedule"]
-    assert set(field.annotation.__args__) == set(SHAPES)
+    assert set(SCHEDULES) == set(SHAPES)
+    with pytest.raises(UserError, match=r"unknown optim.schedule 'cosin'; did you mean 'cosine'"):
+        create_test_schedule("cosin")
 
 
 def test_a_warm_up_inside_the_schedule_equals_timms_without_prefix():

@@ -33,7 +33,7 @@ from big_vision.input.text.tokenizer import (
 from big_vision.input.text.tokens import read_token_index
 from models.delta.kernels.operators import choose_kernels
 from models.factory import build_model
-from models.run_folder import find_run_folder, read_run_config
+from models.run_folder import find_run_folder, import_run_code, read_run_config
 from models.transformer import FixedCache, LayerCache
 from utils.config.devices import DEVICES
 from utils.config.execution import RuntimeSection
@@ -96,6 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
 def load_model(path: str) -> tuple[Any, JsonMapping]:
     """Load a language model in eval mode; return it and the facts of its weights."""
     weights = open_weights(path, _RUN_KEY)
+    import_run_code(weights.location, _RUN_KEY)
     facts = weights.facts
     if "vocab_size" not in facts:
         raise UserError(

@@ -43,6 +43,8 @@ def create_parser() -> ProgramParser:
     add("--allow-remote", action="store_true", help="let --host be no loopback address")
     text = "a further name by which browsers may call it, without a port"
     add("--allow-host", action="append", default=[], metavar="NAME", help=text)
+    text = "let submissions import modules of their own (run.imports), which may do anything"
+    add("--allow-imports", action="store_true", help=text)
     text = "hashes of all tokens (default: service/tokens.json in the store)"
     add("--token-file", type=Path, metavar="FILE", help=text)
     add("--slots", default="1", help="jobs at once, or devices: cuda:0,cuda:1 (1)")
@@ -61,7 +63,12 @@ def serve_runs(options: argparse.Namespace) -> None:
     host = f"[{options.host}]" if ":" in options.host else options.host
     names = (*LOOPBACK, host.lower(), *(name.lower() for name in options.allow_host))
     settings = ServiceSettings(
-        options.store, options.index, options.token_file, hosts=names, roots=tuple(options.root)
+        options.store,
+        options.index,
+        options.token_file,
+        hosts=names,
+        roots=tuple(options.root),
+        allow_imports=options.allow_imports,
     )
     if options.add_token is not None:
         add_token(options, settings)

@@ -202,7 +202,9 @@ def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, J
             options.steps, options.repeats, options.warmup_steps, is_synthetic, options.bare
         )
         try:
-            code = launch(measured.runtime, measure, job, pace, str(path))
+            code = launch(
+                measured.runtime, measure, job, pace, str(path), own_code=measured.run.own_code
+            )
         except (
             GraphBudgetError,
             NonFiniteError,

@@ -59,7 +59,7 @@ def write_flags(submission: Submission, store: str) -> list[str]:
     own = {"run.output_dir": store, "run.run_id": config.run.run_id}
     words = [f"--{key}={_write_value(value)}" for key, value in {**values, **own}.items()]
     flags = ["--config", submission.config, *words]
-    again = change(load_config(flags), run={"resume": "auto"})
+    again = change(load_config(flags, imports=False), run={"resume": "auto"})
     given = change(config, run={"experiment": again.run.experiment})
     if again != given:
         raise UserError(

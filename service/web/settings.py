@@ -34,6 +34,7 @@ class ServiceSettings:
     hosts: tuple[str, ...] = LOOPBACK  # accepted names of the service, without a port
     roots: tuple[str, ...] = ()  # paths in submissions lie below: directories, or gs://bucket
     limits: Limits = field(default_factory=Limits)
+    allow_imports: bool = False  # whether submissions may import modules (run.imports)
 
     @property
     def state_folder(self) -> Path:

@@ -22,7 +22,7 @@ from store.query.changes import flatten
 from store.query.config_text import parse_config
 from store.query.record import RunRecord
 from store.record.ids import CONFIG_FILE
-from utils.config.load import RunConfig, combine_config
+from utils.config.load import RunConfig, change, combine_config
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 
@@ -67,7 +67,15 @@ def read_request(parts: Service, request: SubmitRequest) -> Submission:
             raise UserError(f"{key[:80]}...: a key has at most {_KEY_LETTERS} letters; shorten it")
     draft = Submission(config=str(ROOT / request.config), overrides=overrides, slots=request.slots)
     config = resolve_submission(draft, parts.store)
-    check_places(config, parts.roots, ROOT)
+    if config.run.imports and not parts.settings.allow_imports:
+        raise UserError(
+            f"run.imports ({', '.join(config.run.imports)}) would run code of its own, which this "
+            "service refuses; remove it, or start tools.serve with --allow-imports"
+        )
+    # The directory of a file of configs/ is the repository's own.
+    is_own = "run.import_dir" not in overrides
+    checked = change(config, run={"import_dir": ""}) if is_own else config
+    check_places(checked, parts.roots, ROOT)
     # The name is chosen here, so that the check, the job and the answer are of the same run.
     named = {**overrides, "run.run_id": config.run.run_id}
     return Submission(config=draft.config, overrides=named, slots=draft.slots)

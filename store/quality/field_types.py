@@ -50,7 +50,7 @@ def fit_environment(value: JsonValue) -> JsonObject:
     """Return an `environment.json` without tables and texts of other types."""
     if not isinstance(value, dict):
         return {}
-    tables = ("accelerator", "packages", "variables", "source")
+    tables = ("accelerator", "packages", "variables", "source", "imports")
     fitted = {k: v for k, v in value.items() if k not in tables or isinstance(v, dict)}
     for name in {"packages", "variables"} & fitted.keys():
         fitted[name] = {k: v for k, v in fitted[name].items() if isinstance(v, str)}

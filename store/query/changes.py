@@ -103,6 +103,7 @@ def check_stream(
     keys = ["data.order", *(key for key, rule in rules.items() if rule == "between_epochs")]
     names = [(key, key.rpartition(".")[2]) for key in keys]
     rows += [(key, name, then[name], now[name], mid_epoch) for key, name in names if name in then]
+    modules = _check_modules(then.get("imports", {}), now.get("imports", {}), allowed)
     lines = []
     for key, name, old, new, refused in rows:
         # If the order itself has changed, its window is irrelevant.
@@ -120,7 +121,23 @@ def check_stream(
         lines.append(words)
     if not lines and then["dataset_files"] != now["dataset_files"]:
         lines.append("data.train_split: the files differ from those at the run's start")
-    return lines
+    return modules + lines
+
+
+def _check_modules(then: JsonMapping, now: JsonMapping, allowed: Iterable[str]) -> list[str]:
+    """Refuse other code of own modules: name -> hash; return a line for each that may differ."""
+    words = [
+        f"run.imports: the code of {name} was {_show(then.get(name))}, is {_show(now.get(name))}"
+        for name in sorted({*then, *now})
+        if then.get(name) != now.get(name)
+    ]
+    if words and not _matches("run.imports", allowed):
+        raise UserError(
+            f"run.resume: {'; '.join(words)} since the checkpoint was written, so it would be "
+            "another run; resume with the first code, or allow it by "
+            """--run.allow_changes='["run.imports"]'"""
+        )
+    return words
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:

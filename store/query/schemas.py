@@ -203,6 +203,14 @@ class SourceFacts(_File):
     sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="of the same")
 
 
+class ImportedModule(_File):
+    """A module that the run's configuration imports (run.imports)."""
+
+    file: str
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="of all Python files of its package")
+    version: str = Field(description="of its distribution; empty if unknown")
+
+
 class EnvironmentFile(_File):
     """`environment.json`: where the newest attempt of a run has worked, and from which source."""
 
@@ -217,6 +225,9 @@ class EnvironmentFile(_File):
     variables: dict[str, str] = Field(description="those that change what is computed")
     refused_variables: list[str] = Field(description="names of those that seem to hold a secret")
     source: SourceFacts
+    imports: dict[str, ImportedModule] = Field(
+        default_factory=dict, description="own modules by the names in run.imports"
+    )
 
 
 class CommittedFile(_File):

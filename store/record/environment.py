@@ -39,7 +39,7 @@ _VARIABLES = re.compile(
     r"|CPU_NUM_DEVICES|PYTHONHASHSEED|HDF5_USE_FILE_LOCKING"
 )
 # Fields of the process in `run.json`; the rest of its environment is the device's.
-_OF_HOST = ("python", "packages", "git_commit", "host", "cores")
+_OF_HOST = ("python", "packages", "git_commit", "host", "cores", "imports")
 
 
 def read_environment() -> JsonObject:
@@ -71,6 +71,7 @@ def write_environment(
         "variables": kept,
         "refused_variables": refused,
         "source": source.describe(),
+        **({"imports": environment["imports"]} if "imports" in environment else {}),
     }
     path = folder / DIFF_FILE
     if source.diff:

@@ -37,6 +37,7 @@ PLACES = (
     "run.checkpoint_root",
     "run.cache_dir",
     "run.output_dir",
+    "run.import_dir",
 )
 OUTSIDE = (
     "/etc/passwd",

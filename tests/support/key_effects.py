@@ -46,6 +46,10 @@ ELSEWHERE = {
             "test_a_set_may_have_its_own_root_and_class_map",
         ),
     },
+    "tests/test_own_code.py": {
+        "run.imports": "test_two_processes_train_own_parts",
+        "run.import_dir": "test_images_distil_by_an_own_loss_model_and_teacher",
+    },
     "tests/test_start_weights.py": {
         "run.init_rename": "test_mismatched_weights_are_named_by_patterns",
         "model.reset_head": "test_another_number_of_classes_starts_a_new_head",

@@ -67,7 +67,7 @@ def cache(options: argparse.Namespace) -> None:
     if not options.plan:
         is_reused = options.augmentations is not None
         target = CacheTarget(directory.folder.place, shape, is_reused, part)
-        launch(config.runtime, store, job, target)
+        launch(config.runtime, store, job, target, own_code=config.run.own_code)
 
 
 def _check_teachers(config: RunConfig) -> None:

@@ -76,7 +76,8 @@ def evaluate(options: argparse.Namespace) -> int:
     require_at_least(1, options, "probe_epochs")
     prepare_folder(options.out, "--out")
     plan = make_plan(options)
-    return launch(plan.config.runtime, evaluate_replica, plan, options)
+    code = plan.config.run.own_code
+    return launch(plan.config.runtime, evaluate_replica, plan, options, own_code=code)
 
 
 def evaluate_replica(runtime: Runtime, plan: EvaluationPlan, options: argparse.Namespace) -> None:

@@ -173,7 +173,7 @@ class Timm(Form):
     normalises = False
 
     def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
-        if trained.name in MODELS:
+        if trained.name in MODELS or not hasattr(trained.model, "pretrained_cfg"):
             raise UserError(
                 f"--to {name}: {trained.name} is no model of timm, which could not build it; "
                 "choose another form"

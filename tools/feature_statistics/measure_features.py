@@ -50,7 +50,8 @@ def measure(options: argparse.Namespace) -> int:
         run={"resume": "", "run_id": "", "eval_only": False},
     )
     job = check(config)
-    launch(config.runtime, collect, job, path, options.images, describe_source(config))
+    work = (job, path, options.images, describe_source(config))
+    launch(config.runtime, collect, *work, own_code=config.run.own_code)
     return 0
 
 

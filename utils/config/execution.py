@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from utils.config.devices import CompilerName, DeviceName, get_devices
 from utils.config.metadata import ConfigSection, Devices, Resume, key
+from utils.own_code import OwnCode
 
 _NATIVE = Devices(get_devices("native"), "XLA lays out by itself; leave it out")
 _NVIDIA = Devices(get_devices("tf32"), "it is a mode of NVIDIA GPUs; leave it out")
@@ -160,6 +161,18 @@ class RunSection(ConfigSection):
     resume: str = key(
         "", "auto: the experiment's newest run; or a path", aliases=("resume",), is_path=True
     )
+    imports: tuple[str, ...] = key(
+        (),
+        "modules or entry points to import first, which register models, losses, ops, sources, "
+        "tasks and more; docs/own_code.md",
+        affects_results=True,
+    )
+    import_dir: str = key(
+        "",
+        "directory in which imports are looked for, too, relative to the file that names it; "
+        "empty: that of the file that names the imports",
+        is_path=True,
+    )
     allow_changes: tuple[str, ...] = key(
         (), "keys or patterns (optim.*) that may differ on resume", affects_results=True
     )
@@ -192,3 +205,8 @@ class RunSection(ConfigSection):
     )
     overwrite: bool = key(False, "replace a run with the same run_id")
     tensorboard: bool = key(True, "write TensorBoard events beside metrics.jsonl")
+
+    @property
+    def own_code(self) -> OwnCode:
+        """The modules that the run imports."""
+        return OwnCode(self.imports, self.import_dir)

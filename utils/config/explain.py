@@ -74,6 +74,8 @@ def describe_key(key: Key) -> str:
     if key.devices:
         value = f"{key.devices.value}: " if key.devices.value else ""
         parts.append(f"{value}{' and '.join(key.devices.names)} only")
+    if key.known:
+        parts.append(f"known: {', '.join(key.known)}; run.imports may add others")
     return f"[{'; '.join(parts)}]" if parts else ""
 
 

@@ -23,7 +23,8 @@ EXTENDS = "extends"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 _COLUMN = 44  # of the origins behind the values
-PRESETS = Path(__file__).resolve().parents[2] / "configs" / "presets"
+_ROOT = Path(__file__).resolve().parents[2]
+PRESETS = _ROOT / "configs" / "presets"
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,19 @@ def format_origins(config: RunConfig, layers: Sequence[Layer]) -> str:
     return "".join(f"{line}\n" for line in _format(config.model_dump(mode="json"), layers, ()))
 
 
+def locate_imports(values: JsonObject, folder: Path) -> None:
+    """Make run.import_dir of these values absolute, from a folder; that folder where it is empty.
+
+    A run and its resolved configuration find its modules from any directory.
+    """
+    run = values.get("run")
+    if not isinstance(run, dict) or not (run.get("imports") or run.get("import_dir")):
+        return
+    named = run.get("import_dir") or ""
+    if isinstance(named, str):
+        run["import_dir"] = os.path.normpath(folder.absolute() / Path(named).expanduser())
+
+
 def list_presets() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.yaml"))
 
@@ -88,6 +102,7 @@ def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:
         circle = " -> ".join([*above[known.index(os.path.realpath(path)) :], path])
         raise UserError(f"{EXTENDS} goes in a circle: {circle}; remove one of them")
     values = read_yaml(path, reason)
+    locate_imports(values, Path(path).parent)
     layers: list[Layer] = []
     named = values.pop(EXTENDS, [])
     bases = [named] if isinstance(named, str) else named
@@ -98,6 +113,8 @@ def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:
         )
     for name in bases:
         base = os.path.normpath(Path(path).parent / name)
+        if not Path(base).exists() and (_ROOT / name).exists():
+            base = str(_ROOT / name)
         layers += _read_file(base, f"{EXTENDS} in {path}:", (*above, path))
     return [*layers, Layer(path, values)]
 

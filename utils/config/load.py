@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from utils.config.layers import (
 from utils.config.sections import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
+from utils.own_code import NO_CODE, OwnCode, import_modules
 
 _EPILOG = """\
 Set keys in the YAML file of --config or on the command line (--a.b=v or --a.b v). Precedence:
@@ -65,10 +67,11 @@ class _ConfigParser(argparse.ArgumentParser):
         raise UserError(f"command line: {message}; see python main.py --help")
 
 
-def load_config(argv: Sequence[str]) -> RunConfig:
+def load_config(argv: Sequence[str], *, imports: bool = True) -> RunConfig:
     """Return the configuration of a command line; a UserError if it is wrong.
 
-    `--help` and `--print-config` print and exit.
+    Imports the modules of run.imports first, unless `imports` is false: what they register is not
+    looked at then. `--help` and `--print-config` print and exit.
     """
     if not argv:
         raise UserError(
@@ -84,7 +87,7 @@ def load_config(argv: Sequence[str]) -> RunConfig:
         section, _, name = key.partition(".")
         above.append(Layer(COMMAND_LINE, {section: {name: None}}))
     above.append(Layer(COMMAND_LINE, _read_flags(namespace)))
-    config, layers = _combine(namespace.config, namespace.preset, above)
+    config, layers = _combine(namespace.config, namespace.preset, above, imports=imports)
     if namespace.print_config:
         sys.stdout.write(format_origins(config, layers))
         raise SystemExit(0)
@@ -92,7 +95,10 @@ def load_config(argv: Sequence[str]) -> RunConfig:
 
 
 def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfig:
-    """Return the configuration of a YAML file with overrides (dotted key -> value) of an origin."""
+    """Return the configuration of a YAML file with overrides (dotted key -> value) of an origin.
+
+    The modules of run.imports are not imported: the program that runs it does so.
+    """
     values: JsonObject = {}
     for key, value in overrides.items():
         *above, last = key.split(".")
@@ -106,7 +112,7 @@ def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfi
         if last in inner:
             raise UserError(f"{origin}: {key} is given twice; remove one of them")
         inner[last] = deepcopy(value)
-    return _combine(config, None, [Layer(origin, values)])[0]
+    return _combine(config, None, [Layer(origin, values)], imports=False)[0]
 
 
 def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
@@ -147,10 +153,33 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def validate_config(values: JsonObject) -> RunConfig:
+    """Return the configuration of whole values, once the modules of its run.imports are there."""
+    import_modules(_find_own_code(values))
+    return _validate(values)
+
+
+def _find_own_code(values: JsonObject) -> OwnCode:
+    """Return the modules of values that are not validated yet; empty unless they are names."""
+    run = values.get("run")
+    names = run.get("imports") if isinstance(run, dict) else None
+    if not isinstance(run, dict) or not isinstance(names, list):
+        return NO_CODE
+    known = [name for name in names if isinstance(name, str)]
+    return OwnCode(known if known == names else (), str(run.get("import_dir") or ""))
+
+
 def _combine(
-    config: str | None, preset: str | None, above: Sequence[Layer]
+    config: str | None, preset: str | None, above: Sequence[Layer], *, imports: bool
 ) -> tuple[RunConfig, list[Layer]]:
     layers = [*read_layers(config, preset), *above]
+    code = _find_own_code(merge_layers(layers))
+    if code.names:
+        folder = os.path.normpath(Path(code.folder or Path(config or "").parent).absolute())
+        if folder != code.folder:
+            origin = find_origin(layers, ("run", "imports"))
+            layers.append(Layer(origin, {"run": {"import_dir": folder}}))
+        import_modules(OwnCode(code.names if imports else (), folder))
     combined = _validate(merge_layers(layers), layers)
     if not combined.run.experiment:
         name, origin = _choose_experiment(config, preset, combined)

@@ -82,6 +82,7 @@ class KeyInfo:
     devices: Devices | None = None  # None: all of them
     tasks: tuple[str, ...] = ()  # names of `train.task` that read the key; empty: all of them
     aliases: tuple[str, ...] = ()  # short flags, known from similar trainers
+    known: tuple[str, ...] = ()  # its names; run.imports may add others
     # If the key is not at its default, one of these must hold: `section.key` (it is not at its
     # default) or `section.key=value`.
     needs: tuple[str, ...] = ()

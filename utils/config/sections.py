@@ -14,6 +14,7 @@ from utils.config.execution import ProfileSection, QuantileSection, RunSection, 
 from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, Resume, key
 from utils.config.train import TrainSection
 
+SCHEDULE_NAMES = ("cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant")
 _CYCLED = ("optim.schedule=cosine", "optim.schedule=linear", "optim.schedule=polynomial")
 _KERNELS = Devices(
     get_devices("pallas"), "Pallas kernels are XLA's; choose auto or xla", value="pallas"
@@ -125,8 +126,10 @@ class OptimSection(ConfigSection):
         False,
         "the warm-up replaces the beginning of the schedule, as in timm; false: it comes before it",
     )
-    schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = key(
-        "cosine", "after the warm-up; wsd: warmup-stable-decay; plateau: cut if the score stalls"
+    schedule: str = key(
+        "cosine",
+        "after the warm-up; wsd: warmup-stable-decay; plateau: cut if the score stalls",
+        known=SCHEDULE_NAMES,
     )
     decay_rate: float = key(
         0.1, "factor of each step of schedule=step, and of each cut of plateau", gt=0, le=1

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from utils.config.devices import DEVICES
 from utils.errors import UserError
+from utils.own_code import NO_CODE, OwnCode
 from utils.registry import load_object
 from utils.runtime.choice import choose_device
 from utils.runtime.processes.children import ReplicaWork
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 
 
 def launch(
-    section: RuntimeSection, worker: Callable[..., int | None], *args: object, device: str = ""
+    section: RuntimeSection,
+    worker: Callable[..., int | None],
+    *args: object,
+    device: str = "",
+    own_code: OwnCode = NO_CODE,
 ) -> int:
     """Run `worker(runtime, *args)` on every replica and return the exit code.
 
     `worker` must be a module-level function: replicas may be processes of their own. It returns its
-    exit code, or None for 0. An empty `device` is chosen here.
+    exit code, or None for 0. An empty `device` is chosen here. Each process imports `own_code`.
     """
     name = device or choose_device(section)
-    start, work = get_start(name), ReplicaWork(section, worker, args)
+    start, work = get_start(name), ReplicaWork(section, worker, args, own_code)
     start.prepare_environment()
     try:
         return start.launch(_load_class(name, section), work)

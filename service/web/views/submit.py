@@ -85,6 +85,7 @@ def _make_field(key: str, field: Any, known: JsonValue, typed: Mapping[str, str]
     kinds = _list_kinds(field.annotation)
     literals = [kind for kind in kinds if get_origin(kind) is Literal]
     choices = tuple(str(value) for kind in literals for value in get_args(kind))
+    choices = choices or read_key_info(field).known
     if bool in kinds:
         choices = ("true", "false")
     if known is None:

@@ -29,6 +29,7 @@ import psutil
 
 from utils.config.execution import RuntimeSection
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from utils.own_code import NO_CODE, OwnCode, import_modules
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
 Ts = TypeVarTuple("Ts")
@@ -69,6 +70,7 @@ class ReplicaWork:
     section: RuntimeSection
     worker: Callable[..., int | None]  # returns the exit code, or None for 0
     args: tuple[object, ...]
+    own_code: OwnCode = NO_CODE  # imported before the runtime is created
 
 
 def launch_processes(
@@ -112,6 +114,7 @@ def launch_processes(
 
 def run_on(create: CreateRuntime, work: ReplicaWork) -> int:
     """Create a replica's runtime, run its work and leave the other ranks; return the exit code."""
+    import_modules(work.own_code)
     runtime = create(work.section)
     try:
         return work.worker(runtime, *work.args) or 0

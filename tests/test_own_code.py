@@ -1,0 +1,275 @@
+"""What docs/own_code.md says, run from a package in a directory of its own."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from store.query.schemas import MODELS
+from store.record.history import read_metrics
+from tests.support.child_runs import ROOT, get_command, get_environment, run_main
+from tests.support.tiny_parts import SYNTHETIC
+from utils.errors import EXIT_USER_ERROR
+
+PAGE = ROOT / "docs" / "own_code.md"
+_BLOCK = re.compile(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", re.DOTALL)
+NAMES = ("models", "losses", "sources", "tasks", "extras")
+TWO = ("--runtime.device=cpu", "--runtime.num_processes=2", "--runtime.num_threads=1")
+OWN = ("--run.tensorboard=false", "--train.log_every_steps=1", "--train.checkpoint_every_steps=10")
+
+
+def write_package(folder: Path) -> Path:
+    """The files of the page; returns its configuration."""
+    files = dict(_BLOCK.findall(PAGE.read_text()))
+    assert set(files) == {"waves.yaml", *(f"my_pkg/{name}.py" for name in (*NAMES, "checks"))}
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (folder / "my_pkg" / "__init__.py").write_text('__version__ = "1.5"\n')
+    return folder / "waves.yaml"
+
+
+def get_flags(config: Path, runs: Path, *flags: str) -> list[str]:
+    own = (f"--run.output_dir={runs}", "--run.run_id=a", "--train.steps=50")
+    return ["--config", str(config), *own, *TWO, *OWN, *flags]
+
+
+def refuse(*flags: str, text: str) -> str:
+    """The one line of a refusal, which holds the text."""
+    done = run_main(flags)
+    lines = done.stderr.splitlines()
+    assert done.returncode == EXIT_USER_ERROR, done.stderr
+    assert [line.startswith("error: ") for line in lines].index(True) == len(lines) - 1, lines
+    assert text in lines[-1] and "Traceback" not in done.stderr, done.stderr
+    return lines[-1]
+
+
+def read_losses(run: Path) -> list[tuple[int, float]]:
+    lines = read_metrics(run)
+    return [(line["step"], line["loss/total"]) for line in lines if line["kind"] == "train"]
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory) -> Path:
+    return write_package(tmp_path_factory.mktemp("own"))
+
+
+@pytest.fixture(scope="module")
+def whole(own) -> Path:
+    """A finished run of two processes."""
+    done = run_main(get_flags(own, own.parent / "whole"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return own.parent / "whole" / "waves" / "a"
+
+
+def test_each_block_of_the_page_is_short():
+    for name, text in _BLOCK.findall(PAGE.read_text()):
+        assert len(text.splitlines()) <= 31, name
+
+
+def test_two_processes_train_own_parts(whole):
+    facts = json.loads((whole / "run.json").read_text())
+    assert facts["status"] == "complete" and facts["environment"]["world_size"] == 2
+    assert facts["final"]["eval_my_error"] < 0.35
+    lrs = [line["lr"] for line in read_metrics(whole) if line["kind"] == "train"]
+    assert lrs[0] == pytest.approx(0.1) and lrs[3] == pytest.approx(0.05)
+
+
+def test_the_environment_names_file_hash_and_version(own, whole):
+    environment = json.loads((whole / "environment.json").read_text())
+    MODELS["environment"].model_validate(environment)
+    modules = environment["imports"]
+    assert set(modules) == {f"my_pkg.{name}" for name in NAMES}
+    assert modules["my_pkg.models"]["file"] == str(own.parent / "my_pkg" / "models.py")
+    assert modules["my_pkg.models"]["version"] == "1.5"
+    assert len({module["sha256"] for module in modules.values()}) == 1
+
+
+def test_a_killed_run_continues_bit_for_bit(own, whole):
+    runs = own.parent / "killed"
+    child = subprocess.Popen(
+        get_command(get_flags(own, runs)),
+        cwd=ROOT,
+        env=get_environment(),
+        stderr=subprocess.DEVNULL,
+    )
+    checkpoints = runs / "waves" / "a" / "checkpoints"
+    while child.poll() is None and not list(checkpoints.glob("step_*/COMMITTED")):
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert len(read_losses(runs / "waves" / "a")) < 50
+    again = run_main(get_flags(own, runs, "--resume=auto"))
+    assert again.returncode == 0 and "resumed from" in again.stderr, again.stderr[-3000:]
+    assert read_losses(runs / "waves" / "a") == read_losses(whole)
+    mine, theirs = (load_file(run / "student.safetensors") for run in (runs / "waves" / "a", whole))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def test_the_export_is_of_the_own_model(own, whole):
+    facts = json.loads((whole / "student.json").read_text())
+    assert facts["model"] == "my_net" and facts["args"] == {"in_features": 2}
+    code = (
+        "import sys, timm; from safetensors.torch import load_file; import my_pkg.models; "
+        "model = timm.create_model('my_net', num_classes=1, in_features=2); "
+        "model.load_state_dict(load_file(sys.argv[1]))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(whole / "student.safetensors")],
+        cwd=own.parent,
+        check=True,
+    )
+
+
+def test_other_code_is_not_resumed(own, whole, tmp_path):
+    config = write_package(tmp_path)
+    with (tmp_path / "my_pkg" / "losses.py").open("a") as file:
+        file.write("# changed\n")
+    flags = ("--config", str(config), *TWO, *OWN, f"--resume={whole / 'checkpoints'}")
+    flags = (*flags, "--train.steps=60")
+    line = refuse(*flags, "--run.allow_changes=[train.steps]", text="run.imports")
+    assert "the code of my_pkg.extras was" in line and "allow_changes" in line
+    allowed = "--run.allow_changes=[train.steps, run.imports]"
+    done = run_main([*flags, allowed, "--check"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_images_distil_by_an_own_loss_model_and_teacher(own, tmp_path):
+    flags = [flag for flag in SYNTHETIC if not flag.startswith("--model")]
+    flags += ["--model=my_net", "--model.args={in_features: 64}", "--train.steps=3", *TWO]
+    flags += ["--run.imports=[my_pkg.models, my_pkg.losses]", f"--run.import_dir={own.parent}"]
+    flags += [f"--run.output_dir={tmp_path}", "--optim.name=sgd"]
+    teacher = run_main([*flags, "--run.run_id=t"])
+    assert teacher.returncode == 0, teacher.stderr[-3000:]
+    taught = [*flags, f"--teacher_path={tmp_path}/tiny/t", "--distill.allow_weak_teacher"]
+    done = run_main([*taught, "--kd=my_gap", "--run.run_id=s"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = read_metrics(tmp_path / "tiny" / "s")[0]
+    assert line["loss/my_gap"] > 0
+    pp = "decode(1)|resize(8)|value_range(-1, 1)"
+    words = [str(tmp_path / "tiny" / "s"), "--to", "torch_export", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "tools.export", *words, "--pp", pp]
+    tool = subprocess.run(command, cwd=ROOT, env=get_environment(), capture_output=True, text=True)
+    assert tool.returncode == 0, tool.stderr[-3000:]
+    assert (tmp_path / "out" / "torch_export").is_dir()
+
+
+BAD = {
+    "a missing module": ("[losing.nothing]", "there is no module losing.nothing; put it beside"),
+    "a missing package": ("[nothing_here]", "there is no module nothing_here; put it beside"),
+    "no name": ("[my-pkg]", "run.imports ('my-pkg') is no module; write"),
+    "a word": ("7", "run.imports"),
+    "a number in a list": ("[7]", "run.imports"),
+    "a broken module": ("[broken]", "ZeroDivisionError: division by zero ("),
+    "a syntax error": ("[odd]", "SyntaxError"),
+    "a module that exits": ("[leaves]", "SystemExit: 3"),
+    "a missing dependency": ("[needy]", "No module named 'not_installed_anywhere'"),
+    "a name that is taken": ("[twice]", "loss 'kd' is registered twice"),
+    "a shadowed name": ("[models]", "comes before it; rename your own"),
+    "a shadowed package": ("[losses.own]", "comes before it; rename your own"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_module_is_one_line(case, tmp_path):
+    modules = {
+        "broken": "1 / 0",
+        "odd": "def (",
+        "leaves": "raise SystemExit(3)",
+        "needy": "import not_installed_anywhere",
+        "twice": "from losses.table import LOSSES\nLOSSES.register('kd')(print)",
+        "models": "",
+        "losses/own": "",
+        "losing/thing": "",
+    }
+    for name, text in modules.items():
+        path = tmp_path / "x" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    names, text = BAD[case]
+    config = tmp_path / "x" / "run.yaml"
+    config.write_text(f"run: {{imports: {names}, output_dir: {tmp_path / 'runs'}}}\n")
+    refuse("--config", str(config), text=text)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_extends_one_of_the_project(own, tmp_path):
+    config = tmp_path / "mine.yaml"
+    config.write_text("extends: configs/smoke.yaml\nrun: {imports: [thing], import_dir: sub}\n")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "thing.py").write_text("")
+    done = run_main(["--config", str(config), "--print-config"])
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"import_dir: {tmp_path}/sub +# {config}", done.stdout)
+
+
+def test_an_entry_point_names_a_module(tmp_path):
+    facts = tmp_path / "plug-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[trainer.imports]\nmy-plugin = plug_code.inner\n")
+    (tmp_path / "plug_code").mkdir()
+    (tmp_path / "plug_code" / "inner.py").write_text("print('plugged in')\n")
+    done = subprocess.run(
+        get_command(["--run.imports=[my-plugin]", "--model=mnist_cnn", "--print-config"]),
+        cwd=ROOT,
+        env={**get_environment(), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("plugged in"), done.stderr
+
+
+def test_an_op_of_a_string_is_applied(own, tmp_path):
+    from PIL import Image
+
+    for split in ("train", "validation"):
+        for name in ("a", "b"):
+            folder = tmp_path / "data" / split / name
+            folder.mkdir(parents=True)
+            for number in range(4):
+                Image.new("L", (8, 8), 10 * number).save(folder / f"{number}.png")
+    pp = "decode(1)|my_invert|resize(8)|value_range(0, 1)"
+    flags = [f"--data.train_pp={pp}", f"--data.eval_pp={pp}", "--data.source=folder"]
+    flags += [f"--data.root={tmp_path / 'data'}", "--data.global_batch_size=4", *TWO, *OWN]
+    flags += ["--model=my_net", "--model.args={in_features: 64}", "--train.steps=2"]
+    flags += ["--run.imports=[my_pkg.models, my_pkg.extras]", f"--run.import_dir={own.parent}"]
+    done = run_main([*flags, f"--run.output_dir={tmp_path / 'runs'}", "--optim.schedule=my_sqrt"])
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_service_refuses_own_code_unless_allowed(own, tmp_path, monkeypatch):
+    from service.web.app import create_app
+    from service.web.settings import ServiceSettings
+    from tests.service.web.apps import make_client
+
+    values = {"run.imports": ["my_pkg.models"], "model.name": "my_net", "run.run_id": "x"}
+    values |= {"model.args": {"in_features": 150528}, "data.source": "synthetic", "data.name": ""}
+    body = {"config": "configs/smoke.yaml", "overrides": values, "dry_run": True}
+    app = create_app(ServiceSettings(str(tmp_path)))
+    answer = make_client(app).post("/api/v1/submit", json=body)
+    assert answer.status_code == 422 and "--allow-imports" in answer.json()["detail"]
+    assert "my_pkg.models" not in sys.modules
+    roots = (str(own.parent),)
+    allowed = create_app(ServiceSettings(str(tmp_path), roots=roots, allow_imports=True))
+    outside = {**body, "overrides": {**values, "run.import_dir": "/"}}
+    answer = make_client(allowed).post("/api/v1/submit", json=outside)
+    assert answer.status_code == 422 and "run.import_dir" in answer.json()["detail"]
+    inside = {**body, "overrides": {**values, "run.import_dir": str(own.parent)}}
+    answer = make_client(allowed).post("/api/v1/submit", json=inside)
+    assert answer.status_code == 200, answer.text
+    assert "my_net" in str(answer.json()) and "my_pkg.models" not in sys.modules
+    missing = {**inside, "overrides": {**inside["overrides"], "run.imports": ["my_pkg.gone"]}}
+    answer = make_client(allowed).post("/api/v1/submit", json=missing)
+    assert "there is no module my_pkg.gone" in answer.json()["detail"]
+    allowed.state.service.close()
