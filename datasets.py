@@ -22,6 +22,7 @@ from big_vision.input.batches import ImageBatch as ImageBatch
 from big_vision.input.batches import TokenBatch as TokenBatch
 from big_vision.input.batches import VectorBatch as VectorBatch
 from big_vision.input.order import ShardSpec
+from big_vision.input.sampling import create_sampling, require_labels
 from big_vision.input.selection import Choice, Selection, check_splits
 from big_vision.input.source import SPLIT_KEYS, ExampleFacts, Known, Reader, Reading, Role, Source
 from utils.errors import UserError
@@ -92,18 +93,15 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
         for role, selection in selections.items()
     ]
     check_splits(choices[0], choices[1:])
-    train, order = selections["train"], source.choose_order()
-    if data.repeats > 1 and order != "exact":
-        raise UserError(
-            f"data.repeats ({data.repeats}) needs data.order=exact, got {order}; set it, or remove "
-            "data.repeats"
-        )
+    train = selections["train"]
+    _check_order(data, source)
     if data.repeats > 1 and 2 * data.repeats > data.global_batch_size:
         raise UserError(
             f"data.repeats ({data.repeats}) leaves fewer than two different examples in a batch of "
             f"data.global_batch_size ({data.global_batch_size}); lower it or raise the batch"
         )
     _check_global_batch(data, "train", train.num_examples)
+    create_sampling(source, train)  # raises if weights do not fit
     return DatasetFacts(
         {role: selection.num_examples for role, selection in selections.items()},
         {role: source.describe(selection, role) for role, selection in selections.items()},
@@ -119,11 +117,7 @@ def load_labels(data: DataSection, key: str, known: Known | None = None) -> np.n
       UserError: there are none; names the `key` that needs them.
     """
     source = create_source(data, known)
-    labels = source.load_labels(source.select("train")) if data.label_key else None
-    if labels is None:
-        which = f"data.source ({data.source})" if data.label_key else "an empty data.label_key"
-        raise UserError(f"{key} needs labels of classes, and {which} has none; remove {key}")
-    return labels
+    return require_labels(source, source.select("train"), key)
 
 
 def create_loader(
@@ -157,10 +151,16 @@ def create_loader(
         raise UserError(
             f"{key} ({size}) is not divisible by the {shard[1]} input processes; use a multiple"
         )
-    order = source.choose_order()
-    spec = ShardSpec(*shard, size, data.repeats if role == "train" else 1)
-    reader = source.open(selection, Reading(role, spec, seed, augmentation))
-    return Loader(data, role, reader, spec, order)
+    spec, sampling = ShardSpec(*shard, size), None
+    if role == "train":
+        _check_order(data, source)
+        spec, sampling = replace(spec, repeats=data.repeats), create_sampling(source, selection)
+    if sampling is not None:
+        least, most = sampling.expected.min(), sampling.expected.max()
+        text = "an epoch has %d draws; an example comes %.3g to %.3g times on average"
+        get_logger().info(text, selection.num_examples, least, most)
+    reader = source.open(selection, Reading(role, spec, seed, augmentation, sampling))
+    return Loader(data, role, reader, spec, source.choose_order())
 
 
 class Loader:
@@ -281,6 +281,17 @@ class Loader:
             self._skipped.add(index)
             self.counters["skipped_corrupt"] = len(self._skipped)
             get_logger().warning("skipped %s: it cannot be read", self._reader.describe(index))
+
+
+def _check_order(data: DataSection, source: Source[Selection]) -> None:
+    """Refuse keys of the exact order with another one."""
+    order = source.choose_order()
+    for key, value in (("repeats", data.repeats > 1), ("sample_weights", data.sample_weights)):
+        if value and order != "exact":
+            raise UserError(
+                f"data.{key} ({getattr(data, key)}) needs data.order=exact, got {order}; set it, "
+                f"or remove data.{key}"
+            )
 
 
 def _choose_neighbours(ok: np.ndarray) -> np.ndarray:

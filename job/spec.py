@@ -37,7 +37,13 @@ class Job:
 
 
 # Later entries and their neutral values: these are left out, so that older descriptions stay equal.
-_LATER = {"repeats": 1, "mix_mode": "pair", "mix_off_epoch": None, "erasing_mode": "const"}
+_LATER: JsonObject = {
+    "repeats": 1,
+    "sample_weights": [],
+    "mix_mode": "pair",
+    "mix_off_epoch": None,
+    "erasing_mode": "const",
+}
 
 
 def count_steps(epochs: float, steps_per_epoch: int) -> int:

@@ -149,6 +149,10 @@ WRONG = [
     (("--train.class_weights=aut",), "train.class_weights ('aut')", "write auto, a list"),
     (("--train.class_weights={a: -1}",), "train.class_weights", "{class name: number}"),
     (("--train.class_weights={cat: 2}",), "train.class_weights names classes", "a list of 10"),
+    (("--data.sample_weights=[1, 2]",), "data.sample_weights has 2 numbers", "for each class"),
+    (("--data.sample_weights=[-1]",), "data.sample_weights ([-1])", "at least 0"),
+    (("--data.sample_weights={cat: .inf}",), "data.sample_weights", "must be finite"),
+    (("--data.sample_weights={cat: 1}",), "data.sample_weights names classes", "a list of 10"),
     (("--data.repeats=9",), "data.repeats (9) leaves fewer than two different", "lower it"),
     (
         ("--train.mix_off_epoch=1",),

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Keys that are named like a path and are none.
 NO_PLACES = """
 data.labels_file model.drop_path_rate model.drop_path_law model.drop_path_rescale
-train.class_weights distill.cache_end runtime.compile_cache_gib
+data.sample_weights train.class_weights distill.cache_end runtime.compile_cache_gib
 """
 
 

@@ -1,13 +1,14 @@
 """Order of examples: pure functions of (seed, epoch), in numpy alone.
 
-Two orders. *Exact*: one permutation of the split per epoch; the global batches are the same for
-any number of shards. *Sharded*: units (files) are permuted and split into equal ranges; each shard
-reads its own in file order and shuffles within windows.
+Two orders. *Exact*: one permutation of the split per epoch, or as many draws by weights; the global
+batches are the same for any number of shards. *Sharded*: units (files) are permuted and split into
+equal ranges; each shard reads its own in file order and shuffles within windows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -15,6 +16,7 @@ import numpy as np
 GROUP_UNITS = 8
 _WORD = 0xFFFFFFFF
 _SALT_EXAMPLES, _SALT_UNITS, _SALT_WINDOWS = 0x6F726465, 0x756E6974, 0x77696E64
+_SALT_DRAWS = 0x64726177
 
 
 def get_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
@@ -64,13 +66,77 @@ def get_exact_copies(
     Within a global batch all first copies come before all second ones: neighbours, which are
     mixed and compared, are different examples, and shards get different copies.
     """
-    batches = max(0, num_examples - start) // spec.global_batch_size
     order = get_permutation(num_examples, seed, epoch)
+    places, copies = _get_places(num_examples, spec, start)
+    return order[places], copies
+
+
+def _get_places(total: int, spec: ShardSpec, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return [n], [n] int64: this shard's places in an epoch's order, and the copy there."""
+    batches = max(0, total - start) // spec.global_batch_size
     positions = np.arange(start, start + batches * spec.global_batch_size, dtype=np.int64)
     by_copy = positions.reshape(batches, spec.global_batch_size)
     ranks = np.argsort(by_copy % spec.repeats, axis=1, kind="stable")
     positions = spec.take_blocks(np.take_along_axis(by_copy, ranks, axis=1).reshape(-1))
-    return order[positions // spec.repeats], positions % spec.repeats
+    return positions // spec.repeats, positions % spec.repeats
+
+
+@dataclass(frozen=True, eq=False)
+class Sampling:
+    """Draws of examples by weights, as many in an epoch as there are examples.
+
+    Systematic sampling: examples are laid in a random order, each as long as it is expected, and
+    every whole number from a random start on draws the one that it lies in. So an example expected
+    2.3 times comes 2 or 3 times, and one expected 0.3 times never twice.
+    """
+
+    weights: np.ndarray  # [num_examples] float64, at least 0 and some above it
+
+    @cached_property
+    def expected(self) -> np.ndarray:
+        """[num_examples] float64: mean number of an example's draws in an epoch."""
+        return self.weights * (len(self.weights) / self.weights.sum())
+
+    @cached_property
+    def most(self) -> int:
+        """A number that no example's draws in an epoch exceed."""
+        return int(self.expected.max()) + 2
+
+    @lru_cache(maxsize=2)  # noqa: B019 (the readers of a mixture share the draws of an epoch)
+    def draw(self, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return [num_examples], twice: the epoch's examples, and which draw of theirs it is."""
+        rng, count = _create_rng(_SALT_DRAWS, seed, epoch), len(self.weights)
+        order = rng.permutation(np.flatnonzero(self.weights))
+        ends = np.cumsum(self.expected[order])
+        chosen = np.searchsorted(ends, rng.random_sample() + np.arange(count), side="right")
+        chosen = np.minimum(chosen, len(order) - 1)  # the last end may be rounded down
+        draws = np.arange(count) - np.searchsorted(chosen, chosen, side="left")
+        shuffled = rng.permutation(count)
+        return order[chosen][shuffled].astype(np.int64), draws[shuffled].astype(np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactOrder:
+    """The exact order of one shard: each example once in an epoch, or drawn by weights."""
+
+    num_examples: int
+    spec: ShardSpec
+    seed: int
+    sampling: Sampling | None = None
+
+    def get_epoch(self, epoch: int, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return [n], [n] int64: the epoch's examples after `start` global ones, and their epochs.
+
+        Their epochs are those that their augmentation is drawn for: several copies of an example in
+        an epoch are augmented as in epochs of their own.
+        """
+        spec, repeats = self.spec, self.spec.repeats
+        if self.sampling is None:
+            order, copies = get_exact_copies(self.num_examples, spec, self.seed, epoch, start)
+            return order, epoch * repeats + copies
+        drawn, draws = self.sampling.draw(self.seed, epoch)
+        places, copies = _get_places(self.num_examples, spec, start)
+        return drawn[places], (epoch * self.sampling.most + draws[places]) * repeats + copies
 
 
 def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:

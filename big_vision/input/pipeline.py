@@ -15,11 +15,11 @@ import numpy as np
 from big_vision.input.images.encoded import Stream
 from big_vision.input.order import (
     GROUP_UNITS,
+    ExactOrder,
     ShardedOrder,
     ShardSpec,
     get_evaluation_blocks,
     get_evaluation_range,
-    get_exact_copies,
 )
 from big_vision.input.records import Records
 from big_vision.pp.registry import Example
@@ -44,6 +44,7 @@ class PipelineSpec:
     image_key: str
     label_key: str
     shard: ShardSpec
+    order: ExactOrder
     seed: int
     threads: int
     prefetch_batches: int
@@ -68,18 +69,15 @@ class Pipeline:
 
     def exact_indices(self, epoch: int, start: int) -> tf.data.Dataset:
         """Return epoch and index of each element of the exact order; reads no example."""
-        spec, total = self.spec, self.records.num_examples
 
         def get_order(now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            begin = start if now == epoch else 0
-            return get_exact_copies(total, spec.shard, spec.seed, int(now), begin)
+            return self.spec.order.get_epoch(int(now), start if now == epoch else 0)
 
         def add_order(now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            order, copies = tf.numpy_function(get_order, [now], (tf.int64, tf.int64))
+            order, epochs = tf.numpy_function(get_order, [now], (tf.int64, tf.int64))
             order.set_shape([None])
-            copies.set_shape([None])
-            # Each copy is augmented as in an epoch of its own.
-            return now * spec.shard.repeats + copies, order
+            epochs.set_shape([None])
+            return epochs, order
 
         def spread(epochs: tf.Tensor, order: tf.Tensor) -> tf.data.Dataset:
             return tf.data.Dataset.from_tensor_slices({"epoch": epochs, "index": order})

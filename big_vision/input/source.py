@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from big_vision.input.order import ShardSpec, get_evaluation_blocks, get_exact_epoch
+from big_vision.input.order import ExactOrder, Sampling, ShardSpec, get_evaluation_blocks
 from big_vision.input.selection import SelectionT
 from utils.errors import UserError
 
@@ -44,6 +44,11 @@ class Reading:
     shard: ShardSpec  # which part of each global batch is read
     seed: int  # of the order
     augmentation: int = 0  # another number draws other augmentations of the same examples
+    sampling: Sampling | None = None  # of training; None: each example once in an epoch
+
+    def create_order(self, num_examples: int) -> ExactOrder:
+        """Create the exact order of the examples, which a reader must follow."""
+        return ExactOrder(num_examples, self.shard, self.seed, self.sampling)
 
 
 class Reader(Protocol):
@@ -93,11 +98,11 @@ class ExactReader(Reader):
 
     def __init__(self, num_examples: int, facts: ExampleFacts, reading: Reading) -> None:
         self.num_examples, self.facts = num_examples, facts
-        self._shard, self._seed = reading.shard, reading.seed
+        self._shard, self._order = reading.shard, reading.create_order(num_examples)
 
     def read_training(self, epoch: int, start: int) -> Iterator[Batch]:
         while True:
-            order = get_exact_epoch(self.num_examples, self._shard, self._seed, epoch, start)
+            order, _ = self._order.get_epoch(epoch, start)
             yield from self._cut(order, epoch)
             epoch, start = epoch + 1, 0
 

@@ -185,6 +185,7 @@ def describe_synthetic_data(
         "train_pp": _keep_device_op(config.data.train_pp),
         "eval_pp": _keep_device_op(config.data.eval_pp),
         "evals": (),
+        "sample_weights": (),
         **SYNTHETIC_SPLITS,
     }
 

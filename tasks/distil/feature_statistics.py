@@ -39,9 +39,10 @@ _KEY = "statistics"  # of the file's metadata
 _PARTS = ("mean", "variances", "eigenvalues", "eigenvectors")
 # What decides which pixels teachers see, beside the images themselves.
 _SEEN = tuple(("data", key) for key in ("train_pp", "random_erasing", "erasing_mode"))
+_SEEN += (("data", "sample_weights"),)
 _SEEN += (("train", "mixup_alpha"), ("train", "cutmix_alpha"))
 # Values of files from before their keys.
-_SEEN_BEFORE = {"data.erasing_mode": "const"}
+_SEEN_BEFORE: JsonObject = {"data.erasing_mode": "const", "data.sample_weights": []}
 
 
 class Moments:

@@ -421,6 +421,7 @@ _PLAIN_ROWS: list[Row] = [
         "batch",
     ),
     ("data.repeats", (), "--data.repeats=3", "batch"),
+    ("data.sample_weights", (), "--data.sample_weights=auto", "batch"),
     ("train.cutmix_prob", ("--mixup=0.8", "--cutmix=1"), "--train.cutmix_prob=1", "batch"),
     ("train.ema_decay", ("--model_ema",), "--train.ema_decay=0.5", "state"),
     ("train.ema_start_epoch", ("--model_ema",), "--train.ema_start_epoch=1", "state"),

@@ -269,6 +269,14 @@ def test_a_file_that_does_not_fit_is_refused(flags, stored, tmp_path):
             [
                 "--distill.standardise=phi_s",
                 f"--distill.statistics={stored}",
+                "--data.sample_weights=auto",
+            ],
+            "with data.sample_weights=[], this run has 'auto'",
+        ),
+        (
+            [
+                "--distill.standardise=phi_s",
+                f"--distill.statistics={stored}",
                 '--distill.losses=[{"name": "mse", "of": "patches"}]',
             ],
             "has no patches features of teacher 1, which gives 30",

@@ -161,6 +161,14 @@ def test_a_cache_of_another_stream_or_teacher_is_refused_by_name(tmp_path):
         open_cache(section, {**create_stream(), "seed": 5}, [], (0, 1), 4)
     with pytest.raises(UserError, match="made with teachers"):
         open_cache(section, create_stream(), ["other"], (0, 1), 4)
+    # Neutral values are left out on either side.
+    with pytest.raises(UserError, match="made with mix_mode None, here it is 'batch'"):
+        open_cache(section, {**create_stream(), "mix_mode": "batch"}, [], (0, 1), 4)
+    (tmp_path / "batch").mkdir()
+    write_manifest(tmp_path / "batch", {**create_stream(), "mix_mode": "batch"}, SHAPE, 1)
+    section = create_config(tmp_path / "batch").distill
+    with pytest.raises(UserError, match="made with mix_mode 'batch', here it is None"):
+        open_cache(section, create_stream(), [], (0, 1), 4)
 
 
 def test_a_run_longer_than_the_cache_stops_or_cycles_as_configured(tmp_path):

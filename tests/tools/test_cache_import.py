@@ -191,6 +191,7 @@ def test_a_run_trains_on_imported_logits(images, tmp_path, capsys):
             "shows other images than those of",
         ),
         ({}, (), {"data.repeats": "2"}, "data.repeats (2) is not supported with"),
+        ({}, (), {"data.sample_weights": "auto"}, "data.sample_weights (auto) is not supported"),
     ],
 )
 def test_files_that_cannot_be_replayed_are_refused_in_one_line(images, tmp_path, capsys, case):

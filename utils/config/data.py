@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, key
+from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ClassWeights, ConfigSection, key
 
 
 class EvalSection(ConfigSection):
@@ -157,6 +157,14 @@ class DataSection(ConfigSection):
         "their length and show fewer examples",
         ge=1,
         stream="repeats",
+        tasks=IMAGE_TASKS,
+    )
+    sample_weights: ClassWeights = key(
+        (),
+        "weights of a class's examples in the draws of an epoch: auto (each class equally often), "
+        "{class name: number}, or a number for each class; unnamed: 1; empty: no draws, each "
+        "example once an epoch",
+        stream="sample_weights",
         tasks=IMAGE_TASKS,
     )
     shuffle_gib: float = key(

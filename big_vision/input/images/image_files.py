@@ -139,6 +139,7 @@ class ImageFiles(ImageSource[ImageSelectionT]):
             image_key=data.image_key,
             label_key=data.label_key,
             shard=reading.shard,
+            order=reading.create_order(selection.num_examples),
             seed=reading.seed,
             threads=get_thread_count(data.threads),
             prefetch_batches=data.prefetch_batches,
@@ -172,7 +173,7 @@ class TfdsSource(ImageFiles[RecordSelection]):
     def load_labels(self, selection: RecordSelection) -> np.ndarray:
         from big_vision.input.images.record_labels import load_record_labels
 
-        return np.concatenate(load_record_labels(selection, self.data.label_key))
+        return load_record_labels(selection, self.data.label_key)
 
     def open_records(self, selection: RecordSelection, role: Role) -> Records:
         from big_vision.input.records import ArrayRecordFiles, TfRecordFiles

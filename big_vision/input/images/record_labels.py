@@ -25,8 +25,8 @@ _FRAME = 12  # bytes in front of a TFRecord's data: its length and a checksum
 _READ_AT_ONCE = 256
 
 
-def load_record_labels(selection: RecordSelection, label_key: str) -> list[np.ndarray]:
-    """Return the labels of each example, [n] int64, from the cache of indexes if possible.
+def load_record_labels(selection: RecordSelection, label_key: str) -> np.ndarray:
+    """Return [n] int64: the labels of all examples in a row, from the cache of indexes if possible.
 
     Raises:
       UserError: a record has no such feature, or cannot be read.
@@ -38,9 +38,11 @@ def load_record_labels(selection: RecordSelection, label_key: str) -> list[np.nd
             return _scan(path, selection.file_format, label_key)
 
         arrays = load_index([segment.path], scan, "labels", label_key)
-        each = np.split(arrays["labels"], np.cumsum(arrays["counts"])[:-1])
-        labels += each[segment.first : segment.first + segment.count]
-    return labels
+        ends = np.cumsum([0, *arrays["counts"]])
+        labels.append(
+            arrays["labels"][slice(*ends[[segment.first, segment.first + segment.count]])]
+        )
+    return np.concatenate(labels)
 
 
 def _scan(path: str, file_format: str, label_key: str) -> Arrays:

@@ -27,10 +27,11 @@ def find_views(stream: JsonMapping, place: object) -> str:
     `stream` is the run's description of it; `place` names the cache in messages.
     """
     train_pp = stream["train_pp"]
-    if stream.get("repeats", 1) != 1:
+    copied = next((name for name in ("repeats", "sample_weights", "mix") if name in stream), None)
+    if copied is not None:
         raise UserError(
-            f"data.repeats ({stream['repeats']}) is not supported with {str(place)!r}, which has "
-            "one output of an example; set it to 1"
+            f"data.{copied} ({stream[copied]}) is not supported with {str(place)!r}, which has one "
+            "output of an example in an epoch of one dataset; remove it"
         )
     calls = [parse_section(section) for section in split_sections(train_pp)]
     names = [call.name for call in calls]

@@ -146,10 +146,14 @@ def count_stored(place: str, named: int) -> int:
 def refuse_difference(
     folder: Path | Folder, actual: JsonMapping, wanted: JsonMapping, key: str
 ) -> None:
-    """Raise an error at the first difference of a cache from what is wanted."""
+    """Raise an error at the first difference of a cache from what is wanted.
+
+    Entries that only one of the streams has differ, too: neutral values are left out.
+    """
     for name, value in wanted.items():
         if name == "stream":
-            refuse_difference(folder, actual["stream"], value, key)
+            stream = {**dict.fromkeys(actual["stream"]), **value}
+            refuse_difference(folder, actual["stream"], stream, key)
         elif actual.get(name) != value:
             raise UserError(
                 f"{key} ({str(folder)!r}) was made with {name} {actual.get(name)!r}, here it is "

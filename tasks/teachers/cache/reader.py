@@ -211,7 +211,9 @@ def open_cache(
     """
     folder = open_folder(section.teacher_cache)
     manifest = read_manifest(folder)
-    known = {name: value for name, value in stream.items() if value is not None}
+    then = manifest["stream"]
+    # The device has yet to decide what is None.
+    known = {name: then.get(name) if value is None else value for name, value in stream.items()}
     shape, batch = read_shape(manifest), None
     if is_by_example(manifest):
         # It needs the preprocessing language, which other caches do not.
