@@ -114,7 +114,7 @@ def load_labels(data: DataSection, key: str, known: Known | None = None) -> np.n
     """Load the labels of the training split, as `Source.load_labels` does.
 
     Raises:
-      UserError: there are none; names the `key` that needs them.
+      UserError: the split has no labels; names the `key` that needs them.
     """
     source = create_source(data, known)
     return require_labels(source, source.select("train"), key)

@@ -20,7 +20,7 @@ def create_sampling(source: Source[Selection], selection: Selection) -> Sampling
 
 
 def require_labels(source: Source[Selection], selection: Selection, key: str) -> np.ndarray:
-    """Load the labels of a selection; a UserError for `key` if there are none."""
+    """Load the labels of a selection; a UserError names `key` if it has no labels."""
     data = source.data
     labels = source.load_labels(selection) if data.label_key else None
     if labels is None:

@@ -84,7 +84,7 @@ def _read_array_records(path: str) -> Iterator[tuple[IO[bytes], int]]:
 
 
 def _find_label(file: IO[bytes], stop: int, label_key: bytes) -> list[int] | None:
-    """Return the whole numbers of a feature; None if there are none of that name."""
+    """Return the whole numbers of a feature; None if the record has no such feature."""
     for entry_stop in _enter(file, stop, _FEATURES):
         for value_stop in _enter(file, entry_stop, _ENTRY):
             key_stop = next(_enter(file, value_stop, _KEY), file.tell())
