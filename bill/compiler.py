@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import tempfile
 from dataclasses import replace
-from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +14,7 @@ from pydantic import BaseModel
 
 from bill.bundles.chip import get_chip_model
 from bill.bundles.counting import count_listings
-from bill.children.processes import find_venv, run_child
+from bill.children.processes import find_venv, read_versions, run_child
 from bill.compiled import Compiled, CompilerFacts, read_stored, write_stored
 from bill.targets import OWN
 from utils.errors import UserError
@@ -50,15 +48,7 @@ def require_compiler(release: str = OWN) -> dict[str, str]:
     Raises:
       UserError: they are not installed.
     """
-    versions: dict[str, str] = {}
-    if release == OWN:
-        versions = {name: version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
-    else:
-        for folder in find_venv(_NEWEST_SUFFIX).glob("lib/python*/site-packages"):
-            packages = distributions(path=[str(folder)])
-            versions = {
-                package.name: package.version for package in packages if package.name in _PACKAGES
-            }
+    versions = read_versions(_find_venv(release))
     missing = [name for name in _PACKAGES if name not in versions]
     if missing:
         flag = "" if release == OWN else " --newest"
@@ -67,6 +57,11 @@ def require_compiler(release: str = OWN) -> dict[str, str]:
             f"{SETUP_COMMAND}{flag}"
         )
     return {name: versions[name] for name in _PACKAGES}
+
+
+def _find_venv(release: str) -> Path:
+    """Return the environment of a release's packages: .venv, which is torch_xla's, or its own."""
+    return find_venv("" if release == OWN else _NEWEST_SUFFIX)
 
 
 def get_default_store() -> Path:
@@ -204,7 +199,7 @@ def _start(
     path, log = folder / "request.json", folder / "log.txt"
     path.write_text(json.dumps(request), encoding="utf-8")
     with log.open("w") as output:
-        venv = None if target.compiler == OWN else find_venv(_NEWEST_SUFFIX)
+        venv = _find_venv(target.compiler)
         code = run_child(script, path, time_limit_s=time_limit_s, output=output, venv=venv)
     return code, log.read_text(encoding="utf-8", errors="replace")
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO
 
@@ -56,6 +57,13 @@ def run_child(
 def find_venv(suffix: str = "") -> Path:
     """Return `.venv`, in which this process runs, or the one beside it that has the suffix."""
     return Path(sys.prefix.removesuffix("-tpu") + suffix)
+
+
+def read_versions(venv: Path) -> dict[str, str]:
+    """Read package -> version of an environment, with `_` in names; empty if it is not there."""
+    folders = [str(folder) for folder in venv.glob("lib/python*/site-packages")]
+    found = distributions() if venv == Path(sys.prefix) else distributions(path=folders)
+    return {package.name.replace("-", "_"): package.version for package in found}
 
 
 def _wait(child: subprocess.Popen[bytes], began: float, time_limit_s: float) -> int:

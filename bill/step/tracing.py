@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill.children.processes import find_venv, run_child
+from bill.children.processes import find_venv, read_versions, run_child
 from bill.step.derive import find_stack
 from utils.errors import UserError
 from utils.runtime.tpu.start import is_installed
@@ -106,10 +106,11 @@ def trace_alone(
     """
     is_tpu = find_stack(config) == "tpu"
     venv = Path(sys.prefix) if is_tpu and is_installed() else find_venv("-tpu" if is_tpu else "")
-    if not (venv / "bin" / "python").exists():
+    package = "torch_tpu" if is_tpu else "torch_xla"
+    if package not in read_versions(venv):
         raise UserError(
-            f"runtime.device ({config.runtime.device!r}) is traced in {venv.name}, which is not "
-            "here; run bash run_commands.sh setup --torch-tpu for tpu, setup for xla"
+            f"runtime.device ({config.runtime.device!r}) is traced in {venv.name}, where {package} "
+            "is not installed; run bash run_commands.sh setup --torch-tpu for tpu, setup for xla"
         )
     with tempfile.TemporaryDirectory() as folder:
         path, answer = Path(folder) / "request.pickle", Path(folder) / "answer.pickle"

@@ -11,6 +11,7 @@ import pytest
 
 from bill import compile_for_tpu as tool
 from bill import compiler
+from bill.children.processes import read_versions
 from bill.step import tracing
 from tests.support.tiny_parts import create_config
 from utils.errors import UserError
@@ -88,7 +89,24 @@ def test_every_step_is_traced_in_its_own_process(tmp_path, monkeypatch):
 def test_a_step_of_torch_tpu_is_traced_in_its_own_environment(tmp_path, monkeypatch):
     config = create_config(tmp_path, "--runtime.device=tpu")
     monkeypatch.setattr(tracing, "find_venv", lambda suffix: tmp_path / f".venv{suffix}")
-    with pytest.raises(UserError, match=r"traced in \.venv-tpu, which is not here.*--torch-tpu"):
+    with pytest.raises(
+        UserError, match=r"traced in \.venv-tpu, where torch_tpu is not installed.*--torch-tpu"
+    ):
+        tracing.trace_alone(config, batch=8, devices=1, given={})
+
+
+def test_an_environment_without_torch_xla_is_named_before_a_step_is_traced(tmp_path, monkeypatch):
+    """As where VENV of run_commands.sh has TorchTPU alone."""
+    packages = tmp_path / ".venv/lib/python3.11/site-packages"
+    for name in ("torch-2.13.0", "torch_tpu-0.2.0"):
+        folder = packages / f"{name}.dist-info"
+        folder.mkdir(parents=True)
+        label, _, version = name.partition("-")
+        (folder / "METADATA").write_text(f"Name: {label}\nVersion: {version}\n")
+    assert read_versions(tmp_path / ".venv") == {"torch": "2.13.0", "torch_tpu": "0.2.0"}
+    monkeypatch.setattr(tracing, "find_venv", lambda suffix: tmp_path / f".venv{suffix}")
+    config = create_config(tmp_path, "--runtime.device=xla")
+    with pytest.raises(UserError, match=r"\.venv, where torch_xla is not installed; run bash"):
         tracing.trace_alone(config, batch=8, devices=1, given={})
 
 
