@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass
 
 from utils.errors import UserError, get_hint
-from utils.generations import GENERATIONS, Generation
+from utils.generations import GENERATIONS, Generation, get_sides
 
-# Chips -> sides, where a target does not say them.
-_SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16)}
-_SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}
+# Chips of the slices that are chosen where a target names no sides, by its dimensions.
+_SIZES = {2: (1, 4, 8, 16, 32, 64, 128), 3: (4, 8, 16, 32, 64)}
 _TARGET = re.compile(r"^(\w+)(?::(\d+x\d+(?:x\d+)?))?$")
 _HOST_SIDE = 2
 # Chips of the largest slice.
@@ -119,12 +118,12 @@ def _check_sides(asked: str, generation: Generation, sides: tuple[int, ...]) -> 
 
 
 def _choose_sides(generation: Generation, chips: int) -> tuple[int, ...]:
-    table = _SIDES if generation.dimensions == 2 else _SIDES_3D
+    sizes = _SIZES[generation.dimensions]
     needed = math.ceil(chips / generation.devices_per_chip)
-    for size in sorted(table):
-        if size >= max(needed, 4 if generation.dimensions == 3 else 1):
-            return table[size]
+    for size in sizes:
+        if size >= needed:
+            return get_sides(size, generation.dimensions)
     raise UserError(
-        f"--chips ({chips}) is more than {max(table)} chips; compile 16 or 64, the work of a chip "
+        f"--chips ({chips}) is more than {sizes[-1]} chips; compile 16 or 64, the work of a chip "
         "is the same"
     )

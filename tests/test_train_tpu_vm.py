@@ -66,7 +66,8 @@ def test_create_makes_one_request_and_reports_an_existing_vm(cloud):
 
 @pytest.mark.parametrize("generation", LAUNCHED, ids=lambda row: row.name)
 def test_create_uses_the_table_for_every_generation(cloud, generation):
-    done = run(cloud, "create", "vm", f"--accelerator-type={generation.prefix}-8")
+    stack = f"--stack={generation.stacks[0]}"
+    done = run(cloud, "create", "vm", f"--accelerator-type={generation.prefix}-8", stack)
     assert done.returncode == 0
     assert cloud.load("tpu-vm")["vm"]["runtimeVersion"] == generation.runtime_version
 

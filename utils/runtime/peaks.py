@@ -19,7 +19,7 @@ _HOPPER = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}
 # A100, L4, H100 and H200, halved where a sheet counts structured sparsity. What is not published is
 # not here: a TPU's fp32.
 PEAK_TFLOPS: dict[str, dict[str, float]] = {
-    **{f"TPU {one.name}": {"bf16": one.chip_tflops} for one in LAUNCHED},
+    **{f"TPU {one.name}": {"bf16": one.chip_tflops / one.seen_per_chip} for one in LAUNCHED},
     "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
     "Tesla V100-SXM2-16GB": {"fp16": 125.0, "fp32": 15.7},
     "Tesla V100-SXM2-32GB": {"fp16": 125.0, "fp32": 15.7},
