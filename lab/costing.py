@@ -15,16 +15,19 @@ from bill.bundles.counting import ProgramCost, count_listings, count_program
 from bill.hlo import get_hbm_bytes, list_instructions, read_module
 from bill.targets import Target, list_targets, parse_target
 from utils.config.devices import DEVICES
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError, get_hint
 from utils.generations import GENERATIONS
 from utils.json_types import JsonObject
+from utils.runtime.choice import choose_device
+from utils.runtime.start import get_start
 
 # Where a lab takes times; elsewhere it compiles for a TPU and counts.
 HERE = tuple(DEVICES)
 # What `--on` takes, for its help.
 PLACES = (
-    f"{', '.join(HERE)}, or a TPU to compile for: {', '.join(GENERATIONS)}, or a slice of one, "
-    "such as v5e:2x2"
+    f"{', '.join(HERE)}, auto for the device that is here, or a TPU to compile for: "
+    f"{', '.join(GENERATIONS)}, or a slice of one, such as v5e:2x2"
 )
 _CHILD = Path(__file__).with_name("jax_child.py")
 
@@ -42,6 +45,19 @@ class CompiledCost:
     peak_bytes: int  # of memory, arguments and results included
     compile_s: float
     hlo_lines: int  # of the compiled program
+
+
+def resolve_place(on: str) -> str:
+    """Return the device behind `--on auto`, another value as it is; set its environment.
+
+    Raises:
+      UserError: the device that is here cannot be used.
+    """
+    if on == "auto":
+        on = choose_device(RuntimeSection())
+    if on in HERE:
+        get_start(on).prepare_environment()
+    return on
 
 
 def choose_target(on: str) -> Target | None:

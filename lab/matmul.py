@@ -8,7 +8,6 @@ Both give the padding law: the size that an axis is rounded up to. tools.shape_a
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -17,32 +16,37 @@ from typing import TYPE_CHECKING
 
 from bill.compiler import require_compiler
 from bill.targets import Target
-from lab.costing import HERE, PLACES, choose_target, compile_program, export_in_jax
+from lab.costing import (
+    HERE,
+    PLACES,
+    choose_target,
+    compile_program,
+    export_in_jax,
+    resolve_place,
+)
 from lab.delta.running import create_fence, open_device
+from lab.reports import create_report
+from store.quality.trends import prepare_store, save_report
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import (
+    CommandLine,
     DefaultsHelp,
     ProgramParser,
     prepare_file,
     prepare_picture,
     require_at_least,
-    run_program,
 )
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+SCHEMA_VERSION = 1
 AXES = ("M", "K", "N")
 _COUNTS = (1, 2, 4, 8)
 # The least step past a full size; rows are padded to eight, the others to the matrix unit.
 _LEAST = 8
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, measure, print; gives the exit code."""
-    return run_program(run, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -68,15 +72,19 @@ def create_parser() -> argparse.ArgumentParser:
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--json", type=Path, help="write the table and the law here")
     add("--picture", type=Path, help="draw cost over size here")
+    add("--store", metavar="DIR", help="keep the report below this run.output_dir, for runs trend")
     return parser
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure every size and tell the law."""
+    options.on = resolve_place(options.on)
     _check(options)
     target = choose_target(options.on)
     prepare_file(options.json, "--json")
     prepare_picture(options.picture, "--picture")
+    if options.store:
+        prepare_store(options.store, "--store")
     plan = [(axis, added) for axis in options.axes for added in sorted(set(options.added))]
     sizes = [_create_sizes(options.base, *sizes_of_product) for sizes_of_product in plan]
     costs = _time(sizes, options) if target is None else _count(sizes, target, options.time_limit)
@@ -85,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
         for (axis, added), sizes_of_product, cost in zip(plan, sizes, costs, strict=True)
     ]
     report: JsonObject = {
+        **create_report("matmul", SCHEMA_VERSION, options, rows),
         "on": options.on,
         "base": options.base,
-        "rows": rows,
         "law": find_law(rows, options.base),
     }
     print_table(report)
@@ -95,6 +103,8 @@ def run(options: argparse.Namespace) -> int:
         write_json(options.json, report)
     if options.picture:
         draw(report, options.picture)
+    if options.store:
+        print(f"kept: {save_report(options.store, report)}")
     return 0
 
 
@@ -197,6 +207,8 @@ def _count(
         program = compile_program(artifact, target, time_limit_s=time_limit_s).program
         costs.append(
             {
+                "kind": "bundles",
+                "mcycles_with_dma": program.with_dma / 1e6,
                 "cost": program.with_dma / 1e3,
                 "kcycles_bundles": program.issued / 1e3,
                 "kcycles_matrix": program.sum_of("matrix") / 1e3,
@@ -212,7 +224,6 @@ def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) ->
     """Microseconds of each product on a device that is here."""
     import torch
 
-    os.environ.setdefault("PJRT_DEVICE", "CPU")
     device = open_device(options.on)
     fence = create_fence(device)
     times = []
@@ -234,6 +245,8 @@ def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) ->
         middle = len(slopes) // 2
         times.append(
             {
+                "kind": "measured",
+                "ms": slopes[middle] / 1e3,
                 "cost": slopes[middle],
                 "low": slopes[0],
                 "high": slopes[-1],
@@ -252,6 +265,8 @@ def _measure(lefts: list[Tensor], right: Tensor, fence: Callable[[], None]) -> f
     del products
     return 1e6 * passed
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

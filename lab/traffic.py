@@ -14,22 +14,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bill.targets import parse_target
 from models.factory import build_model
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file
 from utils.storage.json_files import write_json
 
 _BYTES = 2
 KINDS = ("forward", "sums", "weight_gradient", "input_gradient", "total", "both_at_once")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, count, print; gives the exit code."""
-    return run_program(run, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -108,6 +102,8 @@ def list_bytes(inputs: int, outputs: int, images: int = 0) -> dict[str, int]:
     shared = 2 * outputs if inputs else 0
     return {**sizes, "total": total, "both_at_once": total - shared, "convolutions": 1}
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -69,12 +69,15 @@ class CommandLine:
     takes_command: bool = False  # words after `--` belong to another program, kept in `command`
     logs: bool = False  # whether the log goes to stderr
     interrupted: str = "interrupted"  # printed after Ctrl-C
+    # Whether another process prints the errors
+    is_silent: Callable[[], bool] = lambda: False
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
         """Run the program with these words, or those of its process; return the exit code."""
         if self.logs:
             setup_logging()
-        return run_program(self._run, self.parse(argv), interrupted=self.interrupted)
+        options, is_silent = self.parse(argv), self.is_silent()
+        return run_program(self._run, options, interrupted=self.interrupted, is_silent=is_silent)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Read the flags; `rest` has the keys of a run's configuration, `words` all words."""

@@ -11,14 +11,13 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bill.compiler import require_compiler
 from bill.targets import Target
-from lab.costing import PLACES, choose_target
+from lab.costing import PLACES, choose_target, resolve_place
 from lab.delta import compiling
 from lab.delta.cases import MODES, TYPES, VARIANTS, LabCase, check_case
 from lab.delta.errors import check_program, shrink
@@ -36,22 +35,20 @@ from lab.delta.report import (
     show_size,
 )
 from lab.delta.running import open_device, time_program
+from lab.reports import create_report
 from models.delta.rules.layout import CoreOptions
-from store.quality.trends import FOLDER, keep_report
-from store.record.environment import read_environment
+from store.quality.trends import prepare_store, save_report
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import (
+    CommandLine,
     DefaultsHelp,
     ProgramParser,
     prepare_file,
-    prepare_folder,
     prepare_picture,
     require_at_least,
-    run_program,
 )
 from utils.storage.json_files import write_json
-from utils.storage.places import to_path
 
 if TYPE_CHECKING:
     from models.delta.rules.layout import CoreOptions
@@ -62,11 +59,6 @@ SIZES = ("1x2048", "1x8192", "1x32768", "8x4096", "4x2048")
 DECODE_BATCHES = (1, 32, 256, 1024)
 # Keys and values that a decoding step of attention reads.
 _SEEN = 8192
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, check, measure, print; gives the exit code."""
-    return run_program(run, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -133,7 +125,11 @@ def create_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the cases that the flags name; 1 where one of them failed."""
+    options.on = resolve_place(options.on)
     target = choose_target(options.on)
+    if target is not None:
+        # Values are compared on the host.
+        os.environ.setdefault("PJRT_DEVICE", "CPU")
     _check(options, target)
     cases, gaps = leave_out(list(list_cases(options)))
     rows = read_rows(options.earlier)
@@ -145,7 +141,6 @@ def run(options: argparse.Namespace) -> int:
         )
     if gaps:
         sys.stderr.write(f"{gaps}\n")
-    os.environ.setdefault("PJRT_DEVICE", "CPU")
     for (case, form), row in zip(cases, planned, strict=True):
         sys.stderr.write(f"{case.variant} {form} {case.mode} {show_size(row)}\n")
         try:
@@ -210,7 +205,7 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
     prepare_file(options.json, "--json")
     prepare_picture(options.picture, "--picture")
     if options.store:
-        prepare_folder(to_path(options.store, "--store") / FOLDER, "--store")
+        prepare_store(options.store, "--store")
 
 
 def _measure(
@@ -277,19 +272,8 @@ def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
 
 
 def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonObject:
-    settings = {**vars(options), "earlier": [str(path) for path in options.earlier]}
-    settings = {
-        name: str(value) if isinstance(value, Path) else value for name, value in settings.items()
-    }
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "lab": "delta",
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "settings": settings,
-        "environment": read_environment(),
-        "rows": rows,
-        "crossings": find_crossings(rows),
-    }
+    report = create_report("delta", SCHEMA_VERSION, options, rows)
+    return {**report, "crossings": find_crossings(rows)}
 
 
 def _keep(options: argparse.Namespace, report: JsonObject) -> None:
@@ -298,8 +282,10 @@ def _keep(options: argparse.Namespace, report: JsonObject) -> None:
     if options.picture:
         draw(report["rows"], options.picture)
     if options.store:
-        print(f"kept: {keep_report(to_path(options.store), report)}")
+        print(f"kept: {save_report(options.store, report)}")
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

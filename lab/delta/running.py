@@ -12,7 +12,10 @@ import psutil
 
 from lab.delta.cases import LabCase, create_inputs
 from lab.delta.forms import add_extra, create_program, describe_inputs
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
+from utils.registry import load_object
+from utils.runtime.start import get_start
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +55,9 @@ def open_device(name: str) -> torch.device:
         import torch_xla
 
         return torch_xla.device()
+    if name == "tpu":
+        get_start(name).check(RuntimeSection(device=name))
+        load_object("utils.runtime.tpu.runtime:open_device")()
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("--on cuda: there is no GPU here; use --on cpu, xla or a TPU such as v5e")
     return torch.device(name)
@@ -118,10 +124,10 @@ def create_fence(device: torch.device) -> Callable[[], None]:
             xm.wait_device_ops()
 
         return wait
-    if device.type == "cuda":
+    if device.type in ("cuda", "tpu"):
         import torch
 
-        return torch.cuda.synchronize
+        return torch.accelerator.synchronize
     return lambda: None
 
 

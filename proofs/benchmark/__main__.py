@@ -21,7 +21,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from engine import NonFiniteError
 from job.check import check
@@ -42,8 +41,7 @@ from utils.config.load import RunConfig, load_config
 from utils.endings import GraphBudgetError
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject, make_finite
-from utils.log import setup_logging
-from utils.programs import run_program
+from utils.programs import CommandLine, create_program_parser, get_run_flags
 from utils.runtime.choice import choose_device, is_silent_rank
 from utils.runtime.launcher import launch
 from utils.runtime.processes.children import GroupError
@@ -56,34 +54,12 @@ _SHARE = 0.05
 _PROCESS_KEY = "--runtime.num_processes"
 
 
-class _BenchmarkParser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"command line: {message}; see python -m tools.benchmark --help")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, measure, report; gives the exit code."""
-    setup_logging()
-    return run_program(
-        lambda: benchmark(*parse_arguments(argv)),
-        is_silent=is_silent_rank(),
-        interrupted="interrupted; nothing was written",
-    )
-
-
-def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the tool's own flags, and the rest, which are flags of main.py.
-
-    Raises:
-      UserError: a value that nothing can be measured with.
-    """
-    parser = _BenchmarkParser(
+def create_parser() -> argparse.ArgumentParser:
+    """Create the command line; all other flags are keys of the run's configuration."""
+    parser = create_program_parser(
+        __doc__,
         prog="python -m tools.benchmark",
-        description=__doc__,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All other flags are keys of the run's configuration, as for main.py.",
     )
     add = parser.add_argument
@@ -119,12 +95,11 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     )
     add_report_flags(parser)
     add("--cores", type=int, help=argparse.SUPPRESS)
-    options, rest = parser.parse_known_args(argv)
-    _check_options(options, rest)
-    return options, rest
+    return parser
 
 
-def _check_options(options: argparse.Namespace, rest: Sequence[str]) -> None:
+def _check_options(options: argparse.Namespace) -> None:
+    """Check the tool's own flags; UserError for a value that nothing can be measured with."""
     for name, least in (("steps", 1), ("repeats", 1), ("warmup_steps", 0)):
         value = getattr(options, name)
         if value < least:
@@ -138,7 +113,7 @@ def _check_options(options: argparse.Namespace, rest: Sequence[str]) -> None:
     options.input = options.input or ("synthetic" if options.bare else "real")
     if options.processes is not None:
         options.processes = _parse_processes(options.processes)
-        if any(token.partition("=")[0] == _PROCESS_KEY for token in rest):
+        if any(token.partition("=")[0] == _PROCESS_KEY for token in options.rest):
             raise UserError(f"--processes and {_PROCESS_KEY} say the same; drop one of them")
         if options.bare and max(options.processes) > 1:
             raise UserError("--bare is a loop of one process; drop --processes")
@@ -154,10 +129,11 @@ def _parse_processes(text: str) -> list[int]:
     return sorted({int(word) for word in words})
 
 
-def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
+def benchmark(options: argparse.Namespace) -> int:
     """Measure what is asked for, write and compare it; gives the exit code."""
+    _check_options(options)
     base = read_base(options)
-    flags = [*(["--config", options.config] if options.config else []), *rest]
+    flags = get_run_flags(options)
     if options.cores:
         # Before a framework starts its threads, as many as there are cores.
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -288,6 +264,15 @@ def create_report(
         "results": results,
     }
 
+
+main = CommandLine(
+    create_parser,
+    benchmark,
+    takes_keys=True,
+    logs=True,
+    interrupted="interrupted; nothing was written",
+    is_silent=is_silent_rank,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

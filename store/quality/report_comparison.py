@@ -15,11 +15,9 @@ from store.quality.report_gates import (
     resolve_gates,
 )
 from store.quality.reports import read_figures, read_report
-from store.quality.trends import FOLDER, keep_report
+from store.quality.trends import prepare_store, save_report
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import prepare_folder
-from utils.storage.places import to_path
 
 
 def add_report_flags(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +47,7 @@ def check_report_flags(options: argparse.Namespace, *, tolerance: str = "") -> N
     if gates and tolerance and getattr(options, tolerance.strip("-")) is not None:
         raise UserError(f"{tolerance} is not supported with gates; remove it or the gates")
     if options.store is not None:
-        prepare_folder(to_path(options.store, "--store") / FOLDER, "--store")
+        prepare_store(options.store, "--store")
 
 
 def read_base(options: argparse.Namespace) -> JsonObject | None:
@@ -73,7 +71,7 @@ def evaluate_report(
       The exit code, and the findings as JSON; None without an earlier report.
     """
     if options.store is not None:
-        print(f"\nkept: {keep_report(to_path(options.store), report)}")
+        print(f"\nkept: {save_report(options.store, report)}")
     if base is None:
         return 0, None
     check_comparable(base, report)

@@ -1,6 +1,6 @@
 """Figures of reports, and what must be equal to compare two of them.
 
-Reports are those of `tools.benchmark` and `lab.delta` and the estimates of `tools.compile_for_tpu`.
+Reports are those of `tools.benchmark` and of labs and the estimates of `tools.compile_for_tpu`.
 Versions of the software may differ: whether a newer compiler makes a step slower is the question.
 """
 
@@ -25,9 +25,15 @@ BENCHMARK, VERDICT, LAB = "benchmark", "verdict", "lab"
 _FREE_KEYS = ("run.", "runtime.num_processes")
 _SHARED = ("hardware", "devices", "global_batch_size", "unit")
 _STEP = ("target", "chips", "examples_per_chip")
-# Of the lab of delta rules: settings that all rows share, the name of a row, and its figures.
-_LAB_SETTINGS = ("on", "width", "chunk", "solver", "loop", "precision")
-_LAB_ROW = "{variant} {form} {mode} {key_heads}/{value_heads} {batch}x{tokens}"
+# Of each lab: the form of its reports, settings that all rows share, and the name of a row.
+_LABS = {
+    "delta": (
+        2,
+        ("on", "width", "chunk", "solver", "loop", "precision"),
+        "{variant} {form} {mode} {key_heads}/{value_heads} {batch}x{tokens}",
+    ),
+    "matmul": (1, ("on", "base"), "{axis} {size}"),
+}
 _LAB_COSTS = {
     "mcycles_with_dma": "bundles_mcycles",
     "mcycles_estimate": "estimated_mcycles",
@@ -100,7 +106,7 @@ def get_kind(report: JsonObject) -> Kind:
         return BENCHMARK
     if "estimated_mcycles" in report and version in (2, 3, 4):
         return VERDICT
-    if report.get("lab") == "delta" and version == 2 and report["rows"]:
+    if version == _LABS.get(report.get("lab", ""), (0,))[0] and report["rows"]:
         return LAB
     raise ValueError(f"its form is {version!r}")
 
@@ -111,8 +117,9 @@ def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
     if kind == VERDICT:
         return {name: report[name] for name in _STEP}
     if kind == LAB:
-        shared = {f"--{name}": report["settings"][name] for name in _LAB_SETTINGS}
-        return {**shared, "rows": [_LAB_ROW.format(**row) for row in report["rows"]]}
+        _, names, of_row = _LABS[report["lab"]]
+        shared = {f"--{name}": report["settings"][name] for name in names}
+        return {**shared, "rows": [of_row.format(**row) for row in report["rows"]]}
     conditions = get_settings(report["config"], report["settings"]["input"])
     for row in report["results"]:
         conditions |= {f"{row['processes']} x {name}": row.get(name) for name in _SHARED}
@@ -171,6 +178,8 @@ def describe_report(report: JsonObject) -> str:
     """Describe what was measured or compiled, in a few words."""
     if get_kind(report) == VERDICT:
         return f"{report['model']} for {report['target']}, {report['examples_per_chip']} a device"
+    if get_kind(report) == LAB and report["lab"] != "delta":
+        return f"lab of {report['lab']} on {report['settings']['on']}"
     if get_kind(report) == LAB:
         rules = ", ".join(dict.fromkeys(row["variant"] for row in report["rows"]))
         return f"lab of delta rules on {report['settings']['on']}: {rules}"
@@ -205,7 +214,7 @@ def read_figures(report: JsonObject) -> dict[str, float | None]:
             values = {name: row.get(key) for key, name in _LAB_COSTS.items()}
             if row.get("kind") == "measured":  # a measured row's cycles are derived from its time
                 values = {"ms": row["ms"]}
-            figures |= _pick_figures(values, f"{_LAB_ROW.format(**row)} x ")
+            figures |= _pick_figures(values, f"{_LABS[report['lab']][2].format(**row)} x ")
         return figures
     for row in report["results"]:
         figures |= _pick_figures(row, f"{row['processes']} x ")

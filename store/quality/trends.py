@@ -14,8 +14,9 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from typing import Literal
@@ -38,8 +39,15 @@ from store.quality.reports import (
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
+from utils.programs import prepare_folder
 from utils.storage.json_files import write_json
-from utils.storage.places import is_remote, to_path
+from utils.storage.places import (
+    check_writable,
+    is_remote,
+    join_path_or_url,
+    open_folder,
+    to_path,
+)
 
 FOLDER = "benchmarks"
 Verdict = Literal["too few", "steady", "worse", "much worse", "better", "missing"]
@@ -108,7 +116,7 @@ def place_report(store: Path, report: JsonObject) -> Path:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"no report of tools.benchmark, tools.compile_for_tpu or lab.delta ({error}); "
+            f"no report of tools.benchmark, tools.compile_for_tpu or a lab ({error}); "
             "give a --json file of theirs"
         ) from error
     return store / FOLDER / identity / f"{re.sub(r'[^0-9A-Za-z.-]', '', name)}-{_hash(report)}.json"
@@ -133,21 +141,53 @@ def keep_report(store: Path, report: JsonObject) -> Path:
     return path
 
 
-def read_reports(store: Path) -> dict[str, list[JsonObject]]:
+def prepare_store(store: str, flag: str) -> None:
+    """Check that reports can be saved in a store, before they are made; a UserError if not."""
+    if is_remote(store):
+        check_writable(store, flag)
+    else:
+        prepare_folder(to_path(store) / FOLDER, flag)
+
+
+def save_report(store: str, report: JsonObject) -> str:
+    """Save a report in a store, a directory or a bucket; return its path or URL."""
+    if not is_remote(store):
+        return str(keep_report(to_path(store), report))
+    *folders, name = place_report(Path(), report).parts
+    folder = open_folder(join_path_or_url(store, *folders))
+    folder.write_text(name, json.dumps(report, indent=2) + "\n")
+    return f"{folder}/{name}"
+
+
+def read_reports(store: Path | str) -> dict[str, list[JsonObject]]:
     """Read identity -> its reports, the oldest first; damaged ones are logged and left out."""
     reports: dict[str, list[JsonObject]] = {}
-    for path in sorted((store / FOLDER).glob("*/*.json")):
+    for identity, place, read in _list_reports(store):
         try:
-            report = _read(path)
+            report = _read(place, read)
         except UserError as error:
             get_logger().warning("left out: %s", error)
         else:
-            reports.setdefault(path.parent.name, []).append(report)
+            reports.setdefault(identity, []).append(report)
     return reports
 
 
+def _list_reports(store: Path | str) -> Iterator[tuple[str, str, Callable[[], str]]]:
+    """Yield the identity of each report, its path or URL, and a function that reads it."""
+    if not is_remote(store):
+        for path in sorted((to_path(store) / FOLDER).glob("*/*.json")):
+            yield path.parent.name, str(path), partial(path.read_text, encoding="utf-8")
+        return
+    top = open_folder(store).child(FOLDER)
+    for identity in top.list_names():
+        folder = top.child(identity)
+        names = [name for name in folder.list_names() if name.endswith(".json")]
+        for name, text in sorted(folder.read_texts(names).items()):
+            yield identity, f"{folder}/{name}", partial(str, text)
+
+
 def read_verdicts(store: str) -> Verdicts:
-    """Read the compiler's estimates of a store; empty for a bucket, which contains none."""
+    """Read the compiler's estimates of a store; a bucket's are not read, and it gives none."""
     if is_remote(store):
         return {}
     return index_verdicts(itertools.chain(*read_reports(to_path(store)).values()))
@@ -156,13 +196,13 @@ def read_verdicts(store: str) -> Verdicts:
 def check_reports(store: Path) -> tuple[int, dict[Path, str]]:
     """Return the number of reports and, by path, the faults of damaged ones."""
     faults = {}
-    paths = sorted((store / FOLDER).glob("*/*.json"))
-    for path in paths:
+    reports = list(_list_reports(store))
+    for _, place, read in reports:
         try:
-            _read(path)
+            _read(place, read)
         except UserError as error:
-            faults[path] = str(error).removeprefix(f"{path} ")
-    return len(paths), faults
+            faults[Path(place)] = str(error).removeprefix(f"{place} ")
+    return len(reports), faults
 
 
 def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
@@ -297,13 +337,13 @@ def _hash(report: JsonObject) -> str:
     return hashlib.sha256(json.dumps(report, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _read(path: Path) -> JsonObject:
+def _read(place: str, read: Callable[[], str]) -> JsonObject:
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(read())
         read_figures(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no report of a benchmark or compiler; move it away") from error
-    digest = _DIGEST.search(path.name)
+        raise UserError(f"{place} is no report of a benchmark or compiler; move it away") from error
+    digest = _DIGEST.search(place)
     if digest and digest[1] != _hash(report):
-        raise UserError(f"{path} does not match the hash in its name; move it away")
+        raise UserError(f"{place} does not match the hash in its name; move it away")
     return report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.text import Text
 
@@ -21,10 +22,10 @@ from store.quality.trends import (
     describe_trend,
     find_trends,
     gate_newest,
-    keep_report,
     place_report,
     read_reports,
     read_verdicts,
+    save_report,
 )
 from store.query.filters import check_keys, parse_filter
 from store.query.record import RunRecord
@@ -34,7 +35,7 @@ from tools.runs.page import write_trends
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_file
-from utils.storage.places import to_path
+from utils.storage.places import join_path_or_url
 
 # As many reports as a trend is computed from.
 _SHOWN = 23
@@ -71,11 +72,11 @@ def show_trends(options: argparse.Namespace) -> int:
     gates, undecided = read_gates(options)
     if options.undecided and not gates:
         raise UserError("--undecided needs gates; give some by --gate, or remove it")
-    store = to_path(options.store)
     kept = _keep(options)
-    series = read_reports(store)
+    series = read_reports(options.store)
     if not series:
-        raise UserError(f"trend: {store / FOLDER} holds no reports; give some by --add FILE")
+        folder = join_path_or_url(options.store, FOLDER)
+        raise UserError(f"trend: {folder} holds no reports; give some by --add FILE")
     if options.filter:
         series = _choose(series, options.filter)
     trends = [trend for name, reports in series.items() for trend in find_trends(name, reports)]
@@ -134,13 +135,12 @@ def _keep(options: argparse.Namespace) -> list[str]:
             reports.append((str(path), json.loads(path.read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
             raise UserError(f"--add {path} cannot be read: {error}; give a JSON report") from error
-    store = to_path(options.store)
     for name, report in reports:
         try:
-            place_report(store, report)
+            place_report(Path(), report)
         except UserError as error:
             raise UserError(f"--add {name}: {error}") from error
-    return [str(keep_report(store, report)) for _, report in reports]
+    return [save_report(options.store, report) for _, report in reports]
 
 
 def show_calibration(options: argparse.Namespace) -> None:

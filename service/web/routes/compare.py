@@ -20,7 +20,6 @@ from store.quality.trends import find_trends, read_reports
 from utils.config.keys import get_neutral_keys
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
-from utils.storage.places import is_remote, to_path
 
 router = APIRouter(prefix="/api/v1", tags=["compare"])
 # A side may be a filter of many runs; all of them are read.
@@ -71,9 +70,7 @@ def gate_runs(parts: Services, query: Annotated[GateQuery, Query()]) -> answers.
 @router.get("/trends", responses=list_problems())
 def list_trends(parts: Services) -> answers.TrendList:
     """List each figure of the benchmark reports that the store keeps."""
-    if is_remote(parts.store):
-        return answers.TrendList(trends=[])
-    series = read_reports(to_path(parts.store))
+    series = read_reports(parts.store)
     rows = []
     for trend in (t for name, reports in series.items() for t in find_trends(name, reports)):
         figures = {"median": make_finite(trend.median), "worse": make_finite(trend.worse)}

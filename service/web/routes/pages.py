@@ -24,7 +24,6 @@ from store.query.listing import is_alive
 from store.query.tags import ARCHIVED, TAG, change_note, change_tags
 from utils.config.keys import get_neutral_keys
 from utils.errors import UserError
-from utils.storage.places import is_remote, to_path
 
 router = APIRouter(include_in_schema=False)
 
@@ -184,10 +183,9 @@ def show_trends(request: Request, parts: Services) -> Response:
     """Show benchmarks and the compiler's reports over time."""
     groups, error = (), ""
     try:
-        if not is_remote(parts.store):
-            series = read_reports(to_path(parts.store))
-            trends = [find_trends(name, reports) for name, reports in series.items()]
-            groups = group_trends([trend for figures in trends for trend in figures])
-    except UserError as refused:
+        series = read_reports(parts.store)
+        trends = [find_trends(name, reports) for name, reports in series.items()]
+        groups = group_trends([trend for figures in trends for trend in figures])
+    except (UserError, OSError) as refused:
         error = str(refused)
     return render_page(request, "trends.html", "Trends", groups=groups, error=error)
