@@ -19,6 +19,8 @@ from utils.errors import UserError
 from utils.json_types import JsonValue
 from utils.storage.places import is_remote, to_path
 
+# Folders below configs/ whose files are no configurations of runs, but parts or programs.
+_NO_RUNS = ("presets", "lab")
 # Values of path keys that name no path.
 _NOWHERE = ("", "auto", "none")
 _BUCKET = "gs://"
@@ -70,7 +72,7 @@ def check_root(root: str) -> None:
 def list_configs(root: Path) -> list[str]:
     """List the configurations that a submission may use."""
     paths = (path.relative_to(root) for path in (root / "configs").rglob("*.yaml"))
-    return sorted(path.as_posix() for path in paths if path.parts[1] != "presets")
+    return sorted(path.as_posix() for path in paths if path.parts[1] not in _NO_RUNS)
 
 
 def _iterate(section: ConfigSection, prefix: str) -> Iterator[tuple[str, JsonValue, bool]]:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from job.check import check
+from service.places import list_configs
 from tests.support.documented_commands import Places, need_device, place_flag, run_dry
 from utils.config.load import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
-PRESETS = ROOT / "configs" / "presets"  # parts of configurations: tests/utils/test_layers.py
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)
+# Without presets, which tests/utils/test_layers.py has, and programs: tests/test_train_programs.py.
+CONFIGS = sorted(ROOT / path for path in list_configs(ROOT))
 TEACHERS = (
     "runs/digits_teacher/",
     "runs/transformer_teacher/",

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
 STACK_TEXT = (ROOT / "docs" / "torch_tpu.md").read_text(encoding="utf-8")
 # A command, and what stands below it as its dry run.
-_OUTPUT = r"((?:gcloud|git|sky|scp|docker|torchrun)(?s:.*?))"
+_OUTPUT = r"((?:gcloud|git|kubectl|sky|scp|docker|torchrun)(?s:.*?))"
 SHOWN = re.findall(rf"^```bash\n(.+)\n```\n\n```text\n{_OUTPUT}^```", TEXT, re.MULTILINE)
 ALONE = [
     command
@@ -69,7 +69,7 @@ def test_a_wrapped_command_is_the_same_command():
 
 def test_the_table_of_generations_equals_the_programs():
     rows = re.findall(
-        r"^\| (v\w+) \| `(\S+)-N` \| (\w+) \| `(\S+)` \| `\S+-(\d+)` \|$", TEXT, re.MULTILINE
+        r"^\| (v\w+|tpu7x) \| `(\S+)-N` \| (\w+) \| `(\S+)` \| `\S+-(\d+)` \|$", TEXT, re.MULTILINE
     )
     assert rows == [
         (row.name, row.prefix, row.counts, row.runtime_version, str(row.one_host))

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from tests.support.cloud import ROOT, Cloud, needs_git
+from train import experiments
+from train.experiments import find_config, find_output
 from train.sky import cluster
-from train.sky.cluster import TEMPLATE, SkyJob, create_job_name, find_config, render
+from train.sky.task import TEMPLATE, SkyJob, create_job_name, render
 from utils.errors import UserError
 
 OUTPUT = "--output=gs://bucket/runs"
@@ -25,6 +27,7 @@ def cloud(tmp_path, monkeypatch) -> Cloud:
     for name in ("PATH", "STAND_IN_STATE"):
         monkeypatch.setenv(name, made.environment[name])
     monkeypatch.setattr(cluster, "NAME_FILE", tmp_path / ".cluster_name")
+    monkeypatch.setattr(cluster, "_OLD_NAME_FILE", tmp_path / "old/.cluster_name")
     monkeypatch.setattr(cluster, "RENDERED", str(tmp_path / "rendered.yaml"))
     monkeypatch.delenv("OUTPUT_DIR", raising=False)
     return made
@@ -67,20 +70,20 @@ def test_two_arguments_suffice_if_the_environment_names_a_bucket(cloud, capfd, m
     assert cloud.get_calls() == []
     monkeypatch.setenv("OUTPUT_DIR", "gs://mine/runs")
     assert cluster.main(words) == 0
-    assert capfd.readouterr().err == "the run goes to gs://mine/runs, by OUTPUT_DIR\n"
+    assert capfd.readouterr().err == "the results go to gs://mine/runs, by OUTPUT_DIR\n"
     assert read_task(cloud)["envs"]["OUTPUT_DIR"] == "gs://mine/runs"
 
 
 def test_a_flag_overrides_the_experiments_bucket_and_that_the_environments(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "ROOT", tmp_path)
+    monkeypatch.setattr(experiments, "ROOT", tmp_path)
     (tmp_path / "own.yaml").write_text("run:\n  output_dir: gs://own/runs\n")
     monkeypatch.setenv("OUTPUT_DIR", "gs://mine/runs")
-    assert cluster.find_output("gs://flag/runs", "own.yaml") == ("gs://flag/runs", "--output")
+    assert find_output("gs://flag/runs", "own.yaml") == ("gs://flag/runs", "--output")
     own = ("gs://own/runs", "run.output_dir of own.yaml")
-    assert cluster.find_output(None, "own.yaml") == own
+    assert find_output(None, "own.yaml") == own
     (tmp_path / "own.yaml").write_text("run:\n  output_dri: gs://own/runs\n")
     with pytest.raises(UserError, match="output_dri"):
-        cluster.find_output(None, "own.yaml")
+        find_output(None, "own.yaml")
 
 
 def test_arguments_after_two_dashes_are_checked_and_passed_to_the_run(cloud, capfd):
@@ -240,6 +243,16 @@ def test_a_wrong_call_gives_one_line_and_code_2(cloud, capfd, words, text):
     error = capfd.readouterr().err
     assert text in error and error.count("\n") == 1
     assert not (cloud.folder / ".cluster_name").exists()
+
+
+def test_the_name_lies_at_the_root_and_an_older_one_is_taken_along(cloud, capfd):
+    assert (cluster.ROOT, cluster.NAME_FILE.name) == (ROOT, ".cluster_name")
+    old = cloud.folder / "old" / ".cluster_name"
+    old.parent.mkdir()
+    old.write_text("job trainer-x\n")
+    assert cluster.main(["status"]) == 1
+    assert not old.exists() and cluster.NAME_FILE.read_text() == "job trainer-x\n"
+    assert "job trainer-x: not there" in capfd.readouterr().out
 
 
 def test_names_and_configs_are_found_from_the_experiment():

@@ -262,6 +262,12 @@ def sky_launch_managed(name: str, task: str) -> list[str]:
     return ["sky", "jobs", "launch", f"--name={name}", "--detach-run", "--yes", task]
 
 
+def sky_exec(cluster: str, words: Sequence[str], *, venv: str) -> list[str]:
+    """Copy the tree to a cluster and run a command there, with an environment of packages."""
+    text = f'PATH="$PWD/{venv}/bin:$PATH" {shlex.join(words)}'
+    return ["sky", "exec", "--workdir=.", cluster, text]
+
+
 def sky_status(cluster: str) -> list[str]:
     """Query the cloud for the state of a cluster."""
     return ["sky", "status", "--refresh", "--output=json", cluster]
@@ -270,6 +276,16 @@ def sky_status(cluster: str) -> list[str]:
 def sky_jobs() -> list[str]:
     """List managed jobs and their states."""
     return ["sky", "jobs", "queue", "--refresh", "--output=json"]
+
+
+def kubectl_create(manifest: str) -> list[str]:
+    """Create what a manifest describes; fails if it exists."""
+    return ["kubectl", "create", f"--filename={manifest}"]
+
+
+def kubectl_get_jobset(name: str) -> list[str]:
+    """Read a JobSet; prints nothing if there is none."""
+    return ["kubectl", "get", "jobset", name, "--ignore-not-found", "--output=json"]
 
 
 def ssh(host: str, text: str) -> list[str]:

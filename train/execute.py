@@ -20,6 +20,7 @@ _PROGRAMS = {
     "gcloud": "Google Cloud's command line",
     "sky": "SkyPilot: pip install 'skypilot[gcp]'",
     "docker": "Docker",
+    "kubectl": "kubectl, by gcloud components install kubectl",
     "torchrun": "PyTorch's launcher: bash run_commands.sh setup",
     "git": "git",
     "sbatch": "Slurm, or log in to its head node",

@@ -16,6 +16,7 @@ import sys
 from train import fanout
 from train.commands import DEFAULT_STACK, STACKS, WORKDIR, RemoteCommand, Tpu
 from train.execute import Executor
+from train.experiments import expand
 from train.lifecycle import require_ready
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
@@ -113,7 +114,7 @@ def create_remote(arguments: argparse.Namespace) -> RemoteCommand:
     if wrong:
         raise UserError(f"--env {wrong[0]!r} is not of the form NAME=VALUE; write both")
     return RemoteCommand(
-        words=tuple(arguments.command),
+        words=tuple(expand(arguments.command)),
         env=tuple(tuple(pair.split("=", 1)) for pair in arguments.env),
         workdir=arguments.workdir,
         venv=arguments.venv,

@@ -18,7 +18,7 @@ from service.sweeps.spec import SweepSpec
 from store.record.history import parse_lines
 from train import commands
 from train.execute import ROOT, Executor
-from train.sky.cluster import TEMPLATE, SkyJob, render
+from train.sky.task import TEMPLATE, SkyJob, render
 from utils.errors import UserError
 from utils.storage.places import is_remote
 

@@ -19,6 +19,7 @@ _WIDTH = 96
 _SCRIPTS = {
     "train/sky/launch_tpu.sh": ("train.sky.cluster", ["launch"]),
     "train/sky/sync_code.sh": ("train.sky.cluster", ["sync"]),
+    "scripts/launch_tpu.sh": ("train.sky.cluster", ["launch"]),
 }
 
 

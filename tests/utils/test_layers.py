@@ -10,6 +10,7 @@ import yaml
 
 import main
 from job.check import check
+from service.places import list_configs
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import SYNTHETIC
 from utils.config.keys import get_keys, iterate_keys
@@ -17,7 +18,7 @@ from utils.config.layers import PRESETS, list_presets
 from utils.config.load import RunConfig, load_config
 
 DATA = {"data": {"source": "synthetic"}}
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)
+CONFIGS = sorted(ROOT / path for path in list_configs(ROOT))
 
 
 def write(path: Path, **sections: object) -> Path:

@@ -1,132 +1,80 @@
-"""Runs an experiment on a TPU through SkyPilot, and stores the name of its job or cluster.
+"""Runs an experiment on a TPU through SkyPilot or GKE, and stores the name of its job or cluster.
 
     export OUTPUT_DIR=gs://BUCKET/runs
     python -m train.sky.cluster launch v5litepod-8 kd/deit_s_token
+    python -m train.sky.cluster launch v6e-1 matmul_bench
     python -m train.sky.cluster launch v4-8 digits_kd -- --teacher_path gs://BUCKET/runs/RUN
+    python -m train.sky.cluster launch v6e-16 kd/deit_s_token --on gke --image URL
+    python -m train.sky.cluster exec -- python -m tools.doctor
     python -m train.sky.cluster {sync,status,forget}
 
 Spot machines run as a managed job: after a preemption SkyPilot finds other machines, and the run
-continues with --resume auto. --on-demand starts a cluster that stays until `sky down` ends it.
-train/sky/.cluster_name holds the name of the job or cluster; while it runs, no other is started and
-the name is kept. Runs go to --output, the experiment's own run.output_dir if it is a bucket, or
-OUTPUT_DIR of the environment, whichever comes first. The words behind -- are passed to main.py.
+continues with --resume auto. --on-demand starts a cluster that stays until `sky down` ends it; exec
+copies the tree there and runs a command. --on gke creates a JobSet by kubectl, --on k8s lets
+SkyPilot use its Kubernetes cluster. .cluster_name holds the name of the job, cluster or jobset;
+while it runs, no other is started and the name is kept. Results go to --output, the experiment's
+own run.output_dir if it is a bucket, or OUTPUT_DIR of the environment, whichever comes first. The
+words behind -- are passed to main.py, or to the program that the experiment names.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import shlex
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-
-import yaml
 
 from train import commands
 from train.execute import ROOT, Executor
+from train.experiments import OUTPUT, expand, find_config, find_output, find_program
 from train.fanout import WORKER_SOURCE
 from train.provision import ARCHIVE, pack_tree
+from train.sky.task import (
+    DISK_GIB,
+    JOBSET,
+    QUEUE,
+    TEMPLATE,
+    SkyJob,
+    create_job_name,
+    render,
+)
 from train.xla_dist import add_stack
-from utils.config.load import load_config
 from utils.errors import UserError
-from utils.generations import check_stack
+from utils.generations import find_slice
 from utils.json_types import JsonObject
-from utils.programs import CommandLine, create_program_parser
+from utils.programs import CommandLine, create_program_parser, require_at_least
 
-TEMPLATE = ROOT / "train/sky/tpu_resource.sky.yaml"
-# A task must not carry these from the user's machine.
-_PRIVATE = re.compile(r"\.ssh|id_rsa|id_ed25519|google_compute_engine|\.config/gcloud|PRIVATE KEY")
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}")
-NAME_FILE = ROOT / "train/sky/.cluster_name"
+NAME_FILE = ROOT / ".cluster_name"
+_OLD_NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
-_BUCKET = re.compile(r"gs://[^\s/]+(/\S*)?")
-# The task uses the same name for the root of the run store.
-_OUTPUT = "OUTPUT_DIR"
 # Where SkyPilot keeps the tree on a cluster.
 _WORKDIR = "sky_workdir"
-_ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
-
-
-@dataclass(frozen=True)
-class SkyJob:
-    """An experiment and its machines."""
-
-    name: str
-    accelerator_type: str  # as Cloud TPU spells it, such as v5litepod-8
-    config: str  # path of a YAML below the repository's root
-    output_dir: str  # gs:// URL of the run store: a machine's disk goes with it
-    run_id: str
-    data_root: str = ""
-    region: str = ""  # of Google Cloud; SkyPilot chooses one if empty
-    spot: bool = True
-    disk_gib: int = 200
-    max_restarts: int = 3
-    stack: str = commands.DEFAULT_STACK
-    flags: tuple[str, ...] = ()  # further words for main.py
-
-
-def render(job: SkyJob, template: str) -> str:
-    """Fill the template of a task; a task with an unfilled placeholder is never written.
-
-    Raises:
-      UserError: a value is missing or too small, the task holds a key of this machine, or no YAML.
-    """
-    least = {"--disk-gib": (job.disk_gib, 1), "--max-restarts": (job.max_restarts, 0)}
-    for flag, (value, lowest) in least.items():
-        if value < lowest:
-            raise UserError(f"{flag} ({value}) must be at least {lowest}; raise it")
-    stack = commands.STACKS[job.stack]
-    values = {
-        "name": job.name,
-        "infra": f"gcp/{job.region}" if job.region else "gcp",
-        "accelerator": f"tpu-{job.accelerator_type}",
-        "runtime_version": check_stack(job.accelerator_type, job.stack).runtime_version,
-        "setup": stack.setup,
-        "venv": stack.venv,
-        "use_spot": str(job.spot).lower(),
-        "disk_gib": str(job.disk_gib),
-        "max_restarts": str(job.max_restarts),
-        "config": job.config,
-        "output_dir": job.output_dir,
-        "run_id": job.run_id,
-        "data_root": job.data_root,
-        "flags": json.dumps(shlex.join(job.flags)),
-    }
-    text = "\n".join(row for row in template.splitlines() if not row.startswith("#"))
-    unknown = sorted(set(_PLACEHOLDER.findall(text)) - set(values))
-    if unknown:
-        raise UserError(f"{TEMPLATE.name} has an unknown placeholder {unknown[0]!r}; remove it")
-    text = _PLACEHOLDER.sub(lambda match: values[match[1]], text)
-    _check(text)
-    return text + "\n"
-
-
-def create_job_name(experiment: str) -> str:
-    """Create a name that SkyPilot and Google Cloud accept from an experiment's."""
-    stem = re.sub(r"[^a-z0-9]+", "-", Path(experiment).stem.lower()).strip("-")
-    return f"trainer-{stem}"[:40].rstrip("-")
-
-
-def find_config(experiment: str) -> str:
-    """Find an experiment's YAML, relative to the repository's root; a UserError if missing."""
-    for path in (experiment, f"configs/{experiment}.yaml", f"configs/{experiment}"):
-        if path.endswith(".yaml") and (ROOT / path).is_file():
-            return path
-    raise UserError(f"experiment {experiment!r} is no file configs/{experiment}.yaml; see configs/")
+_ENDED = ("SUCCEEDED", "CANCELLED", "COMPLETED")  # and every FAILED...
+# Kueue, JobSet and GKE append their own parts to a name of at most 63 letters.
+_LONGEST = 28
+# What a name stands for -> the command that ends it.
+_ENDS = {
+    "cluster": "sky down {}",
+    "job": "sky jobs cancel -n {}",
+    "jobset": "kubectl delete jobset {}",
+}
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
     """Run the verb; return the exit code."""
-    if arguments.command and arguments.verb != "launch":
+    if arguments.command and arguments.verb not in ("launch", "exec"):
         create_parser().error(
-            f"{arguments.verb} takes no words behind --: only launch passes them to main.py"
+            f"{arguments.verb} takes no words behind --: only launch and exec use them"
         )
-    verbs = {"launch": launch, "sync": sync, "status": show_status, "forget": forget}
+    if _OLD_NAME_FILE.exists() and not NAME_FILE.exists() and not arguments.dry_run:
+        _OLD_NAME_FILE.rename(NAME_FILE)
+    verbs = {
+        "launch": launch,
+        "exec": execute,
+        "sync": sync,
+        "status": show_status,
+        "forget": forget,
+    }
     return verbs[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
 
 
@@ -142,18 +90,30 @@ def create_parser() -> argparse.ArgumentParser:
         "--output",
         metavar="URL",
         help="gs:// directory of the run store (default: run.output_dir "
-        f"of the experiment if it is one, else {_OUTPUT} of the environment)",
+        f"of the experiment if it is one, else {OUTPUT} of the environment)",
     )
     add("--data-root", default="", help="where the dataset is, instead of the config's data.root")
     add("--region", default="", help="of Google Cloud (default: SkyPilot looks for one)")
     add("--on-demand", action="store_true", help="a cluster that stays, instead of a spot job")
-    add("--disk-gib", type=int, default=200, help="disk of each machine (default 200)")
+    text = f"disk of each machine (default {DISK_GIB})"
+    add("--disk-gib", type=int, default=DISK_GIB, help=text)
     add("--max-restarts", type=int, default=3, help="after errors; preemptions are not counted")
+    add(
+        "--on",
+        choices=("gcp", "gke", "k8s"),
+        default="gcp",
+        help="SkyPilot's TPU VMs on Google "
+        "Cloud (default), a JobSet on GKE, or SkyPilot on its Kubernetes cluster",
+    )
+    add("--image", default="", help="--on gke: the container image, in a registry")
+    add("--queue", default=QUEUE, help=f"--on gke: Kueue's local queue (default {QUEUE})")
     add_stack(launching)
+    executing = verbs.add_parser("exec", help="copy the tree to the cluster, run what follows --")
+    add_stack(executing)
     syncing = verbs.add_parser("sync", help="ship the tree to the on-demand cluster")
     syncing.add_argument("--dirty", action="store_true", help="what is not committed, too")
     syncing.add_argument("--hosts", type=int, default=1, help="hosts of the slice (default 1)")
-    everything = [launching, syncing]
+    everything = [launching, executing, syncing]
     everything.append(verbs.add_parser("status", help="whether it still runs"))
     everything.append(verbs.add_parser("forget", help="forget the name of what has ended"))
     for verb in everything:
@@ -162,12 +122,62 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def launch(arguments: argparse.Namespace, executor: Executor) -> int:
-    """Start an experiment, unless another job runs; return the exit code of SkyPilot."""
+    """Start an experiment, unless another job runs; return the exit code of SkyPilot or kubectl."""
+    _check_flags(arguments)
+    job, origin = _create_job(arguments)
+    is_gke, is_cluster = arguments.on == "gke", arguments.on_demand
+    template = JOBSET if is_gke else TEMPLATE
+    text = render(job, template.read_text(encoding="utf-8"))
+    start = commands.sky_launch if is_cluster else commands.sky_launch_managed
+    command = commands.kubectl_create(RENDERED) if is_gke else start(job.name, RENDERED)
+    kind = "jobset" if is_gke else "cluster" if is_cluster else "job"
+    if not executor.dry_run:
+        # Without this program nothing begins, and no name may be noted.
+        executor.find_program(command[0])
+    _require_free(kind, job.name, executor=executor)
+    if arguments.output is None:
+        sys.stderr.write(f"the results go to {job.output_dir}, by {origin}\n")
+    if not executor.dry_run:
+        (ROOT / RENDERED).parent.mkdir(exist_ok=True)
+        (ROOT / RENDERED).write_text(text, encoding="utf-8")
+        # Before the start: a launch that is cut off may have begun.
+        NAME_FILE.write_text(f"{kind} {job.name}\n", encoding="utf-8")
+    return executor.call(command)
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    require_at_least(1, arguments, "disk_gib")
+    require_at_least(0, arguments, "max_restarts")
+    is_gke = arguments.on == "gke"
+    if is_gke and not arguments.image:
+        raise UserError(
+            "--on gke needs --image, which python -m train.container build made and docker pushed "
+            "to a registry; give it"
+        )
+    unused = {
+        "--image": arguments.image and not is_gke,
+        "--queue": arguments.queue != QUEUE and not is_gke,
+        "--region": arguments.region and arguments.on != "gcp",
+        "--disk-gib": arguments.disk_gib != DISK_GIB and is_gke,
+    }
+    for flag in filter(unused.get, unused):
+        raise UserError(f"{flag} has no effect with --on {arguments.on}; remove it")
+
+
+def _create_job(arguments: argparse.Namespace) -> tuple[SkyJob, str]:
+    """Create the job that the flags describe; also what names its output."""
+    accelerator_type = arguments.accelerator.removeprefix("tpu-")
     config = find_config(arguments.experiment)
+    program = find_program(config, hosts=find_slice(accelerator_type).hosts)
     output, origin = find_output(arguments.output, config, arguments.command)
+    if program and arguments.data_root:
+        raise UserError(f"--data-root is for a run, and {config} runs {program.name}; remove it")
+    name, now = create_job_name(arguments.experiment), time.strftime("%m%d%H%M%S")
+    if arguments.on == "gke":  # a JobSet stays under its name after its end
+        name = f"{name[: _LONGEST - len(now) - 1].rstrip('-')}-{now}"
     job = SkyJob(
-        name=create_job_name(arguments.experiment),
-        accelerator_type=arguments.accelerator.removeprefix("tpu-"),
+        name=name,
+        accelerator_type=accelerator_type,
         config=config,
         output_dir=output,
         run_id=time.strftime("sky-%Y%m%d-%H%M%S"),
@@ -178,56 +188,31 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
         max_restarts=arguments.max_restarts,
         stack=arguments.stack,
         flags=tuple(arguments.command),
+        program=program,
+        on=arguments.on,
+        image=arguments.image,
+        queue=arguments.queue,
     )
-    text = render(job, TEMPLATE.read_text(encoding="utf-8"))
-    kind = "cluster" if arguments.on_demand else "job"
-    start = commands.sky_launch if arguments.on_demand else commands.sky_launch_managed
-    command = start(job.name, RENDERED)
-    if not executor.dry_run:
-        # Without this program nothing begins, and no name may be noted.
-        executor.find_program(command[0])
-    _require_free(kind, job.name, executor=executor)
-    if arguments.output is None:
-        sys.stderr.write(f"the run goes to {output}, by {origin}\n")
-    if not executor.dry_run:
-        (ROOT / RENDERED).parent.mkdir(exist_ok=True)
-        (ROOT / RENDERED).write_text(text, encoding="utf-8")
-        # Before the start: a launch that is cut off may have begun.
-        NAME_FILE.write_text(f"{kind} {job.name}\n", encoding="utf-8")
-    return executor.call(command)
+    return job, origin
 
 
-def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tuple[str, str]:
-    """Find the run's store and its origin: the flag, the config's bucket, or the environment.
-
-    The configuration is read with its flags, so that an invalid one is refused here.
-
-    Raises:
-      UserError: the store is no bucket, or the configuration cannot be read.
-    """
-    own = load_config(["--config", str(ROOT / config), *flags]).run.output_dir
-    key, value = f"run.output_dir of {config}", own
-    if flag is not None:
-        key, value = "--output", flag
-    elif "://" not in own and os.environ.get(_OUTPUT):
-        key, value = _OUTPUT, os.environ[_OUTPUT]
-    if not _BUCKET.fullmatch(value):
+def execute(arguments: argparse.Namespace, executor: Executor) -> int:
+    """Copy the tree to the on-demand cluster and run a command there; return its exit code."""
+    words = expand(arguments.command)
+    if not words:
         raise UserError(
-            f"{key} ({value}) is no gs:// URL, and a machine's disk goes with the machine; give "
-            f"--output gs://BUCKET/runs, or once for all `export {_OUTPUT}=gs://BUCKET/runs`"
+            "exec needs a command; write it behind --, such as -- python -m tools.doctor"
         )
-    return value, key
+    name = _read_cluster(executor)
+    venv = commands.STACKS[arguments.stack].venv
+    return executor.call(commands.sky_exec(name, words, venv=venv))
 
 
 def sync(arguments: argparse.Namespace, executor: Executor) -> int:
     """Ship the tree to all hosts of the on-demand cluster, which was started before; return 0."""
     if arguments.hosts < 1:
         raise UserError(f"--hosts ({arguments.hosts}) must be at least 1; raise it")
-    kind, name = _read_name(executor)
-    if kind != "cluster":
-        raise UserError(
-            f"{name} is a managed job: SkyPilot ships the tree itself; launch it again to change it"
-        )
+    name = _read_cluster(executor)
     pack_tree(executor, dirty=arguments.dirty)
     for host in [name, *(f"{name}-worker{number}" for number in range(1, arguments.hosts))]:
         executor.require(commands.scp(WORKER_SOURCE, host=host, target=commands.WORKER_SCRIPT))
@@ -266,9 +251,14 @@ def get_state(kind: str, name: str, *, executor: Executor) -> str | None:
       UserError: SkyPilot returns no states, which does not mean that nothing runs.
     """
     command = commands.sky_status(name) if kind == "cluster" else commands.sky_jobs()
+    command = commands.kubectl_get_jobset(name) if kind == "jobset" else command
     answer = executor.ask(command, assume="[]")
     if answer.code:
-        raise UserError(f"SkyPilot returned no state of {kind} {name}: {answer.reason}")
+        raise UserError(f"{command[0]} returned no state of {kind} {name}: {answer.reason}")
+    if kind == "jobset":
+        # kubectl prints nothing of a JobSet that is not there.
+        status = json.loads(answer.output or "{}").get("status")
+        return status if status is None else (status.get("terminalState") or "running").upper()
     key = "name" if kind == "cluster" else "job_name"
     states = [str(row.get("status")) for row in _read_rows(answer.output) if row.get(key) == name]
     running = [state for state in states if is_running(state)]
@@ -294,8 +284,19 @@ def _require_free(kind: str, name: str, *, executor: Executor) -> None:
 
 def _require_ended(kind: str, name: str, *, state: str | None) -> None:
     if is_running(state):
-        way = f"sky down {name}" if kind == "cluster" else f"sky jobs cancel -n {name}"
+        way = _ENDS[kind].format(name)
         raise UserError(f"{kind} {name} still runs ({state}); `{way}` ends it")
+
+
+def _read_cluster(executor: Executor) -> str:
+    """Read the name of the on-demand cluster; a UserError if none was started."""
+    kind, name = _read_name(executor)
+    if kind != "cluster":
+        raise UserError(
+            f"{name} is a managed job, whose tree was shipped with it, no cluster; launch it "
+            "again to change it, or with --on-demand"
+        )
+    return name
 
 
 def _read_name(executor: Executor | None = None) -> tuple[str, str]:
@@ -304,7 +305,7 @@ def _read_name(executor: Executor | None = None) -> tuple[str, str]:
     if not NAME_FILE.exists():
         raise UserError("nothing was started from here; launch_tpu.sh starts an experiment")
     words = NAME_FILE.read_text(encoding="utf-8").split()
-    if len(words) != 2 or words[0] not in ("job", "cluster"):
+    if len(words) != 2 or words[0] not in _ENDS:
         raise UserError(f"{NAME_FILE} holds {' '.join(words)!r}, not `cluster NAME`; correct it")
     return words[0], words[1]
 
@@ -319,20 +320,6 @@ def _read_rows(text: str) -> list[JsonObject]:
     if not isinstance(rows, list):
         raise UserError(f"SkyPilot returned no JSON list: {text.strip()[:80]!r}")
     return rows
-
-
-def _check(text: str) -> None:
-    if "{{" in text or "}}" in text:
-        raise UserError("a value of the task contains {{ or }}; remove them")
-    private = _PRIVATE.search(text)
-    if private:
-        raise UserError(f"the task names {private[0]!r}: keys stay on this machine")
-    try:
-        task = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"the task is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(task, dict) or "file_mounts" in task:
-        raise UserError("remove file_mounts from the task: only the project's tree is uploaded")
 
 
 main = CommandLine(create_parser, run_verb, takes_command=True)

@@ -4,7 +4,6 @@
 #   train/sky/launch_tpu.sh v5litepod-8 kd/deit_s_token
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-VENV="${VENV:-$ROOT/.venv}"
-PYTHON="${PYTHON:-$VENV/bin/python}"
+source "$ROOT/train/sky/find_python.sh"
 cd "$ROOT"
 exec "$PYTHON" -m train.sky.cluster launch "$@"

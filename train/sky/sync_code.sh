@@ -2,7 +2,6 @@
 # Ships the committed tree to the cluster that launch_tpu.sh has started: sync_code.sh [--dirty]
 set -euo pipefail
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
-VENV="${VENV:-$ROOT/.venv}"
-PYTHON="${PYTHON:-$VENV/bin/python}"
+source "$ROOT/train/sky/find_python.sh"
 cd "$ROOT"
 exec "$PYTHON" -m train.sky.cluster sync "$@"

@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from utils.config.command_line import get_kinds
+from utils.config.programs import refuse_program
 from utils.config.sections import RunConfig
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
@@ -102,6 +103,7 @@ def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:
         circle = " -> ".join([*above[known.index(os.path.realpath(path)) :], path])
         raise UserError(f"{EXTENDS} goes in a circle: {circle}; remove one of them")
     values = read_yaml(path, reason)
+    refuse_program(values, path, reason)
     locate_imports(values, Path(path).parent)
     layers: list[Layer] = []
     named = values.pop(EXTENDS, [])

@@ -21,6 +21,7 @@ from proofs.benchmark import __main__ as benchmark
 from proofs.benchmark import loop
 from proofs.benchmark.bare import BareLoop
 from proofs.benchmark.configuration import create_measured_config
+from service.places import list_configs
 from store.quality.reports import get_identity
 from tests.support.child_runs import get_environment
 from tests.support.language import create_language_argv
@@ -37,7 +38,7 @@ from utils.config.load import load_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+CONFIGS = sorted(ROOT / path for path in list_configs(ROOT))
 
 
 def names_task(path: Path) -> bool:
@@ -48,7 +49,7 @@ def names_task(path: Path) -> bool:
 
 
 # What a run of images reads; tests/bill/test_synthetic_run.py holds those of other tasks.
-OF_IMAGES = [path for path in CONFIGS if path.parent.name != "presets" and not names_task(path)]
+OF_IMAGES = [path for path in CONFIGS if not names_task(path)]
 FEW = ("--steps=2", "--repeats=3", "--warmup-steps=1")
 # Of one token of tests.support.language: two blocks of width 32 with two heads of keys and values,
 # attention to 8 places, a head of 5 tokens; the embedding is no product.
