@@ -127,9 +127,10 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     job, origin = _create_job(arguments)
     is_gke, is_cluster = arguments.on == "gke", arguments.on_demand
     template = JOBSET if is_gke else TEMPLATE
+    rendered = RENDERED.replace("task.sky", "jobset") if is_gke else RENDERED
     text = render(job, template.read_text(encoding="utf-8"))
     start = commands.sky_launch if is_cluster else commands.sky_launch_managed
-    command = commands.kubectl_create(RENDERED) if is_gke else start(job.name, RENDERED)
+    command = commands.kubectl_create(rendered) if is_gke else start(job.name, rendered)
     kind = "jobset" if is_gke else "cluster" if is_cluster else "job"
     if not executor.dry_run:
         # Without this program nothing begins, and no name may be noted.
@@ -138,8 +139,8 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     if arguments.output is None:
         sys.stderr.write(f"the results go to {job.output_dir}, by {origin}\n")
     if not executor.dry_run:
-        (ROOT / RENDERED).parent.mkdir(exist_ok=True)
-        (ROOT / RENDERED).write_text(text, encoding="utf-8")
+        (ROOT / rendered).parent.mkdir(exist_ok=True)
+        (ROOT / rendered).write_text(text, encoding="utf-8")
         # Before the start: a launch that is cut off may have begun.
         NAME_FILE.write_text(f"{kind} {job.name}\n", encoding="utf-8")
     return executor.call(command)
