@@ -284,7 +284,7 @@ def kubectl_create(manifest: str) -> list[str]:
 
 
 def kubectl_get_jobset(name: str) -> list[str]:
-    """Read a JobSet; prints nothing if there is none."""
+    """Read a JobSet; prints nothing if it does not exist."""
     return ["kubectl", "get", "jobset", name, "--ignore-not-found", "--output=json"]
 
 

@@ -62,8 +62,8 @@ def find_venv(suffix: str = "") -> Path:
 def read_versions(venv: Path) -> dict[str, str]:
     """Read package -> version of an environment, with `_` in names; empty if it is not there."""
     folders = [str(folder) for folder in venv.glob("lib/python*/site-packages")]
-    found = distributions() if venv == Path(sys.prefix) else distributions(path=folders)
-    return {package.name.replace("-", "_"): package.version for package in found}
+    packages = distributions() if venv == Path(sys.prefix) else distributions(path=folders)
+    return {package.name.replace("-", "_"): package.version for package in packages}
 
 
 def _wait(child: subprocess.Popen[bytes], began: float, time_limit_s: float) -> int:
