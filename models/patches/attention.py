@@ -25,7 +25,6 @@ from models.patches.dense import (
 )
 from models.transforms import create_resampler
 from utils.runtime.mesh_gradients import spread
-from utils.runtime.tpu.products import merges_batches
 from utils.torch_types import Ctx, DifferentiationRule, Mixin
 
 # Rows of a tile: a product with fewer columns would become a reduction again.
@@ -86,10 +85,7 @@ def mix_values(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None)
     """
     mask = None if mask is None else mask.transpose(-2, -1)
     if not (layer.training and layer.attn_drop.p > 0):
-        if mask is not None or not merges_batches(q):
-            return _Mix.apply(q, k, v, mask)
-        merged = (value.flatten(0, 1).unsqueeze(0) for value in (q, k, v))
-        return _Mix.apply(*merged, None).squeeze(0).unflatten(0, q.shape[:2])
+        return _Mix.apply(q, k, v, mask)
     shares = layer.attn_drop(compute_shares(q, k, mask))
     return torch.einsum("bhdk,bhkq->bhdq", v, shares)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest.mock
 from typing import Any
 
 from utils.runtime.tpu.program import TracedStep, compile_step
@@ -19,7 +18,10 @@ def lower_step(step: TracedStep) -> tuple[bytes, str]:
         lowered.append(lower(*args, **{**kwargs, "build_mlir_module": True}))
         return lowered[-1]
 
-    with unittest.mock.patch.object(export, "fx_to_mlir", keep):
+    export.fx_to_mlir = keep
+    try:
         compile_step(step)
+    finally:
+        export.fx_to_mlir = lower
     program = lowered[-1]
     return program.serialize_portable_artifact(), program.serialize_text()

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from utils.runtime.base import BatchLike, Numbers
-from utils.runtime.tpu.products import use_matrix_products
+from utils.runtime.tpu.products import use_general_products
 from utils.torch_types import Ctx, DifferentiationRule, P, T
 
 B = TypeVar("B", bound=BatchLike)
@@ -96,7 +96,7 @@ def trace_step(function: Callable[[B, Numbers], T], batch: B, numbers: Numbers) 
         rest = iter(given)
         own_batch = batch.map(lambda _: next(rest))
         own = type(numbers)(*(None if number is None else next(rest) for number in numbers))
-        with held, use_matrix_products():
+        with held, use_general_products():
             values, spec = pytree.tree_flatten(function(own_batch, own))
         result.append(spec)
         return values

@@ -63,6 +63,32 @@ static void *name_memory(void *address) {
   return NULL;
 }
 
+/* Of the topology of TPUs, which XLA's CPU has not: one chip, one core, one process. */
+#define TOPOLOGY 16 /* the extension's type, by pjrt_c_api.h */
+#define TOPOLOGY_FUNCTIONS 30
+typedef struct { size_t size; const void *topology; int32_t count; } counting;
+typedef struct { size_t size; int type; void *next; function functions[TOPOLOGY_FUNCTIONS]; } extension;
+
+static void *count_one(void *address) {
+  ((counting *)address)->count = 1;
+  return NULL;
+}
+
+static void *refuse(void *address) {
+  (void)address;
+  fprintf(stderr, "the stand-in has no such function of a topology\n");
+  abort();
+}
+
+/* Add the extension to a table, before its own. */
+static void add_topology(header *table) {
+  static extension own = {sizeof own, TOPOLOGY, NULL, {NULL}};
+  for (int n = 0; n < TOPOLOGY_FUNCTIONS; n++)
+    own.functions[n] = n >= 7 && n <= 15 ? count_one : refuse; /* 7 to 15 give one number each */
+  own.next = table->extension;
+  table->extension = &own;
+}
+
 #define COUNT(n) \
   static void *count_##n(void *address) { counts[n]++; return counted[n](address); }
 COUNT(0)
@@ -70,8 +96,9 @@ COUNT(1)
 COUNT(2)
 
 /* Replace functions of a table: creation, kinds of memory, then those that are counted. */
-void replace(function *table, const int *places, int place_of_num_outputs) {
+void replace(header *api, function *table, const int *places, int place_of_num_outputs) {
   static const function own[] = {create_one_device, name_memory, count_0, count_1, count_2};
+  add_topology(api);
   count_outputs = table[place_of_num_outputs];
   create = table[places[0]];
   for (int n = 0; n < 3; n++) counted[n] = table[places[2 + n]];

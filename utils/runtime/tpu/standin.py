@@ -87,7 +87,7 @@ def install() -> None:
         raise RuntimeError(f"the stand-in's table of functions has {size} bytes, too few")
     places = (_CREATE, _MEMORY_KINDS, *_COUNTED.values())
     of_c = (ctypes.c_int * len(places))(*places)
-    own.replace(ctypes.c_void_p(table + _HEADER), of_c, _NUM_OUTPUTS)
+    own.replace(ctypes.c_void_p(table), ctypes.c_void_p(table + _HEADER), of_c, _NUM_OUTPUTS)
     own.read_count.restype = ctypes.c_longlong
     _loaded.extend((library, own))
 
