@@ -62,14 +62,14 @@ def find_product(equation: str, operands: Sequence[Tensor]) -> tuple[str, str, s
     if "..." in of_left:
         hidden = _LETTERS[: left.dim() - len(of_left) + 3]
         of_left, of_result = (term.replace("...", hidden) for term in (of_left, of_result))
-    found = of_left, of_right, of_result
-    if any("." in term or len(set(term)) < len(term) for term in found):
+    dimensions = of_left, of_right, of_result
+    if any("." in term or len(set(term)) < len(term) for term in dimensions):
         return None
     outside = set(of_left) ^ set(of_right)
     sizes = dict(zip(of_right, right.shape, strict=True))
     same = all(sizes.get(name, n) == n for name, n in zip(of_left, left.shape, strict=True))
     known = outside <= set(of_result) <= set(of_left + of_right)
-    return found if same and known and left.dtype == right.dtype else None
+    return dimensions if same and known and left.dtype == right.dtype else None
 
 
 class _Product(DifferentiationRule):
