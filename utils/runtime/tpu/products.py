@@ -33,7 +33,9 @@ def use_general_products() -> Iterator[None]:
     def compute(equation: str, *operands: Any) -> Tensor:
         operands = cast_by_autocast(operands)
         terms = find_product(equation, operands)
-        return einsum(equation, *operands) if terms is None else _Product.apply(*operands, terms)
+        return (
+            einsum(equation, *operands) if terms is None else _EinsumProduct.apply(*operands, terms)
+        )
 
     # No mode of PyTorch's: those leave a backward pass out.
     torch.einsum = cast("Any", compute)
@@ -72,7 +74,7 @@ def find_product(equation: str, operands: Sequence[Tensor]) -> tuple[str, str, s
     return dimensions if same and known and left.dtype == right.dtype else None
 
 
-class _Product(DifferentiationRule):
+class _EinsumProduct(DifferentiationRule):
     """A product and its derivatives, each of them a product again."""
 
     @staticmethod
