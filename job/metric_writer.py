@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from store.record.catalogue import METRICS
+from store.record.catalogue import KINDS, METRICS
 from store.record.history import (
     METRICS_FILE,
     Line,
@@ -22,6 +22,7 @@ from store.record.history import (
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+    from store.record.epoch_means import EpochMeans
     from store.record.mirror import Mirror
 
 # Numbers of a line that count from the run's start.
@@ -38,7 +39,7 @@ class MetricWriter:
     `folder` is the run's directory. Lines after `first_step` of a resumed run are dropped, and so
     is an evaluation at this step, which is repeated. `attempt` is the number of this program's
     attempt, for every line; 0: without. `mirror` uploads the lines to the run's bucket, if it has
-    one.
+    one; `epochs` adds a line for each epoch.
     """
 
     def __init__(
@@ -48,15 +49,16 @@ class MetricWriter:
         first_step: int = 0,
         attempt: int = 0,
         mirror: Mirror | None = None,
+        epochs: EpochMeans | None = None,
         tensorboard: bool = False,
     ) -> None:
         self.path = folder / METRICS_FILE
-        self._attempt, self._mirror = attempt, mirror
+        self._attempt, self._mirror, self._epochs = attempt, mirror, epochs
         self._tensorboard = tensorboard
         self._events: SummaryWriter | None = None
         self._file = self._reopen(first_step)
         # Time and graphs count over all attempts; the loop counts those of its own process.
-        self._before = {name: self._last.get(name) or 0 for name in _COUNTED_ON}
+        self._before = self._counts
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
         """Write one line: the step, `train` or `eval`, and its scalars.
@@ -74,9 +76,10 @@ class MetricWriter:
             line[name] = None if name in nonfinite else value + self._before.get(name, 0)
         if nonfinite:
             line["nonfinite"] = nonfinite
-        text = json.dumps(line, allow_nan=False) + "\n"
+        lines = [line] if self._epochs is None else self._epochs.surround(line)
+        texts = [json.dumps(line, allow_nan=False) + "\n" for line in lines]
         try:
-            self._file.write(text)
+            self._file.write("".join(texts))
             self._file.flush()
         except OSError as error:
             raise LostRunError(
@@ -88,9 +91,10 @@ class MetricWriter:
                 f"{self.path} was deleted while the run was writing it; restore the directory from "
                 "a copy, or start the run again"
             )
-        if self._mirror is not None:
-            self._mirror.add_line(text)
-        self._show(line)
+        for line, text in zip(lines, texts, strict=True):
+            if self._mirror is not None:
+                self._mirror.add_line(text)
+            self._show(line)
 
     def sync(self) -> None:
         """Sync all lines to the disk and the bucket: before a checkpoint that relies on them."""
@@ -115,10 +119,17 @@ class MetricWriter:
 
     def _reopen(self, step: int) -> IO[str]:
         """Open the file, and TensorBoard's, without the lines that will be repeated."""
-        kept = keep_until(read_metrics(self.path.parent), step) if self.path.is_file() else []
+        kept = (
+            keep_until(read_metrics(self.path.parent, KINDS), step) if self.path.is_file() else []
+        )
         if kept or self.path.is_file():
             write_lines(self.path.parent, kept)
-        self._last = kept[-1] if kept else {}
+        self._counts = {
+            name: next((line[name] for line in reversed(kept) if line.get(name)), 0)
+            for name in _COUNTED_ON
+        }
+        if self._epochs is not None:
+            self._epochs.restore(kept)
         if self._tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 

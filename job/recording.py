@@ -14,6 +14,7 @@ from tqdm import tqdm
 from job.metric_writer import MetricWriter
 from job.step_timer import StepTimer
 from store.record.catalogue import GRAD_NORM, LOSS, TRAIN
+from store.record.epoch_means import EpochMeans
 from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
 from store.record.windows import QuantileWriter
@@ -52,7 +53,7 @@ class Recording:
     def __init__(self, replica: Replica, kept: Sequence[int]) -> None:
         self._replica = replica
         runtime, job, session = replica.runtime, replica.job, replica.session
-        config, step = job.config, replica.parts.state.step
+        config, step, plan = job.config, replica.parts.state.step, replica.parts.plan
         self.writer = self._hits = spans = folder = None
         if session is not None:
             folder = job.run.path
@@ -62,14 +63,14 @@ class Recording:
                 first_step=step,
                 attempt=session.attempt,
                 mirror=session.mirror,
+                epochs=EpochMeans(plan.steps_per_epoch, plan.global_batch_size),
                 tensorboard=config.run.tensorboard,
             )
             self._hits = HitsFile(folder)
             self._hits.drop_later_than(step)
         self.keeper = QuantileWriter(config.quantile.epsilon, step, folder, kept)
         self.recorder = StepTimer(runtime, step, spans, self.keeper)
-        total = replica.parts.plan.total_steps
-        self._progress = Progress(step, total, enabled=runtime.ranks.is_writer)
+        self._progress = Progress(step, plan.total_steps, enabled=runtime.ranks.is_writer)
         is_traced = runtime.ranks.is_writer or config.profile.all_ranks
         steps = config.profile.steps if is_traced else ""
         self._tracer = Tracer(runtime.trace, steps, job.run.path / "profile")

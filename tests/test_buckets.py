@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from main import main
+from store.record.catalogue import KINDS
 from store.record.history import keep_deterministic, read_metrics
 from store.record.mirror import Mirror, read_segments
 from store.record.spans import parse_spans
@@ -63,7 +64,7 @@ def check_equal(remote: str, uninterrupted: Path) -> None:
     """Compare the bucket's history and the exported weights with the uninterrupted run's."""
     folder = open_folder(remote)
     lines = read_segments(folder)
-    assert strip(lines) == strip(read_metrics(uninterrupted))
+    assert strip(lines) == strip(read_metrics(uninterrupted, KINDS))
     times = [line["time_s"] for line in lines if "time_s" in line]
     assert times == sorted(times)
     assert json.loads(folder.read_text("run.json"))["status"] == "complete"
@@ -81,7 +82,7 @@ def check_equal(remote: str, uninterrupted: Path) -> None:
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
     with folder.open_local("metrics.jsonl") as path:
-        assert read_metrics(path.parent) == lines
+        assert read_metrics(path.parent, KINDS) == lines
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -180,7 +181,7 @@ def test_a_killed_run_on_gs_resumes_from_the_bucket_alone(hosts, gs, alone, tmp_
     assert "took over the run from process" in outputs[0]
     if hosts == 1:
         check_equal(remote, alone)
-    lines, wanted = read_segments(open_folder(remote)), read_metrics(alone)
+    lines, wanted = read_segments(open_folder(remote)), read_metrics(alone, KINDS)
     assert [x["step"] for x in lines] == [x["step"] for x in wanted]
     losses = [[x["loss/total"] for x in one if x["kind"] == "train"] for one in (lines, wanted)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)

@@ -21,7 +21,7 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from models.factory import export_model
-from store.record.catalogue import LOOP, METRICS
+from store.record.catalogue import KINDS, LOOP, METRICS
 from store.record.history import get_numbers, keep_deterministic, read_metrics
 from store.record.runs import Run
 from tests.support.child_runs import ROOT, get_command, get_environment, run_main
@@ -291,7 +291,7 @@ def test_a_run_directory_holds_the_complete_record(teacher_run, digits_root):
         "input_wait_s",
         "host_rss_gib",
     } <= line.keys()
-    numbers = {name for line in read_metrics(teacher_run) for name in get_numbers(line)}
+    numbers = {name for line in read_metrics(teacher_run, KINDS) for name in get_numbers(line)}
     entries = {name: METRICS.find(name) for name in numbers}
     assert all(entries.values()), entries
     # No entry of the loop tells of what is not written; a CPU's peak is not known.

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from store.quality.field_types import fit_line
 from store.query.record import RunRecord
-from store.record.catalogue import METRICS
+from store.record.catalogue import EPOCH, METRICS
 from store.record.history import METRICS_FILE, Line, modernise
 from utils.json_types import JsonValue
 from utils.storage.folder import COMMIT_FILE
@@ -93,10 +93,13 @@ def find_divergence(base: Iterable[Line], new: Iterable[Line]) -> Divergence | N
 
 
 def read_lines(record: RunRecord) -> Iterator[Line]:
-    """Yield the whole lines of a run's history, so that a million of them need no memory."""
+    """Yield the whole lines of a run's history, so that a million of them need no memory.
+
+    Lines of epochs are left out: those of training decide them, and older runs have none.
+    """
     path = record.folder.path / METRICS_FILE if isinstance(record.folder, LocalFolder) else None
     if path is None or not path.is_file():
-        yield from record.lines
+        yield from (line for line in record.lines if line["kind"] != EPOCH)
         return
     with path.open("rb") as file:
         while texts := file.readlines(_CHUNK):
@@ -109,7 +112,7 @@ def read_lines(record: RunRecord) -> Iterator[Line]:
                 for line in lines
                 if isinstance(line, dict) and type(line.get("step")) is int
             )
-            yield from (line for line in fitted if line is not None)
+            yield from (line for line in fitted if line is not None and line["kind"] != EPOCH)
 
 
 def find_checkpoint(records: Iterable[RunRecord], step: int) -> int | None:

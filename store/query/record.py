@@ -229,7 +229,7 @@ def get_finite_numbers(line: Line) -> Values:
 
 
 def read_tail(path: Path) -> list[Line]:
-    """Read the newest lines of a metrics file, at least one of each kind if possible."""
+    """Read the newest lines of a metrics file, with a step and an evaluation if possible."""
     try:
         with path.open("rb") as file:
             size, count = file.seek(0, 2), _TAIL_BYTES
@@ -239,7 +239,9 @@ def read_tail(path: Path) -> list[Line]:
                 if size > count:
                     text = text.partition("\n")[2]  # a line's end
                 lines = read_history(text)
-                if count >= min(size, _TAIL_MOST) or len({line["kind"] for line in lines}) == 2:
+                if count >= min(size, _TAIL_MOST) or {TRAIN, EVAL} <= {
+                    line["kind"] for line in lines
+                }:
                     return lines
                 count *= 8
     except OSError:

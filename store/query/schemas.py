@@ -102,7 +102,7 @@ class MetricLine(_File):
     __pydantic_extra__: dict[str, float | None]
 
     step: int = Field(ge=0)
-    kind: Literal["train", "eval"] = Field("train", description="version 1 had none")
+    kind: Literal["train", "eval", "epoch"] = Field("train", description="version 1 had none")
     attempt: int = Field(0, ge=0)
     nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(default_factory=dict)
 

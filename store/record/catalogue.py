@@ -17,7 +17,7 @@ from typing import Literal
 from utils.errors import UserError
 from utils.json_types import JsonValue
 
-TRAIN, EVAL = "train", "eval"
+TRAIN, EVAL, EPOCH = KINDS = "train", "eval", "epoch"
 # Fields of a line besides its numbers.
 HEAD = ("step", "kind", "attempt", "nonfinite")
 # Prefix of the parts of a step's loss.
@@ -95,6 +95,8 @@ LOOP = (
     Metric("skipped_corrupt", "records", "lower", "deterministic",
            "unreadable records that were passed over"),
     Metric("time_s", "s", "none", "clock", "wall-clock time of training over all attempts"),
+    Metric("epoch_s", "s", "none", "clock",
+           "wall-clock time from the last log point of the epoch before, evaluations included"),
     Metric("*_per_s", "1/s", "higher", "clock",
            "what the task counts (images: `img_per_s`) over the time since the last line"),
     Metric("mfu", "", "higher", "clock",
@@ -173,7 +175,7 @@ METRICS = MetricRegistry(*LEARNT, *LOOP)
 def find_entry(metric: str) -> Metric | None:
     """Find the entry of a number as filters name it: `eval.top1` is `top1`."""
     kind, _, rest = metric.partition(".")
-    return METRICS.find(rest if rest and kind in ("train", "eval", "test") else metric)
+    return METRICS.find(rest if rest and kind in (TRAIN, EVAL, EPOCH, "test") else metric)
 
 
 # Further keys for filters, sort and show. They are not the key `score`, which is the last

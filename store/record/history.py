@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,13 +23,17 @@ _OF_LOOP = MetricRegistry(*LOOP)
 REWIND = "rewind"
 
 
-def read_metrics(folder: Path) -> list[Line]:
-    """Read all whole lines of a run's metrics, in today's form; UserError without metrics."""
+def read_metrics(folder: Path, kinds: Container[str] = (TRAIN, EVAL)) -> list[Line]:
+    """Read the whole lines of a run's metrics, in today's form; UserError without metrics.
+
+    Lines of epochs are read if `kinds` has them: they repeat what those of training say.
+    """
     path = folder / METRICS_FILE
     if not path.is_file():
         raise UserError(f"{path} is not there; give the directory of a run")
     lines = parse_lines(path.read_text(encoding="utf-8", errors="replace"))
-    return [modernise(line) for line in lines if type(line.get("step")) is int]
+    new = (modernise(line) for line in lines if type(line.get("step")) is int)
+    return [line for line in new if line["kind"] in kinds]
 
 
 def write_lines(folder: Path, lines: Iterable[Line]) -> None:
@@ -65,7 +69,7 @@ def keep_until(lines: Iterable[Line], step: int) -> list[Line]:
     return [
         line
         for line in lines
-        if line["step"] < step or (line["step"] == step and line["kind"] == TRAIN)
+        if line["step"] < step or (line["step"] == step and line["kind"] != EVAL)
     ]
 
 

@@ -181,7 +181,8 @@ def _make_curves(record: RunRecord) -> Table:
     for line in record.lines:
         learnt = get_learnt(line).keys()
         for name, value in get_finite_numbers(line).items():
-            if name in learnt and (line["kind"] == EVAL or name.startswith(LOSS)):
+            is_term = line["kind"] == TRAIN and name.startswith(LOSS)
+            if name in learnt and (line["kind"] == EVAL or is_term):
                 curves.setdefault(f"{line['kind']}.{name}", []).append(value)
     shown = {name: values for name, values in curves.items() if len(values) > 1}
     for name, values in list(shown.items())[:_CURVES]:
