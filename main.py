@@ -12,19 +12,22 @@ from collections.abc import Sequence
 import job
 from utils.config.load import load_config
 from utils.log import setup_logging
-from utils.programs import run_program
+from utils.programs import choose_error_form, run_program
 from utils.runtime.choice import is_silent_rank
+
+_INTERRUPTED = "interrupted; --resume auto goes on from the last checkpoint, if there is one"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     setup_logging()
     words = sys.argv[1:] if argv is None else argv
-    return run_program(
-        lambda: job.start(load_config(words)),
-        is_silent=is_silent_rank(),
-        interrupted="interrupted; --resume auto goes on from the last checkpoint, if there is one",
-    )
+    with choose_error_form(words) as rest:
+        return run_program(
+            lambda: job.start(load_config(rest)),
+            is_silent=is_silent_rank(),
+            interrupted=_INTERRUPTED,
+        )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from tasks.protocol import Caches, Compares, Distils, HasExtraSets, Prepares
 from utils.checkpoint.files import load_checkpoint
 from utils.config.load import dump_config
 from utils.endings import NonFiniteError, NonFiniteEvaluationError, PreemptedError
+from utils.error_codes import find_code
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
@@ -113,7 +114,7 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Locatio
         try:
             result = take_run(job.config, session, job.checkpoint)
         except (UserError, StorageError) as error:
-            result = UserError(str(error))
+            result = UserError(str(error), code=find_code(error))
         except OSError as error:
             result = _describe_refusal(job, error)
     result = runtime.ranks.broadcast_value(result)

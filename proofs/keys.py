@@ -1,7 +1,7 @@
-"""Writes docs/keys.md: every key of the configuration as its field declares it.
+"""Writes docs/keys.md, every key of the configuration, and docs/errors.md, every code of an error.
 
-`python -m proofs.keys` prints the page, `--write` writes it. A test holds the page against the
-fields, so that an added key, another default or another rule shows in review.
+`python -m proofs.keys` prints the pages, `--write` writes them. Tests hold the pages against the
+fields and the codes, so that an added key, another default or another rule shows in review.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from utils.config.distill import LossTerm, TeacherSection
 from utils.config.keys import get_neutral_keys, get_resume_rules
 from utils.config.metadata import ConfigSection, read_key_info
 from utils.config.sections import RunConfig
+from utils.error_codes import ERROR_CODES
 from utils.programs import create_program_parser, run_program
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "keys.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE, ERROR_PAGE = DOCS / "keys.md", DOCS / "errors.md"
 # Sections whose elements stand in a list, by the list's key.
 ELEMENTS = {
     "data.evals[]": EvalSection,
@@ -47,15 +49,48 @@ Written by `python -m proofs.keys --write` from the fields in `utils/config/`; a
 """
 
 
+_ERROR_HEAD = """\
+# Errors
+
+Written by `python -m proofs.keys --write` from `utils/error_codes.py`.
+
+What a user can mend is one line on stderr, `error: KEY (VALUE) RULE; WAY OUT`, and exit code 2.
+With `--errors json` this line is a JSON object, of `main.py` and of every `python -m tools.NAME`:
+
+```text
+{"code": "config.invalid_value", "key": "optim.lr", "value": "-3",
+ "rule": "it must be greater than 0", "way_out": "see python main.py --help",
+ "message": "optim.lr ('-3'): it must be greater than 0; see python main.py --help"}
+```
+
+`message` is the whole sentence, from which the other fields are read where the error does not give
+them; `key` and `value` are null where it names none. The service's refusals
+(`application/problem+json`) have the code as their `type`. An error without a code of its own gets
+that of the room that raised it.
+
+| code | what is wrong | rooms |
+|---|---|---|
+"""
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Print or write the page."""
+    """Print or write the pages."""
     options = _create_parser().parse_args(argv)
-    page = format_page()
-    if options.write:
-        PAGE.write_text(page, encoding="utf-8")
-    else:
-        sys.stdout.write(page)
+    for path, page in {PAGE: format_page(), ERROR_PAGE: format_error_page()}.items():
+        if options.write:
+            path.write_text(page, encoding="utf-8")
+        else:
+            sys.stdout.write(page)
     return 0
+
+
+def format_error_page() -> str:
+    """Return the page of codes as Markdown."""
+    rows = [
+        f"| `{code}` | {entry.text} | {', '.join(f'`{room}`' for room in entry.rooms)} |\n"
+        for code, entry in ERROR_CODES.items()
+    ]
+    return _ERROR_HEAD + "".join(rows)
 
 
 def format_page() -> str:
@@ -129,7 +164,7 @@ def _format_default(field: FieldInfo) -> str:
 
 def _create_parser() -> argparse.ArgumentParser:
     parser = create_program_parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write docs/keys.md")
+    parser.add_argument("--write", action="store_true", help="write the pages")
     return parser
 
 

@@ -22,6 +22,7 @@ from service.jobs.slots import create_environment
 from service.jobs.submission import Submission, resolve_submission
 from store.query.changes import hash_config
 from utils.config.keys import get_resume_rules
+from utils.error_codes import find_code
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -45,6 +46,7 @@ class Verdict:
     run: str  # `experiment/run_id`
     lines: tuple[str, ...]  # device, model, data and directory, for people
     error: str  # the line with which `main.py` would refuse it; empty if it may be queued
+    code: str = ""  # of the error
 
 
 class Checker:
@@ -60,7 +62,7 @@ class Checker:
         try:
             config = resolve_submission(submission, store)
         except UserError as error:
-            return Verdict("", "", (), " ".join(str(error).split()))
+            return Verdict("", "", (), " ".join(str(error).split()), find_code(error))
         values = config.model_dump(mode="json")
         if not self._places.acquire(blocking=False):
             raise CheckerBusy(f"{_MOST_CHECKS} checks are under way; try again in some seconds")
@@ -71,7 +73,8 @@ class Checker:
             self._places.release()
         digest = hash_config(values, get_resume_rules())
         run = f"{config.run.experiment}/{config.run.run_id}"
-        return Verdict(digest, run, tuple(answer.get("lines", ())), answer.get("error", ""))
+        lines = tuple(answer.get("lines", ()))
+        return Verdict(digest, run, lines, answer.get("error", ""), answer.get("code", ""))
 
     def close(self) -> None:
         """End the checking program."""
@@ -97,7 +100,8 @@ class Checker:
             self._end()
             reason = str(error) or type(error).__name__
             hint = "try again, or run python main.py --check"
-            return {"error": f"the check itself failed ({reason}); {hint}"}
+            text = f"the check itself failed ({reason}); {hint}"
+            return {"error": text, "code": "service.failed"}
 
     def _read_line(self, patience_s: float) -> bytes:
         """Read one answer, which ends in a newline; `readline` would have no time limit."""

@@ -11,6 +11,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 
+from utils.error_codes import find_code
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -36,7 +37,7 @@ def _check(values: JsonObject) -> JsonObject:
         config = validate_config(values)
         return {"lines": describe_job(check(config, choose_device(config.runtime)))}
     except UserError as error:
-        return {"error": " ".join(str(error).split())}
+        return {"error": " ".join(str(error).split()), "code": find_code(error)}
     except Exception as error:  # a model's own code may raise anything; `main.py` would end with it
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"error": f"main.py would end with {text[:500]}"}

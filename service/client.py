@@ -35,8 +35,8 @@ Query = Mapping[str, str | int | bool | Sequence[str] | None]
 class ServiceRefusal(UserError):
     """A refusal by the service; `status` as in HTTP, 0 if it did not answer."""
 
-    def __init__(self, status: int, detail: str) -> None:
-        super().__init__(detail)
+    def __init__(self, status: int, detail: str, code: str = "") -> None:
+        super().__init__(detail, code=code)
         self.status = status
 
 
@@ -238,7 +238,7 @@ class ServiceClient:
                 connection.request(method, path, content, headers)
                 answer = connection.getresponse()
                 if answer.status != 200:
-                    raise ServiceRefusal(answer.status, _read_detail(answer))
+                    raise ServiceRefusal(answer.status, *_read_problem(answer))
             except (OSError, http.client.HTTPException) as error:
                 raise ServiceRefusal(
                     0, f"{self._host} does not answer: {error}; is python -m tools.serve running?"
@@ -261,9 +261,11 @@ def _name_job(job_id: str) -> str:
     return f"/jobs/{quote(job_id, safe='')}"
 
 
-def _read_detail(answer: http.client.HTTPResponse) -> str:
+def _read_problem(answer: http.client.HTTPResponse) -> tuple[str, str]:
+    """Return a refusal's sentence and its code."""
     text = answer.read(1 << 16).decode("utf-8", errors="replace")
     try:
-        return str(json.loads(text)["detail"])
+        problem = json.loads(text)
+        return str(problem["detail"]), str(problem.get("type", ""))
     except (ValueError, KeyError, TypeError):
-        return f"status {answer.status}, and no reason"
+        return f"status {answer.status}, and no reason", ""

@@ -18,6 +18,7 @@ FLOORS = {
     "utils.json_types": 0,
     "utils.log": 0,
     "utils.errors": 0,
+    "utils.error_codes": 0.1,
     "utils.own_code": 0,
     "utils.patterns": 0,
     "utils.processor": 0,

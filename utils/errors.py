@@ -14,7 +14,17 @@ EXIT_TERMINATED = 143
 
 
 class UserError(ValueError):
-    """An error that the user can fix: one sentence with key, value, rule and way out."""
+    """An error that the user can fix: one sentence with key, value, rule and way out.
+
+    `code` is one of `utils.error_codes`, by default that of the room that raises the error; `key`
+    and `value` are by default those that the sentence begins with.
+    """
+
+    def __init__(
+        self, message: str, *, code: str = "", key: str = "", value: object = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.key, self.value = code, key, value
 
 
 def get_near_names(name: str, candidates: Iterable[str], limit: int = 3) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +18,8 @@ from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from utils.log import setup_logging
 from utils.registry import load_object
 
+ERRORS_FLAG, ERROR_FORMS = "--errors", ("text", "json")
+_ERROR_FORM = ContextVar("error_form", default="text")
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -25,9 +29,23 @@ class ProgramParser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.register("type", Path, _read_path)
+        text = "form of an error on stderr (text; docs/errors.md)"
+        hidden = argparse.SUPPRESS
+        self.add_argument(
+            ERRORS_FLAG, action=_SetForm, choices=ERROR_FORMS, default=hidden, help=text
+        )
 
     def error(self, message: str) -> NoReturn:
-        self.exit(EXIT_USER_ERROR, f"error: {message}; see {self.prog} --help\n")
+        sentence = f"{message}; see {self.prog} --help"
+        write_error(UserError(sentence, code="usage.invalid"))
+        self.exit(EXIT_USER_ERROR)
+
+
+class _SetForm(argparse.Action):
+    """Chooses the form of errors in programs that are no `CommandLine`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        _ERROR_FORM.set(values)
 
 
 def _read_path(text: str) -> Path:
@@ -76,8 +94,11 @@ class CommandLine:
         """Run the program with these words, or those of its process; return the exit code."""
         if self.logs:
             setup_logging()
-        options, is_silent = self.parse(argv), self.is_silent()
-        return run_program(self._run, options, interrupted=self.interrupted, is_silent=is_silent)
+        words = list(sys.argv[1:] if argv is None else argv)
+        with choose_error_form(words, takes_command=self.takes_command) as rest:
+            options, is_silent = self.parse(rest), self.is_silent()
+            interrupted = self.interrupted
+            return run_program(self._run, options, interrupted=interrupted, is_silent=is_silent)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Read the flags; `rest` has the keys of a run's configuration, `words` all words."""
@@ -128,7 +149,7 @@ def run_program(
         return function(*arguments) or 0
     except UserError as error:
         if not is_silent:
-            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+            write_error(error)
         return EXIT_USER_ERROR
     except OSError as error:
         # Only a program that has loaded this module can get its errors.
@@ -137,11 +158,45 @@ def run_program(
             raise
         if not is_silent:
             hint = "check the bucket's name, your login and its rights"
-            sys.stderr.write(f"error: {' '.join(str(error).split())}; {hint}\n")
+            write_error(UserError(f"{error}; {hint}", code="storage.failed"))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")
         return EXIT_INTERRUPTED
+
+
+@contextlib.contextmanager
+def choose_error_form(words: Sequence[str], *, takes_command: bool = False) -> Iterator[list[str]]:
+    """Print errors in the body as --errors says; yield the other words of the command line.
+
+    Words after `--` are another program's if the program takes a command.
+    """
+    rest = list(words)
+    end = rest.index("--") if takes_command and "--" in rest else len(rest)
+    form = "text"
+    for number, word in enumerate(rest[:end]):
+        flag, equals, value = word.partition("=")
+        value = value if equals else "".join(rest[number + 1 : end][:1])
+        if flag == ERRORS_FLAG and value in ERROR_FORMS:  # others are refused by the parser
+            form = value
+            del rest[number : number + (1 if equals else 2)]
+            break
+    token = _ERROR_FORM.set(form)
+    try:
+        yield rest
+    finally:
+        _ERROR_FORM.reset(token)
+
+
+def write_error(error: BaseException) -> None:
+    """Write an error to stderr in one line, as a sentence or as JSON."""
+    if _ERROR_FORM.get() == "json":
+        # Imported here: most programs end without an error.
+        from utils.error_codes import describe_error
+
+        sys.stderr.write(json.dumps(describe_error(error), default=str) + "\n")
+    else:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
 
 
 @contextlib.contextmanager

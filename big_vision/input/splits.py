@@ -54,7 +54,8 @@ def parse_split(
             continue
         if name not in shard_lengths:
             hint = find_hint(name) if find_hint else get_hint(name, shard_lengths)
-            raise UserError(f"{key} ({expression}): the dataset has no split {name!r}; {hint}")
+            text = f"{key} ({expression}): the dataset has no split {name!r}; {hint}"
+            raise UserError(text, code="data.unknown_split")
         lengths = shard_lengths[name]
         first = _get_boundary(match["start"], 0, lengths, key)
         stop = _get_boundary(match["stop"], sum(lengths), lengths, key)

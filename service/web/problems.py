@@ -12,16 +12,29 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
 from service.web.rendering import render_page
+from utils.error_codes import find_code
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
 PROBLEM_TYPE = "application/problem+json"
 API = "/api/"
+_INVALID = "service.invalid_request"
+# Status -> code of a refusal without one of its own.
+_CODES = {
+    401: "service.not_signed_in",
+    403: "service.forbidden",
+    404: "service.not_found",
+    409: "service.conflict",
+    429: "service.busy",
+    500: "service.failed",
+    503: "service.busy",
+}
 
 
 class Problem(BaseModel):
     """Why a request was refused."""
 
+    type: str = Field(description="code of the error (docs/errors.md)")
     title: str = Field(description="phrase of the status, such as Not Found")
     status: int = Field(ge=400, le=599)
     detail: str = Field(description="one sentence: what is wrong, the rule and the way out")
@@ -35,9 +48,11 @@ class ServiceProblem(UserError):
         self.status = status
 
 
-def answer_problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+def answer_problem(
+    status: int, detail: str, headers: dict[str, str] | None = None, code: str = ""
+) -> Response:
     """Create the answer of a refusal for programs."""
-    problem = describe_problem(status, detail)
+    problem = describe_problem(status, detail, code)
     return Response(json.dumps(problem), status, headers, media_type=PROBLEM_TYPE)
 
 
@@ -61,9 +76,10 @@ def wants_page(path: str, accept: str) -> bool:
     return not path.startswith(API) and "text/html" in accept
 
 
-def describe_problem(status: int, detail: str) -> JsonObject:
+def describe_problem(status: int, detail: str, code: str = "") -> JsonObject:
     """Return a problem's fields; the sentence becomes one line."""
     return {
+        "type": code or _CODES.get(status, _INVALID),
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": " ".join(detail.split()),
@@ -87,7 +103,12 @@ def list_problems(*statuses: int) -> dict[int | str, JsonObject]:
 
 
 async def _handle_user_error(request: Request, error: Exception) -> Response:
-    return _answer(request, getattr(error, "status", 422), str(error))
+    status = getattr(error, "status", 422)
+    # A status of its own says more than the room that raised it.
+    own = getattr(error, "code", "")
+    return _answer(
+        request, status, str(error), code=own or ("" if status != 422 else find_code(error))
+    )
 
 
 async def _handle_http(request: Request, error: Exception) -> Response:
@@ -107,8 +128,12 @@ async def _handle_validation(request: Request, error: Exception) -> Response:
 
 
 def _answer(
-    request: Request, status: int, detail: str, headers: dict[str, str] | None = None
+    request: Request,
+    status: int,
+    detail: str,
+    headers: dict[str, str] | None = None,
+    code: str = "",
 ) -> Response:
     if not wants_page(request.url.path, request.headers.get("accept", "")):
-        return answer_problem(status, detail, headers)
+        return answer_problem(status, detail, headers, code)
     return answer_page(request, status, detail, headers)

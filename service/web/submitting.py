@@ -47,7 +47,7 @@ def submit(
     submission = read_request(parts, request)
     verdict = parts.checker.check(submission, parts.store)
     if verdict.error:
-        raise UserError(verdict.error)
+        raise UserError(verdict.error, code=verdict.code)
     if request.dry_run:
         return None, verdict
     try:

@@ -70,7 +70,8 @@ def check_changes(
         keys = ",".join(f'"{key}"' for key in refused)
         raise UserError(
             f"run.resume: the configuration has changed since the checkpoint was written: {words}; "
-            f"resume with the first values, or allow it by --run.allow_changes='[{keys}]'"
+            f"resume with the first values, or allow it by --run.allow_changes='[{keys}]'",
+            code="resume.changed_key",
         )
     return [
         f"{key} was {_show(old)}, is {_show(new)}"
@@ -116,7 +117,8 @@ def check_stream(
                 reason = "examples of this epoch would be repeated or missing"
             raise UserError(
                 f"run.resume: {words} since the checkpoint was written, so {reason}; resume with "
-                f"the first data and value, or allow it by --run.allow_changes='[\"{key}\"]'"
+                f"the first data and value, or allow it by --run.allow_changes='[\"{key}\"]'",
+                code="resume.changed_key",
             )
         lines.append(words)
     if not lines and then["dataset_files"] != now["dataset_files"]:

@@ -51,14 +51,14 @@ class Claim:
                 has_beaten = seen is not None and bool(owner)
                 seen, since = version, time.monotonic()
                 if has_beaten and since - began >= wait_s:
-                    raise UserError(explain(self.url, owner))
+                    raise UserError(explain(self.url, owner), code="run.busy")
             is_dead = is_of_this_machine(owner) and not is_running(owner)
             if not owner or is_dead or time.monotonic() - since >= self._patience_s:
                 if self._write(folder, version):
                     break
                 continue
             if is_of_this_machine(owner) and time.monotonic() - began >= wait_s:
-                raise UserError(explain(self.url, owner))
+                raise UserError(explain(self.url, owner), code="run.busy")
             if not announced:
                 get_logger().warning(
                     "waiting to see whether %s is alive, up to %.0f s",

@@ -56,7 +56,7 @@ class RunLock:
                 self._wait_for(file, deadline)
             owner = _read_owner(file)
             if _may_be_alive_elsewhere(owner, self.path):
-                raise UserError(explain(self.path.parent, owner))
+                raise UserError(explain(self.path.parent, owner), code="run.busy")
             if self._claim is not None:
                 self._claim.acquire(wait_s)
             if owner:
@@ -114,7 +114,7 @@ class RunLock:
         announced = False
         while not _try_lock(file):
             if time.monotonic() >= deadline:
-                raise UserError(explain(self.path.parent, _read_owner(file)))
+                raise UserError(explain(self.path.parent, _read_owner(file)), code="run.busy")
             if not announced:
                 get_logger().warning("waiting for %s to end", name_owner(_read_owner(file)))
                 announced = True
@@ -144,7 +144,7 @@ def refuse_if_owned(folder: Path, wait_s: float = _WAIT_S) -> None:
     deadline = time.monotonic() + wait_s
     while owner := find_owner(folder):
         if time.monotonic() >= deadline:
-            raise UserError(explain(folder, owner))
+            raise UserError(explain(folder, owner), code="run.busy")
         time.sleep(0.2)
 
 

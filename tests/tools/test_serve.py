@@ -111,7 +111,7 @@ def ask_everything(client: ServiceClient, folder: Path) -> None:
     for ask in (client.show_job, client.read_log, client.stop, client.reopen, client.show_sweep):
         with pytest.raises(ServiceRefusal) as refused:
             ask("nothing")
-        assert refused.value.status == 404
+        assert (refused.value.status, refused.value.code) == (404, "service.not_found")
     (artifact,) = [one for one in run["artifacts"] if one["path"] == "metrics.jsonl"]
     client.download("digits/seed1", artifact["id"], folder / "metrics.jsonl")
     assert (folder / "metrics.jsonl").stat().st_size == artifact["bytes"]

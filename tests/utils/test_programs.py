@@ -69,7 +69,7 @@ def test_any_other_error_is_not_hidden():
 def test_help_keeps_the_lines_of_the_docstring():
     parser = create_program_parser("Does it.\n\n    python -m x --a\n", prog="python -m x")
     assert "\n\n    python -m x --a\n" in parser.format_help()
-    assert parser.format_help().startswith("usage: python -m x [-h]\n")
+    assert parser.format_help().startswith("usage: python -m x [-h] [--errors {text,json}]\n")
 
 
 def test_a_wrong_flag_gives_one_line_and_code_2_for_verbs_too(capsys):

@@ -15,11 +15,11 @@ def check_config(config: RunConfig) -> None:
     for name, value, info in _iterate_set_keys(config, ""):
         clash = next((other for other in info.excludes if _holds(config, other)), None)
         if clash:
-            raise UserError(f"{name} ({value!r}) and {clash} exclude each other; keep one of them")
+            text = f"{name} ({value!r}) and {clash} exclude each other; keep one of them"
+            raise UserError(text, code="config.conflict", key=name, value=value)
         if info.needs and not any(_holds(config, need) for need in info.needs):
-            raise UserError(
-                f"{name} ({value!r}) needs {' or '.join(info.needs)}; set it or remove {name}"
-            )
+            text = f"{name} ({value!r}) needs {' or '.join(info.needs)}; set it or remove {name}"
+            raise UserError(text, code="config.conflict", key=name, value=value)
     _check_distillation(config)
     _check_views(config)
     _check_optimizer(config)

@@ -22,7 +22,7 @@ ALIASES: dict[str, list[str]] = {
 # Words for None of an optional key, and for the default of a list or mapping.
 _NONE_WORDS = ("none", "null", "~", "")
 # Flags that are not keys.
-_ONCE = ("config", "preset")
+_ONCE = ("config", "preset", "errors")
 _SWITCHES = ("print-config",)
 _KEY_OF = {alias: key for key, aliases in ALIASES.items() for alias in aliases}
 
@@ -58,18 +58,17 @@ def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def refuse_unknown_flag(token: str) -> NoReturn:
-    """Raise a `UserError` that names the most similar flag."""
-    name = token.partition("=")[0].removeprefix("--")
+    """Raise a `UserError` that names the key of another trainer's flag, or the most similar one."""
     if not token.startswith("--"):
         raise UserError(f"command line: {token!r} follows no flag; write --KEY VALUE")
-    name = name.replace("-", "_")
-    foreign = find_foreign_hint(name)
-    if foreign:
-        raise UserError(f"unknown flag {token.partition('=')[0]}; {foreign}")
-    hint = get_near_keys(name, [*iterate_keys(), *_ONCE, *_SWITCHES, *_KEY_OF])
-    if hint.startswith("did you mean"):
-        hint = hint.replace("'", "").replace("mean ", "mean --").replace(" or ", " or --")
-    raise UserError(f"unknown flag {token.partition('=')[0]}; {hint}")
+    flag = token.partition("=")[0]
+    name = flag.removeprefix("--").replace("-", "_")
+    hint = find_foreign_hint(name)
+    if not hint:
+        hint = get_near_keys(name, [*iterate_keys(), *_ONCE, *_SWITCHES, *_KEY_OF])
+        if hint.startswith("did you mean"):
+            hint = hint.replace("'", "").replace("mean ", "mean --").replace(" or ", " or --")
+    raise UserError(f"unknown flag {flag}; {hint}", code="config.unknown_flag", key=flag)
 
 
 def find_foreign_hint(flag: str) -> str:

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from utils.config.foreign_flags import AMP
 from utils.config.keys import Key, find_keys, iterate_keys
-from utils.errors import get_hint, get_near_names
+from utils.errors import UserError, get_hint, get_near_names
 
 # Error type of pydantic -> rule; pydantic's numbers and choices are filled in.
 _RULES = {
@@ -36,8 +36,8 @@ _OWN_RULES = {"profile.steps": "write FIRST-LAST, as 20-25"}
 _VALUE_RULES = {("runtime.precision", "amp"): f"choose {AMP}"}
 
 
-def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
-    """Return the first error of a validation in one line, and its location."""
+def explain(error: ValidationError) -> tuple[UserError, tuple[str | int, ...]]:
+    """Return the first error of a validation, in one line, and its location."""
     problems = error.errors()
     # A misspelled key explains a missing one.
     misspelled = [item for item in problems if item["type"] in ("extra_forbidden", "invalid_key")]
@@ -45,12 +45,15 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
     place = problem["loc"]
     key = ".".join(str(part) for part in place)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}; {_hint_key(place, problem['input'])}", place
+        text = f"unknown key {key}; {_hint_key(place, problem['input'])}"
+        return UserError(text, code="config.unknown_key", key=key), place
     if problem["type"] == "invalid_key":
         section = ".".join(str(part) for part in place[:-1])
-        return f"{section} has the number {place[-1]} for a key; {_POINT}", place
+        text = f"{section} has the number {place[-1]} for a key; {_POINT}"
+        return UserError(text, code="config.unknown_key", key=section), place
     if problem["type"] == "missing":
-        return f"{key} is missing; set it", place
+        text = f"{key} is missing; set it"
+        return UserError(text, code="config.missing_key", key=key), place
     rule = _VALUE_RULES.get((key, str(problem["input"]).lower()), _OWN_RULES.get(key))
     if rule is None and problem["type"] in _RULES:
         # 1 for 1.0
@@ -63,7 +66,8 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
     if _COMMA.fullmatch(str(problem["input"])):
         rule = f"{rule}; {_POINT}"
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}", place
+    text = f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}"
+    return UserError(text, code="config.invalid_value", key=key, value=problem["input"]), place
 
 
 def describe_key(key: Key) -> str:

@@ -33,6 +33,7 @@ from utils.config.sections import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.own_code import NO_CODE, OwnCode, import_modules
+from utils.programs import ERROR_FORMS, ERRORS_FLAG
 
 _EPILOG = """\
 Set keys in the YAML file of --config or on the command line (--a.b=v or --a.b v). Precedence:
@@ -64,7 +65,8 @@ class _ConfigParser(argparse.ArgumentParser):
     """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"command line: {message}; see python main.py --help")
+        text = f"command line: {message}; see python main.py --help"
+        raise UserError(text, code="usage.invalid")
 
 
 def load_config(argv: Sequence[str], *, imports: bool = True) -> RunConfig:
@@ -137,6 +139,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--config", metavar="FILE", default=None, help="YAML file of the run")
     presets = ", ".join(list_presets())
     add("--preset", metavar="NAME", default=None, help=f"preset that overrides the file: {presets}")
+    add(ERRORS_FLAG, choices=ERROR_FORMS, default="text", help="form of an error on stderr")
     add(
         *("--print-config", "--print_config"),
         action="store_true",
@@ -234,9 +237,9 @@ def _validate(values: JsonObject, layers: Sequence[Layer] = ()) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        message, place = explain(error)
+        refusal, place = explain(error)
         origin = find_origin(layers, place)
         known = {layer.origin for layer in layers} - {COMMAND_LINE}
         if len(known) > 1 and origin not in (COMMAND_LINE, DEFAULT):
-            message += f" (in {origin})"
-        raise UserError(message) from error
+            refusal.args = (f"{refusal} (in {origin})",)
+        raise refusal from error

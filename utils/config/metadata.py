@@ -125,5 +125,6 @@ def check_devices(device: str, **sections: ConfigSection) -> None:
             if value == devices.value if devices.value else value != field.default:
                 raise UserError(
                     f"{prefix}.{name} ({value!r}) works on {' and '.join(devices.names)}, not on "
-                    f"{device!r}: {devices.why}"
+                    f"{device!r}: {devices.why}",
+                    code="config.unsupported",
                 )

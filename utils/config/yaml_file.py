@@ -9,6 +9,8 @@ import yaml
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
+UNREADABLE = "config.unreadable_file"
+
 
 def read_yaml(path: str, reason: str) -> JsonObject:
     """Read the sections of a file; a UserError begins with the `reason`, such as --config."""
@@ -20,7 +22,8 @@ def read_yaml(path: str, reason: str) -> JsonObject:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         problem = _describe_problem(error, text)
-        raise UserError(f"{reason} {path} is not valid YAML: {problem}") from error
+        text = f"{reason} {path} is not valid YAML: {problem}"
+        raise UserError(text, code=UNREADABLE) from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -45,7 +48,7 @@ def _read_text(path: str, reason: str) -> str:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(
-            f"{reason} {path}: {error.strerror or error}; use a readable YAML file"
+            f"{reason} {path}: {error.strerror or error}; use a readable YAML file", code=UNREADABLE
         ) from error
     try:
         return content.decode("utf-8-sig")
@@ -53,7 +56,8 @@ def _read_text(path: str, reason: str) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
             f"{reason} {path}: byte 0x{content[error.start]:02x} in line {line} is not UTF-8; save "
-            "the file as UTF-8"
+            "the file as UTF-8",
+            code=UNREADABLE,
         ) from error
 
 

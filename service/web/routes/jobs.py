@@ -91,7 +91,9 @@ def submit_run(
 ) -> answers.SubmitAnswer:
     """Check a run as main.py does and queue it; with `dry_run` only check it."""
     job, verdict = submit(parts, asker, request)
-    return answers.SubmitAnswer(job=job, **vars(verdict))
+    return answers.SubmitAnswer(
+        job=job, run=verdict.run, config_hash=verdict.config_hash, lines=list(verdict.lines)
+    )
 
 
 def find_job(parts: Service, job_id: str) -> JobView:

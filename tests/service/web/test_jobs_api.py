@@ -101,11 +101,24 @@ def test_an_invalid_submission_is_refused_in_one_sentence(app, checked, body, wo
     assert checked == []
 
 
+def test_the_type_of_a_refusal_is_the_code_that_main_prints(app, capsys):
+    for key, value, code in (
+        ("optim.lrr", 1, "config.unknown_key"),
+        ("optim.lr", -1, "config.invalid_value"),
+        ("train.early_stop_min_delta", 1, "config.conflict"),
+    ):
+        body = {"config": CONFIG, "overrides": {key: value}}
+        answer = make_client(app, "submit").post("/api/v1/submit", json=body)
+        assert (answer.status_code, answer.json()["type"]) == (422, code)
+    assert app.state.service.queue.list() == []
+
+
 def test_submissions_that_main_refuses_are_refused_with_its_message(app, monkeypatch):
-    verdict = Verdict("0" * 12, "smoke/x", (), "data.name: no such data")
+    verdict = Verdict("0" * 12, "smoke/x", (), "data.name: no such data", "data.refused")
     monkeypatch.setattr(app.state.service.checker, "check", lambda *_: verdict)
     answer = make_client(app, "submit").post("/api/v1/submit", json={"config": CONFIG})
     assert (answer.status_code, answer.json()["detail"]) == (422, "data.name: no such data")
+    assert answer.json()["type"] == "data.refused"
     assert app.state.service.queue.list() == []
 
 

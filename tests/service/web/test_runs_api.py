@@ -11,6 +11,7 @@ from store.query.tags import change_tags
 from store.record.runs import Run
 from tests.service.web.apps import make_app, make_client, make_store
 from tests.support.stored_runs import make_run
+from utils.error_codes import ERROR_CODES
 from utils.storage.places import open_folder
 
 
@@ -71,7 +72,8 @@ def test_an_invalid_query_is_a_typed_problem_in_one_sentence(client, path, statu
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/problem+json"
     problem = answer.json()
-    assert problem["status"] == status
+    assert problem["status"] == status and problem["type"] in ERROR_CODES
+    assert status != 404 or problem["type"] == "service.not_found"
     assert words in problem["detail"] and "\n" not in problem["detail"]
 
 

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, TypeVarTuple
 import psutil
 
 from utils.config.execution import RuntimeSection
+from utils.error_codes import find_code
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from utils.own_code import NO_CODE, OwnCode, import_modules
 
@@ -61,6 +62,7 @@ class Failure:
     text: str
     time: float
     trace: str = ""
+    code: str = ""  # of a user's error
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ def record_failure(rank: int, error: BaseException) -> int:
     text = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     failure = Failure(rank, kind, " ".join(text.split()), time.time(), trace)
+    if kind == "user":
+        failure = replace(failure, code=find_code(error))
     folder = os.environ.get(RECORDS)
     if folder and Path(folder).is_dir():
         path = Path(folder) / f"rank_{rank}.json"
@@ -205,7 +209,7 @@ def raise_cause(failures: Sequence[Failure]) -> None:
     order = tuple(_VERBS)
     cause = min(primary or failures, key=lambda item: (item.time, order.index(item.kind)))
     if cause.kind == "user":
-        raise UserError(cause.text)
+        raise UserError(cause.text, code=cause.code)
     if cause.trace and cause.kind == "error":
         sys.stderr.write(cause.trace)
     raise GroupError(f"rank {cause.rank} {_VERBS[cause.kind]}: {cause.text}")
