@@ -18,6 +18,7 @@ _RANKS = "ranks come from torchrun or --runtime.num_processes; leave it out"
 # Flag, with underscores -> the key that it is here, maybe with a value or a remark; or the end of
 # a sentence that says what has its place.
 FOREIGN_FLAGS: dict[str, str] = {
+    "ThreeAugment": f"{_IN_TRAIN_PP}three_augment(0.3)",
     "aa": f"{_IN_TRAIN_PP}{_RANDAUG} for rand-m9-mstd0.5-inc1",
     "adjust_lr": "optim.base_lr, which is scaled with the batch",
     "amp": f"runtime.precision={AMP}",
@@ -90,6 +91,7 @@ FOREIGN_FLAGS: dict[str, str] = {
     "native_amp": f"runtime.precision={AMP}",
     "nb_classes": "model.num_classes",
     "num_classes": "model.num_classes",
+    "num_cores": "runtime.num_processes, by default one for each chip",
     "num_workers": "data.threads: input needs threads, not processes",
     "opt_betas": "optim.betas",
     "opt_eps": "optim.eps",
@@ -117,7 +119,6 @@ FOREIGN_FLAGS: dict[str, str] = {
     "target_key": "data.label_key",
     "teacher_model": "teacher",
     "test_only": "eval, with --resume RUN",
-    "three_augment": f"{_IN_TRAIN_PP}three_augment(0.3)",
     "torchcompile": "runtime.compile",
     "torchscript": "runtime.compile",
     "tpu": "runtime.device=xla, or tpu with torch_tpu; auto finds the chips",
