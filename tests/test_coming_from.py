@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,6 +120,12 @@ def test_a_flag_from_there_leads_to_what_the_row_says(row, flag):
     named = re.findall(r"[a-z]+\.[a-z_]+|\w+(?=\()|\bflip_lr\b", hint)
     named += [_KEY_OF[word] for word in re.findall(r"--(\w+)", hint) if word in _KEY_OF]
     assert any(word in row.text for word in named), (hint, row.text)
+
+
+def test_results_of_benchmarks_are_ignored_by_git():
+    command = ["git", "check-ignore", "results/resnet50/metrics.json", ".cluster_name"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == command[2:]
 
 
 def test_the_tables_are_whole():
