@@ -18,33 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.hosts import HOSTS
 from utils.json_types import JsonValue, load_json
 from utils.programs import CommandLine, create_program_parser, prepare_file
 from utils.storage.json_files import write_json
 
-
-@dataclass(frozen=True)
-class TpuVm:
-    """A TPU VM."""
-
-    chips: int  # those of the virtual machine, not of the slice
-    vcpus: int
-    machine: str  # Google Cloud's machine type
-
-
-# vCPUs: Google's machine types of the TPU families, as its documentation of v5e ("VM types") and
-# the table of GKE's autoscaler have them, read in November 2026.
-HOSTS = {
-    "v3-8": TpuVm(4, 96, "ct3-hightpu-4t"),
-    "v4-8": TpuVm(4, 240, "ct4p-hightpu-4t"),
-    "v5e-1": TpuVm(1, 24, "ct5lp-hightpu-1t"),
-    "v5e-4": TpuVm(4, 112, "ct5lp-hightpu-4t"),
-    "v5e-8": TpuVm(8, 224, "ct5lp-hightpu-8t"),
-    "v5p-8": TpuVm(4, 208, "ct5p-hightpu-4t"),
-    "v6e-1": TpuVm(1, 44, "ct6e-standard-1t"),
-    "v6e-4": TpuVm(4, 180, "ct6e-standard-4t"),
-    "v6e-8": TpuVm(8, 180, "ct6e-standard-8t"),
-}
 # Modes of tools.benchmark_input that are this project's own input.
 _OWN = ("pipeline", "store_jpeg", "store_uint8", "store_uint8_crop")
 

@@ -1,4 +1,4 @@
-"""The TPU compiler's report on a submission, on demand, and the expected cost of the run.
+"""The TPU compiler's report on a submission, on demand.
 
 A compilation takes minutes and a whole core, so one program works at a time, beside the service.
 Its report is stored among the store's reports, where the pages of runs find it again.
@@ -22,17 +22,11 @@ from pathlib import Path
 from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
 from service.jobs.submission import Submission
-from store.quality.calibration import hash_step
-from store.quality.costs import DevicePrice, compute_cost, find_price
 from store.quality.trends import keep_report
-from store.query.record import RunRecord
-from store.record.attempts import count_devices, read_hardware
-from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.places import is_remote, to_path
 
-PRICES_FILE = "prices.yaml"
 _LIMIT_S = 900.0
 _STEPS = re.compile(r"\b([\d,]+) steps of\b")
 _MOST_KEPT = 64
@@ -46,23 +40,6 @@ class Estimate:
     began: float
     report: JsonObject | None = None
     error: str = ""
-
-
-@dataclass(frozen=True)
-class Bill:
-    """Expected cost of a run."""
-
-    basis: str  # origin of the hours
-    device: str
-    devices: int
-    hours: float
-    usd_per_hour: float | None
-
-    @property
-    def usd(self) -> float | None:
-        """Devices times hours times the price; None without a price."""
-        price = self.usd_per_hour
-        return None if price is None else self.devices * self.hours * price
 
 
 class Estimator:
@@ -151,54 +128,6 @@ def read_steps(lines: Sequence[str]) -> int | None:
     """Read the optimizer steps of a run from the lines of its check; None if no line has them."""
     match = next(filter(None, map(_STEPS.search, lines)), None)
     return int(match[1].replace(",", "")) if match else None
-
-
-def bill_by_runs(
-    config: RunConfig,
-    records: Sequence[RunRecord],
-    steps: int | None,
-    prices: Sequence[DevicePrice],
-) -> Bill | None:
-    """Compute the cost from the newest complete run of the same step; None without such a run.
-
-    Args:
-      records: the most recently started first.
-      steps: of the new run; None if equal to those of the old one.
-    """
-    values = config.model_dump(mode="json")
-    wanted = (hash_step(values), values["data"]["global_batch_size"])
-    for record in records:
-        done = record.facts.final_up_to_step or 0
-        mine = (hash_step(record.config), record.config.get("data.global_batch_size"))
-        if not record.is_complete or not done or mine != wanted:
-            continue
-        hardware = read_hardware(record.facts, record.attempts[-1] if record.attempts else {})
-        devices = count_devices(hardware)
-        share = (steps or done) / done
-        hours = compute_cost(record, prices).device_hours
-        if hours is not None:
-            name = f"as {record.path} took, step by step"
-            return _make_bill(name, hardware, devices, hours / devices * share, prices)
-    return None
-
-
-def bill_by_estimate(
-    report: JsonObject, steps: int | None, devices: int, prices: Sequence[DevicePrice]
-) -> Bill | None:
-    """Compute the cost from the compiler's estimate of a step; None if it has none."""
-    if not report.get("step_ms") or steps is None:
-        return None
-    hours = steps * report["step_ms"]["estimate"] / 1000 / 3600
-    basis = "by the compiler's estimate of a step: without input, evaluations and checkpoints"
-    return _make_bill(basis, {"hardware": report["device"]}, devices, hours, prices)
-
-
-def _make_bill(
-    basis: str, hardware: JsonObject, devices: int, hours: float, prices: Sequence[DevicePrice]
-) -> Bill:
-    price = find_price(hardware, time.time(), prices)
-    device = str(hardware.get("hardware") or hardware.get("device") or "unknown")
-    return Bill(basis, device, devices, hours, price.usd_per_device_hour if price else None)
 
 
 def _name(submission: Submission, target: str) -> str:

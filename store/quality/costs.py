@@ -17,7 +17,10 @@ from store.query.timeline import compute_time, list_attempts
 from store.record.attempts import count_devices, read_hardware
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.places import is_remote, to_path
 
+# The user's own prices, in a store.
+PRICES_FILE = "prices.yaml"
 _DEVICE_KEYS = ("chip", "hardware", "device")
 
 
@@ -58,6 +61,14 @@ def read_prices(path: Path) -> list[DevicePrice]:
             f"--prices {path}: {key or 'the file'}: {first['msg'].lower()}; write a list of "
             "{device, since, usd_per_device_hour}"
         ) from error
+
+
+def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
+    """Read the user's own prices beside the runs, and why there are none, or empty."""
+    if is_remote(store):
+        return [], f"own prices are read only from {PRICES_FILE} in a store on this machine"
+    path = to_path(store) / PRICES_FILE
+    return (read_prices(path), "") if path.is_file() else ([], f"for your own put {path} there")
 
 
 def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:

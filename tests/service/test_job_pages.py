@@ -10,13 +10,14 @@ import pytest
 import yaml
 
 from service.checker import Checker, Verdict
-from service.estimates import Estimate, Estimator, bill_by_estimate, bill_by_runs, read_steps
+from service.estimates import Estimate, Estimator, read_steps
 from service.jobs.files import ROOT, append_event, open_queue
 from service.jobs.submission import Submission
 from service.web.views.frame import show_time
 from service.web.views.submit import make_groups, read_overrides
 from service.web.views.sweeps import make_intervals
 from store.compare.rows import describe_divergence
+from store.quality.bill import bill_by_estimate, bill_by_runs
 from store.quality.costs import DevicePrice
 from store.quality.trends import keep_report
 from store.query.record import RunRecord
@@ -239,18 +240,18 @@ def test_an_estimate_uses_a_run_with_the_same_step(store):
     )
     prices = [DevicePrice(device="cpu", since="2020-01-01", usd_per_device_hour=0.5)]
     records = [RunRecord(folder), RunRecord(store / "digits" / "slow0")]
-    bill = bill_by_runs(config, records, 16, prices)
+    bill = bill_by_runs(values, records, 16, prices)
     assert (bill.devices, bill.hours, bill.usd) == (2, 4.0, 4.0)
-    assert bill_by_runs(config, records[1:], 16, prices) is None
+    assert bill_by_runs(values, records[1:], 16, prices) is None
     (folder / "attempts.jsonl").unlink()  # then the hours of that run are unknown
-    assert bill_by_runs(config, [RunRecord(folder)], 16, prices) is None
+    assert bill_by_runs(values, [RunRecord(folder)], 16, prices) is None
 
 
 def test_an_estimate_by_the_compiler_is_steps_times_step_time():
-    report = {"step_ms": {"estimate": 36.0}, "device": "TPU v5 lite"}
+    report = {"step_ms": {"lower": 18.0, "estimate": 36.0}, "device": "TPU v5 lite"}
     prices = [DevicePrice(device="TPU*", since="2020-01-01", usd_per_device_hour=2.0)]
     bill = bill_by_estimate(report, 100_000, 8, prices)
-    assert (bill.hours, bill.usd) == (1.0, 16.0)
+    assert (bill.hours, bill.usd, bill.bound_hours) == pytest.approx((1.0, 16.0, 0.5))
     assert bill_by_estimate(report, None, 8, prices) is None
     assert bill_by_estimate({"step_ms": None}, 5, 8, prices) is None
     assert bill_by_estimate(report, 10, 8, []).usd is None

@@ -6,13 +6,15 @@ from service import estimates
 from service.checker import Verdict
 from service.web.serving import Service
 from service.web.views.frame import format_bytes
+from store.quality import costs
+from store.quality.bill import bill_by_estimate, bill_by_runs
 from store.quality.calibration import Verdicts, find_verdict, measure_step
-from store.quality.costs import DevicePrice, read_prices
+from store.quality.costs import DevicePrice
+from store.quality.list_prices import read_price_list
 from store.query.record import RunRecord
 from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage.places import is_remote, to_path
 
 # Most runs that are searched for the time of the same step.
 _MOST_RUNS = 50
@@ -44,25 +46,25 @@ def show_bills(
     steps = estimates.read_steps(verdict.lines)
     selector = parts.runs.create_selector()
     paths = selector.select_paths(f'experiment="{config.run.experiment}" and status=complete')
-    bills = [estimates.bill_by_runs(config, selector.open(paths[:_MOST_RUNS]), steps, prices)]
+    bills = [
+        bill_by_runs(
+            config.model_dump(mode="json"), selector.open(paths[:_MOST_RUNS]), steps, prices
+        )
+    ]
     if estimate is not None and estimate.report is not None:
         report = estimate.report
         devices = max(1, config.data.global_batch_size // max(1, report["examples_per_chip"]))
-        bills.append(estimates.bill_by_estimate(report, steps, devices, prices))
+        bills.append(bill_by_estimate(report, steps, devices, prices))
     return {"bills": [bill for bill in bills if bill is not None], "bill_note": note}
 
 
 def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
     """Read the prices beside the runs, and a note on what is missing or wrong, or empty."""
-    if is_remote(store):
-        return [], f"Prices are read only from {estimates.PRICES_FILE} in a store on this machine."
-    path = to_path(store) / estimates.PRICES_FILE
-    if not path.is_file():
-        return [], f"To see a price, put {estimates.PRICES_FILE} into the store; see docs/store.md."
     try:
-        return read_prices(path), ""
+        prices, note = costs.read_store_prices(store)
     except UserError as error:
         return [], str(error)
+    return prices, f"Without own prices: {read_price_list().describe()}; {note}." if note else ""
 
 
 def make_verdict(record: RunRecord, verdicts: Verdicts) -> tuple[str, list[tuple[str, ...]]] | None:
