@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from job.check import check
 from job.metric_writer import LostRunError
 from job.replica import run
-from job.summary import describe_job
+from job.summary import describe_bill, describe_job, plan_job
 from utils.checkpoint.files import CheckpointError
 from utils.endings import GraphBudgetError, NonFiniteError, NonFiniteEvaluationError
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
@@ -34,7 +34,7 @@ def start(config: RunConfig, device: str) -> int:
     """Check a configuration on the host, then run it on a runtime; return the exit code."""
     job = check(config, device)
     if config.run.check_only:
-        for line in (*describe_job(job), *job.start):
+        for line in (*describe_job(job), *job.start, *describe_bill(plan_job(job))):
             sys.stdout.write(f"{line}\n")
         sys.stdout.write("all checks passed; no device was used and nothing was written\n")
         return 0

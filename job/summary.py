@@ -3,18 +3,113 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from typing import TYPE_CHECKING
 
 from datasets import create_source
+from job.spec import count_eval_steps, count_steps
+from store.quality.bill import RunWork
+from store.quality.costs import read_store_prices
+from store.quality.goodput import ASSUMED_RESUME_S, Interruptions
+from store.quality.list_prices import ON_DEMAND, OWN
+from store.quality.slices import (
+    Assumptions,
+    Load,
+    SlicePlan,
+    describe_plans,
+    find_cheapest,
+    list_slices,
+    plan_slices,
+)
+from store.quality.trends import read_verdicts
+from tasks.work import StepWork, measure_step
 from utils.checkpoint.files import CheckpointError
 from utils.checkpoint.find import read_best_step
+from utils.errors import UserError
 from utils.runtime.choice import find_planned_ranks
 from utils.runtime.start import get_start
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from engine import Plan, TrainState
     from job.spec import Job
+    from utils.config.load import RunConfig
+    from utils.json_types import JsonObject
+
+# Assumed of the copy from a device to its host, for which a checkpoint holds the loop.
+COPY_GIB_PER_S = 1.0
+_MOST_CHIPS = 32
+_FORWARD_SHARE = 1 / 3  # of a training step, where FLOPs are unknown
+
+
+def create_load(config: RunConfig, step: StepWork, examples: Mapping[str, int]) -> Load:
+    """Describe a run for the plan of its slices; `examples` are those of its splits by role."""
+    data, train = config.data, config.train
+    batch = data.global_batch_size
+    steps_per_epoch = max(1, examples["train"] // batch)
+    steps = train.steps or train.epochs * steps_per_epoch
+    every = train.checkpoint_every_steps or count_steps(
+        train.checkpoint_every_epochs, steps_per_epoch
+    )
+    share = _FORWARD_SHARE
+    if step.train_flops and step.eval_flops:
+        share = step.eval_flops / step.train_flops
+    size = data.eval_batch_size or batch
+    work = RunWork(
+        steps=steps,
+        batch=batch,
+        evaluations=-(-steps // count_eval_steps(train, steps_per_epoch)),
+        eval_batches=-(-examples["eval"] // size),
+        eval_share=share * size / batch,
+        checkpoints=math.ceil(steps / every),
+        held_s=step.checkpoint_bytes / 2**30 / COPY_GIB_PER_S,
+    )
+    return Load(
+        values=config.model_dump(mode="json"),
+        work=work,
+        epochs=steps / steps_per_epoch,
+        parts=train.known_parts if train.known_parts > 1 else None,
+        train_flops=step.train_flops,
+        state_bytes=step.state_bytes,
+        checkpoint_bytes=step.checkpoint_bytes,
+        example_bytes=step.example_bytes,
+    )
+
+
+def plan_job(job: Job) -> list[SlicePlan]:
+    """Plan a run on rented slices on demand, without a compiler; empty if nothing is known."""
+    config = job.config
+    if config.run.eval_only:
+        return []
+    try:
+        own, _ = read_store_prices(config.run.output_dir)
+        load = create_load(config, measure_step(config, job.facts), job.facts.dataset.num_examples)
+    except UserError:
+        return []
+    assumptions = Assumptions(
+        own,
+        terms=(ON_DEMAND, OWN),
+        interruptions=Interruptions(resume_s=ASSUMED_RESUME_S),
+        verdicts=read_verdicts(config.run.output_dir),
+    )
+    return plan_slices(load, list_slices(_MOST_CHIPS), assumptions)
+
+
+def describe_bill(plans: list[SlicePlan]) -> list[str]:
+    """Describe the bill in a line; empty if none is known."""
+    best = describe_plans(plans)
+    return [f"bill: {'; '.join(best)}; python -m tools.plan has all"] if best else []
+
+
+def find_bill(plans: list[SlicePlan]) -> JsonObject | None:
+    """Return the cheapest bill for other programs; None if none is known."""
+    best = find_cheapest(plans)
+    if best is None:
+        return None
+    plan, bill = best
+    return {"slice": plan.slice.name, "hours": bill.hours, "usd": bill.usd, "basis": bill.basis}
 
 
 def describe_job(job: Job, devices: int | None = None) -> list[str]:

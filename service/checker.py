@@ -47,6 +47,7 @@ class Verdict:
     lines: tuple[str, ...]  # device, model, data and directory, for people
     error: str  # the line with which `main.py` would refuse it; empty if it may be queued
     code: str = ""  # of the error
+    bill: JsonObject | None = None  # the cheapest on a rented slice; None if unknown
 
 
 class Checker:
@@ -73,8 +74,9 @@ class Checker:
             self._places.release()
         digest = hash_config(values, get_resume_rules())
         run = f"{config.run.experiment}/{config.run.run_id}"
-        lines = tuple(answer.get("lines", ()))
-        return Verdict(digest, run, lines, answer.get("error", ""), answer.get("code", ""))
+        lines, error = tuple(answer.get("lines", ())), answer.get("error", "")
+        code, bill = answer.get("code", ""), answer.get("bill")
+        return Verdict(digest, run, lines, error, code, bill)
 
     def close(self) -> None:
         """End the checking program."""

@@ -29,13 +29,15 @@ def main() -> int:
 
 def _check(values: JsonObject) -> JsonObject:
     from job.check import check
-    from job.summary import describe_job
+    from job.summary import describe_bill, describe_job, find_bill, plan_job
     from utils.config.load import validate_config
     from utils.runtime.choice import choose_device
 
     try:
         config = validate_config(values)
-        return {"lines": describe_job(check(config, choose_device(config.runtime)))}
+        job = check(config, choose_device(config.runtime))
+        plans = plan_job(job)
+        return {"lines": describe_job(job) + describe_bill(plans), "bill": find_bill(plans)}
     except UserError as error:
         return {"error": " ".join(str(error).split()), "code": find_code(error)}
     except Exception as error:  # a model's own code may raise anything; `main.py` would end with it

@@ -23,6 +23,7 @@ FLOORS = {
     "utils.patterns": 0,
     "utils.processor": 0,
     "utils.generations": 0.2,
+    "utils.hosts": 0.2,
     "utils.storage": 0.5,
     "utils.programs": 0.7,
     "utils.config": 1,
@@ -220,7 +221,7 @@ def _check_web(node: ast.stmt, name: str, library: str) -> Iterator[tuple[int, s
 
 
 # What a job may know of tasks: the table of them and what they have in common.
-_TASK_SEAM = ("tasks.protocol",)
+_TASK_SEAM = ("tasks.protocol", "tasks.work")
 
 
 def _knows_a_kind(room: str, target: str) -> bool:

@@ -16,13 +16,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from service.checker import Checker
+from service.checker import Checker, Verdict
 from service.jobs.files import open_queue
 from service.jobs.slots import parse_slots
 from service.jobs.starters import ColdStarter, create_starter
@@ -77,12 +78,27 @@ def plan(options: argparse.Namespace) -> int:
     with hurry():
         control = _open(options)
         due = control.list_due()
-        _check(control, due)
+        bill = sum_bills([verdict.bill for verdict in _check(control, due)])
         states = control.list()
         if not states:  # Optuna chooses one trial after another: this is the first
             states = [TrialState(trial, MISSING, None, "", "", "") for trial in due]
-        _show(options, control, states)
+        _show(options, control, states, {"bill": bill})
+    if bill is not None and not options.json:
+        print(
+            f"bill: {bill['trials']} trials, each on its cheapest slice ({bill['slices']}), "
+            f"{bill['hours']:.3g} h, USD {bill['usd']:,.2f} on demand"
+        )
     return 0
+
+
+def sum_bills(bills: Sequence[JsonObject | None]) -> JsonObject | None:
+    """Sum the bills of trials; None unless all are known."""
+    known = [bill for bill in bills if bill is not None]
+    if not known or len(known) < len(bills):
+        return None
+    sums = {name: math.fsum(bill[name] for bill in known) for name in ("hours", "usd")}
+    slices = ", ".join(sorted({bill["slice"] for bill in known}))
+    return {"trials": len(known), "slices": slices, **sums}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -187,9 +203,9 @@ def _launch(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(control: SweepControl, trials: Sequence[Trial]) -> None:
+def _check(control: SweepControl, trials: Sequence[Trial]) -> Sequence[Verdict]:
     with contextlib.closing(Checker()) as checker:
-        control.check(checker, trials)
+        return control.check(checker, trials)
 
 
 def _end(control: SweepControl, slots: Sequence[str], starter: ColdStarter) -> int:
@@ -209,10 +225,16 @@ def _print_state(state: TrialState) -> None:
     sys.stderr.write(f"{state.run} {state.trial.describe()}: {state.state}{value}{reason}\n")
 
 
-def _show(options: argparse.Namespace, control: SweepControl, states: Sequence[TrialState]) -> None:
+def _show(
+    options: argparse.Namespace,
+    control: SweepControl,
+    states: Sequence[TrialState],
+    more: JsonObject | None = None,
+) -> None:
     table = tabulate_sweep(control.spec, states)
     if options.json:
         record = {"sweep": control.spec.name, "store": control.queue.store, "table": asdict(table)}
+        record |= more or {}
         print_json({**record, "trials": [_describe(state) for state in states]})
         return
     console = create_console()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from service.checker import Checker
+from service.checker import Checker, Verdict
 from service.jobs.dispatcher import Dispatcher, DispatcherBusyError
 from service.jobs.files import JobQueue
 from service.jobs.starters import ColdStarter
@@ -57,13 +57,16 @@ class SweepControl:
             return [plan.make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
         return [state.trial for state in states if state.state in (MISSING, "failed", "stopped")]
 
-    def check(self, checker: Checker, trials: Sequence[plan.Trial]) -> None:
+    def check(self, checker: Checker, trials: Sequence[plan.Trial]) -> Sequence[Verdict]:
         """Check each trial as `main.py --check` does; UserError for the first that is refused."""
+        verdicts = []
         for number, trial in enumerate(trials, 1):
             verdict = checker.check(plan.make_submission(self.spec, trial), self.queue.store)
+            verdicts.append(verdict)
             if verdict.error:
                 name = f"trial {number} of {len(trials)} ({trial.describe()})"
                 raise UserError(f"{name}: {verdict.error}")
+        return verdicts
 
     def begin(self) -> None:
         """Store the sweep's file, submit missing trials, and reopen failed or stopped ones."""

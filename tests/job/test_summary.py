@@ -27,6 +27,9 @@ def check(capsys, tmp_path, *flags, device="cpu") -> list[str]:
 
 def test_check_prints_what_would_run_and_writes_nothing(capsys, tmp_path):
     told = check(capsys, tmp_path, "--epochs=2", "--run.run_id=a", "--runtime.precision=bf16")
+    bill = told.pop(-2)
+    assert bill.startswith("bill: cheapest: v") and bill.endswith("python -m tools.plan has all")
+    assert "USD " in bill and " h (bound " in bill and "counted FLOPs" in bill
     assert told == [
         "device: cpu; 1 rank, bf16",
         "model: vit_tiny_patch16_224, 3,850 parameters, 10 classes, images of 8 x 8 x 1",

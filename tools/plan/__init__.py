@@ -1,0 +1,1 @@
+"""Hours and money of a run on each slice, before it starts."""
