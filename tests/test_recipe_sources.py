@@ -19,7 +19,15 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import RandomResizedCrop
 
-from proofs.tables.recipe_table import DOCUMENT, format_page, list_recipes, read_source
+from proofs.tables.recipe_table import (
+    DOCUMENT,
+    format_cost,
+    format_page,
+    list_recipes,
+    read_costs,
+    read_source,
+    read_sources,
+)
 from tests.support.recipe_measures import MEASURES, Recipe, measure
 from tests.support.recipe_ops import complete_timm_policy
 from tests.test_configs import get_flags
@@ -310,4 +318,15 @@ def test_every_measured_name_is_stated_by_a_recipe():
 
 def test_the_results_page_matches_the_recipes():
     """source.paper, source.code, source.commit and source.published are written nowhere else."""
-    assert (ROOT / DOCUMENT).read_text(encoding="utf-8") == format_page()
+    assert (ROOT / DOCUMENT).read_text(encoding="utf-8") == format_page(read_costs())
+
+
+@pytest.mark.parametrize("name", ["imagenet/resnet50", "kd/cifar100_dkd"])
+def test_the_costs_are_those_of_the_plan(name):
+    assert format_cost(name, read_sources()[name]) in read_costs()
+
+
+def test_every_published_result_has_a_cost():
+    published = [name for name, source in read_sources().items() if source.published]
+    assert len(published) >= 15
+    assert [row.partition("`")[2].partition("`")[0] for row in read_costs()] == published

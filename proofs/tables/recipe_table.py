@@ -9,12 +9,15 @@ with what this program writes.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import yaml
 
+from store.quality.goodput import ASSUMED_RESUME_S, Interruptions
+from store.quality.list_prices import read_price_list
 from utils.config.layers import merge_layers, read_layers
 from utils.config.sections import SourceSection
 from utils.json_types import JsonValue
@@ -37,6 +40,21 @@ written by `python -m proofs.tables.recipe_table`.
 The figures are the publications' own. None of these recipes was run here. Names are keys of the
 configuration or properties of the built run ([recipes.md](recipes.md#recipes-as-data)).
 """
+SHOWN = ("v5litepod-8", "v6e-8")
+_CHIPS = 8
+_COSTS = """
+## What a published result costs here
+
+Hours and USD on demand by `python -m tools.plan` ([plan.md](plan.md)), counted and not measured:
+the estimate and its range of whole runs without preemptions, a start of 5 minutes, at list prices
+read on {read}. Dispatch by the host is not in it, which is most of a step on images of 32 pixels,
+nor are stored outputs and teachers that are trained first. The last column names what a run has
+otherwise than the source; the reasons stand below.
+"""
+_COST_HEADER = """
+| recipe | v5litepod-8, hours | USD | v6e-8, hours | USD | faithful |
+|---|---:|---:|---:|---:|---|
+"""
 _EVERYWHERE = """\
 ## What holds for all of them
 
@@ -56,7 +74,53 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_page() -> None:
-    (ROOT / DOCUMENT).write_text(format_page(), encoding="utf-8")
+    published = {name: source for name, source in read_sources().items() if source.published}
+    costs = [format_cost(name, source) for name, source in published.items()]
+    (ROOT / DOCUMENT).write_text(format_page(costs), encoding="utf-8")
+
+
+def read_sources() -> dict[str, SourceSection]:
+    """Read the sources of all recipes by name."""
+    return {
+        path.relative_to(CONFIGS).with_suffix("").as_posix(): read_source(path)
+        for path in list_recipes()
+    }
+
+
+def read_costs() -> list[str]:
+    """Read the rows of the table of costs from the page, as it was last written."""
+    text = (ROOT / DOCUMENT).read_text(encoding="utf-8")
+    _, _, below = text.partition(_COST_HEADER)
+    rows = itertools.takewhile(lambda line: line.startswith("|"), below.splitlines())
+    return list(rows)
+
+
+def format_cost(name: str, source: SourceSection) -> str:
+    """Format what a recipe costs by the plan: hours and USD on demand, and what differs."""
+    from store.quality.list_prices import ON_DEMAND
+    from store.quality.slices import Assumptions, list_slices, plan_slices
+    from tools.plan.loads import find_cpu_ms, measure_load
+    from utils.config.load import load_config
+
+    config = load_config(["--config", str(CONFIGS / f"{name}.yaml")])
+    cpu_ms, _ = find_cpu_ms(config)
+    assumptions = Assumptions(
+        terms=(ON_DEMAND,),
+        interruptions=Interruptions(resume_s=ASSUMED_RESUME_S),
+        cpu_ms=cpu_ms,
+    )
+    slices = [item for item in list_slices(_CHIPS) if item.name in SHOWN]
+    cells: list[str] = []
+    for plan in plan_slices(measure_load(config, {}, {}), slices, assumptions):
+        bill = next(iter(plan.bills), None)
+        if bill is None:
+            cells += [plan.refusal or "not counted", "-"]
+            continue
+        span = f"{bill.low_hours:.3g} to {bill.high_hours:.3g}"
+        cells += [f"{bill.hours:.3g} ({span})", f"{bill.usd:,.0f}"]
+    count = len(source.differs)
+    faithful = f"but for {', '.join(source.differs)}" if count else "in all that is stated"
+    return f"| [`{name}`](#{_anchor(name)}) | {' | '.join(cells)} | {faithful} |"
 
 
 def list_recipes() -> list[Path]:
@@ -72,15 +136,13 @@ def read_source(path: Path) -> SourceSection:
     )
 
 
-def format_page() -> str:
-    """Format the whole page."""
-    sources = {
-        path.relative_to(CONFIGS).with_suffix("").as_posix(): read_source(path)
-        for path in list_recipes()
-    }
+def format_page(costs: Sequence[str]) -> str:
+    """Format the whole page; `costs` are the rows of `format_cost`."""
+    sources = read_sources()
     published = {name: source for name, source in sources.items() if source.published}
     others = {name: source for name, source in sources.items() if not source.published}
     parts = [_HEAD, "## Published figures\n", *_format_table(published, "published, not run here")]
+    parts += [_COSTS.format(read=read_price_list().read), _COST_HEADER.strip(), *costs]
     parts += ["\n## Without a published figure\n", *_format_table(others, "after")]
     parts += ["", _EVERYWHERE, "## What differs from the source\n"]
     for name, source in sources.items():

@@ -125,7 +125,7 @@ def find_fastest(
 
 def describe_bill(name: str, bill: Bill) -> str:
     """Describe a bill in a line: hours with their range, money with its term."""
-    range_h = f"bound {bill.bound_hours:.2g}, range {bill.low_hours:.2g} to {bill.high_hours:.2g}"
+    range_h = f"bound {bill.bound_hours:.3g}, range {bill.low_hours:.3g} to {bill.high_hours:.3g}"
     money = "no price is known"
     if bill.usd is not None:
         place = f" in {bill.rental.region}" if bill.rental.region else ""

@@ -22,24 +22,12 @@ from models.factory import create_model
 from optim_factory import Schedule, create_optimizer, create_schedule, get_warmup_steps, scale_lr
 from tests.support.drop_path_rates import get_drop_path_rates
 from tests.support.recipe_ops import Op, describe_pixels, read_augmentation, read_crop, read_view
+from tools.plan.loads import CLASSES
+from tools.plan.loads import EXAMPLES as SPLITS
 from utils.config.load import RunConfig
 from utils.ema import Averaging
 
-# Examples of the splits that recipes use, and classes: TFDS's own counts.
-EXAMPLES = {
-    ("imagenet2012", "train"): 1_281_167,
-    ("cifar10", "train"): 50_000,
-    ("cifar100", "train"): 50_000,
-    ("oxford_iiit_pet", "train"): 3_680,
-    ("digits", "train"): 1_197,
-}
-CLASSES = {
-    "imagenet2012": 1000,
-    "cifar10": 10,
-    "cifar100": 100,
-    "oxford_iiit_pet": 37,
-    "digits": 10,
-}
+EXAMPLES = {(n, split): count for n, splits in SPLITS.items() for split, count in splits.items()}
 _TOKENS = re.compile(r"(^|\.)(pos_embed|cls_token|dist_token|reg_token)$")
 
 
