@@ -79,7 +79,7 @@ def create_load(config: RunConfig, step: StepWork, examples: Mapping[str, int]) 
 
 
 def plan_job(job: Job) -> list[SlicePlan]:
-    """Plan a run on rented slices on demand, without a compiler; empty if nothing is known."""
+    """Plan a run on rented slices on demand, by counts; empty without any."""
     config = job.config
     if config.run.eval_only:
         return []

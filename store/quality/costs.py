@@ -64,7 +64,7 @@ def read_prices(path: Path) -> list[DevicePrice]:
 
 
 def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
-    """Read the user's own prices beside the runs, and why there are none, or empty."""
+    """Read the user's own prices beside the runs, and how to give some, or empty."""
     if is_remote(store):
         return [], f"own prices are read only from {PRICES_FILE} in a store on this machine"
     path = to_path(store) / PRICES_FILE

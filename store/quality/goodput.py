@@ -24,7 +24,7 @@ ASSUMED_RESTART_S, ASSUMED_RESUME_S = 600.0, 300.0
 
 @dataclass(frozen=True)
 class Interruptions:
-    """Assumptions on preemptions; without a rate there are none."""
+    """Assumptions on preemptions; without a rate nothing is preempted."""
 
     per_day: float = 0.0  # of one slice, at random with a constant rate
     restart_s: float = 0.0  # until a new machine is ready; not paid for

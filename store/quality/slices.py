@@ -114,7 +114,7 @@ def find_cheapest(plans: Sequence[SlicePlan]) -> tuple[SlicePlan, Bill] | None:
 def find_fastest(
     plans: Sequence[SlicePlan], usd: float | None = None
 ) -> tuple[SlicePlan, Bill] | None:
-    """Find the bill that ends first, of those within a budget; None if there is none."""
+    """Find the bill that ends first, of those within a budget; None if all cost more."""
     kept = [
         pair
         for pair in list_bills(plans)

@@ -136,7 +136,7 @@ def find_measured(
     """Find seconds of this very step in finished runs, by generation and number of devices."""
     values = config.model_dump(mode="json")
     wanted = (hash_step(values), config.data.global_batch_size)
-    found: dict[tuple[str, int], tuple[float, str]] = {}
+    times: dict[tuple[str, int], tuple[float, str]] = {}
     for record in records:
         if (hash_step(record.config), record.config.get("data.global_batch_size")) != wanted:
             continue
@@ -144,8 +144,8 @@ def find_measured(
         chip = str(hardware.get("chip") or hardware.get("hardware") or "").removeprefix("TPU ")
         step_s = measure_step(record)
         if step_s is not None:
-            found.setdefault((chip, count_devices(hardware)), (step_s, record.path))
-    return found
+            times.setdefault((chip, count_devices(hardware)), (step_s, record.path))
+    return times
 
 
 def measure_pauses(records: list[RunRecord]) -> tuple[float, float] | None:
