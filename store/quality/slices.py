@@ -39,7 +39,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class TpuSlice:
+class RentedSlice:
     """A slice that may be rented."""
 
     name: str  # accelerator type
@@ -71,7 +71,7 @@ class Assumptions:
 class SlicePlan:
     """A run on one slice."""
 
-    slice: TpuSlice
+    slice: RentedSlice
     refusal: str  # why it does not fit; empty if it does
     examples: int = 0  # of a step on one device
     parts: int = 1
@@ -82,10 +82,12 @@ class SlicePlan:
     has_no_end: bool = False  # a preemption is nearly sure before the first checkpoint
 
 
-def list_slices(most_chips: int) -> list[TpuSlice]:
+def list_slices(most_chips: int) -> list[RentedSlice]:
     """List all slices up to a number of chips, the oldest generation first."""
     slices = [
-        TpuSlice(f"{row.prefix}-{number}", row, number // (_CORES if row.counts == "cores" else 1))
+        RentedSlice(
+            f"{row.prefix}-{number}", row, number // (_CORES if row.counts == "cores" else 1)
+        )
         for row in LAUNCHED
         for number in row.numbers
     ]
@@ -93,7 +95,7 @@ def list_slices(most_chips: int) -> list[TpuSlice]:
 
 
 def plan_slices(
-    load: Load, slices: Sequence[TpuSlice], assumptions: Assumptions
+    load: Load, slices: Sequence[RentedSlice], assumptions: Assumptions
 ) -> list[SlicePlan]:
     """Plan a run on each slice."""
     step = hash_step(load.values)
@@ -143,7 +145,7 @@ def describe_plans(plans: Sequence[SlicePlan]) -> list[str]:
     ]
 
 
-def _plan(load: Load, item: TpuSlice, assumptions: Assumptions, step: str) -> SlicePlan:
+def _plan(load: Load, item: RentedSlice, assumptions: Assumptions, step: str) -> SlicePlan:
     batch = load.work.batch
     if batch % item.devices:
         return SlicePlan(item, f"a batch of {batch} on {item.devices} devices")
@@ -190,7 +192,7 @@ def _plan(load: Load, item: TpuSlice, assumptions: Assumptions, step: str) -> Sl
 
 
 def _find_verdict(
-    item: TpuSlice, examples: int, verdicts: Verdicts, step: str
+    item: RentedSlice, examples: int, verdicts: Verdicts, step: str
 ) -> JsonObject | None:
     keys = ((item.generation.name, chips, examples, step) for chips in (item.devices, 1))
     return next((verdicts[key] for key in keys if key in verdicts), None)
@@ -214,7 +216,11 @@ def _choose_parts(load: Load, examples: int, usable: float) -> tuple[int | None,
 
 
 def _time_step(
-    load: Load, item: TpuSlice, examples: int, verdict: JsonObject | None, assumptions: Assumptions
+    load: Load,
+    item: RentedSlice,
+    examples: int,
+    verdict: JsonObject | None,
+    assumptions: Assumptions,
 ) -> StepTime | None:
     """Return the time of a step: of a finished run, else the compiler's, else by FLOPs."""
     row = item.generation

@@ -16,8 +16,8 @@ from store.quality.list_prices import check_region, find_chip_prices, list_missi
 from store.quality.slices import (
     Assumptions,
     Load,
+    RentedSlice,
     SlicePlan,
-    TpuSlice,
     list_slices,
     plan_slices,
 )
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
         print("\n".join(list_budget(load, plans, options.budget)))
 
 
-def choose_slices(options: argparse.Namespace) -> list[TpuSlice]:
+def choose_slices(options: argparse.Namespace) -> list[RentedSlice]:
     """Return the slices of the flags; UserError for one that does not exist."""
     if not options.slices:
         return list_slices(options.max_chips)
