@@ -21,8 +21,9 @@ from big_vision.input.batches import Batch
 from big_vision.input.batches import ImageBatch as ImageBatch
 from big_vision.input.batches import TokenBatch as TokenBatch
 from big_vision.input.batches import VectorBatch as VectorBatch
+from big_vision.input.mixture import MixSource, create_sampling
 from big_vision.input.order import ShardSpec
-from big_vision.input.sampling import create_sampling, require_labels
+from big_vision.input.sampling import require_labels
 from big_vision.input.selection import Choice, Selection, check_splits
 from big_vision.input.source import SPLIT_KEYS, ExampleFacts, Known, Reader, Reading, Role, Source
 from utils.errors import UserError
@@ -70,7 +71,9 @@ class DatasetFacts:
 
 
 def create_source(data: DataSection, known: Known | None = None) -> Source[Selection]:
-    """Create the source of data.source; it reads nothing yet."""
+    """Create the source of data.source, or of data.mix in training; it reads nothing yet."""
+    if data.mix:
+        return MixSource(data, known or {}, lambda member: create_source(member, known))
     return SOURCES.get(data.source)(data, known or {})
 
 
@@ -92,6 +95,8 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
         Choice(f"data.{SPLIT_KEYS[role]}", getattr(data, SPLIT_KEYS[role]), selection)
         for role, selection in selections.items()
     ]
+    if isinstance(source, MixSource):
+        choices[0] = Choice("data.mix", source.title, selections["train"])
     check_splits(choices[0], choices[1:])
     train = selections["train"]
     _check_order(data, source)
@@ -286,11 +291,13 @@ class Loader:
 def _check_order(data: DataSection, source: Source[Selection]) -> None:
     """Refuse keys of the exact order with another one."""
     order = source.choose_order()
-    for key, value in (("repeats", data.repeats > 1), ("sample_weights", data.sample_weights)):
-        if value and order != "exact":
+    for key in ("repeats", "sample_weights", "mix") if order != "exact" else ():
+        value = getattr(data, key)
+        if value != type(data).model_fields[key].default:
+            words = f" ({value})" if key != "mix" else ""
             raise UserError(
-                f"data.{key} ({getattr(data, key)}) needs data.order=exact, got {order}; set it, "
-                f"or remove data.{key}"
+                f"data.{key}{words} needs data.order=exact, got {order}; set it, or remove "
+                f"data.{key}"
             )
 
 

@@ -40,6 +40,7 @@ class Job:
 _LATER: JsonObject = {
     "repeats": 1,
     "sample_weights": [],
+    "mix": [],
     "mix_mode": "pair",
     "mix_off_epoch": None,
     "erasing_mode": "const",

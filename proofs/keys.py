@@ -16,7 +16,7 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from utils.config.data import EvalSection
+from utils.config.data import EvalSection, MixSection
 from utils.config.distill import LossTerm, TeacherSection
 from utils.config.keys import get_neutral_keys, get_resume_rules
 from utils.config.metadata import ConfigSection, read_key_info
@@ -29,6 +29,7 @@ PAGE, ERROR_PAGE = DOCS / "keys.md", DOCS / "errors.md"
 # Sections whose elements stand in a list, by the list's key.
 ELEMENTS = {
     "data.evals[]": EvalSection,
+    "data.mix[]": MixSection,
     "distill.losses[]": LossTerm,
     "distill.teachers[]": TeacherSection,
 }

@@ -14,7 +14,13 @@ from store.record.history import read_metrics
 from tools.cache_teacher import main as store
 
 ROOT = Path(__file__).resolve().parents[1]
-FORMS = {"sampled": ("--data.sample_weights={'0': 5, '1': 0}",)}
+FORMS = {
+    "sampled": ("--data.sample_weights={'0': 5, '1': 0}",),
+    "mixed": (
+        "--data.mix=[{split: 'train[:300]', weight: 3}, {split: 'train[300:]', "
+        "pp: 'decode(channels=1)|resize(8)|value_range(-1, 1)'}]",
+    ),
+}
 
 
 def list_flags(digits_root, config: str, form: str) -> list[str]:

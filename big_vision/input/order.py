@@ -123,6 +123,17 @@ class ExactOrder:
     spec: ShardSpec
     seed: int
     sampling: Sampling | None = None
+    # Number of the first example among those that are drawn, of which others are left out
+    first: int | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of examples that are read together: a member's mean share of a batch."""
+        size = self.spec.rank_batch_size
+        if self.first is None or self.sampling is None:
+            return size
+        own = self.sampling.weights[self.first : self.first + self.num_examples]
+        return max(1, round(size * float(own.sum() / self.sampling.weights.sum())))
 
     def get_epoch(self, epoch: int, start: int) -> tuple[np.ndarray, np.ndarray]:
         """Return [n], [n] int64: the epoch's examples after `start` global ones, and their epochs.
@@ -135,8 +146,11 @@ class ExactOrder:
             order, copies = get_exact_copies(self.num_examples, spec, self.seed, epoch, start)
             return order, epoch * repeats + copies
         drawn, draws = self.sampling.draw(self.seed, epoch)
-        places, copies = _get_places(self.num_examples, spec, start)
-        return drawn[places], (epoch * self.sampling.most + draws[places]) * repeats + copies
+        places, copies = _get_places(len(drawn), spec, start)
+        examples = drawn[places] - (self.first or 0)
+        epochs = (epoch * self.sampling.most + draws[places]) * repeats + copies
+        own = (examples >= 0) & (examples < self.num_examples)
+        return examples[own], epochs[own]
 
 
 def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:

@@ -114,7 +114,7 @@ class Pipeline:
     def batches(self, elements: tf.data.Dataset) -> tf.data.Dataset:
         """Return preprocessed batches: `image`, `label`, `index`, and `ok` if examples may fail."""
         examples = self.process(elements, tolerant=self.spec.tolerant)
-        batches = examples.batch(self.spec.shard.rank_batch_size)
+        batches = examples.batch(self.spec.order.batch_size)
         options = tf.data.Options()
         options.autotune.enabled = False
         options.deterministic = True

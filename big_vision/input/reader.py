@@ -195,7 +195,7 @@ class TensorFlowReader(Reader):
 
     def _cut_batch(self, indices: tf.data.Dataset, number: int) -> np.ndarray:
         """Return [b, 2]: epoch and index of each element of a batch."""
-        size = self._spec.shard.rank_batch_size
+        size = self._spec.order.batch_size
         batch = next(iter(indices.skip(number * size).take(size).batch(size)))
         return np.stack([batch["epoch"].numpy(), batch["index"].numpy()], axis=1)
 

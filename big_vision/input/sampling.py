@@ -1,22 +1,15 @@
-"""Weights of examples in the draws of an epoch, by the keys of `data`."""
+"""Weights of examples in the draws of an epoch, by their classes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from big_vision.input.images.class_weights import count_labels, resolve_class_weights
-from big_vision.input.order import Sampling
 from big_vision.input.selection import ImageSelection, Selection
 from big_vision.input.source import Source
 from utils.errors import UserError
 
 _KEY = "data.sample_weights"
-
-
-def create_sampling(source: Source[Selection], selection: Selection) -> Sampling | None:
-    """Create the draws of a training split; None if each example comes once in an epoch."""
-    weights = _weigh_by_class(source, selection)
-    return None if weights is None else Sampling(weights)
 
 
 def require_labels(source: Source[Selection], selection: Selection, key: str) -> np.ndarray:
@@ -29,7 +22,7 @@ def require_labels(source: Source[Selection], selection: Selection, key: str) ->
     return labels
 
 
-def _weigh_by_class(source: Source[Selection], selection: Selection) -> np.ndarray | None:
+def weigh_by_class(source: Source[Selection], selection: Selection) -> np.ndarray | None:
     """Return [num_examples] float64, the weights of the examples' classes; None without any."""
     given = source.data.sample_weights
     if not given:

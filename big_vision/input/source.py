@@ -45,10 +45,12 @@ class Reading:
     seed: int  # of the order
     augmentation: int = 0  # another number draws other augmentations of the same examples
     sampling: Sampling | None = None  # of training; None: each example once in an epoch
+    # Number of the first example among those of `sampling`; None if it draws no others
+    first: int | None = None
 
     def create_order(self, num_examples: int) -> ExactOrder:
         """Create the exact order of the examples, which a reader must follow."""
-        return ExactOrder(num_examples, self.shard, self.seed, self.sampling)
+        return ExactOrder(num_examples, self.shard, self.seed, self.sampling, self.first)
 
 
 class Reader(Protocol):

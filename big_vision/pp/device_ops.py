@@ -48,20 +48,23 @@ def split_device_ops(spec: str, image_key: str = "image") -> tuple[str, Normalis
     return "|".join(section.text for section in sections), final.normalisation
 
 
-def require_equal_ranges(train_pp: str, eval_pp: str, key: str = "data.eval_pp") -> None:
+def require_equal_ranges(
+    train_pp: str, eval_pp: str, key: str = "data.eval_pp", train_key: str = "data.train_pp"
+) -> None:
     """Raise a UserError for strings with different value ranges in evaluation and training.
 
     Args:
       key: of the second string.
+      train_key: of the first one.
 
     Raises:
       UserError: a string does not end with a value range, or the two ranges differ.
     """
-    train = require_range(train_pp, "data.train_pp")
+    train = require_range(train_pp, train_key)
     evaluation = require_range(eval_pp, key)
     if not _are_equal(train.normalisation, evaluation.normalisation):
         raise UserError(
-            f"{key} ends with {evaluation.text} but data.train_pp with {train.text}, so the model "
+            f"{key} ends with {evaluation.text} but {train_key} with {train.text}, so the model "
             "would see other numbers there than in training; end both alike"
         )
 

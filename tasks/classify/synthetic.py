@@ -54,6 +54,9 @@ class SyntheticClassify(SyntheticRun):
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         """Return the run on synthetic images; `by_trial` runs train_pp if it names no size."""
         config = self._config
+        if config.data.mix:  # its first dataset stands for all
+            first = next(iter(config.data.train_strings.values()))
+            config = change(config, data={"mix": (), "train_pp": first})
         self._image = find_image_shape(config)
         if self._image is None and by_trial:
             self._image = _try_preprocessing(config)
@@ -186,6 +189,7 @@ def describe_synthetic_data(
         "eval_pp": _keep_device_op(config.data.eval_pp),
         "evals": (),
         "sample_weights": (),
+        "mix": (),
         **SYNTHETIC_SPLITS,
     }
 

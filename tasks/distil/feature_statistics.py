@@ -22,6 +22,7 @@ from torch import nn
 
 from losses.features.affine import AffineMap, create_channel_map, create_phi_s_map
 from models.teachers.teacher import get_teacher_sections, hash_teacher
+from utils.config.keys import get_stream_values
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -42,7 +43,7 @@ _SEEN = tuple(("data", key) for key in ("train_pp", "random_erasing", "erasing_m
 _SEEN += (("data", "sample_weights"),)
 _SEEN += (("train", "mixup_alpha"), ("train", "cutmix_alpha"))
 # Values of files from before their keys.
-_SEEN_BEFORE: JsonObject = {"data.erasing_mode": "const", "data.sample_weights": []}
+_SEEN_BEFORE: JsonObject = {"data.erasing_mode": "const", "data.sample_weights": [], "data.mix": []}
 
 
 class Moments:
@@ -116,7 +117,10 @@ def describe_source(config: RunConfig) -> JsonObject:
     dumped = config.model_dump(mode="json")
     return {
         "teachers": [hash_teacher(section) for section in sections],
-        "seen": {f"{section}.{key}": dumped[section][key] for section, key in _SEEN},
+        "seen": {
+            **{f"{section}.{key}": dumped[section][key] for section, key in _SEEN},
+            "data.mix": get_stream_values(config)["mix"],
+        },
         "dataset": config.data.name,
     }
 

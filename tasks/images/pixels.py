@@ -84,12 +84,14 @@ class ImageTask(CachedTask[ImageBatch, TeacherT]):
 
 def check_strings(config: RunConfig) -> None:
     """Refuse invalid strings, and other scales of pixels in evaluation than in training."""
-    require_valid_spec(config.data.train_pp, "data.train_pp")
-    require_valid_spec(config.data.eval_pp, "data.eval_pp")
+    strings = config.data.train_strings
+    for key, spec in {**strings, "data.eval_pp": config.data.eval_pp}.items():
+        require_valid_spec(spec, key)
     if config.run.eval_only:
         require_range(config.data.eval_pp, "data.eval_pp")
-    else:
-        require_equal_ranges(config.data.train_pp, config.data.eval_pp)
+        return
+    for key, spec in strings.items():
+        require_equal_ranges(spec, config.data.eval_pp, train_key=key)
 
 
 def check_pairs(config: RunConfig, examples: int, devices: int) -> None:

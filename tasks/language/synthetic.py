@@ -41,5 +41,5 @@ class SyntheticLanguage(SyntheticRun):
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         """Return the run on sequences of as many tokens, in windows of data.sequence_length."""
         name = f"noise,symbols={self.vocabulary},num_examples={examples}"
-        data = {"source": "sequences", "name": name, "root": "", **SYNTHETIC_SPLITS}
+        data = {"source": "sequences", "name": name, "root": "", "mix": (), **SYNTHETIC_SPLITS}
         return change(self._config, data=data)

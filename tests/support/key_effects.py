@@ -50,6 +50,14 @@ ELSEWHERE = {
         "run.imports": "test_two_processes_train_own_parts",
         "run.import_dir": "test_images_distil_by_an_own_loss_model_and_teacher",
     },
+    "tests/big_vision/test_input_mixture.py": dict.fromkeys(
+        (
+            "data.mix",
+            *(f"data.mix[].{name}" for name in ("name", "weight", "pp", "source", "root")),
+            *(f"data.mix[].{name}" for name in ("split", "image_key", "label_key")),
+        ),
+        "test_each_key_of_a_member_decides_its_examples",
+    ),
     "tests/test_start_weights.py": {
         "run.init_rename": "test_mismatched_weights_are_named_by_patterns",
         "model.reset_head": "test_another_number_of_classes_starts_a_new_head",

@@ -24,7 +24,7 @@ _RECIPE = (
     *("optim.name", "optim.lr", "optim.base_lr", "optim.schedule", "optim.warmup_epochs"),
     *("optim.weight_decay", "optim.max_grad_norm", "optim.freeze", "optim.unfreeze"),
     *("optim.lr_factors", "optim.decay_factors", "model.lora", "data.global_batch_size"),
-    *("data.repeats", "data.sample_weights", "train.class_weights"),
+    *("data.repeats", "data.mix", "data.sample_weights", "train.class_weights"),
     *("data.train_pp", "train.epochs", "train.steps", "train.task_loss"),
     *("train.label_smoothing", "train.mixup_alpha", "train.cutmix_alpha", "train.ema"),
     *("model.drop_rate", "model.drop_path_rate", "model.weights", "run.init_from"),

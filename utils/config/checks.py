@@ -161,6 +161,11 @@ def _check_distillation(config: RunConfig) -> None:
 
 def _check_views(config: RunConfig) -> None:
     distill, train, strong_pp = config.distill, config.train, config.data.strong_pp
+    if strong_pp and any(member.pp for member in config.data.mix):
+        raise UserError(
+            "data.mix pp is not supported with data.strong_pp, the one string of all second views; "
+            "remove one of them"
+        )
     if distill.peer_args and distill.peer == "self":
         raise UserError(
             "distill.peer_args is not supported with distill.peer=self, which has the student's "

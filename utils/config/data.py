@@ -41,6 +41,21 @@ class EvalSection(ConfigSection):
     every: int = key(1, "evaluate at every Nth evaluation of the run, and at the last one", ge=1)
 
 
+class MixSection(ConfigSection):
+    """A dataset of a mixture that a run trains on; defaults are those of `data`."""
+
+    name: str = key("", "as data.name")
+    weight: float = key(
+        1.0, "share of the draws, relative to the weights of the other datasets", gt=0
+    )
+    pp: str = key("", "as data.train_pp, with the same value range")
+    source: str = key("", "as data.source")
+    root: str = key("", "as data.root", is_path=True)
+    split: str = key("", "as data.train_split")
+    image_key: str = key("", "as data.image_key")
+    label_key: str = key("", "as data.label_key")
+
+
 class DataSection(ConfigSection):
     """The data of a run."""
 
@@ -167,6 +182,13 @@ class DataSection(ConfigSection):
         stream="sample_weights",
         tasks=IMAGE_TASKS,
     )
+    mix: tuple[MixSection, ...] = key(
+        (),
+        "datasets to train on together, drawn by weights, such as [{name: a, weight: 3}, {name: b, "
+        "pp: ...}]; data.name is evaluated on; empty: train on data.name",
+        stream="mix",
+        tasks=(*IMAGE_TASKS, "language"),
+    )
     shuffle_gib: float = key(
         1.0, "GiB to shuffle in, order=sharded", gt=0, resume="between_epochs", stream="shuffle_gib"
     )
@@ -199,3 +221,10 @@ class DataSection(ConfigSection):
         stream="erasing_mode",
         tasks=IMAGE_TASKS,
     )
+
+    @property
+    def train_strings(self) -> dict[str, str]:
+        """The preprocessing strings of training by their keys."""
+        own = {f"data.mix[{n}].pp": member.pp for n, member in enumerate(self.mix) if member.pp}
+        is_shared = len(own) < len(self.mix) or not self.mix
+        return {"data.train_pp": self.train_pp, **own} if is_shared else own

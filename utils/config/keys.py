@@ -82,8 +82,15 @@ def get_stream_values(config: RunConfig) -> JsonObject:
     for key in get_keys().values():
         if key.stream:
             section, _, name = key.name.partition(".")
-            entries.setdefault(key.stream, []).append(values[section][name])
+            entries.setdefault(key.stream, []).append(_drop_roots(values[section][name]))
     return {entry: group if len(group) > 1 else group[0] for entry, group in entries.items()}
+
+
+def _drop_roots(value: JsonValue) -> JsonValue:
+    """Return a list of sections without their roots: data may move."""
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        return value
+    return [{name: inner for name, inner in item.items() if name != "root"} for item in value]
 
 
 def _is_section(annotation: object) -> TypeGuard[type[ConfigSection]]:
