@@ -142,8 +142,9 @@ def test_each_key_of_a_member_decides_its_examples(root, tmp_path):
     assert read(split="train[:9]") != base
     assert read(source="synthetic", name=SYNTHETIC) != base
     assert read(root=str(tmp_path)) == base
-    assert read(label_key="id")[1] != base[1]
-    for wrong in ({"root": "/nowhere"}, {"name": "other"}, {"image_key": "img"}):
+    # An `id` has no number of classes, so it cannot be theirs.
+    wrongs = ({"root": "/nowhere"}, {"name": "other"}, {"image_key": "img"}, {"label_key": "id"})
+    for wrong in wrongs:
         with pytest.raises(UserError, match=r"^data\.mix\[1\] \("):
             read(**wrong)
 
