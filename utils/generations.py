@@ -51,11 +51,6 @@ class Generation:
     def hbm_gb_per_s(self) -> float:
         return self.chip_gb_per_s / self.devices_per_chip
 
-    @property
-    def ranks_per_chip(self) -> int:
-        """Devices that a run sees in a chip: it sees both cores of v4 as one."""
-        return 1 if self.name == "v4" else self.devices_per_chip
-
 
 @dataclass(frozen=True)
 class TpuSlice:

@@ -209,5 +209,5 @@ def _rent(hardware: JsonObject, devices: int, prices: Sequence[DevicePrice]) -> 
         return Rental(name, devices, None)
     # The compiler counts cores, a run the devices that it sees.
     row, by_compiler = GENERATIONS[chip], "generation" in hardware
-    per_chip = row.devices_per_chip if by_compiler else row.ranks_per_chip
+    per_chip = row.devices_per_chip if by_compiler else row.seen_per_chip
     return Rental(name, devices, listed[0].usd / per_chip, listed[0].term, listed[0].region)

@@ -224,7 +224,7 @@ def _time_step(
 ) -> StepTime | None:
     """Return the time of a step: of a finished run, else the compiler's, else by FLOPs."""
     row = item.generation
-    taken = assumptions.measured.get((row.name, item.chips * row.ranks_per_chip))
+    taken = assumptions.measured.get((row.name, item.chips * row.seen_per_chip))
     if taken is not None:
         return StepTime.exact(taken[0], f"measured in {taken[1]}")
     if verdict is not None and verdict.get("step_ms"):
