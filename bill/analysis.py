@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TOP = 20
 _BUFFERS = 12
 _LARGE = 2**20
-_COPIES = ("copy", "transpose")
+COPIES = ("copy", "transpose")
 # Custom calls that only rename memory.
 _RENAMING = ("ConcatBitcast", "X64Split", "X64Combine", "Sharding", "AssumeGatherIndicesInBound")
 _ROLES = (
@@ -164,7 +164,7 @@ def list_groups(instructions: list[Instruction]) -> list[Group]:
 
 def get_role(instruction: Instruction) -> str:
     """Classify an instruction by its purpose."""
-    if instruction.opcode in _COPIES:
+    if instruction.opcode in COPIES:
         return "layout copies"
     origin = read_origin(instruction.op_name)
     if origin.role.startswith("teacher"):
@@ -271,7 +271,7 @@ def _find_copies(instructions: list[Instruction]) -> list[Fault]:
     groups: dict[str, list[Instruction]] = {"layout copies": [], "packed qkv copies": []}
     for instruction in instructions:
         is_large = any(a.bytes >= _LARGE for a in instruction.arrays)
-        if instruction.opcode in (*_COPIES, "slice") and is_large:
+        if instruction.opcode in (*COPIES, "slice") and is_large:
             path = read_origin(instruction.op_name).path
             is_packed = re.search(r"attn(\.(qkv|[qk]_norm))?$", path) and _is_packed(instruction)
             groups["packed qkv copies" if is_packed else "layout copies"].append(instruction)

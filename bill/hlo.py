@@ -51,6 +51,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _NAME = re.compile(r'op_name="([^"]*)"')
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
+_TILE = re.compile(r"([\d,]+):T\(([\d,]+)\)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|body|to_apply|branch_computations)=\{?%?([\w.\-]+)")
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
@@ -59,11 +60,16 @@ _CONDITION_LIMIT = re.compile(r"constant\((\d+)\)")
 
 @dataclass(frozen=True)
 class Array:
-    """One array of a result: element type, sizes, whether it lies in HBM."""
+    """One array of a result: element type, sizes, whether it lies in HBM.
+
+    Args:
+      tiled: sizes as they are stored, rounded up to the tiles of the layout; empty: as they are.
+    """
 
     dtype: str
     sizes: tuple[int, ...]
     in_hbm: bool
+    tiled: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -74,6 +80,11 @@ class Array:
     def bytes(self) -> int:
         """Bytes without padding."""
         return self.elements * BYTES.get(self.dtype, 4)
+
+    @property
+    def padded_bytes(self) -> int:
+        """Bytes with the padding of tiles."""
+        return math.prod(self.tiled or self.sizes) * BYTES.get(self.dtype, 4)
 
 
 @dataclass
@@ -157,8 +168,21 @@ def read_arrays(text: str) -> tuple[Array, ...]:
     for dtype, sizes, layout in _SHAPE.findall(text):
         space = _SPACE.search(layout)
         numbers = tuple(int(size) for size in sizes.split(",") if size)
-        arrays.append(Array(dtype, numbers, space is None or space[1] == "0"))
+        in_hbm = space is None or space[1] == "0"
+        arrays.append(Array(dtype, numbers, in_hbm, _round_to_tile(numbers, layout)))
     return tuple(arrays)
+
+
+def _round_to_tile(sizes: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Round the axes of an array up to its layout's first tile: `2,1,0:T(8,128)(2,1)`."""
+    tile = _TILE.match(layout)
+    if tile is None or not sizes:
+        return sizes
+    axes = [int(axis) for axis in tile[1].split(",")]  # the fastest first
+    rounded = list(sizes)
+    for axis, side in zip(axes, reversed(tile[2].split(",")), strict=False):
+        rounded[axis] = -(-sizes[axis] // int(side)) * int(side)
+    return tuple(rounded)
 
 
 def _read_instruction(line: str) -> Instruction | None:

@@ -42,6 +42,11 @@ def print_report(report: Report) -> None:
     for fault in report.faults:
         cycles = "" if fault.mcycles is None else f", {fault.mcycles:.3f} Mcyc"
         print(f"  {fault.kind}: {fault.count}{cycles}; {fault.text}")
+    if report.layout is not None:
+        print("\nlayout:")
+        for name, counter in report.layout:
+            where = f"; first at {counter.first}" if counter.first else ""
+            print(f"  {name.replace('_', ' ')}: {counter.value:g}{where}")
     versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
     print(f"\n{report.made}, {versions}, graph {report.graph}")
 

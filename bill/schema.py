@@ -143,6 +143,29 @@ class Fault(Part):
     mcycles: float | None = None
 
 
+class LayoutCounter(Part):
+    """A number and the first module it is found in."""
+
+    value: float
+    first: str = Field("", description="module or operator; empty without one")
+
+
+class LayoutCounters(Part):
+    """What the layout costs: counts of a step on one device."""
+
+    layout_copies: LayoutCounter = Field(
+        description="copies and transpositions that change a layout"
+    )
+    layout_mcycles: LayoutCounter = Field(description="their estimated cycles, in millions")
+    padded_share: LayoutCounter = Field(
+        description="of the bytes of all results in HBM with their tiles; first: the most padded"
+    )
+    float32_products: LayoutCounter = Field(description="matrix products with a float32 operand")
+    host_ops: LayoutCounter = Field(
+        description="operators without a lowering, which run on the host"
+    )
+
+
 class MicroBatches(Part):
     """A step split into equal micro-batches, whose gradients are added up."""
 
@@ -199,6 +222,7 @@ class Report(Part):
     top: list[Cost] = Field(default_factory=list)
     bundles: BundleReport | None = Field(None, description="with --bundles")
     faults: list[Fault] = Field(default_factory=list)
+    layout: LayoutCounters | None = Field(None, description="None where the program does not fit")
     max_batch_per_chip: int | None = Field(None, description="largest that fits, where searched")
     too_large_batch_per_chip: int | None = Field(
         None, description="the next one tried, which does not fit; None without one"

@@ -14,6 +14,7 @@ from bill import analysis, compiler
 from bill.bundle_report import count_step, create_bundle_report
 from bill.bundles.counting import is_copy_beside
 from bill.hlo import get_hbm_bytes
+from bill.layout import count_layout
 from bill.printing import print_report
 from bill.published import describe_calibration
 from bill.schema import SCHEMA_VERSION, Report
@@ -193,6 +194,7 @@ def describe(
     report.faults = analysis.find_faults(
         instructions, export, compiled, compilation.batch, is_bf16=is_bf16
     )
+    report.layout = count_layout(compiled.hlo, export.host_ops)
     report.compile_s = compiled.facts.compile_s
     return report
 

@@ -138,6 +138,11 @@ def view_step(record: RunRecord, verdicts: Verdicts) -> dict[str, float | None]:
     return {ESTIMATE: estimate, MEASURED: measure_step(record)}
 
 
+def view_layout(record: RunRecord, verdicts: Verdicts) -> dict[str, JsonObject]:
+    """Return the layout's counters of a run's step, `value` and `first`; empty if unknown."""
+    return (find_verdict(record, verdicts) or {}).get("layout") or {}
+
+
 def calibrate(points: Sequence[CalibratedRun]) -> Calibration | None:
     """Summarise the ratios over all points; None without points."""
     if not points:

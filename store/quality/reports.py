@@ -66,6 +66,11 @@ FIGURES = MetricRegistry(
     Metric("hbm_bytes", "B", "lower", "deterministic", "bytes a step moves to and from HBM"),
     Metric("collective_bytes", "B", "lower", "deterministic", "bytes that collectives carry"),
     Metric("max_batch_per_chip", "", "higher", "deterministic", "largest batch that fits"),
+    Metric("layout_copies", "", "lower", "deterministic", "copies that change a layout"),
+    Metric("layout_mcycles", "Mcyc", "lower", "deterministic", "estimated cycles of these copies"),
+    Metric("padded_share", "", "lower", "deterministic", "share of HBM bytes that are padding"),
+    Metric("float32_products", "", "lower", "deterministic", "products with a float32 operand"),
+    Metric("host_ops", "", "lower", "deterministic", "operators of a step that run on the host"),
     Metric("faults", "", "lower", "deterministic", "known faults found in a program"),
 )
 # Small edits of a program change figures by this share: less is no difference.
@@ -207,6 +212,8 @@ def read_figures(report: JsonObject) -> dict[str, float | None]:
         values = {name: report.get(name) for name in _ESTIMATES}
         values["peak_bytes"] = report["memory"]["peak_bytes"]
         values["faults"] = len(report.get("faults") or ())
+        layout = report.get("layout") or {}
+        values |= {name: counter["value"] for name, counter in layout.items()}
         return _pick_figures(values, "")
     figures: dict[str, float | None] = {}
     if get_kind(report) == LAB:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from store.formatting import draw_line, format_least, format_time, format_value
 from store.lineage.descendants import Kinship
-from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, view_step
+from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, view_layout, view_step
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord, describe, get_finite_numbers
 from store.query.timeline import RunTime, compute_time, list_attempt_rows, list_numbers, view_time
@@ -56,6 +56,7 @@ def show_run(options: argparse.Namespace) -> None:
     views = []
     for number, record in enumerate(records):
         view = {**view_run(record), "step": view_step(record, verdicts)}
+        view["layout"] = view_layout(record, verdicts)
         kin = _find_lineage(options, record)
         if options.json:
             view |= {"config": record.config, "lineage": asdict(kin)}
@@ -91,7 +92,7 @@ def view_run(record: RunRecord) -> JsonObject:
 
 
 def print_run(record: RunRecord, view: JsonObject) -> None:
-    """Print a run; `view` is that of `view_run`, and `step`."""
+    """Print a run; `view` is that of `view_run`, `step` and `layout`."""
     console = create_console()
     status = "killed" if view["alive"] is False else view["status"] or "-"
     name, number = Text(f"{record.path}  ", style="bold"), Text("  " + (view["id"] or ""))
@@ -105,6 +106,11 @@ def print_run(record: RunRecord, view: JsonObject) -> None:
         names = (("estimated", ESTIMATE), ("measured", MEASURED))
         words = [f"{n} {format_value(1000 * step[k])} ms" for n, k in names if step[k]]
         rows.append(("step", ", ".join(words)))
+    rows += [
+        (name.replace("_", " "), f"{format_value(counter['value'])}, first at {counter['first']}")
+        for name, counter in view["layout"].items()
+        if counter["value"]
+    ]
     rows += [(name, format_value(view[name])) for name in ("host", "device", "git_commit")]
     rows += [("place", str(record.folder))]
     table = create_table("", "")
