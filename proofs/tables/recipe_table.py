@@ -97,9 +97,9 @@ def read_costs() -> list[str]:
 
 def format_cost(name: str, source: SourceSection) -> str:
     """Format what a recipe costs by the plan: hours and USD on demand, and what differs."""
+    from bill.plan_load import find_cpu_ms, measure_load
     from store.quality.list_prices import ON_DEMAND
     from store.quality.slices import Assumptions, list_slices, plan_slices
-    from tools.plan.loads import find_cpu_ms, measure_load
     from utils.config.load import load_config
 
     config = load_config(["--config", str(CONFIGS / f"{name}.yaml")])

@@ -18,12 +18,12 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from bill.plan_load import CLASSES
+from bill.plan_load import EXAMPLES as SPLITS
 from models.factory import create_model
 from optim_factory import Schedule, create_optimizer, create_schedule, get_warmup_steps, scale_lr
 from tests.support.drop_path_rates import get_drop_path_rates
 from tests.support.recipe_ops import Op, describe_pixels, read_augmentation, read_crop, read_view
-from tools.plan.loads import CLASSES
-from tools.plan.loads import EXAMPLES as SPLITS
 from utils.config.load import RunConfig
 from utils.ema import Averaging
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bill.plan_load import measure_load
 from bill.published import PUBLISHED, find_range
 from store.quality.slices import (
     PUBLISHED_FACTORS,
@@ -22,7 +23,6 @@ from store.quality.slices import (
 from tests.support.published_loads import create_published_load
 from tests.support.stored_runs import make_run
 from tools.plan.__main__ import main
-from tools.plan.loads import measure_load
 from utils.config.load import load_config
 from utils.generations import GENERATIONS
 

@@ -7,6 +7,8 @@ import math
 import statistics
 from dataclasses import asdict
 
+from bill.plan_load import find_cpu_ms, measure_load, read_numbers
+from bill.plan_table import list_budget, print_plans
 from bill.published import PUBLISHED
 from store.formatting import name_few
 from store.quality.calibration import calibrate, hash_step, measure_step
@@ -26,8 +28,6 @@ from store.query.record import RunRecord
 from store.query.timeline import list_attempts, list_downs, make_windows
 from store.record.attempts import count_devices, read_hardware
 from store.terminal import print_json
-from tools.plan.loads import find_cpu_ms, measure_load, read_numbers
-from tools.plan.printing import list_budget, print_plans
 from tools.runs.quality import find_point
 from utils.config.load import RunConfig, load_config
 from utils.errors import UserError
