@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bill.hlo import COLLECTIVES, FREE, Instruction, get_hbm_bytes, list_instructions, read_module
 from bill.schema import Buffer, Collective, Cost, Fault, Group, Interval, Memory, Uncosted
-from bill.step.scopes import read_origin
+from utils.runtime.xla.scopes import read_origin
 
 if TYPE_CHECKING:
     from bill.compiled import Compiled

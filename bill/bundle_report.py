@@ -11,7 +11,7 @@ from bill.analysis import get_role
 from bill.bundles.chip import describe_model, get_chip_model
 from bill.bundles.counting import OperationCost, ProgramCost, count_program
 from bill.schema import BundleReport, BundleRow
-from bill.step.scopes import read_origin
+from utils.runtime.xla.scopes import read_origin
 
 if TYPE_CHECKING:
     from bill.bundles.counting import ListingCosts

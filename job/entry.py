@@ -18,6 +18,7 @@ from utils.runtime.choice import is_silent_rank
 from utils.runtime.launcher import launch
 from utils.runtime.processes.children import GroupError
 from utils.runtime.processes.ranks import ReplicaError
+from utils.runtime.start import get_start
 from utils.storage.folder import StorageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def start(config: RunConfig, device: str) -> int:
         sys.stdout.write("all checks passed; no device was used and nothing was written\n")
         return 0
     logging.captureWarnings(True)
+    if config.profile.steps:
+        get_start(job.device).prepare_profile()
     try:
         return launch(config.runtime, run, job, device=job.device, own_code=config.run.own_code)
     except _STOPS as error:

@@ -13,13 +13,13 @@ from tqdm import tqdm
 
 from job.metric_writer import MetricWriter
 from job.step_timer import StepTimer
+from job.steps.profiling import Profiler
 from store.record.catalogue import GRAD_NORM, LOSS, TRAIN
 from store.record.epoch_means import EpochMeans
 from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
 from store.record.windows import QuantileWriter
 from utils.log import get_logger
-from utils.runtime.instruments import Tracer
 
 if TYPE_CHECKING:
     from engine import TrainState
@@ -71,12 +71,11 @@ class Recording:
         self.keeper = QuantileWriter(config.quantile.epsilon, step, folder, kept)
         self.recorder = StepTimer(runtime, step, spans, self.keeper)
         self._progress = Progress(step, plan.total_steps, enabled=runtime.ranks.is_writer)
-        is_traced = runtime.ranks.is_writer or config.profile.all_ranks
-        steps = config.profile.steps if is_traced else ""
-        self._tracer = Tracer(runtime.trace, steps, job.run.path / "profile")
+        attempt = None if session is None else session.attempt
+        self._profiler = Profiler(runtime, job, replica.parts, attempt)
 
     def close(self) -> None:
-        self._tracer.close()
+        self._profiler.close()
         self._progress.close()
         self.recorder.close()
         self.keeper.write(self.recorder.done)
@@ -85,7 +84,7 @@ class Recording:
 
     def begin_step(self, step: int) -> None:
         """Start or end a trace and the step's times."""
-        self._tracer.begin_step(step)
+        self._profiler.begin_step(step)
         self.recorder.begin_step(step)
 
     def write(
@@ -94,6 +93,7 @@ class Recording:
         if kind == TRAIN:
             self._progress.show(step, scalars)
             self.recorder.end_window(step)
+            self._profiler.look_for_request()
             if self.writer is not None and GRAD_NORM in scalars:
                 self.keeper.add(GRAD_NORM, scalars[GRAD_NORM])  # alike on all ranks
         else:

@@ -63,6 +63,7 @@ FLOORS = {
     "job.stopping": 5.59,
     "job.callbacks": 5.6,
     "job.steps.modules": 5.55,
+    "job.steps.profiling": 5.56,
     "job.steps.bad_step": 5.65,
     "job.summary": 5.7,
     "job.lineage": 5.75,

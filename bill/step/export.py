@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from bill.step.kernels import call_kernels
-from bill.step.scopes import ScopeLabels
 from bill.step.synthetic_run import describe_example
 from bill.step.tracing import StepExport
 from engine import run_steps
 from job.build import build_parts
 from job.check import check
+from job.steps.modules import list_models
 from job.stream import iterate_batches
 from tasks.protocol import Traceable
 from utils.config.load import change
 from utils.runtime.base import Runtime
 from utils.runtime.launcher import find_runtime_class
 from utils.runtime.updates import Updates
+from utils.runtime.xla.scopes import ScopeLabels
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -141,7 +142,7 @@ class _TracedTask:
 
 def _run_step(runtime: _TracingRuntime, job: Job, parts: Parts) -> StepExport:
     """Let the engine make one step, and take its graph where it would be dispatched."""
-    labels = ScopeLabels(parts)
+    labels = ScopeLabels(list_models(parts))
     numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
     batch_ids: dict[str, int] = {}
     state_ids: dict[str, int] = {}

@@ -12,18 +12,19 @@ if TYPE_CHECKING:
 STUDENT = "student"
 
 
-def list_roots(parts: Parts) -> dict[str, nn.Module]:
-    """Return whose modules they are: student, teacher, teacher1 and so on, loss."""
-    roots = {STUDENT: parts.state.model}
+def list_models(parts: Parts) -> dict[str, nn.Module]:
+    """Return the models of a step by role: student, teacher, teacher1 and so on."""
+    models = {STUDENT: parts.state.model}
     for number, teacher in enumerate(getattr(parts.task, "teachers", ())):
-        roots[f"teacher{number or ''}"] = getattr(teacher, "model", teacher)
-    return {**roots, "loss": parts.state.loss_modules}
+        models[f"teacher{number or ''}"] = getattr(teacher, "model", teacher)
+    return models
 
 
 def name_modules(parts: Parts) -> dict[nn.Module, str]:
     """Return the name of each module: a path for the student's, `teacher:PATH` for others."""
     names: dict[nn.Module, str] = {}
-    for role, root in list_roots(parts).items():
+    roots = {**list_models(parts), "loss": parts.state.loss_modules}
+    for role, root in roots.items():
         for path, module in root.named_modules():
             names.setdefault(module, path if path and role == STUDENT else f"{role}:{path}")
     return names

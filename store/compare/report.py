@@ -14,6 +14,7 @@ from store.compare.differences import (
     find_environment,
 )
 from store.compare.divergence import find_checkpoint, find_divergence, read_lines
+from store.compare.modules import ModuleChange, compare_modules
 from store.compare.sides import Comparison, Side, compare_sides, list_metrics
 from store.compare.tensors import find_tensors
 from store.query.filters import check_keys
@@ -43,6 +44,7 @@ class CompareReport:
     # answers, source: of each further side against the base, if recorded
     answers: list[SameExamples]
     source: list[SourceDifference]
+    modules: list[list[ModuleChange]]  # of each further side against the base, if profiled
     divergence: JsonObject | None  # as `view_divergence` returns it; None if it was not computed
 
     def tell(self) -> JsonObject:
@@ -59,7 +61,9 @@ class CompareReport:
             for side in self.sides
         ]
         metrics = [[asdict(row) for row in comparisons] for comparisons in self.metrics]
-        return {**rows, "sides": sides, "metrics": metrics, "divergence": self.divergence}
+        modules = [[asdict(row) for row in changes] for changes in self.modules]
+        more = {"metrics": metrics, "modules": modules, "divergence": self.divergence}
+        return {**rows, "sides": sides, **more}
 
 
 def create_report(
@@ -95,6 +99,7 @@ def create_report(
         [compare_sides(base, side, metrics) for side in rest],
         [row for side in rest for row in compare_answers(base, side)],
         sources,
+        [compare_modules(base, side) for side in rest],
         divergence,
     )
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from store.query.config_text import parse_config
+from store.query.modules import MODULES_FILE
 from store.query.record import NEWEST_SCHEMA, RunRecord
 from store.query.schemas import MODELS
 from store.query.tags import TAGS_FILE, is_whole
@@ -46,6 +47,7 @@ _WHOLE = {
     ENVIRONMENT_FILE: "environment",
     SUMMARY_FILE: "summary",
     SKETCHES_FILE: "sketches",
+    MODULES_FILE: "modules",
 }
 _NAMES = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, SPANS_FILE, CONFIG_FILE, *_WHOLE)
 # Files that comparisons, gates, traces and costs read.

@@ -9,10 +9,11 @@ import contextlib
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from store.quality.field_types import fit_artifacts, fit_environment, fit_line, is_number
 from store.query.config_text import flatten_run_config, parse_config
+from store.query.modules import MODULES_FILE
 from store.query.tags import TAGS_FILE, parse_note, parse_tags
 from store.record.artifacts import ARTIFACTS_FILE
 from store.record.attempts import ATTEMPTS_FILE, merge_attempts
@@ -30,6 +31,9 @@ from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue, load_json, make_plain, mend_text
 from utils.storage.folder import Folder
 from utils.storage.places import join_path_or_url, open_folder
+
+if TYPE_CHECKING:
+    from store.query.schemas import ModulesFile
 
 # Newer run directories are for newer programs.
 NEWEST_SCHEMA = 2
@@ -101,6 +105,16 @@ class RunRecord:
     def sketches(self) -> RunSketches | None:
         """Quantiles of its numbers; None for runs of earlier programs."""
         return parse_sketches(self._read(SKETCHES_FILE))
+
+    @cached_property
+    def modules(self) -> ModulesFile | None:
+        """Where the time of its profiled steps went; None without a whole profile."""
+        # Imported here because a list must not wait for pydantic.
+        from store.query.schemas import ModulesFile
+
+        with contextlib.suppress(ValueError):
+            return ModulesFile.model_validate(self._read_json(MODULES_FILE))
+        return None
 
     @cached_property
     def hits(self) -> dict[str, Hits]:

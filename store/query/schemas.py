@@ -164,6 +164,35 @@ class SketchesFile(_File):
     windows: list[SketchWindow]
 
 
+class ModuleEntry(_File):
+    """A module itself, without the modules in it, in one phase of a mean step."""
+
+    module: str = Field(description="path of the student's, teacher:PATH; empty: outside of all")
+    phase: Literal["forward", "backward", "loss", "optimizer"]
+    calls: float = Field(ge=0, description="forward passes, or operations of the backward pass")
+    ms: float = Field(ge=0)
+    share: float = Field(ge=0, le=1, description="of the time of all rows")
+    bytes: float = Field(ge=0, description="allocated by its operations")
+
+    @property
+    def name(self) -> str:
+        """The module's name for people."""
+        return self.module or "(outside modules)"
+
+
+class ModulesFile(_File):
+    """`modules.json`: where the time of the newest profiled steps went."""
+
+    schema_version: int = Field(ge=1, le=1)
+    attempt: int = Field(ge=0)
+    from_to: str = Field(pattern=r"^\d+-\d+$", description="first and last step, as 20-25")
+    began: float = Field(description="seconds since 1970")
+    clock: Literal["host", "device"] = Field(description="whose operations are timed")
+    steps: int = Field(ge=1)
+    step_ms: float = Field(ge=0, description="of a whole step, by that clock")
+    modules: list[ModuleEntry] = Field(description="in the order in which they begin to work")
+
+
 class Artifact(_File):
     """A file that a run has left behind."""
 
@@ -309,6 +338,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "metric_line": MetricLine,
     "span_line": SpanLine,
     "sketches": SketchesFile,
+    "modules": ModulesFile,
     "artifacts": ArtifactsFile,
     "tags": TagsFile,
     "environment": EnvironmentFile,

@@ -73,6 +73,7 @@ def make_trace(record: RunRecord) -> Trace:
     if len(steps) > _MOST_STEPS:
         steps = heapq.nlargest(_MOST_STEPS, steps, key=lambda span: span.duration_s)
     slices += [_make_slice(span) for span in (*_join(windows), *rare, *steps)]
+    slices += _make_modules(record)
     return Trace(record.path, _cut_overlaps(slices), _make_counters(record, windows))
 
 
@@ -107,6 +108,21 @@ def _make_slice(span: Span) -> Slice:
         facts |= {"step_s": round(span.step_s, 6), "input_wait_s": round(span.input_wait_s, 6)}
     track = (f"attempt {span.attempt}", f"rank {span.rank}", name)
     return Slice(track, name, span.began, span.ended, facts)
+
+
+def _make_modules(record: RunRecord) -> list[Slice]:
+    """Return the modules of a profile's mean step, end to end from the first profiled step on."""
+    profile = record.modules
+    if profile is None:
+        return []
+    track = (f"attempt {profile.attempt}", "rank 0", "modules of a mean step")
+    slices, now = list[Slice](), profile.began
+    for row in profile.modules:
+        facts: JsonObject = {"share": row.share, "calls": row.calls, "bytes": row.bytes}
+        ended = now + row.ms / 1000
+        slices.append(Slice(track, f"{row.name} {row.phase}", now, ended, facts))
+        now = ended
+    return slices
 
 
 def _join(windows: Sequence[Span]) -> list[Span]:

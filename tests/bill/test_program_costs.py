@@ -7,9 +7,9 @@ import pytest
 from bill import analysis
 from bill.compiled import Compiled
 from bill.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
-from bill.step.scopes import Origin, read_origin
 from bill.targets import parse_target
 from tests.bill.test_compile_for_tpu import create_export
+from utils.runtime.xla.scopes import Origin, read_origin
 
 # ruff: noqa: E501
 PROGRAM = """HloModule step, is_scheduled=true

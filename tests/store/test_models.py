@@ -19,6 +19,7 @@ from store.record.spans import SPANS_FILE, SpanWriter
 from store.record.windows import RunSketches, format_sketches
 from tests.support.finished_runs import make_whole_run
 from tests.support.stored_runs import make_run
+from utils.runtime.profiles.module_times import ModulePhase, ModuleSums
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -78,6 +79,10 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
         sketches.cut(step, (2, 4))
     text = format_sketches(sketches.epsilon, sketches.from_step, sketches.windows)
     found.append(("sketches", json.loads(text)))
+    sums = ModuleSums()
+    sums.us[ModulePhase("forward", "head")] = 2500.0
+    head = {"schema_version": 1, "from_to": "3-4", "began": 1.79e9, "attempt": 1}
+    found.append(("modules", head | sums.finish("host", 2, 3000.0)))
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
     found.append(("tags", {"schema_version": 2, "tags": ["best"], "crc32c": "0123abcd"}))
     found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))

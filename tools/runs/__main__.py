@@ -63,6 +63,7 @@ def _add_views(commands: Commands) -> None:
     add = _add(commands, "show", "showing:show_run", text, runs="?").add_argument
     add("--config", action="store_true", help="with its whole configuration")
     add("--quantiles", action="store_true", help="of throughput, waits, grad_norm")
+    add("--modules", action="store_true", help="with the time of each module (docs/inside.md)")
     text = "a run's time line as a file for Perfetto's viewer"
     add = _add(commands, "trace", "tracing:trace_run", text, runs="?").add_argument
     add("--out", type=Path, required=True, metavar="FILE", help="the file to write")
@@ -139,6 +140,9 @@ def _add_changes(commands: Commands) -> None:
     add = _add(commands, "rerun", "rerunning:rerun", text, runs="?").add_argument
     add("--out", default="", metavar="DIR", help="run.output_dir of the new run")
     add("--dry-run", action="store_true", help="print the plan only")
+    text = "ask a live run for a trace of its next steps and the time of its modules"
+    add = _add(commands, "profile", "profiling:request", text, runs="?").add_argument
+    add("--steps", type=int, default=5, metavar="N", help="steps to trace")
     _add(commands, "reindex", "listing:rebuild_index", "rebuild the index")
 
 

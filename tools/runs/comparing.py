@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from store.compare.differences import Difference, SourceDifference
+from store.compare.modules import MODULE_COLUMNS, describe_modules
 from store.compare.report import CompareReport, choose_metrics, create_report
 from store.compare.rows import (
     ANSWER_COLUMNS,
@@ -91,6 +92,11 @@ def print_report(report: CompareReport, *, with_diff: bool = False) -> None:
         if compared.apart:
             lead = "" if compared.rows else "\n"
             console.print(f"{lead}{compared.apart}", style="yellow", markup=False)
+    for side, changes in zip(report.sides[1:], report.modules, strict=True):
+        if changes:
+            columns = list(MODULE_COLUMNS)
+            columns[2:4] = f"{base.name} ms>", f"{side.name} ms>"
+            _print_table(console, columns, describe_modules(changes))
     if report.answers:
         _print_table(console, ANSWER_COLUMNS, map(describe_answers, report.answers))
     if report.divergence is not None:

@@ -14,7 +14,9 @@ from store.formatting import draw_line, format_least, format_time, format_value
 from store.lineage.descendants import Kinship
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, view_layout, view_step
 from store.quality.trends import read_verdicts
+from store.query.modules import MODULES_FILE
 from store.query.record import RunRecord, describe, get_finite_numbers
+from store.query.schemas import ModulesFile
 from store.query.timeline import RunTime, compute_time, list_attempt_rows, list_numbers, view_time
 from store.record.catalogue import EVAL, LOSS, TRAIN
 from store.record.history import get_learnt
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from store.record.sketches import QuantileSketch
 
 _CURVES = 6
+_MOST_MODULES = 30
 _BAR = 60
 # Share of the time -> its letter and colour in the bar.
 _SHARES = {
@@ -61,6 +64,7 @@ def show_run(options: argparse.Namespace) -> None:
         if options.json:
             view |= {"config": record.config, "lineage": asdict(kin)}
             view |= {"quantiles": view_quantiles(record)} if options.quantiles else {}
+            view |= {"modules": _read_modules(record).model_dump()} if options.modules else {}
             views.append(view)
             continue
         if number:
@@ -137,6 +141,8 @@ def _print_further(options: argparse.Namespace, record: RunRecord, kin: Kinship)
         console.print(f"\n{line}", style="red", markup=False)
     if options.quantiles:
         console.print("", _make_quantiles(record))
+    if options.modules:
+        _print_modules(_read_modules(record))
     if options.config:
         table = create_table("key", "value", title="configuration")
         for key, value in record.config.items():
@@ -244,6 +250,33 @@ def _make_quantiles(record: RunRecord) -> Table:
         cells += [f"{view['count']:,}", str(view["nonfinite"]), f"{view['epsilon']:.2%}"]
         table.add_row(name, *cells, view["of"])
     return table
+
+
+def _read_modules(record: RunRecord) -> ModulesFile:
+    if record.modules is None:
+        raise UserError(
+            f"RUN {record.path} has no whole {MODULES_FILE}; profile its steps by profile.steps, "
+            "or while it runs by python -m tools.runs profile RUN"
+        )
+    return record.modules
+
+
+def _print_modules(profile: ModulesFile) -> None:
+    """Print the slowest modules, and the sums over phases."""
+    steps = f"mean of steps {profile.from_to}, {format_value(profile.step_ms)} ms by the"
+    title = f"[bold]modules[/bold]  {steps} {profile.clock}'s clock"
+    table = create_table("module", "phase", "calls>", "ms>", "share>", "MB>", title=title)
+    rows = sorted(profile.modules, key=lambda row: -row.ms)
+    for row in rows[:_MOST_MODULES]:
+        cells = (f"{row.calls:g}", f"{row.ms:.3f}", f"{row.share:.1%}", f"{row.bytes / 1e6:.3f}")
+        table.add_row(row.name, row.phase, *cells)
+    _print_tables(table)
+    phases = {row.phase: 0.0 for row in profile.modules}
+    for row in profile.modules:
+        phases[row.phase] += row.share
+    words = ", ".join(f"{phase} {share:.1%}" for phase, share in phases.items())
+    more = len(rows) - _MOST_MODULES
+    create_console().print(words + (f"; {more} more rows by --json" if more > 0 else ""))
 
 
 def _find_lineage(options: argparse.Namespace, record: RunRecord) -> Kinship:

@@ -21,6 +21,8 @@ from utils.runtime.feeding import Feeder
 from utils.runtime.instruments import Instruments
 from utils.runtime.processes.ranks import Alone, Ranks
 from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
+from utils.runtime.profiles.chrome import read_trace
+from utils.runtime.profiles.ranges import ModuleRanges
 from utils.runtime.updates import Updates
 from utils.torch_types import ModuleT, P, T
 
@@ -65,6 +67,7 @@ class Runtime(ABC):
     updates: Updates  # optimizer steps on the device
     section: RuntimeSection
     instruments: Instruments  # readings of the device and its loop beside results
+    _runs_modules = False  # whether each step calls the modules, instead of a program made of them
     local_devices: int = 1  # over which this process's part of a batch is split
 
     def __init__(self, section: RuntimeSection) -> None:
@@ -204,13 +207,27 @@ class Runtime(ABC):
         return torch.profiler.record_function(name)
 
     @contextlib.contextmanager
-    def trace(self, folder: Path, name: str) -> Iterator[None]:
-        """Record host and device to `rank_0_NAME.pt.trace.json` for TensorBoard and Perfetto."""
-        path = folder / f"rank_{self.ranks.index}_{name}.pt.trace.json"
+    def trace(self, folder: Path, name: str, modules: Mapping[nn.Module, str]) -> Iterator[None]:
+        """Record host and device to `rank_0_NAME.pt.trace.json` for TensorBoard and Perfetto.
+
+        `modules` are names of those whose forward passes are marked, unless they are compiled.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        with torch.profiler.profile() as profile:
+        named = {} if self.section.compile or not self._runs_modules else modules
+        with torch.profiler.profile(profile_memory=True) as profile, ModuleRanges(named):
             yield
-        profile.export_chrome_trace(str(path))
+        profile.export_chrome_trace(str(self._get_trace(folder, name)))
+
+    def name_operations(self, models: Mapping[str, nn.Module]) -> None:
+        """Name what each step records by the module it comes from, if traces need it."""
+        return
+
+    def read_profile(self, folder: Path, name: str) -> JsonObject | None:
+        """Read where the time of a trace's steps went; None if it does not name them."""
+        return read_trace(self._get_trace(folder, name))
+
+    def _get_trace(self, folder: Path, name: str) -> Path:
+        return folder / f"rank_{self.ranks.index}_{name}.pt.trace.json"
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """Copy to host memory: one declared host read, which waits for the device."""

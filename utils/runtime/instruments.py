@@ -1,4 +1,4 @@
-"""Readings of a device and its loop beside results: `Instruments`, and `Tracer` for profiles."""
+"""Readings of a device and its loop beside results: `Instruments`."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from utils.device_use import DeviceUse
-from utils.log import get_logger
 
 ReadUse = Callable[[], Sequence[DeviceUse]]
 
@@ -100,35 +98,3 @@ class UseReading:
     def _read_use(self, read: ReadUse) -> None:
         uses = read()
         self._percents = [use.duty_percent for use in uses if use.duty_percent is not None]
-
-
-class Tracer:
-    """Records a trace of the steps of `profile.steps`: `first-last`, both recorded, or empty.
-
-    `record` is `Runtime.trace`; `folder` gets a file for each rank.
-    """
-
-    def __init__(
-        self,
-        record: Callable[[Path, str], contextlib.AbstractContextManager[None]],
-        steps: str,
-        folder: Path,
-    ) -> None:
-        self._record, self._folder = record, folder
-        self._first, self._last = map(int, steps.split("-")) if steps else (-1, -2)
-        self._trace: contextlib.AbstractContextManager[None] | None = None
-
-    def begin_step(self, step: int) -> None:
-        if step == self._first:
-            name = f"steps_{self._first}-{self._last}"
-            self._trace = self._record(self._folder, name)
-            self._trace.__enter__()
-        elif step == self._last + 1:
-            self.close()
-
-    def close(self) -> None:
-        """End a running trace and log its folder."""
-        if self._trace is not None:
-            trace, self._trace = self._trace, None
-            trace.__exit__(None, None, None)
-            get_logger().info("trace of steps %d-%d in %s", self._first, self._last, self._folder)

@@ -19,6 +19,7 @@ from utils.torch_types import ModuleT
 class NativeRuntime(Runtime):
     """One process, or one rank of several."""
 
+    _runs_modules = True
     _backend: str
     _overlaps: bool
 

@@ -41,6 +41,9 @@ class DeviceStart:
     def prepare_environment(self) -> None:
         """Set the variables that the backend reads when it is imported."""
 
+    def prepare_profile(self) -> None:
+        """Set the variables with which the backend names operations by their modules."""
+
     def has_chips(self) -> bool:
         """Return whether the device will run on the chips of a TPU."""
         return False

@@ -25,9 +25,11 @@ from utils.runtime.peaks import name_hardware
 from utils.runtime.processes.children import get_core_share
 from utils.runtime.processes.group import ProcessGroup
 from utils.runtime.processes.ranks import Alone, Ranks
+from utils.runtime.profiles.xplane import read_xplane
 from utils.runtime.start import get_planned_size
 from utils.runtime.updates import Updates
 from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
+from utils.runtime.xla.scopes import ScopeLabels
 from utils.storage.places import to_path
 from utils.torch_types import ModuleT, P, T
 
@@ -59,6 +61,7 @@ class XlaRuntime(Runtime):
     """One process for each chip; on the CPU one process, or several connected by gloo."""
 
     name = "xla"
+    _labels: ScopeLabels | None = None
 
     def __init__(self, section: RuntimeSection) -> None:
         super().__init__(section)
@@ -117,12 +120,24 @@ class XlaRuntime(Runtime):
         self.finish_step()
         return module
 
+    def name_operations(self, models: Mapping[str, nn.Module]) -> None:
+        self._labels = ScopeLabels(models).__enter__()
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        super().backward(loss, last=last)
+        if self._labels is not None:
+            self._labels.enter("optimizer", "forward")
+
     def _seed(self, seed: int, step: int) -> None:
+        if self._labels is not None:
+            self._labels.enter("loss", "forward")
         # Every sync advances the device's generator, so it is set just before the step.
         self._xm.set_rng_state(derive_seed(seed, step, self.ranks.index), device=str(self.device))
         torch.default_generator.manual_seed(derive_seed(seed, step, self.ranks.index))
 
     def finish_step(self) -> None:
+        if self._labels is not None:
+            self._labels.leave()  # no scope may be open across a sync
         self._xla.sync()
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
@@ -163,12 +178,16 @@ class XlaRuntime(Runtime):
         return self._xla._XLAC.profiler.TraceMe(name)
 
     @contextlib.contextmanager
-    def trace(self, folder: Path, name: str) -> Iterator[None]:
-        del name  # the profiler names its files by the time and the host
+    def trace(self, folder: Path, name: str, modules: Mapping[nn.Module, str]) -> Iterator[None]:
+        del name, modules  # the profiler names its files by the time and the host
         self._profiler.start_trace(str(folder))
         yield
         self._xm.wait_device_ops()
         self._profiler.stop_trace()
+
+    def read_profile(self, folder: Path, name: str) -> JsonObject | None:
+        del name
+        return read_xplane(folder)
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = list(tensors)

@@ -62,6 +62,9 @@ class XlaStart(DeviceStart):
         if "PJRT_DEVICE" not in os.environ and not has_tpu():
             os.environ["PJRT_DEVICE"] = "CPU"
 
+    def prepare_profile(self) -> None:
+        os.environ.setdefault("XLA_HLO_DEBUG", "1")
+
     def has_chips(self) -> bool:
         pjrt = os.environ.get("PJRT_DEVICE")
         return pjrt == "TPU" or (pjrt is None and has_tpu())

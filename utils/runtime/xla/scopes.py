@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
@@ -17,8 +17,6 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
-
-    from job.build import Parts
 
     # Inputs or outputs of a module; only tensors among them have gradients.
     ModuleValues: TypeAlias = "Tensor | Sequence[ModuleValues] | None"
@@ -58,14 +56,14 @@ def read_origin(op_name: str) -> Origin:
 
 
 class ScopeLabels:
-    """While entered, labels what student, teachers and the loop's phases record.
+    """While entered, labels what models, by their roles, and the loop's phases record.
 
     Backward is labelled by hooks on tensors: they add no operation. It holds from the moment a
     module's output has its gradient to the moment its input has.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, roots: Mapping[str, nn.Module]) -> None:
+        self._roots = roots
         self._local = threading.local()
         # Pushers of torch_xla, which keep a thread's scope while they live, by the thread.
         self._held: dict[int, object] = {}
@@ -73,9 +71,8 @@ class ScopeLabels:
         self._labelled: list[nn.Module] = []
 
     def __enter__(self) -> ScopeLabels:
-        self._watch(self._parts.state.model, "student")
-        for number, teacher in enumerate(getattr(self._parts.task, "teachers", ())):
-            self._watch(getattr(teacher, "model", teacher), f"teacher{number or ''}")
+        for role, root in self._roots.items():
+            self._watch(root, role)
         # Of all modules alike: a hook of a module's own would have it make an output that the step
         # does without.
         self._handles = [
