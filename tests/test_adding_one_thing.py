@@ -220,8 +220,9 @@ def test_a_new_device_touches_its_file_table_and_parity_form(tmp_path):
     assert "('inductor') is not supported on 'second', which has eager" in compiler
     assert slots == ["cpu:0"]
     assert flags == ["--runtime.device=second", "--runtime.num_processes=2"]
-    for program in (("main.py",), ("-m", "tools.predict"), ("-m", "tools.generate")):
+    for program in (("-m", "tools.predict"), ("-m", "tools.generate")):
         assert "second,cuda}" in run(copy, *program, "--help").replace("\n", "")
+    assert "cpu, second, cuda;" in " ".join(run(copy, "main.py", "--help").split())
     trained = run(
         copy,
         "main.py",

@@ -1,5 +1,8 @@
 """`runtime.compile_backend`: each backend compiles, or one line gives the reason."""
 
+import json
+import subprocess
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -7,12 +10,16 @@ from torch import nn
 from torch._inductor.exc import InvalidCxxCompiler
 
 import main
+from tests.support.child_runs import ROOT, get_command, get_environment, read_losses, run_main
 from tests.support.tiny_parts import DEVICE_CASES, TinyConvNet, create_argv
 from utils.config.devices import DEVICES
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.choice import choose_device
 from utils.runtime.launcher import create_runtime
+
+# Flags of the tiny ViT that the MNIST network does not take.
+NOT_CNN = ("--model.image_size", "--model.args", "--model=vit")
 
 
 @pytest.mark.parametrize(
@@ -152,3 +159,68 @@ def test_a_resumed_compiled_run_equals_an_uninterrupted_one(device, tmp_path):
     assert main.main([*argv, f"--resume={run / 'checkpoints' / 'step_00000002'}"]) == 0
     again = load_file(run / "student.safetensors")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+COUNTING = "--run.imports=[tests.support.counting_backend]"
+
+
+def test_an_imported_backend_trains_an_mnist_like_run(tmp_path):
+    """Each graph is executed node by node: the values are those of the uncompiled run."""
+    flags = (
+        "--data.name=image_size=28,channels=1,num_classes=10,num_examples=96",
+        "--model=mnist_cnn",
+        "--runtime.num_threads=1",
+        "--train.steps=4",
+        "--run.run_id=run",
+    )
+    plain = [f for f in create_argv(tmp_path / "plain", *flags) if not f.startswith(NOT_CNN)]
+    assert run_main(plain).returncode == 0
+    compiled = [f for f in create_argv(tmp_path / "own", *flags) if not f.startswith(NOT_CNN)]
+    compiled += [COUNTING, "--runtime.compile", "--runtime.compile_backend=counting"]
+    environment = {**get_environment(), "COUNTING_BACKEND": str(tmp_path / "counts.json")}
+    layouts = list[float]()  # results in channels_last, a call
+    for layout in ("contiguous", "channels_last"):
+        words = [*compiled, f"--runtime.channels_last={layout == 'channels_last'}"]
+        words.append(f"--run.run_id={layout}")
+        done = subprocess.run(
+            get_command(words), cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "runtime.compile: counting compiled MnistCnn, 1 graphs" in done.stderr
+        counts = json.loads((tmp_path / "counts.json").read_text())
+        assert counts["calls"] > 4 and counts["op conv2d"] == 2 * counts["calls"]
+        layouts.append(counts.get("layout channels_last", 0) / counts["calls"])
+        losses = read_losses(tmp_path / "own" / "tiny" / layout)
+        assert losses == pytest.approx(read_losses(tmp_path / "plain" / "tiny" / "run"), rel=1e-5)
+    assert 0 < layouts[0] < layouts[1]
+
+
+def test_an_entry_point_brings_a_backend(tmp_path):
+    facts = tmp_path / "brought-1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1\n")
+    points = "[torch_dynamo_backends]\nbrought = brought_code:compile_graph\n"
+    (facts / "entry_points.txt").write_text(points)
+    code = "def compile_graph(graph, inputs):\n    print('brought to work')\n    return graph\n"
+    (tmp_path / "brought_code.py").write_text(code)
+    argv = create_argv(tmp_path / "runs", "--runtime.compile", "--train.steps=1")
+    done = subprocess.run(
+        get_command([*argv, "--runtime.compile_backend=brought"]),
+        cwd=ROOT,
+        env={**get_environment(), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "brought to work" in done.stdout and "brought compiled VisionTransformer" in done.stderr
+
+
+@pytest.mark.parametrize("backend", ["nothing", "eagr"])
+def test_an_unknown_backend_is_one_line(backend):
+    with pytest.raises(UserError, match=rf"\('{backend}'\) is not supported on 'cpu', which has"):
+        choose_device(RuntimeSection(device="cpu", compile=True, compile_backend=backend))
+
+
+def test_a_listed_backend_needs_no_row():
+    section = RuntimeSection(device="cpu", compile=True, compile_backend="cudagraphs")
+    assert choose_device(section) == "cpu"

@@ -115,7 +115,7 @@ PLANTED = """
         ge=0,
         resume="between_epochs",
         stream="hue",
-        devices=Devices(("xla",), "others shift no colours; leave it out"),
+        devices=Devices("pallas", "others shift no colours; leave it out"),
         aliases=("hue_shift",),
     )
 """

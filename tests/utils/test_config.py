@@ -272,7 +272,7 @@ REFUSED = [
     (("--run.imports=a",), r"run.imports"),
     (("--runtime.timeout_s=inf",), r"runtime.timeout_s \('?inf'?\)"),
     (("--runtime.timeout_s=1e9",), r"runtime.timeout_s \('?1e9'?\): it must be at most"),
-    (("--runtime.device=gpu",), r"runtime.device \('gpu'\): choose 'auto'"),
+    (("--runtime.device=gpu",), r"unknown runtime.device 'gpu' without run.imports; did you mean"),
     (("--kd=kd",), r"distill.loss is set but distill.teacher is empty"),
     (
         ("--kd=kd", '--distill.teachers=[{"model": "resnet10t", "num_classes": 0}]'),

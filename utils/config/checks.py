@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from utils.config.metadata import ConfigSection, KeyInfo, read_key_info
 from utils.config.sections import RunConfig
-from utils.errors import UserError
+from utils.errors import UserError, get_hint
 
 
 def check_config(config: RunConfig) -> None:
@@ -17,6 +17,10 @@ def check_config(config: RunConfig) -> None:
         if clash:
             text = f"{name} ({value!r}) and {clash} exclude each other; keep one of them"
             raise UserError(text, code="config.conflict", key=name, value=value)
+        if info.known and value not in info.known and not config.run.imports:
+            hint = get_hint(str(value), info.known)
+            text = f"unknown {name} {value!r} without run.imports; {hint}"
+            raise UserError(text, code="config.invalid_value", key=name, value=value)
         if info.needs and not any(_holds(config, need) for need in info.needs):
             text = f"{name} ({value!r}) needs {' or '.join(info.needs)}; set it or remove {name}"
             raise UserError(text, code="config.conflict", key=name, value=value)

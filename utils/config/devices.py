@@ -1,10 +1,12 @@
-"""The devices that a run can name, a row for each: choices, help and checks are made from it."""
+"""The devices that a run can name, a row for each: choices, help and checks are made from it.
+
+A module of `run.imports` adds a device by a row: `DEVICES["name"] = DeviceInfo(...)`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
 
 
 @dataclass(frozen=True)
@@ -44,33 +46,25 @@ DEVICES = {
         runtime="utils.runtime.cpu:CpuRuntime",
         start="utils.runtime.start:DeviceStart",
         compilers=_NATIVE_COMPILERS,
-        modes=("native", "overlap", "fp16"),
+        modes=("native", "overlap", "fp16", "dynamo"),
     ),
     "cuda": DeviceInfo(
         runtime="utils.runtime.cuda:CudaRuntime",
         start="utils.runtime.cuda:CudaStart",
         compilers=_NATIVE_COMPILERS,
-        modes=("native", "overlap", "fp16", "tf32"),
+        modes=("native", "overlap", "fp16", "tf32", "dynamo"),
         slots=("cuda",),
     ),
 }
 # What `auto` takes where no other device is there.
 FALLBACK = "cpu"
 
-if TYPE_CHECKING:
-    DeviceName = str
-    CompilerName = str
-else:
-    DeviceName = Literal[("auto", *DEVICES)]
-    CompilerName = Literal[
-        ("auto", *dict.fromkeys(name for row in DEVICES.values() for name in row.compilers))
-    ]
-
 
 def get_devices(mode: str) -> tuple[str, ...]:
     """Return the names of the devices that support a group of keys.
 
     `mode` is native (layouts that XLA decides by itself), overlap (of sums and the backward pass),
-    fsdp, fp16, tf32, matmul_precision, mesh, loop (a graph with loops) or pallas.
+    fsdp, fp16, tf32, matmul_precision, mesh, loop (a graph with loops), pallas, or dynamo
+    (backends of torch.compile that no row names).
     """
     return tuple(name for name, device in DEVICES.items() if mode in device.modes)

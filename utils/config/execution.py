@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from utils.config.devices import CompilerName, DeviceName, get_devices
+from utils.config.devices import DEVICES
 from utils.config.metadata import ConfigSection, Devices, Resume, key
 from utils.own_code import OwnCode
 
-_NATIVE = Devices(get_devices("native"), "XLA lays out by itself; leave it out")
-_NVIDIA = Devices(get_devices("tf32"), "it is a mode of NVIDIA GPUs; leave it out")
+_NATIVE = Devices("native", "XLA lays out by itself; leave it out")
+_NVIDIA = Devices("tf32", "it is a mode of NVIDIA GPUs; leave it out")
 _SCALED = Devices(
-    get_devices("fp16"),
+    "fp16",
     "its devices compute in bf16 with the range of fp32; use bf16",
     value="fp16",
 )
 _PRODUCTS = Devices(
-    get_devices("matmul_precision"),
+    "matmul_precision",
     "it is a mode of TPUs; leave it out (NVIDIA GPUs have runtime.tf32)",
 )
-_MESH = Devices(
-    get_devices("mesh"), "a mesh is of XLA's devices; use process, or fsdp on tpu", value="spmd"
-)
-_OVERLAP = Devices(get_devices("overlap"), "XLA orders sums by itself; leave it out")
+_MESH = Devices("mesh", "a mesh is of XLA's devices; use process, or fsdp on tpu", value="spmd")
+_OVERLAP = Devices("overlap", "XLA orders sums by itself; leave it out")
 
 
 class RuntimeSection(ConfigSection):
@@ -30,10 +28,11 @@ class RuntimeSection(ConfigSection):
 
     on_resume: ClassVar[Resume] = "warns"
 
-    device: DeviceName = key(
+    device: str = key(
         "auto",
         "auto: xla if torch_xla is installed, tpu with torch_tpu and a chip, else cuda with a GPU, "
         "else cpu",
+        known=("auto", *DEVICES),
     )
     parallel: Literal["process", "spmd", "fsdp"] = key(
         "process",
@@ -86,8 +85,11 @@ class RuntimeSection(ConfigSection):
         "torch.compile of student and teachers; on tpu one program a step; xla compiles whole "
         "steps without it",
     )
-    compile_backend: CompilerName = key(
-        "auto", "backend of runtime.compile; auto: openxla on xla, tpu on tpu, else inductor"
+    compile_backend: str = key(
+        "auto",
+        "backend of runtime.compile; auto: openxla on xla, tpu on tpu, else inductor; on cpu and "
+        "cuda also aot_eager, eager, and every other that torch._dynamo lists, an entry point of "
+        "torch_dynamo_backends brings or run.imports registers",
     )
     channels_last: bool = key(False, "weights in channels-last layout", devices=_NATIVE)
     tf32: bool = key(False, "allow TF32 in float32 matmuls and convolutions", devices=_NVIDIA)

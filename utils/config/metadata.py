@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from utils.config.devices import get_devices
 from utils.errors import UserError
 
 # What a changed value does to a run that continues from a checkpoint. free: nothing; warns: it is
@@ -32,9 +33,14 @@ class ConfigSection(BaseModel):
 class Devices:
     """The devices that support a key, or one value of it."""
 
-    names: tuple[str, ...]  # as in `runtime.device`
+    mode: str  # of `get_devices`
     why: str  # the reason and the way out, the end of the error elsewhere
     value: str | None = None  # the value that needs them; None: any but the default
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """As in `runtime.device`; an imported module may have added some."""
+        return get_devices(self.mode)
 
 
 # Tasks that share keys.

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from utils.config.data import DataSection
-from utils.config.devices import get_devices
 from utils.config.distill import DistillSection
 from utils.config.execution import ProfileSection, QuantileSection, RunSection, RuntimeSection
 from utils.config.metadata import CLASS_TASKS, IMAGE_TASKS, ConfigSection, Devices, Resume, key
@@ -16,9 +15,7 @@ from utils.config.train import TrainSection
 
 SCHEDULE_NAMES = ("cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant")
 _CYCLED = ("optim.schedule=cosine", "optim.schedule=linear", "optim.schedule=polynomial")
-_KERNELS = Devices(
-    get_devices("pallas"), "Pallas kernels are XLA's; choose auto or xla", value="pallas"
-)
+_KERNELS = Devices("pallas", "Pallas kernels are XLA's; choose auto or xla", value="pallas")
 
 
 class ModelSection(ConfigSection):

@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from utils.config.devices import get_devices
 from utils.config.metadata import (
     CLASS_TASKS,
     IMAGE_TASKS,
@@ -18,7 +17,7 @@ from utils.config.metadata import (
 )
 from utils.generations import LAUNCHED
 
-_LOOP = Devices(get_devices("loop"), "only its compiler loops over a graph; leave it out")
+_LOOP = Devices("loop", "only its compiler loops over a graph; leave it out")
 
 
 # A chip and the examples that a step gives it, such as `v5e:128`.

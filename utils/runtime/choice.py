@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from utils.config.devices import DEVICES, FALLBACK, get_devices
 from utils.config.metadata import check_devices
-from utils.errors import UserError
+from utils.errors import UserError, get_hint
 from utils.runtime.start import get_planned_size, get_start
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ def choose_device(section: RuntimeSection) -> str:
     if name == "auto":
         others = (name for name in DEVICES if name != FALLBACK)
         name = next((name for name in others if get_start(name).is_available()), FALLBACK)
+    if name not in DEVICES:
+        raise UserError(f"unknown runtime.device {name!r}; {get_hint(name, DEVICES)}")
     get_start(name).check(section)
     check_devices(name, runtime=section)
     if section.parallel == "fsdp" and "fsdp" not in DEVICES[name].modes:
@@ -49,7 +51,7 @@ def choose_compiler(section: RuntimeSection, name: str) -> str:
     UserError if the device has no such backend, or it would not be used.
     """
     backend, supported = section.compile_backend, DEVICES[name].compilers
-    if backend not in ("auto", *supported):
+    if backend not in ("auto", *supported) and not _is_listed(backend, name):
         raise UserError(
             f"runtime.compile_backend ({backend!r}) is not supported on {name!r}, which has "
             f"{', '.join(supported)}; choose one of them or auto"
@@ -92,6 +94,15 @@ def find_planned_ranks(section: RuntimeSection, name: str) -> int | None:
 def is_silent_rank() -> bool:
     """Return whether another process of the group reports errors that all of them have."""
     return os.environ.get("RANK", "0") not in ("", "0")
+
+
+def _is_listed(backend: str, name: str) -> bool:
+    """Return whether a device takes a backend that is in no row but one of torch._dynamo's."""
+    if "dynamo" not in DEVICES[name].modes or any(backend in d.compilers for d in DEVICES.values()):
+        return False
+    import torch._dynamo
+
+    return backend in torch._dynamo.list_backends()
 
 
 def _require_cpp_compiler(backend: str) -> None:
