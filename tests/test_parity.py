@@ -17,6 +17,7 @@ from tests.support.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_
 from utils.config.devices import DEVICES
 
 STEPS = 20
+PRIVATE, IMPORT = "private", "--run.imports=[tests.support.private_device]"
 # 97 evaluation examples: no number of ranks or devices divides them.
 EXAMPLES = 97
 NORM_NET = "--model=resnet18"
@@ -64,10 +65,14 @@ FORMS = {
     "tpu x2 overlapped": _ranks("tpu", 2, "--runtime.overlap=true"),
     "tpu x2 fsdp": _ranks("tpu", 2, "--runtime.parallel=fsdp"),
     "tpu compiled": Form("tpu", ("--runtime.compile=true",)),
+    # A device that the project does not know: PrivateUse1, by a module of its owner.
+    "private x1": Form(PRIVATE, (IMPORT,)),
+    "private x2": _ranks(PRIVATE, 2, IMPORT),
+    "private compiled": Form(PRIVATE, (IMPORT, "--runtime.compile=true")),
 }
 
 
-QUICK = ("mesh 4", "tpu x1", "tpu x2", "tpu compiled")
+QUICK = ("mesh 4", "tpu x1", "tpu x2", "tpu compiled", "private x1")
 
 
 def list_marks(name: str, quick: Sequence[str] = ()) -> list[pytest.MarkDecorator]:
@@ -79,6 +84,7 @@ def list_marks(name: str, quick: Sequence[str] = ()) -> list[pytest.MarkDecorato
 CASES = [pytest.param(name, marks=list_marks(name, QUICK), id=name) for name in FORMS]
 # BatchNorm over all ranks; FSDP and DDP do nothing else to it than to a ViT.
 NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 4", "mesh 8")
+NORM_FORMS += ("private x2",)
 NORM_CASES = [pytest.param(name, marks=list_marks(name), id=name) for name in NORM_FORMS]
 
 
@@ -218,7 +224,7 @@ def check_hits(found: dict[str, Hits], lines: list[dict]) -> None:
 
 def test_every_device_has_a_parity_form():
     """GPUs have theirs in tests/device, where there is one."""
-    assert {form.device for form in FORMS.values()} | {"cuda"} == set(DEVICES)
+    assert {form.device for form in FORMS.values()} | {"cuda"} == {PRIVATE, *DEVICES}
 
 
 @pytest.mark.parametrize("name", CASES)
