@@ -8,13 +8,15 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from train.execute import ROOT
-from utils.config.programs import ProgramFile, read_program
 from utils.errors import UserError
 from utils.programs import CommandLine, get_run_flags
 from utils.registry import load_object
+
+if TYPE_CHECKING:
+    from utils.config.programs import ProgramFile
 
 # Of the environment; a SkyPilot task uses the same name for the root of the run store.
 OUTPUT = "OUTPUT_DIR"
@@ -40,6 +42,9 @@ def find_program(config: str, *, hosts: int = 1) -> ProgramFile | None:
     Raises:
       UserError: the file is wrong, or its program cannot use several hosts.
     """
+    # Not above: the doctor runs where no package is installed.
+    from utils.config.programs import read_program
+
     program = read_program(str(ROOT / config), "experiment")
     if program and program.name.startswith(_SINGLE) and hosts > 1:
         raise UserError(

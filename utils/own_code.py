@@ -108,11 +108,11 @@ def _refuse_shadowed(name: str, module: ModuleType, folder: str) -> None:
     own = [Path(folder, top), Path(folder, f"{top}.py")] if folder else []
     if not any(path.exists() for path in own):
         return
-    places = [module.__file__ or "", *getattr(module, "__path__", ())]
-    if any(Path(place).resolve().is_relative_to(Path(folder).resolve()) for place in places):
+    files = [module.__file__ or "", *getattr(module, "__path__", ())]
+    if any(Path(file).resolve().is_relative_to(Path(folder).resolve()) for file in files):
         return
     raise UserError(
-        f"{_KEY} ({name!r}): {places[0] or places[-1]} has the same name as {top} in {folder} and "
+        f"{_KEY} ({name!r}): {files[0] or files[-1]} has the same name as {top} in {folder} and "
         "comes before it; rename your own"
     )
 

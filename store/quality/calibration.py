@@ -47,6 +47,8 @@ _YOUNGER: dict[str, JsonValue] = {
     "model.drop_path_law": "model",
     "model.drop_path_rescale": True,
     "data.erasing_mode": "const",
+    "data.sample_weights": [],
+    "data.mix": [],
 }
 
 

@@ -201,7 +201,7 @@ def check_reports(store: Path) -> tuple[int, dict[Path, str]]:
         try:
             _read(place, read)
         except UserError as error:
-            faults[Path(place)] = str(error).removeprefix(f"{place} ")
+            faults[to_path(place)] = str(error).removeprefix(f"{place} ")
     return len(reports), faults
 
 

@@ -119,5 +119,11 @@ NOT_RUN = {
     r"python -m tools\.cache import ": "published files: tests/tools/test_cache_import.py",
     r"python -m proofs\.parity ": "a device beside the CPU: tests/proofs/test_layer_parity.py",
     r"(python -m tools\.|bash run_commands\.sh )export ": "minutes: tests/tools/test_export.py",
-    r"bash train/sky/": "a cloud: tests/test_train_sky.py",
+    r"bash (train/sky|scripts)/": "a cloud: tests/test_train_sky.py",
+    r"python -m tools\.plan ": "of full recipes: tests/tools/test_plan.py",
+    r"python -m tools\.replay |python main\.py .*--train\.keep_bad_step": "a step that is not "
+    "finite: tests/tools/test_replay.py",
+    r"python main\.py .*--profile\.steps=20-25$|python -m tools\.runs (profile |compare "
+    r"runs/digits_student/RUN runs/digits_student/RUN$|trace .*RUN --out |show .*RUN --modules)": ""
+    "a profile: tests/job/test_profiling.py",
 }

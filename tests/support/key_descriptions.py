@@ -131,7 +131,7 @@ def _describe_callbacks(runtime: Any, job: Job, parts: Any) -> list[Any]:
     callbacks = RunCallbacks(runtime, job, parts, None)
     callbacks.stopping.listening.__enter__()
     saving, recording = callbacks.saving, callbacks.recording
-    watch, tracer, manager = callbacks.stopping.watch, recording._tracer, saving.manager
+    watch, tracer, manager = callbacks.stopping.watch, recording._profiler, saving.manager
     found = [
         manager.keep,
         manager.keep_every,

@@ -464,7 +464,7 @@ _PLAIN_ROWS: list[Row] = [
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
     ("runtime.mesh_context", _MESH, "--runtime.mesh_context=2", "invalid:runtime.mesh_context"),
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
-    ("profile.steps", (), "--profile.steps=2-3", "callbacks"),
+    ("profile.steps", ("--profile.all_ranks=true",), "--profile.steps=2-3", "callbacks"),
     ("quantile.epsilon", (), "--quantile.epsilon=0.05", "callbacks"),
     *_rows(
         "",

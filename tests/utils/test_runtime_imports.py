@@ -22,7 +22,7 @@ from utils.runtime.xla.spmd import XlaSpmdRuntime, _MeshUpdates
 PACKAGE = "utils.runtime"
 FOLDER = Path(__file__).resolve().parents[2] / "utils" / "runtime"
 # Each is a word that an author of a runtime, or of the engine, must know: raise them with a reason.
-MAX_METHODS = 29  # compile_step: a step as one program
+MAX_METHODS = 31  # name_operations, read_profile: where a step's time goes
 MAX_ATTRIBUTES = 7
 MAX_UPDATES_METHODS = 6  # place_rates: within the program of a step
 MAX_RANKS_METHODS = 13

@@ -27,7 +27,7 @@ from utils.errors import EXIT_FAILED, UserError
 from utils.log import setup_logging
 from utils.programs import require_at_least
 from utils.runtime.launcher import launch
-from utils.storage.places import is_remote
+from utils.storage.places import is_remote, to_path
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -57,7 +57,7 @@ def replay(options: argparse.Namespace) -> int:
     """Find the state to start from, check the configuration, and replay on its runtime."""
     require_at_least(0, options, "step")
     (place,) = find_paths(options, [options.run])
-    record = RunRecord(place if is_remote(place) else Path(place).absolute())
+    record = RunRecord(place if is_remote(place) else to_path(place).absolute())
     kept = list_steps(record.folder.child(BAD_STEP))
     if options.step is None and not kept:
         raise UserError(

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Sourced: sets PYTHON, if it is not set, to the first Python here that has PyYAML: this tree's, SkyPilot's, the machine's.
+set -euo pipefail
 if [[ -z "${PYTHON:-}" ]]; then
   sky="$(command -v sky || true)"
   interpreter="$([[ -z "$sky" ]] || sed -n '1s/^#! *//p' "$sky")"
