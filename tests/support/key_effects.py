@@ -66,6 +66,7 @@ ELSEWHERE = {
         "train.remat": "test_a_model_without_repeated_blocks_is_refused",
         "train.scan_layers": "test_a_loop_over_blocks_with_dropout_is_refused",
         "runtime.overlap": "test_keys_that_a_runtime_cannot_honour_are_refused",
+        "profile.steps": "test_a_trace_is_the_first_ranks_unless_all_are_asked_for",
         "profile.all_ranks": "test_a_trace_is_the_first_ranks_unless_all_are_asked_for",
         "runtime.compile": "test_channels_last_and_compile_change_only_layout_and_call",
         "runtime.compile_cache": "test_the_compile_cache_is_on_except_on_the_cpu",
@@ -464,7 +465,6 @@ _PLAIN_ROWS: list[Row] = [
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
     ("runtime.mesh_context", _MESH, "--runtime.mesh_context=2", "invalid:runtime.mesh_context"),
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
-    ("profile.steps", ("--profile.all_ranks=true",), "--profile.steps=2-3", "callbacks"),
     ("quantile.epsilon", (), "--quantile.epsilon=0.05", "callbacks"),
     *_rows(
         "",
