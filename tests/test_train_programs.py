@@ -17,7 +17,7 @@ import yaml
 import main as trainer
 from lab import matmul
 from store.quality.trends import read_reports
-from tests.support.cloud import ROOT, Cloud
+from tests.support.cloud import ROOT, Cloud, create_sky_cloud
 from tools.runs.__main__ import main as show_runs
 from train import tpu_vm, xla_dist
 from train.sky import cluster
@@ -34,14 +34,7 @@ SMALL = "program: lab.matmul\nargs: {on: cpu, base: 32, added: [0, 8], axes: M, 
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch) -> Cloud:
-    made = Cloud(tmp_path)
-    for name in ("PATH", "STAND_IN_STATE"):
-        monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr(cluster, "NAME_FILE", tmp_path / ".cluster_name")
-    monkeypatch.setattr(cluster, "_OLD_NAME_FILE", tmp_path / "old/.cluster_name")
-    monkeypatch.setattr(cluster, "RENDERED", str(tmp_path / "rendered.yaml"))
-    monkeypatch.delenv("OUTPUT_DIR", raising=False)
-    return made
+    return create_sky_cloud(tmp_path, monkeypatch)
 
 
 @pytest.fixture

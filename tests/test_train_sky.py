@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.cloud import ROOT, Cloud, needs_git
+from tests.support.cloud import ROOT, Cloud, create_sky_cloud, needs_git
 from train import experiments
 from train.experiments import find_config, find_output
 from train.sky import cluster
@@ -22,15 +22,7 @@ JOB = SkyJob("trainer-x", "v5litepod-8", "configs/digits_student.yaml", "gs://bu
 
 @pytest.fixture
 def cloud(tmp_path, monkeypatch) -> Cloud:
-    """The programs on PATH; names and rendered tasks go to a scratch tree, the template stays."""
-    made = Cloud(tmp_path)
-    for name in ("PATH", "STAND_IN_STATE"):
-        monkeypatch.setenv(name, made.environment[name])
-    monkeypatch.setattr(cluster, "NAME_FILE", tmp_path / ".cluster_name")
-    monkeypatch.setattr(cluster, "_OLD_NAME_FILE", tmp_path / "old/.cluster_name")
-    monkeypatch.setattr(cluster, "RENDERED", str(tmp_path / "rendered.yaml"))
-    monkeypatch.delenv("OUTPUT_DIR", raising=False)
-    return made
+    return create_sky_cloud(tmp_path, monkeypatch)
 
 
 def read_task(cloud: Cloud) -> dict:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from train.sky import cluster
+
 ROOT = Path(__file__).resolve().parents[2]
 STAND_INS = ROOT / "tests" / "support" / "stand_ins"
 needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
@@ -91,6 +93,18 @@ class Cloud:
     def get_home(self, worker: int) -> Path:
         """The home directory of a worker."""
         return self.folder / f"host{worker}"
+
+
+def create_sky_cloud(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    """The programs on PATH; names and rendered tasks go to a scratch tree, the template stays."""
+    made = Cloud(folder)
+    for name in ("PATH", "STAND_IN_STATE"):
+        monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr(cluster, "NAME_FILE", folder / ".cluster_name")
+    monkeypatch.setattr(cluster, "_OLD_NAME_FILE", folder / "old/.cluster_name")
+    monkeypatch.setattr(cluster, "RENDERED", str(folder / "rendered.yaml"))
+    monkeypatch.delenv("OUTPUT_DIR", raising=False)
+    return made
 
 
 def find_port() -> int:

@@ -144,10 +144,8 @@ def test_finished_runs_of_the_store_give_times_and_pauses(capsys, tmp_path):
         f'{began + 700}, "to_step": 300, "status": "complete"}}\n'
     )
     experiment = f"--run.experiment={run.path.parent.name}"
-    told = json.loads(
-        show(capsys, CONFIG, experiment, "--store", str(tmp_path), "--slices", "v5litepod-8",
-             "v5litepod-4", "--json")
-    )  # fmt: skip
+    place = ("--store", str(tmp_path), "--slices", "v5litepod-8", "v5litepod-4")
+    told = json.loads(show(capsys, CONFIG, experiment, *place, "--json"))
     own, other = (row["step"] for row in reversed(told["slices"]))
     assert own["estimate_s"] == pytest.approx(0.5) and "measured in" in own["basis"]
     assert "counted" in other["basis"]
