@@ -450,7 +450,9 @@ def test_a_trace_of_the_named_steps_shows_the_loop(device, tmp_path):
         "--train.checkpoint_every_steps=3",
         "--train.eval_every_epochs=0.5",
     )
+    hooks = dict(nn.modules.module._global_forward_hooks)
     assert main.main(create_argv(tmp_path, *flags, device=device)) == 0
+    assert nn.modules.module._global_forward_hooks == hooks
     run = tmp_path / "tiny" / "traced"
     assert read_metrics(run)[-1]["step"] == 6
     names = read_trace(run / "profile")

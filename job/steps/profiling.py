@@ -33,8 +33,9 @@ class Profiler:
         self._folder = self._run / "profile"
         self._trace: contextlib.AbstractContextManager[None] | None = None
         self._began, self._step = 0.0, -1
+        self._names = contextlib.ExitStack()
         if section.steps:
-            runtime.name_operations(list_models(parts))
+            self._names.enter_context(runtime.name_operations(list_models(parts)))
 
     def look_for_request(self) -> None:
         """Plan a trace of the next steps if another program has asked for it."""
@@ -59,9 +60,14 @@ class Profiler:
             self._trace.__enter__()
             self._began = time.time()
         elif step == self._last + 1:
-            self.close()
+            self._end_trace()
 
     def close(self) -> None:
+        """End a running trace and the naming of operations, which the next run must not have."""
+        with self._names:
+            self._end_trace()
+
+    def _end_trace(self) -> None:
         """End a running trace, log its folder, and write the times of modules."""
         if self._trace is None:
             return

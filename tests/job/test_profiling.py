@@ -17,13 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from timm.layers import Mlp
+from torch import nn
 
 import main
 from store.query.modules import MODULES_FILE, REQUEST_FILE, request_profile, take_request
 from store.query.record import RunRecord
 from store.record.history import keep_deterministic, read_metrics
 from tests.support.child_runs import ROOT, get_environment, run_main
-from tests.support.tiny_parts import create_argv
+from tests.support.tiny_parts import create_argv, create_xla_runtime
 from tests.support.waiting import wait_for
 from tools.runs.__main__ import main as runs
 from utils.errors import EXIT_USER_ERROR
@@ -241,3 +242,19 @@ def test_xla_names_instructions_by_their_scopes(tmp_path):
     assert {phase for _, phase in names} == {"forward", "backward", "loss", "optimizer"}
     lines = [[keep_deterministic(x) for x in read_metrics(run)] for run in runs_of.values()]
     assert lines[0] == lines[1]
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_what_follows_a_named_run_on_xla_is_not_named(error):
+    """A module that two runs share, such as timm's, may record outside of the first one's steps."""
+    runtime = create_xla_runtime()
+    model = runtime.prepare(nn.Linear(2, 2))
+    naming = runtime.name_operations({"student": model})
+    with contextlib.suppress(ValueError), naming, runtime.step(0, 0):
+        runtime.backward(model(torch.ones(1, 2, device=runtime.device)).sum(), last=True)
+        if error is not None:
+            raise error
+    values = model(torch.ones(1, 2, device=runtime.device))
+    runtime.finish_step()  # torch_xla refuses it while a name is open
+    assert values.shape == (1, 2)

@@ -218,9 +218,12 @@ class Runtime(ABC):
             yield
         profile.export_chrome_trace(str(self._get_trace(folder, name)))
 
-    def name_operations(self, models: Mapping[str, nn.Module]) -> None:
-        """Name what each step records by the module it comes from, if traces need it."""
-        return
+    def name_operations(
+        self, models: Mapping[str, nn.Module]
+    ) -> contextlib.AbstractContextManager[object]:
+        """Name what steps record by the module it comes from while entered, if traces need it."""
+        del models
+        return contextlib.nullcontext()
 
     def read_profile(self, folder: Path, name: str) -> JsonObject | None:
         """Read where the time of a trace's steps went; None if it does not name them."""

@@ -120,8 +120,13 @@ class XlaRuntime(Runtime):
         self.finish_step()
         return module
 
-    def name_operations(self, models: Mapping[str, nn.Module]) -> None:
-        self._labels = ScopeLabels(models).__enter__()
+    @contextlib.contextmanager
+    def name_operations(self, models: Mapping[str, nn.Module]) -> Iterator[None]:
+        with ScopeLabels(models) as self._labels:
+            try:
+                yield
+            finally:
+                self._labels = None
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         super().backward(loss, last=last)

@@ -85,7 +85,7 @@ class ScopeLabels:
         for handle in self._handles:
             handle.remove()
         for module in self._labelled:
-            delattr(module, _ORIGIN)
+            vars(module).pop(_ORIGIN, None)  # a module of two models is in the list twice
         self.leave()
         # A scope may only be taken off by the thread that set it, and autograd's thread is out of
         # reach: its last one stays for ever.
