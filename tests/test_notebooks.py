@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,37 @@ def test_a_notebook_is_valid_and_holds_no_outputs(path):
     assert cells and not any(cell.outputs or cell.execution_count for cell in cells)
     for cell in cells:
         compile(cell.source, cell.id, "exec")
+
+
+IMAGES = {
+    "torch_xla": ({"torch": "2.9.0", "torch_xla": "2.9.0"}, ["--tpu"], ".venv"),
+    "torch_tpu": ({"torch": "2.13.0", "torch_tpu": "0.2.0"}, ["--torch-tpu"], ".venv-tpu"),
+    "both": ({"torch_xla": "2.9.0", "torch_tpu": "0.2.0"}, ["--tpu"], ".venv"),
+    "no stack": ({}, ["--tpu"], ".venv"),
+}
+
+
+@pytest.mark.parametrize("has_chip", [True, False])
+@pytest.mark.parametrize("image", IMAGES)
+def test_the_stack_of_an_image_is_found(image, has_chip, monkeypatch, tmp_path, capsys):
+    packages, setup, folder = IMAGES[image]
+
+    def find(package: str) -> str:
+        if package in packages:
+            return packages[package]
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", find)
+    monkeypatch.setattr(Path, "exists", lambda path: has_chip)
+    monkeypatch.delenv("TRAINER_PYTHON", raising=False)
+    notebook = nbformat.read(ROOT / "docs" / "notebooks" / "digits.ipynb", as_version=4)
+    (source,) = [cell.source for cell in notebook.cells if cell.id == "stack"]
+    names = {"Path": Path, "os": os, "OUT": tmp_path}
+    exec(source, names)
+    wanted = (setup, folder) if has_chip else ([], ".venv")
+    assert (names["SETUP"], names["PYTHON"].parts[-3]) == wanted
+    assert names["DEVICE"] == (["--runtime.device=tpu"] if wanted[0] == ["--torch-tpu"] else [])
+    assert ("no TPU is visible" in capsys.readouterr().out) is not has_chip
 
 
 @pytest.mark.slow
