@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What a checkout's product does not consist of.
 OUTSIDE = ("tests", "lab", "proofs", "bill")
-_SKIPPED = ("tests", "data", "runs", "docs")
+_SKIPPED = ("tests", "data", "runs", "docs", "examples")
 # Entry file -> how many files importing it may load, itself included.
 ENTRIES = {
     "tasks.regress.task": 120,

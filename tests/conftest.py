@@ -179,7 +179,7 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from utils.config.load import load_config
 
     root = tmp_path_factory.mktemp("text")
-    write_tokens(root, "stdlib_byte", "stdlib_small")
+    write_tokens(root, "stdlib_byte", "stdlib_small", "manual")
     of_task = {"vocab_size": 257, "sequence_length": 128}
     full = [f"--model.args={json.dumps({'full_every': 1})}"]
     teachers = {"transformer_teacher": (root, []), "delta_text": (root / "full", full)}

@@ -234,7 +234,7 @@ def test_an_existing_run_on_a_bucket_is_refused_or_renamed_first(gs, tmp_path, c
 
 
 _SHOWN = re.compile(r"--run\.(\w+)[= ]\"?(gs://\S+/runs|\$OUTPUT_DIR)\"?")
-_DOCUMENTS = ("README.md", "docs/checkpoints.md", "docs/tpu.md", "train/sky/task.py")
+_DOCUMENTS = ("docs/store.md", "docs/checkpoints.md", "docs/tpu.md", "train/sky/task.py")
 
 
 def find_shown_keys() -> dict[str, list[str]]:

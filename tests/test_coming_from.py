@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 from big_vision.pp.checks import check_spec
 from big_vision.pp.registry import OPS
@@ -120,6 +122,20 @@ def test_a_flag_from_there_leads_to_what_the_row_says(row, flag):
     named = re.findall(r"[a-z]+\.[a-z_]+|\w+(?=\()|\bflip_lr\b", hint)
     named += [_KEY_OF[word] for word in re.findall(r"--(\w+)", hint) if word in _KEY_OF]
     assert any(word in row.text for word in named), (hint, row.text)
+
+
+def test_the_recipe_in_both_is_counted_honestly():
+    words = re.findall(r"^torchrun .*?^```", TEXT, re.MULTILINE | re.DOTALL)[0].split()
+    flags = [word for word in words[words.index("train.py") :] if word.startswith("--")]
+    recipe = yaml.safe_load((ROOT / "configs/imagenet/deit_s.yaml").read_text())
+    keys = sum(len(section) for name, section in recipe.items() if name != "source")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"| {keys} keys of a YAML, 0 flags" in readme and f"| {len(flags)} flags |" in readme
+    values = dict(itertools.pairwise(words))
+    assert float(values["--weight-decay"]) == recipe["optim"]["weight_decay"]
+    assert int(values["--epochs"]) == recipe["train"]["epochs"]
+    assert 8 * int(values["--batch-size"]) == recipe["data"]["global_batch_size"]
+    assert values["--model"] == recipe["model"]["name"]
 
 
 def test_results_of_benchmarks_are_ignored_by_git():

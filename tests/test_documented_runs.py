@@ -49,6 +49,7 @@ RUN_HERE = (
     "docs/regression.md",
     "docs/language.md",
     "docs/store.md",
+    *(name for name in COMMANDS if name.startswith("examples/")),  # by tests/test_examples.py
 )
 # The documents leave the name of a run open; these are there by then.
 PLACEHOLDERS = {
@@ -65,10 +66,11 @@ EXIT_CODES = {BROKEN_OFF: 75, DIFF: 1, COMPARED: 1}
 # They ask for speed, or for more than a tiny run learns: they pass, fail or cannot decide.
 GATES = "python -m tools.runs gate "
 REACHABLE = ("configs", "tools", "train", "run_commands.sh", "requirements.txt")
-# The first column of the README's table of a run's files.
+# The first column of the table of a run's files.
+_TABLE = (ROOT / "docs/store.md").read_text(encoding="utf-8").split("| file | content |")[1]
 RUN_FILES = {
     name.split("/")[0]
-    for row in re.findall(r"^\| (`[^|]+`) \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    for row in re.findall(r"^\| (`[^|]+`) \|", _TABLE.split("\n\n")[0], re.MULTILINE)
     for name in re.findall(r"`([^`]+)`", row)
 }
 
@@ -258,7 +260,7 @@ def store_queries(checkpoints) -> Workplace:
 
 
 def get_run(name: str, files: set[str]) -> set[str]:
-    """What lies directly in a run's directory, of some files, in the README's words."""
+    """What lies directly in a run's directory, of some files, in the words of docs/store.md."""
     begin = f"runs/{name}/"
     found = {path.removeprefix(begin).split("/")[0] for path in files if path.startswith(begin)}
     found.discard("source.diff.zst")  # only where the source differs from its commit

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.own_images.make_images import main as make_images
+from models.factory import create_model, export_model
 from tests.support.documented_commands import (
     Places,
     UnknownCommandError,
@@ -17,6 +19,7 @@ from tests.support.documented_commands import (
 )
 from tests.support.language import write_tokens
 from tests.support.mnist_files import write_mnist
+from utils.config.sections import ModelSection
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,6 +47,11 @@ def data_root(digits_root, tmp_path_factory) -> Path:
     files = write_mnist(folder / "mnist_files")
     assert main(["mnist", "--from", str(files), "--out", str(folder / "data")]) == 0
     write_tokens(folder / "data", "stdlib_byte")
+    assert make_images([str(folder / "shapes")]) == 0
+    facts = {"model": "test_efficientnet", "args": {}, "num_classes": 3}
+    teacher = create_model(ModelSection(name="test_efficientnet"), num_classes=3)
+    (folder / "own_images").mkdir()
+    export_model(teacher.state_dict(), facts, folder / "own_images")
     return folder / "data"
 
 
@@ -61,6 +69,13 @@ def test_the_readme_shows_the_commands_of_the_project():
     text = "\n".join(command for document, command in COMMANDS if document == "README.md")
     for needed in ("run_commands.sh demo", "run_commands.sh test", "main.py --config"):
         assert needed in text
+
+
+def test_the_readme_is_short_and_says_first_what_is_not_proven():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120
+    assert lines[0].startswith("# tpudistil: ")
+    assert any("No run on a TPU has been made" in line for line in lines[:20])
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

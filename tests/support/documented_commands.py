@@ -37,7 +37,8 @@ class Places:
     """Real directories for those that the documentation names.
 
     Attributes:
-      data_root: instead of `data`: holds the digits.
+      data_root: instead of `data`: holds the digits. Beside it lie the `shapes` of
+        examples/own_images and, instead of `runs/own_images/...`, an untrained model of them.
       run: instead of any `runs/...`: a finished run of configs/digits_student.yaml.
       teacher: instead of `runs/digits_teacher/...`: that model, exported.
       text: instead of `data`: holds small texts; instead of `runs/transformer_teacher/...`, too,
@@ -116,6 +117,9 @@ def run_dry(command: str, places: Places) -> str:
         return _check_run(tokens[2:], places)
     if program == "torchrun":
         return _check_run(tokens[tokens.index("main.py") + 1 :], places)
+    if program == "python" and tokens[1].startswith("examples/"):
+        assert (ROOT / tokens[1]).is_file()
+        return "a script: tests/test_examples.py"
     if program in ("python", "python3", "python3.11") and _is_tool(tokens[1:]):
         return _parse_tool(tokens[1:], places)
     if tokens[:2] == ["bash", "run_commands.sh"]:
@@ -141,6 +145,7 @@ def place_flag(flag: str, places: Places) -> str:
         "transformer_teacher": places.text,
         "delta_text": places.text / "full",
         "friedman1_teacher": places.rows,
+        "own_images": places.data_root.parent / "own_images",
     }
     target = known.get(found[2].split("/")[1], places.run)
     return f"{found[1] or ''}{target}"
@@ -212,11 +217,15 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     # statistics likewise: tests/tasks/test_feature_statistics.py.
     stored = ("--distill.teacher_cache=", "--distill.standardise=", "--distill.statistics=")
     flags = [flag for flag in flags if not flag.startswith(stored)]
+    if any(flag.startswith("examples/own_loss/") for flag in flags):
+        # What a run imports would stay in this process.
+        return "own code: tests/test_examples.py"
     config = load_config([place_flag(flag, places) for flag in flags])
     need_device(config)
     moves = config.data.source in ("tfds", "tokens") and config.data.root in _PLACES
     root = str(places.data_root) if moves else config.data.root
     root = str(places.text) if config.data.source == "tokens" else root
+    root = str(places.data_root.parent / root) if root == "shapes" else root
     run = {"output_dir": str(places.scratch / "runs")}
     check(change(config, data={"root": root}, run=run))
     return "checked: all that main.py does before a device"

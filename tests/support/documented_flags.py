@@ -14,6 +14,12 @@ _READING = (
 )
 # What a command starts with -> the flags that shorten it; the first that fits counts.
 SHORTENED = {
+    r"python examples/": (),
+    r"python main\.py --config examples/text/": _READING,
+    r"python main\.py --config examples/": (*_CPU, "--train.epochs=3"),
+    r"python -m tools\.prepare_dataset text --from docs ": (),
+    r"python -m tools\.predict runs/(own_images|label_free)/": ("--device=cpu",),
+    r"python -m tools\.(export|evaluate) runs/(own_images|label_free)/": (),
     r"python main\.py --help$": (),
     r"python main\.py .*--train\.epochs=5\b": _CPU,
     r"python main\.py .*--eval\b": _CPU,
@@ -111,14 +117,17 @@ NOT_RUN = {
     r"(python|\.venv-mirrors/bin/python) -m tools\.mirror |bash run_commands\.sh mirrors": "other "
     "trackers: tests/tools/mirror/test_trackers.py",
     r"python -m tools\.(sweep|queue) ": "runs of their own: tests/service/test_sweeps.py",
-    r"python -m tools\.evaluate ": "a run's weights: tests/tools/evaluate/test_evaluate.py",
-    r"python -m tools\.predict ": "images of one's own: tests/tools/test_predict.py",
+    r"python -m tools\.evaluate (?!runs/label_free/)": "a run's weights: "
+    "tests/tools/evaluate/test_evaluate.py",
+    r"python -m tools\.predict (?!runs/(own_images|label_free)/)": "images of one's own: "
+    "tests/tools/test_predict.py",
     r"python -m tools\.(average|card) ": "runs of their own: tests/tools/test_average.py",
     r"python -m tools\.cache (info|verify|subset|write .*runs/views) ": "a cache: "
     "tests/tools/test_cache.py",
     r"python -m tools\.cache import ": "published files: tests/tools/test_cache_import.py",
     r"python -m proofs\.parity ": "a device beside the CPU: tests/proofs/test_layer_parity.py",
-    r"(python -m tools\.|bash run_commands\.sh )export ": "minutes: tests/tools/test_export.py",
+    r"(python -m tools\.|bash run_commands\.sh )export (?!runs/own_images/)": "minutes: "
+    "tests/tools/test_export.py",
     r"bash (train/sky|scripts)/": "a cloud: tests/test_train_sky.py",
     r"python -m tools\.plan ": "of full recipes: tests/tools/test_plan.py",
     r"python -m tools\.replay |python main\.py .*--train\.keep_bad_step": "a step that is not "
