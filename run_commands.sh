@@ -19,6 +19,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   setup --tpu-compiler  the same with the TPU compiler, for tools that need no TPU
                         --newest: make .venv-compiler, with today's TPU compiler
   setup --jax-export    the same with what makes StableHLO that takes any number of images
+  setup --dev      the same with tests, linters and notebooks, to change the project
   setup --torch-tpu     make .venv-tpu, with TorchTPU instead of torch_xla
   doctor           is this machine fit? --data-dir DIR, --output URL, --tpu NAME for a whole pod
   smoke            20 training steps of batch 8 on whatever device is here
@@ -30,7 +31,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
   mirrors ...      make .venv-mirrors, and send runs from it: --to mlflow|wandb|trackio RUN
   export WEIGHTS   a model in another form: --to onnx|stablehlo|savedmodel|torch_export|timm --out FOLDER
-  test             the test suite
+  test             the test suite, after setup --dev
   test --torch-tpu      a core of it on TorchTPU's torch, on its stand-in on the CPU; or paths
   test-all         the test suite and the long proofs, the TPU compiler's among them
 
@@ -143,7 +144,7 @@ setup_extra() {
   hash_lists "$REQUIREMENTS" >"$stamp"
 }
 
-# What one part needs beside the trainer, which needs none of it: service, export, jax-export.
+# What one part needs beside the trainer, which needs none of it: service, export, jax-export, dev.
 setup_part() {
   local name="$1" list="$ROOT/requirements-$1.txt" stamp="$VENV/.extra-$1"
   setup
@@ -153,6 +154,12 @@ setup_part() {
   echo "adding what the $name needs"
   run_pip -r "$list"
   hash_lists "$REQUIREMENTS" "$list" >"$stamp"
+}
+
+setup_suite() {
+  setup_part dev
+  setup_part service
+  setup_part export
 }
 
 # The core: what another torch is most likely to break, and the device itself.
@@ -166,8 +173,7 @@ TORCH_TPU_TESTS=(
 run_torch_tpu_tests() {
   is_torch_tpu || local VENV="$VENV-tpu"
   setup_torch_tpu
-  setup_part service
-  setup_part export
+  setup_suite
   if [[ $# -eq 0 ]]; then
     set -- -n 2 --dist loadfile "${TORCH_TPU_TESTS[@]}"
   fi
@@ -196,13 +202,14 @@ run_setup() {
       need_torch_xla jax-export
       setup_part jax-export
       ;;
+    --dev) setup_suite ;;
     --torch-tpu)
       install_python
       is_torch_tpu || VENV="$VENV-tpu"
       setup_torch_tpu
       ;;
     *)
-      echo "error: setup knows --tpu, --tpu-compiler, --jax-export and --torch-tpu, not '$1'" >&2
+      echo "error: setup knows --tpu, --tpu-compiler, --jax-export, --dev and --torch-tpu, not '$1'" >&2
       exit 2
       ;;
   esac
@@ -341,14 +348,12 @@ main() {
         run_torch_tpu_tests "${@:2}"
         return
       fi
-      setup_part service
-      setup_part export
+      setup_suite
       run_suite "not slow and not cuda" "$@"
       ;;
     test-all)
       setup_extra tpu-compiler tpu,pallas
-      setup_part service
-      setup_part export
+      setup_suite
       setup_part jax-export
       setup_part delta
       if [[ $# -eq 0 ]]; then run_all_tests; else run_tests -m "not cuda" "$@"; fi

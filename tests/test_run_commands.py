@@ -19,6 +19,7 @@ COMMANDS = (
     "setup --tpu",
     "setup --tpu-compiler",
     "setup --jax-export",
+    "setup --dev",
     "setup --torch-tpu",
     "doctor",
     "smoke",
@@ -180,8 +181,8 @@ def test_setup_does_nothing_where_the_requirements_are_unchanged(tmp_path):
     assert done.returncode == 0
     assert done.stdout == ""
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "venv").rglob("*")}
-    names = ("bin", "bin/python", ".requirements.sha256", ".extra-service", ".extra-export")
-    assert set(before) == {tmp_path / "venv" / name for name in names}
+    stamps = (".requirements.sha256", ".extra-dev", ".extra-service", ".extra-export")
+    assert set(before) == {tmp_path / "venv" / name for name in ("bin", "bin/python", *stamps)}
 
 
 def test_changed_requirements_rerun_setup_with_torch_pinned_first(tmp_path):
@@ -279,7 +280,7 @@ def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monke
 
 @pytest.mark.parametrize(
     ("command", "part"),
-    [("service", "service"), ("test", "service"), ("export", "export"), ("test", "export")],
+    [("service", "service"), ("test", "service"), ("export", "export"), ("test", "dev")],
 )
 def test_optional_requirements_are_installed_once_and_never_by_setup(tmp_path, command, part):
     start_script(("setup",), tmp_path)
@@ -349,7 +350,7 @@ def find_shellcheck() -> str:
     here = str(Path(sys.executable).parent)
     found = shutil.which("shellcheck", path=here) or shutil.which("shellcheck")
     if found is None:
-        pytest.skip("shellcheck is not installed; pip install -r requirements.txt")
+        pytest.skip("shellcheck is not installed; bash run_commands.sh setup --dev")
     return found
 
 
@@ -380,7 +381,7 @@ def test_every_requirement_is_pinned():
     lines = [
         line for path in ROOT.glob("requirements*.txt") for line in path.read_text().splitlines()
     ]
-    assert len(list(ROOT.glob("requirements*.txt"))) == 8
+    assert len(list(ROOT.glob("requirements*.txt"))) == 9
     names = [line for line in lines if line and not line.startswith("#")]
     assert names
     assert [line for line in names if "==" not in line] == []

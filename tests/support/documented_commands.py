@@ -159,10 +159,10 @@ def start_script(
     trainer = (ROOT / "requirements.txt").read_bytes()
     torch = (b"torch==", b"torchvision==", b"torch_xla==")
     rest = b"".join(line for line in trainer.splitlines(True) if not line.startswith(torch))
-    names = ("service", "export", "jax-export", "delta", "torch-tpu", "mirrors")
+    names = ("dev", "service", "export", "jax-export", "delta", "torch-tpu", "mirrors")
     lists = {name: (ROOT / f"requirements-{name}.txt").read_bytes() for name in names}
-    parts = {f".extra-{name}": trainer + lists[name] for name in names[:2]}
-    more = {f".extra-{name}": trainer + lists[name] for name in names[2:4]}
+    parts = {f".extra-{name}": trainer + lists[name] for name in names[:3]}
+    more = {f".extra-{name}": trainer + lists[name] for name in names[3:5]}
     more = {**more, ".extra-tpu-compiler": trainer} if "test-all" in arguments else {}
     stamp_environment(venv, {".requirements.sha256": trainer, **parts, **more})
     of_tpu = {".torch-tpu.sha256": rest + lists["torch-tpu"], **parts}
