@@ -82,6 +82,12 @@ def _add_comparisons(commands: Commands) -> None:
     add("--exact", action="store_true", help="exit code 1 if two runs diverge")
     add("--source", action="store_true", help="how the sources differ, by lines")
     add("--html", type=Path, metavar="FILE", help=page)
+    text = "what a pull request says of runs: topology, data, variables, deltas"
+    which = "narrows all sides"
+    add = _add(commands, "report", "reporting:report_runs", text, which=which).add_argument
+    add("sides", nargs="+", metavar="SIDE", help=side)
+    add("--for", choices=("pr",), default="pr", dest="reader", help="pr: Markdown")
+    add("--metrics", default="", metavar="KEY,...", help="metrics to compare")
     text = "check whether new runs are worse than a base by more than is allowed"
     parser = _add(commands, "gate", "quality:gate_runs", text, which="narrows both sides")
     parser.add_argument("base", metavar="BASE", help="a SIDE, as in compare")
