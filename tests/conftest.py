@@ -112,6 +112,17 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def records_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that holds the dataset `records`; its indexes are the module's own."""
+    from tests.support.input_data import use_private_cache, write_records
+
+    use_private_cache(tmp_path_factory.mktemp("cache"))
+    directory = tmp_path_factory.mktemp("data")
+    write_records(directory)
+    return directory
+
+
 @pytest.fixture(scope="session")
 def gcs_server() -> Iterator[dict[str, str]]:
     """A gs:// server on loopback: the environment that makes gs:// lead to it."""

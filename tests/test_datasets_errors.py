@@ -21,7 +21,6 @@ from tests.support.input_data import (
     RECORDS,
     create_section,
     open_loader,
-    use_private_cache,
     write_records,
 )
 from utils.errors import UserError
@@ -29,18 +28,10 @@ from utils.errors import UserError
 ORDERS = ("exact", "sharded")
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    use_private_cache(tmp_path_factory.mktemp("cache"))
-    directory = tmp_path_factory.mktemp("data")
-    write_records(directory)
-    return directory
-
-
 @pytest.fixture
-def copy(root, tmp_path):
+def copy(records_root, tmp_path):
     """A copy that a test may damage."""
-    shutil.copytree(root / "records", tmp_path / "records")
+    shutil.copytree(records_root / "records", tmp_path / "records")
     return tmp_path
 
 
@@ -66,9 +57,9 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_values_are_found_from_metadata_alone(root, case):
+def test_wrong_values_are_found_from_metadata_alone(records_root, case):
     values, message = WRONG[case]
-    directory = values.get("root", root)
+    directory = values.get("root", records_root)
     values = {key: value for key, value in values.items() if key != "root"}
     with pytest.raises(UserError, match=message) as caught:
         describe_dataset(create_section(directory, **values))
@@ -101,18 +92,18 @@ WRONG_STRINGS = {
 
 
 @pytest.mark.parametrize("case", WRONG_STRINGS)
-def test_a_string_that_gives_no_batch_is_refused_at_once(root, case):
+def test_a_string_that_gives_no_batch_is_refused_at_once(records_root, case):
     spec, message = WRONG_STRINGS[case]
     with pytest.raises(UserError, match=message) as caught:
-        open_loader(create_section(root, train_pp=spec), "train")
+        open_loader(create_section(records_root, train_pp=spec), "train")
     assert "\n" not in str(caught.value)
 
 
-def test_a_batch_indivisible_by_the_shards_is_refused(root):
+def test_a_batch_indivisible_by_the_shards_is_refused(records_root):
     with pytest.raises(UserError, match=r"data\.global_batch_size \(16\).*by the 3 input"):
-        open_loader(create_section(root), "train", shard=(0, 3))
+        open_loader(create_section(records_root), "train", shard=(0, 3))
     with pytest.raises(UserError, match=r"data\.eval_batch_size \(10\).*by the 4 input"):
-        open_loader(create_section(root, eval_batch_size=10), "eval", shard=(0, 4))
+        open_loader(create_section(records_root, eval_batch_size=10), "eval", shard=(0, 4))
 
 
 def test_a_missing_file_is_named(copy):
@@ -144,21 +135,21 @@ def test_a_root_of_an_unknown_kind_is_refused():
         describe_dataset(create_section("nix://bucket"))
 
 
-def test_a_root_may_be_a_file_url_or_hold_the_home_directory(root, monkeypatch):
-    monkeypatch.setenv("HOME", str(root.parent))
-    for place in (f"file://{root}", f"~/{root.name}", f"$HOME/{root.name}"):
+def test_a_root_may_be_a_file_url_or_hold_the_home_directory(records_root, monkeypatch):
+    monkeypatch.setenv("HOME", str(records_root.parent))
+    for place in (f"file://{records_root}", f"~/{records_root.name}", f"$HOME/{records_root.name}"):
         config = create_section(place)
         assert describe_dataset(config).num_examples["train"] == RECORDS["train"]
         assert create_source(config).choose_order() == "exact"
         loader = open_loader(config, "train")
         assert len(next(iter(loader.batches())).labels) == 16
     with pytest.raises(UserError, match=r"data\.root .* is the directory of records itself"):
-        describe_dataset(create_section(root / "records"))
+        describe_dataset(create_section(records_root / "records"))
 
 
-def test_a_root_on_a_store_is_read_through_the_file_layer(root):
+def test_a_root_on_a_store_is_read_through_the_file_layer(records_root):
     memory = fsspec.filesystem("memory")
-    memory.put(str(root / "records"), "/bucket/records", recursive=True)
+    memory.put(str(records_root / "records"), "/bucket/records", recursive=True)
     config = create_section("memory://bucket")
     assert describe_dataset(config).num_examples == {
         "train": RECORDS["train"],
@@ -379,18 +370,22 @@ def test_folders_without_images_or_with_other_classes_are_refused(tmp_path):
         describe_dataset(wrong)
 
 
-def test_evaluation_on_training_examples_warns(root, caplog):
-    describe_dataset(create_section(root, train_split="train", eval_split="train[80%:]"))
+def test_evaluation_on_training_examples_warns(records_root, caplog):
+    describe_dataset(create_section(records_root, train_split="train", eval_split="train[80%:]"))
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
         "data.eval_split (train[80%:]) shares 41 of its 41 examples with data.train_split (train)"
     )
     caplog.clear()
-    describe_dataset(create_section(root, train_split="train[:150]", eval_split="train[140:200]"))
+    describe_dataset(
+        create_section(records_root, train_split="train[:150]", eval_split="train[140:200]")
+    )
     assert "shares 10 of its 60 examples" in caplog.text
     caplog.clear()
-    describe_dataset(create_section(root, train_split="train[:80%]", eval_split="train[80%:]"))
-    describe_dataset(create_section(root, source="synthetic", name=""))
+    describe_dataset(
+        create_section(records_root, train_split="train[:80%]", eval_split="train[80%:]")
+    )
+    describe_dataset(create_section(records_root, source="synthetic", name=""))
     assert caplog.text == ""
 
 

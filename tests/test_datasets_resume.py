@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from datasets import Batch, Position
-from tests.support.input_data import create_section, open_loader, use_private_cache, write_records
+from tests.support.input_data import create_section, open_loader, write_records
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,19 +56,11 @@ def resume_everywhere(root: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    use_private_cache(tmp_path_factory.mktemp("cache"))
-    directory = tmp_path_factory.mktemp("data")
-    write_records(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def resumed(root) -> dict[str, list[str]]:
+def resumed(records_root) -> dict[str, list[str]]:
     """What another process delivers when it starts at each position."""
     program = (
         "import json; from pathlib import Path; from tests.test_datasets_resume import *;"
-        f"print(json.dumps(resume_everywhere(Path({str(root)!r}))))"
+        f"print(json.dumps(resume_everywhere(Path({str(records_root)!r}))))"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
@@ -78,9 +70,9 @@ def resumed(root) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(("order", "index", "count"), CASES)
 def test_a_new_process_continues_with_the_uninterrupted_runs_batches(
-    root, resumed, order, index, count
+    records_root, resumed, order, index, count
 ):
-    loader = open_loader(get_config(root)[order], "train", shard=(index, count))
+    loader = open_loader(get_config(records_root)[order], "train", shard=(index, count))
     length = 2 * BATCHES_PER_EPOCH
     unbroken = [get_digest(batch) for batch in itertools.islice(loader.batches(), length)]
     assert len(set(unbroken)) == length
@@ -118,23 +110,23 @@ def get_record_bytes(root: Path, base: Path) -> float:
     return sizes[0] / sizes[1]
 
 
-def test_the_sharded_order_refuses_another_number_of_shards_within_an_epoch(root):
-    config = get_config(root)["sharded"]
+def test_the_sharded_order_refuses_another_number_of_shards_within_an_epoch(records_root):
+    config = get_config(records_root)["sharded"]
     position = Position(0, BATCH, shard_count=2)
     next(open_loader(config, "train", shard=(1, 2)).batches(position))
     with pytest.raises(UserError, match=r"data\.order=sharded.*begun with 2.*data\.order=exact"):
         open_loader(config, "train", shard=(0, 4)).batches(position)
 
 
-def test_the_exact_order_takes_another_number_of_shards_within_an_epoch(root):
-    config = get_config(root)["exact"]
+def test_the_exact_order_takes_another_number_of_shards_within_an_epoch(records_root):
+    config = get_config(records_root)["exact"]
     position = Position(0, BATCH, shard_count=2)
     one = next(open_loader(config, "train").batches(position))
     parts = [next(open_loader(config, "train", shard=(i, 4)).batches(position)) for i in range(4)]
     assert torch.equal(one.images, torch.cat([part.images for part in parts]))
 
 
-def test_a_position_beyond_the_split_is_refused(root):
-    loader = open_loader(get_config(root)["exact"], "train")
+def test_a_position_beyond_the_split_is_refused(records_root):
+    loader = open_loader(get_config(records_root)["exact"], "train")
     with pytest.raises(UserError, match="split has 203 examples"):
         loader.batches(Position(0, 5000))

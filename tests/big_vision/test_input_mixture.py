@@ -16,7 +16,6 @@ from tests.support.input_data import (
     RECORDS,
     create_section,
     open_loader,
-    use_private_cache,
     write_records,
 )
 from tests.support.tiny_parts import create_argv
@@ -27,14 +26,6 @@ PLAIN_PP = "decode|resize(6)|value_range(-1, 1)"
 SYNTHETIC = "image_size=6,channels=3,num_classes=7,num_examples=50"
 SIZES = (RECORDS["train"], RECORDS["validation"], 50)
 WEIGHTS = (3.0, 2.0, 1.0)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    use_private_cache(tmp_path_factory.mktemp("cache"))
-    directory = tmp_path_factory.mktemp("data")
-    write_records(directory)
-    return directory
 
 
 def create_mix(root, members=None, **data):
@@ -57,8 +48,8 @@ def read_batches(data, count, batches, position):
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(root, count):
-    data = create_mix(root)
+def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(records_root, count):
+    data = create_mix(records_root)
     per_epoch = sum(SIZES) // 16
     whole = list(read_batches(data, 1, 2 * per_epoch, Position()))
     for ours, wanted in zip(read_batches(data, count, 22, Position()), whole, strict=False):
@@ -69,10 +60,10 @@ def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(root, c
             assert all(map(torch.equal, ours, wanted))
 
 
-def test_examples_are_those_of_their_member_under_its_own_string(root):
-    data, starts = create_mix(root), np.cumsum([0, *SIZES])
+def test_examples_are_those_of_their_member_under_its_own_string(records_root):
+    data, starts = create_mix(records_root), np.cumsum([0, *SIZES])
     plain = [
-        open_loader(create_section(root, eval_split=split), "eval")
+        open_loader(create_section(records_root, eval_split=split), "eval")
         for split in ("train", "validation")
     ]
     pattern = open_loader(create_section("", source="synthetic", name=SYNTHETIC))
@@ -97,9 +88,11 @@ def read_one(loader, index: int) -> torch.Tensor:
     return loader.load_examples([index]).images[0]
 
 
-def test_members_come_with_the_frequency_of_their_weights(root):
+def test_members_come_with_the_frequency_of_their_weights(records_root):
     """A chi-square of counts that vary less than those of free draws, so of one tail."""
-    drawn = torch.cat([b[2] for b in read_batches(create_mix(root), 1, 180, Position())]).numpy()
+    drawn = torch.cat(
+        [b[2] for b in read_batches(create_mix(records_root), 1, 180, Position())]
+    ).numpy()
     starts = np.cumsum([0, *SIZES])
     counts = np.histogram(drawn, starts)[0]
     assert fit(counts, np.array(WEIGHTS)) > 1e-3
@@ -114,9 +107,9 @@ def fit(counts: np.ndarray, weights: np.ndarray) -> float:
     return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1))
 
 
-def test_weights_of_classes_hold_within_each_member(root):
+def test_weights_of_classes_hold_within_each_member(records_root):
     members = [{"weight": 1.0}, {"split": "validation", "weight": 1.0}]
-    data = create_mix(root, members, sample_weights="auto")
+    data = create_mix(records_root, members, sample_weights="auto")
     drawn = list(read_batches(data, 1, 90, Position()))
     labels, indices = (torch.cat([batch[part] for batch in drawn]).numpy() for part in (1, 2))
     is_first = indices < SIZES[0]
@@ -127,12 +120,12 @@ def test_weights_of_classes_hold_within_each_member(root):
     assert held.sum() == SIZES[0] + SIZES[1]
 
 
-def test_each_key_of_a_member_decides_its_examples(root, tmp_path):
+def test_each_key_of_a_member_decides_its_examples(records_root, tmp_path):
     """`name`, `weight`, `pp`, `source`, `root`, `split`, `image_key`, `label_key` of data.mix."""
     write_records(tmp_path)
 
     def read(**member) -> list:
-        data = create_mix(root, [{}, {"split": "validation", **member}])
+        data = create_mix(records_root, [{}, {"split": "validation", **member}])
         (batch,) = read_batches(data, 1, 1, Position())
         return [tensor.tolist() for tensor in batch]
 
@@ -149,8 +142,8 @@ def test_each_key_of_a_member_decides_its_examples(root, tmp_path):
             read(**wrong)
 
 
-def test_a_mixture_is_evaluated_on_the_dataset_of_data_name(root):
-    data = create_mix(root)
+def test_a_mixture_is_evaluated_on_the_dataset_of_data_name(records_root):
+    data = create_mix(records_root)
     facts = describe_dataset(data)
     assert facts.num_examples == {"train": sum(SIZES), "eval": RECORDS["validation"]}
     seen = [batch.indices[batch.mask] for batch in open_loader(data, "eval").batches()]
@@ -178,8 +171,8 @@ def test_a_broken_record_is_named_with_its_file(tmp_path):
         ({}, {"order": "sharded"}, "data.mix needs data.order=exact, got sharded"),
     ],
 )
-def test_members_that_do_not_fit_are_refused_by_name(root, other, keys, words):
-    data = create_mix(root, [{}, other], **keys)
+def test_members_that_do_not_fit_are_refused_by_name(records_root, other, keys, words):
+    data = create_mix(records_root, [{}, other], **keys)
     for use in (describe_dataset, open_loader):
         with pytest.raises(UserError, match=r"^data\.mix") as caught:
             use(data)

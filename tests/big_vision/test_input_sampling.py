@@ -18,8 +18,6 @@ from tests.support.input_data import (
     RECORDS,
     create_section,
     open_loader,
-    use_private_cache,
-    write_records,
 )
 from utils.errors import UserError
 
@@ -27,14 +25,6 @@ RANDOM_PP = "decode|resize(8)|random_crop(6)|flip_lr|value_range(-1, 1)"
 # Both tails of a chi-square distribution that the tests with fixed seeds leave out.
 TAIL = 1e-3
 START = Position()
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    use_private_cache(tmp_path_factory.mktemp("cache"))
-    directory = tmp_path_factory.mktemp("data")
-    write_records(directory)
-    return directory
 
 
 def compute_p_value(statistic: float, freedom: int) -> float:
@@ -142,8 +132,8 @@ def create_sampled(root, **data):
 
 
 @pytest.mark.parametrize("count", [2, 8])
-def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(root, count):
-    data = create_sampled(root)
+def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(records_root, count):
+    data = create_sampled(records_root)
     whole = list(read_batches(data, 1, 26))
     for ours, wanted in zip(read_batches(data, count, 26), whole, strict=True):
         assert all(map(torch.equal, ours, wanted))
@@ -153,8 +143,8 @@ def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(root, c
             assert all(map(torch.equal, ours, wanted))
 
 
-def test_copies_of_an_example_are_cropped_differently_and_hold_their_own_pixels(root):
-    batches = read_batches(create_sampled(root), 1, 12)
+def test_copies_of_an_example_are_cropped_differently_and_hold_their_own_pixels(records_root):
+    batches = read_batches(create_sampled(records_root), 1, 12)
     images, labels, indices = map(torch.cat, zip(*batches, strict=True))
     assert torch.equal(indices % RECORD_CLASSES, labels.long())
     values, counts = indices.unique(return_counts=True)
@@ -167,9 +157,9 @@ def test_copies_of_an_example_are_cropped_differently_and_hold_their_own_pixels(
 @pytest.mark.parametrize(
     "given", ["auto", (0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 1.0, 1.0, 3.0, 0.0, 0.0)]
 )
-def test_classes_come_with_the_frequency_of_their_weights(root, given):
+def test_classes_come_with_the_frequency_of_their_weights(records_root, given):
     """A chi-square of counts that vary less than those of free draws, so of one tail."""
-    data = create_section(root, sample_weights=given, train_split="train[:150]")
+    data = create_section(records_root, sample_weights=given, train_split="train[:150]")
     held = np.bincount(load_labels(data, "a.key"), minlength=RECORD_CLASSES)
     expected = np.ones(RECORD_CLASSES) if given == "auto" else held * np.array(given)
     drawn = torch.cat([labels for _, labels, _ in read_batches(data, 1, 90)]).numpy()
@@ -187,8 +177,8 @@ def compute_fit(counts: np.ndarray, weights: np.ndarray) -> float:
     return compute_p_value(((counts - expected) ** 2 / expected).sum(), len(counts) - 1)
 
 
-def test_an_epoch_keeps_its_length_and_evaluation_is_not_drawn(root):
-    data = create_sampled(root)
+def test_an_epoch_keeps_its_length_and_evaluation_is_not_drawn(records_root):
+    data = create_sampled(records_root)
     loader = open_loader(data)
     assert (loader.num_examples, loader.batches_per_epoch) == (RECORDS["train"], 12)
     seen = [batch.indices[batch.mask] for batch in open_loader(data, "eval").batches()]
@@ -208,8 +198,8 @@ def test_an_epoch_keeps_its_length_and_evaluation_is_not_drawn(root):
         ),
     ],
 )
-def test_weights_that_cannot_be_used_are_refused(root, keys, words):
-    data = create_sampled(root, **{"global_batch_size": 1, **keys})
+def test_weights_that_cannot_be_used_are_refused(records_root, keys, words):
+    data = create_sampled(records_root, **{"global_batch_size": 1, **keys})
     for use in (describe_dataset, open_loader):
         with pytest.raises(UserError, match=r"^data\.sample_weights") as caught:
             use(data)
