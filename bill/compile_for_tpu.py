@@ -16,18 +16,16 @@ if __name__ == "__main__":
 
 from bill.targets import COMPILERS, list_targets
 from store.quality.report_comparison import add_report_flags
-from utils.programs import CommandLine, DefaultsHelp, ProgramParser
+from utils.programs import CommandLine, create_defaults_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line; all other flags are keys of the run's configuration."""
-    parser = ProgramParser(
+    parser = create_defaults_parser(
+        __doc__,
         prog="python -m tools.compile_for_tpu",
-        description=" ".join(__doc__.split()),
         epilog=f"Other flags are those of main.py, such as --optim.name=sgd. Targets: "
         f"{list_targets()}.",
-        allow_abbrev=False,
-        formatter_class=DefaultsHelp,
     )
     add = parser.add_argument
     add("--config", type=Path, required=True, help="the run's YAML")

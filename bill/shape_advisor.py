@@ -21,7 +21,7 @@ from bill import compiler
 from bill.targets import Target, parse_target
 from utils.errors import UserError
 from utils.json_types import JsonObject, load_json
-from utils.programs import CommandLine, DefaultsHelp, ProgramParser, prepare_file, require_at_least
+from utils.programs import CommandLine, create_defaults_parser, prepare_file, require_at_least
 from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
@@ -73,12 +73,7 @@ class ProductsAnswer(BaseModel):
 
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
-    parser = ProgramParser(
-        prog="python -m tools.shape_advisor",
-        description=" ".join(__doc__.split()),
-        allow_abbrev=False,
-        formatter_class=DefaultsHelp,
-    )
+    parser = create_defaults_parser(__doc__, prog="python -m tools.shape_advisor")
     add = parser.add_argument
     add("--model", default="vit_small_patch16_224", help="timm or own model name")
     add("--args", default="{}", metavar="JSON", help="its arguments, an object of JSON")

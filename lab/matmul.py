@@ -31,8 +31,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import (
     CommandLine,
-    DefaultsHelp,
-    ProgramParser,
+    create_defaults_parser,
     prepare_file,
     prepare_picture,
     require_at_least,
@@ -51,12 +50,7 @@ _LEAST = 8
 
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
-    parser = ProgramParser(
-        prog="python -m lab.matmul",
-        description=" ".join(__doc__.split()),
-        allow_abbrev=False,
-        formatter_class=DefaultsHelp,
-    )
+    parser = create_defaults_parser(__doc__, prog="python -m lab.matmul")
     add = parser.add_argument
     add("--on", default="v5e", help=PLACES)
     add("--base", type=int, default=1024, help="size of every axis but the one that varies")

@@ -38,6 +38,18 @@ def seven_classes(tmp_path_factory) -> Path:
     return folder
 
 
+def get_digits_flags(root: Path, output_dir: Path) -> list[str]:
+    """The flags of a run on the digits."""
+    places = (f"--data.root={root}", f"--run.output_dir={output_dir}", "--runtime.device=cpu")
+    return ["--config", "configs/digits_student.yaml", *places]
+
+
+def refuse_digits(capsys, root: Path, tmp_path: Path, *flags: str) -> str:
+    """Run main on the digits with wrong flags; gives its one line."""
+    output_dir = tmp_path / "runs"
+    return refuse(capsys, [*get_digits_flags(root, output_dir), *flags], output_dir)
+
+
 def refuse(capsys, flags: list[str], forbidden: Path) -> str:
     """Run main with wrong flags; gives its one line."""
     assert main.main(flags) == 2
@@ -271,14 +283,7 @@ def test_an_invalid_flag_is_refused_in_one_line(tmp_path, capsys, flags, what, w
 
 
 def test_a_missing_dataset_root_names_the_flag(tmp_path, capsys):
-    flags = [
-        "--config",
-        "configs/digits_student.yaml",
-        f"--data.root={tmp_path / 'gone'}",
-        f"--run.output_dir={tmp_path / 'runs'}",
-        "--runtime.device=cpu",
-    ]
-    line = refuse(capsys, flags, tmp_path / "runs")
+    line = refuse_digits(capsys, tmp_path / "gone", tmp_path)
     assert str(tmp_path / "gone") in line
     assert "data.root" in line
     assert "--data_path" in line or "--tfds_data_dir" in line
@@ -295,44 +300,25 @@ def test_a_relative_root_is_reported_as_an_absolute_path(tmp_path, capsys, monke
 
 @pytest.mark.parametrize("key", ["train_split", "eval_split", "test_split"])
 def test_an_unknown_split_is_refused_with_the_existing_ones(tmp_path, capsys, digits_root, key):
-    flags = [
-        "--config",
-        "configs/digits_student.yaml",
-        f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path / 'runs'}",
-        "--runtime.device=cpu",
-        f"--data.{key}=validaton",
-    ]
-    line = refuse(capsys, flags, tmp_path / "runs")
+    line = refuse_digits(capsys, digits_root, tmp_path, f"--data.{key}=validaton")
     assert f"data.{key}" in line
     assert "'validaton'" in line or "(validaton)" in line
     assert "validation" in line
 
 
 def test_an_unknown_dataset_is_refused(tmp_path, capsys, digits_root):
-    flags = [
-        "--config",
-        "configs/digits_student.yaml",
-        f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path / 'runs'}",
-        "--runtime.device=cpu",
-        "--data.name=digit",
-    ]
-    line = refuse(capsys, flags, tmp_path / "runs")
+    line = refuse_digits(capsys, digits_root, tmp_path, "--data.name=digit")
     assert "data.name" in line
     assert "digits" in line
 
 
 def test_an_unknown_op_is_named_with_its_position(tmp_path, capsys, digits_root):
-    flags = [
-        "--config",
-        "configs/digits_student.yaml",
-        f"--data.root={digits_root}",
-        f"--run.output_dir={tmp_path / 'runs'}",
-        "--runtime.device=cpu",
+    line = refuse_digits(
+        capsys,
+        digits_root,
+        tmp_path,
         "--data.train_pp=decode(channels=1)|rezise(8)|value_range(-1, 1)",
-    ]
-    line = refuse(capsys, flags, tmp_path / "runs")
+    )
     assert "data.train_pp" in line
     assert "rezise" in line
     assert "resize" in line
@@ -409,16 +395,7 @@ CHILDREN = [
 def test_the_command_line_ends_with_code_2_and_one_line(tmp_path, digits_root, flags, what):
     """A real process: nothing but the line, no traceback, no directory."""
     output_dir = tmp_path / "runs"
-    done = run_main(
-        [
-            "--config",
-            "configs/digits_student.yaml",
-            f"--data.root={digits_root}",
-            f"--run.output_dir={output_dir}",
-            "--runtime.device=cpu",
-            *flags,
-        ]
-    )
+    done = run_main([*get_digits_flags(digits_root, output_dir), *flags])
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -74,6 +74,12 @@ def create_program_parser(description: str | None, **options: object) -> Program
     return ProgramParser(description=description, formatter_class=formatter, **options)
 
 
+def create_defaults_parser(description: str | None, **options: object) -> ProgramParser:
+    """Create a parser whose help is one paragraph and shows defaults, with options of argparse."""
+    options = {"description": " ".join((description or "").split()), **options}
+    return ProgramParser(formatter_class=DefaultsHelp, allow_abbrev=False, **options)
+
+
 @dataclass(frozen=True)
 class CommandLine:
     """A program: `main = CommandLine(create_parser, run)`; `main(argv)` gives its exit code."""
@@ -157,8 +163,7 @@ def run_program(
         if storage is None or not isinstance(error, storage.StorageError):
             raise
         if not is_silent:
-            hint = "check the bucket's name, your login and its rights"
-            write_error(UserError(f"{error}; {hint}", code="storage.failed"))
+            write_error(UserError(f"{error}; {error.WAY}", code="storage.failed"))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")

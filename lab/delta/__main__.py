@@ -42,8 +42,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import (
     CommandLine,
-    DefaultsHelp,
-    ProgramParser,
+    create_defaults_parser,
     prepare_file,
     prepare_picture,
     require_at_least,
@@ -63,12 +62,7 @@ _SEEN = 8192
 
 def create_parser() -> argparse.ArgumentParser:
     """Create the command line."""
-    parser = ProgramParser(
-        prog="python -m lab.delta",
-        description=" ".join(__doc__.split()),
-        allow_abbrev=False,
-        formatter_class=DefaultsHelp,
-    )
+    parser = create_defaults_parser(__doc__, prog="python -m lab.delta")
     add = parser.add_argument
     add("--on", default="cpu", help=PLACES)
     add(

@@ -373,55 +373,34 @@ def test_reports_match_their_json_schema():
         Report.model_validate({**data, "surprise": 1})
 
 
+def compile_by_command(folder: Path, *flags: str) -> tuple[Report, str]:
+    """The report of the program on a real step, and what it prints."""
+    path = folder / "report.json"
+    command = [sys.executable, "bill/compile_for_tpu.py", *flags, f"--json={path}"]
+    command.append(f"--cache-dir={folder / 'store'}")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Report.model_validate_json(path.read_text()), done.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 def test_a_vit_of_two_blocks_passes_its_gate(tmp_path):
     """The real compiler on the real step, by the command line."""
-    target = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        "bill/compile_for_tpu.py",
-        "--config",
-        "configs/tpu_step.yaml",
-        '--model.args={"depth": 2}',
-        "--limit",
-        "6.7",
-        "--json",
-        str(target),
-        "--cache-dir",
-        str(tmp_path / "store"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = Report.model_validate_json(target.read_text())
+    flags = ("--config=configs/tpu_step.yaml", '--model.args={"depth": 2}', "--limit=6.7")
+    report, printed = compile_by_command(tmp_path, *flags)
     assert report.fits
     assert report.top[0].module.startswith("blocks.")
-    assert "compiler's estimate, not a measurement" in done.stdout
+    assert "compiler's estimate, not a measurement" in printed
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 def test_a_decoder_of_two_blocks_passes_its_gate(tmp_path):
     """33.5 Mcyc; plain JAX costs 41.6 with scores in bfloat16."""
-    target = tmp_path / "report.json"
-    command = [
-        sys.executable,
-        "bill/compile_for_tpu.py",
-        "--target",
-        "v5e:1x1",
-        "--config",
-        "configs/tpu_decoder_step.yaml",
-        "--limit",
-        "34.5",
-        '--model.args={"depth": 2, "width": 768, "heads": 12}',
-        "--json",
-        str(target),
-        "--cache-dir",
-        str(tmp_path / "store"),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = Report.model_validate_json(target.read_text())
+    flags = ("--target=v5e:1x1", "--config=configs/tpu_decoder_step.yaml", "--limit=34.5")
+    depth = '--model.args={"depth": 2, "width": 768, "heads": 12}'
+    report, _ = compile_by_command(tmp_path, *flags, depth)
     assert report.fits and report.unit == "tokens" and report.example == {"tokens": [1025]}
     assert not {"undonated state", "gradients alive", "host fallback", "dynamic shapes"} & {
         fault.kind for fault in report.faults
@@ -436,28 +415,11 @@ def test_a_decoder_of_two_blocks_passes_its_gate(tmp_path):
 )
 def test_the_small_decoders_fit_a_slice(name, target, tmp_path):
     """Partitioned over 4 and 16 chips: gradients alone travel, in float32."""
-    report_file = tmp_path / "report.json"
-    chips = parse_target(target).devices
-    command = [
-        sys.executable,
-        "bill/compile_for_tpu.py",
-        "--config",
-        f"configs/{name}.yaml",
-        "--target",
-        target,
-        "--chips",
-        str(chips),
-        "--runtime.precision=bf16",
-        "--json",
-        str(report_file),
-        "--cache-dir",
-        str(tmp_path / "store"),
-    ]
+    slices = (f"--target={target}", f"--chips={parse_target(target).devices}")
+    flags = [f"--config=configs/{name}.yaml", *slices, "--runtime.precision=bf16"]
     if name != "transformer_sequences":
-        command += ["--assume", "vocab_size=257"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = Report.model_validate_json(report_file.read_text())
+        flags.append("--assume=vocab_size=257")
+    report, _ = compile_by_command(tmp_path, *flags)
     assert report.fits and not report.faults
     assert {one.kind for one in report.collectives} == {"all-reduce"}
     assert {one.dtype for one in report.collectives} == {"f32"}

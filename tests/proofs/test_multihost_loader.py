@@ -12,7 +12,7 @@ import pytest
 
 from proofs.multihost_loader import __main__ as multihost
 from proofs.multihost_loader import rank_reports as ranks
-from tests.support.input_data import use_private_cache, write_records
+from tests.support.child_runs import list_help_imports
 
 ROOT = Path(__file__).resolve().parents[2]
 # Another name of the program, which runs by its path in any directory.
@@ -20,29 +20,13 @@ SCRIPT = ROOT / "tools" / "test_tfds_loader_multihost.py"
 PP = ["--train-pp", "decode|resize(6)|flip_lr|value_range(-1, 1)", "--eval-pp", "decode|resize(6)"]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    use_private_cache(tmp_path_factory.mktemp("cache"))
-    directory = tmp_path_factory.mktemp("data")
-    write_records(directory)
-    return directory
-
-
 def test_help_imports_no_tensorflow(tmp_path):
-    program = (
-        "import sys, runpy; sys.argv = ['x', '--help']\n"
-        f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
-        "except SystemExit: print('tensorflow' in sys.modules, 'torch' in sys.modules)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.splitlines()[-1] == "False False"
+    assert list_help_imports(str(SCRIPT), tmp_path) == []
 
 
-def test_ranks_as_processes_see_every_id_once(root, tmp_path):
+def test_ranks_as_processes_see_every_id_once(records_root, tmp_path):
     # Rank 0 has one example of the last batch and rank 1 has none, which does not measure speed.
-    arguments = ["--data-dir", str(root), "--split", "validation[:41]", "--batch", "8", *PP]
+    arguments = ["--data-dir", str(records_root), "--split", "validation[:41]", "--batch", "8", *PP]
     arguments += ["--world-size", "2", "--min-samples-per-sec", "0.001"]
     arguments += ["--min-throughput-ratio", "0.0001"]
     result = subprocess.run(

@@ -45,6 +45,19 @@ def run_series(runs: Sequence[Sequence[str]]) -> subprocess.CompletedProcess[str
     return subprocess.run(command, cwd=ROOT, env=get_environment(), capture_output=True, text=True)
 
 
+def list_help_imports(script: str, folder: Path) -> list[str]:
+    """Those of tensorflow and torch that `--help` of a script loads, started in a folder."""
+    program = (
+        "import sys, runpy; sys.argv = ['x', '--help']\n"
+        f"try: runpy.run_path({script!r}, run_name='__main__')\n"
+        "except SystemExit: print('|', *{'tensorflow', 'torch'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return sorted(done.stdout.rpartition("|")[2].split())
+
+
 def read_losses(run: Path, term: str = "total") -> list[float]:
     """A term of the loss at each log point of a run's training."""
     return [line[f"loss/{term}"] for line in read_metrics(run) if line["kind"] == "train"]

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
-import pytest
 import yaml
 from PIL import Image
 
+from tests.support.child_runs import list_help_imports
 from tests.support.input_data import get_image, use_private_cache, write_records
 from tools import test_tfds_loader as check
 from tools.loader.open_loader import plan_loader
@@ -17,17 +14,11 @@ from tools.loader.open_loader import plan_loader
 PP = ["--train-pp", "decode|resize(6)|flip_lr|value_range(-1, 1)", "--eval-pp", "decode|resize(6)"]
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    use_private_cache(tmp_path_factory.mktemp("cache"))
-    directory = tmp_path_factory.mktemp("data")
-    write_records(directory)
-    return directory
-
-
-def test_the_loader_check_prints_samples_and_throughput_and_draws_a_sheet(root, tmp_path, capsys):
+def test_the_loader_check_prints_samples_and_throughput_and_draws_a_sheet(
+    records_root, tmp_path, capsys
+):
     sheet = tmp_path / "sheet.png"
-    arguments = ["--data-dir", str(root), "--split", "train", "--num-samples", "3", *PP]
+    arguments = ["--data-dir", str(records_root), "--split", "train", "--num-samples", "3", *PP]
     arguments += ["--time-it", "--num-loops", "2", "--loop-batches", "3", "--batch", "16"]
     arguments += ["--seed", "1", "--prefetch", "1", "--num-parallel-calls", "2"]
     arguments += ["--world-size", "2", "--rank", "1", "--save-grid", str(sheet), "--views", "5"]
@@ -51,10 +42,10 @@ def test_the_loader_check_prints_samples_and_throughput_and_draws_a_sheet(root, 
     assert greens <= {0, 50}
 
 
-def test_without_a_string_it_follows_the_first_record(root, tmp_path, capsys):
+def test_without_a_string_it_follows_the_first_record(records_root, tmp_path, capsys):
     arguments = ["--num-samples", "1", "--batch", "4"]
     # PNGs, which the decoder of crops does not read.
-    assert check.main(["--data-dir", str(root), *arguments]) == 0
+    assert check.main(["--data-dir", str(records_root), *arguments]) == 0
     assert "shape (224, 224, 3), uint8" in capsys.readouterr().out
     for suffix, begins in (("jpeg", "decode_jpeg_and_inception_crop"), ("png", "decode|inception")):
         for number in range(4):
@@ -76,10 +67,15 @@ def test_a_broken_first_record_is_named_in_one_line(tmp_path, capsys):
     assert line.startswith("error: ") and "records-train.tfrecord" in line
 
 
-def test_a_configuration_gives_the_data_keys_and_flags_win(root, tmp_path, capsys):
+def test_a_configuration_gives_the_data_keys_and_flags_win(records_root, tmp_path, capsys):
     path = tmp_path / "run.yaml"
     pp = "decode|resize(6)|value_range(-1, 1)"
-    data = {"name": "records", "root": str(root), "global_batch_size": 12, "order": "sharded"}
+    data = {
+        "name": "records",
+        "root": str(records_root),
+        "global_batch_size": 12,
+        "order": "sharded",
+    }
     keys = {"data": {**data, "train_pp": pp, "eval_pp": pp}, "train": {"seed": 3}}
     path.write_text(yaml.safe_dump(keys))
     flags = ["--config", str(path), "--num-samples", "1"]
@@ -95,7 +91,7 @@ def test_a_configuration_gives_the_data_keys_and_flags_win(root, tmp_path, capsy
     assert capsys.readouterr().out.startswith(wanted)
 
 
-def test_a_bad_configuration_is_one_line(root, tmp_path, capsys):
+def test_a_bad_configuration_is_one_line(records_root, tmp_path, capsys):
     rows = tmp_path / "rows.yaml"
     split = "train_split: 'all[:80%]', eval_split: 'all[80%:]', global_batch_size: 8"
     rows.write_text(f"data: {{source: sklearn, name: diabetes, {split}}}\ntrain: {{task: regress}}")
@@ -103,7 +99,7 @@ def test_a_bad_configuration_is_one_line(root, tmp_path, capsys):
         ("--config", str(tmp_path / "no.yaml")): "no.yaml: No such file",
         ("--config", str(rows)): "data.source (sklearn) has no labelled images",
         (): "--data-dir is missing",
-        ("--data-dir", str(root), "--batch", "0", *PP): "data.global_batch_size (0)",
+        ("--data-dir", str(records_root), "--batch", "0", *PP): "data.global_batch_size (0)",
     }
     for flags, message in wrong.items():
         assert check.main(flags) == 2
@@ -111,34 +107,29 @@ def test_a_bad_configuration_is_one_line(root, tmp_path, capsys):
         assert message in line
 
 
-def test_a_shuffle_buffer_in_examples_gives_the_sharded_order(root, capsys):
-    arguments = ["--data-dir", str(root), "--num-samples", "1", "--batch", "16", *PP]
+def test_a_shuffle_buffer_in_examples_gives_the_sharded_order(records_root, capsys):
+    arguments = ["--data-dir", str(records_root), "--num-samples", "1", "--batch", "16", *PP]
     assert check.main([*arguments, "--shuffle-buffer", "40"]) == 0
     assert "order sharded" in capsys.readouterr().out
 
 
-def test_wrong_flags_give_one_line_and_exit_code_2(root, tmp_path, capsys):
+def test_wrong_flags_give_one_line_and_exit_code_2(records_root, tmp_path, capsys):
     assert check.main(["--data-dir", str(tmp_path / "nowhere")]) == 2
-    assert check.main(["--data-dir", str(root), "--split", "trian", *PP]) == 2
+    assert check.main(["--data-dir", str(records_root), "--split", "trian", *PP]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "nowhere" in first and "did you mean 'train'" in second
 
 
 def test_help_imports_no_tensorflow(tmp_path):
-    program = (
-        "import sys, runpy; sys.argv = ['x', '--help']\n"
-        f"try: runpy.run_path({check.__file__!r}, run_name='__main__')\n"
-        "except SystemExit: print('tensorflow' in sys.modules, 'torch' in sys.modules)"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.splitlines()[-1] == "False False"
+    assert list_help_imports(check.__file__, tmp_path) == []
 
 
-def test_the_datasets_own_directory_and_given_classes_are_accepted(root, capsys):
+def test_the_datasets_own_directory_and_given_classes_are_accepted(records_root, capsys):
     arguments = ["--num-samples", "1", "--batch", "16", "--label-key", "id", *PP]
-    assert check.main(["--data-dir", str(root / "records"), *arguments]) == 2
+    assert check.main(["--data-dir", str(records_root / "records"), *arguments]) == 2
     assert "--num-classes" in capsys.readouterr().err
-    assert check.main(["--data-dir", str(root / "records"), *arguments, "--num-classes=300"]) == 0
+    assert (
+        check.main(["--data-dir", str(records_root / "records"), *arguments, "--num-classes=300"])
+        == 0
+    )
     assert "203 examples, 300 classes" in capsys.readouterr().out

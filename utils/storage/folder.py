@@ -16,6 +16,8 @@ ASIDE = "aside_"
 class StorageError(OSError):
     """A folder could not be read or written after all tries; the text names it and the reason."""
 
+    WAY = "check the bucket's name, your login and its rights"
+
 
 class Folder(ABC):
     """One directory, local or remote."""
