@@ -169,6 +169,21 @@ def test_a_pod_takes_a_yaml_in_place_of_a_command(cloud, small, capfd, monkeypat
     assert "--repeats=1 --store=gs://other/runs" in capfd.readouterr().out
 
 
+def test_a_pod_refuses_a_lab_before_anything_is_shipped_or_created(cloud, capfd, monkeypatch):
+    pod = Cloud(cloud.folder, hosts=2)
+    for name in ("STAND_IN_HOSTS", "STAND_IN_PYTHON", "STAND_IN_PORT"):
+        monkeypatch.setenv(name, pod.environment[name])
+    pod.create()
+    lab = ["--run-id=r", "--", "python", "-m", "lab.matmul", "--on=tpu"]
+    assert tpu_vm.main(["run", "pod", *lab]) == 2
+    assert tpu_vm.main(["run", "new", "--accelerator-type=v6e-16", *lab]) == 2
+    assert xla_dist.main(["--tpu=pod", *lab]) == 2
+    text = "error: lab.matmul measures one device, and this slice has {} hosts; choose a slice of"
+    lines = capfd.readouterr().err.splitlines()
+    assert all(line.startswith(text.format(n)) for line, n in zip(lines, (2, 4, 2), strict=True))
+    assert pod.get_verbs() == ["tpu-vm describe"] * 2
+
+
 def test_exec_copies_the_tree_and_returns_the_programs_exit_code(cloud, small, capfd):
     assert cluster.main(["exec", "--", "true"]) == 2
     assert "nothing was started from here" in capfd.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import sys
@@ -46,12 +47,20 @@ def find_program(config: str, *, hosts: int = 1) -> ProgramFile | None:
     from utils.config.programs import read_program
 
     program = read_program(str(ROOT / config), "experiment")
-    if program and program.name.startswith(_SINGLE) and hosts > 1:
+    if program:
+        check_hosts(["-m", program.name], hosts)
+    return program
+
+
+def check_hosts(words: Sequence[str], hosts: int) -> None:
+    """Raise a UserError if a command runs a lab, and the slice has several hosts."""
+    names = [name for flag, name in itertools.pairwise(words) if flag == "-m"]
+    lab = next((name for name in names if name.startswith(_SINGLE)), "")
+    if lab and hosts > 1:
         raise UserError(
-            f"{program.name} measures one device, and this slice has {hosts} hosts; choose a "
+            f"{lab} measures one device, and this slice has {hosts} hosts; choose a "
             "slice of one host"
         )
-    return program
 
 
 def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tuple[str, str]:

@@ -128,16 +128,16 @@ def delete(tpu: Tpu, executor: Executor) -> str:
     return f"{tpu.name} is deleted"
 
 
-def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) -> bool:
-    """Wait while a TPU VM is on its way; return False if it does not exist and none is coming."""
+def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) -> Facts | None:
+    """Wait while a TPU VM is on its way; None if it does not exist and none is coming."""
     shown = None
     while True:
         facts = describe(tpu, executor)
         state = facts.state if facts else read_queued_state(tpu, executor)
         if facts is not None and state == "READY":
-            return True
+            return facts
         if state not in (_COMING if facts else (*_WAITING, "ACTIVE")):
-            return False
+            return None
         if state != shown:
             print(f"{tpu.name} is {state}: waiting", flush=True)
             shown = state

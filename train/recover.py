@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from train.commands import DEFAULT_STACK, CreateOptions, RemoteCommand, Tpu
 from train.execute import Executor
+from train.experiments import check_hosts
 from train.fanout import EXIT_LOST, FanoutOptions, Outcome, fan_out
-from train.lifecycle import POLL_S, describe, recreate, require_ready, wait_until_ready
+from train.lifecycle import POLL_S, Facts, describe, recreate, require_ready, wait_until_ready
 from train.provision import set_up, sync
 from train.worker import EXIT_TWICE
 from utils.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_TERMINATED, UserError
@@ -78,7 +79,7 @@ class Recovery:
         tpu, executor = self._tpu, self._executor
         self._lasted_s = 0.0
         try:
-            self._ensure_machine()
+            check_hosts(remote.words, len(self._ensure_machine().hosts))
             if self._options.provision:
                 sync(tpu, executor, workdir=remote.workdir, dirty=self._options.dirty)
                 if not set_up(tpu, executor, workdir=remote.workdir, stack=self._options.stack):
@@ -99,19 +100,20 @@ class Recovery:
                 raise
             return Outcome(EXIT_LOST, str(error))
 
-    def _ensure_machine(self) -> None:
+    def _ensure_machine(self) -> Facts:
         tpu, executor = self._tpu, self._executor
         poll_s = min(POLL_S, self._options.backoff_s)
-        if wait_until_ready(tpu, executor, poll_s=poll_s):
-            return
+        if facts := wait_until_ready(tpu, executor, poll_s=poll_s):
+            return facts
         if self._options.create is None:
             raise UserError(
                 f"{tpu.name!r} does not exist and cannot be created again; add --accelerator-type "
                 "and the other flags of create"
             )
         _log(recreate(tpu, executor, options=self._options.create))
-        if not wait_until_ready(tpu, executor, poll_s=poll_s):
-            raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
+        if facts := wait_until_ready(tpu, executor, poll_s=poll_s):
+            return facts
+        raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
 
     def _get_restart_reason(self, outcome: Outcome) -> str | None:
         """Explain a restart; None after the program's own failure or a user's interrupt."""

@@ -19,12 +19,13 @@ import sys
 from train import commands
 from train.commands import STACKS, CreateOptions, Tpu
 from train.execute import Executor
+from train.experiments import check_hosts
 from train.lifecycle import create, delete, describe, read_queued_state, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_stack, add_zone_flags, create_options, create_remote
 from utils.errors import UserError
-from utils.generations import LAUNCHED, check_stack
+from utils.generations import LAUNCHED, check_stack, find_slice
 from utils.programs import CommandLine, create_program_parser
 
 
@@ -174,6 +175,8 @@ def _run_run(arguments: argparse.Namespace, executor: Executor) -> int:
     if arguments.venv is None:
         arguments.venv = "" if arguments.conda_env else STACKS[arguments.stack].venv
     remote, fanout = create_remote(arguments), create_options(arguments)
+    if arguments.accelerator_type:
+        check_hosts(remote.words, find_slice(arguments.accelerator_type).hosts)
     return Recovery(_get_tpu(arguments), executor, options=options, fanout=fanout).run(remote)
 
 

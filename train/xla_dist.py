@@ -16,7 +16,7 @@ import sys
 from train import fanout
 from train.commands import DEFAULT_STACK, STACKS, WORKDIR, RemoteCommand, Tpu
 from train.execute import Executor
-from train.experiments import expand
+from train.experiments import check_hosts, expand
 from train.lifecycle import require_ready
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     remote = create_remote(arguments)
     hosts = len(require_ready(tpu, executor).hosts)
+    check_hosts(remote.words, hosts)
     options = create_options(arguments)
     if not arguments.dry_run:
         print(f"[launch] {options.run_id}: {hosts} workers of {tpu.name}", flush=True)
