@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
 from service.web.problems import ServiceProblem
 from store.index.database import RunIndex
+from store.quality.calibration import Verdicts
+from store.quality.trends import read_verdicts
 from store.query.filters import check_keys
 from store.query.listing import choose_usual, read_rows, select_runs
 from store.query.record import RunRecord
@@ -14,10 +17,14 @@ from store.query.selection import RunSelector
 from store.record.ids import check_name
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.folder import StorageError
 from utils.storage.places import is_remote, join_path_or_url, to_path
+from utils.storage.retry import hurry
 
 # Requests within this time share one look at the files.
 _FRESH_S = 1.0
+# The same for the reports of a bucket, which are read one by one.
+_FRESH_REPORTS_S = 60.0
 
 
 class RunCatalogue:
@@ -33,6 +40,7 @@ class RunCatalogue:
         self._index = RunIndex(store, url)
         self._lock = threading.Lock()
         self._looked = -_FRESH_S
+        self._verdicts: tuple[float, Verdicts] = (-_FRESH_REPORTS_S, {})
 
     def get_index(self) -> RunIndex:
         """Return the index, refreshed if older than a second."""
@@ -89,6 +97,17 @@ class RunCatalogue:
             return RunRecord(place)
         except UserError as error:
             raise ServiceProblem(404, str(error)) from error
+
+    def read_verdicts(self) -> Verdicts:
+        """Read the compiler's estimates, of a bucket once a minute; empty if it does not answer."""
+        if not is_remote(self.store):
+            return read_verdicts(self.store)
+        read, verdicts = self._verdicts
+        if time.monotonic() - read >= _FRESH_REPORTS_S:
+            with contextlib.suppress(StorageError), hurry():
+                verdicts = read_verdicts(self.store)
+            self._verdicts = (time.monotonic(), verdicts)
+        return verdicts
 
     def close(self) -> None:
         """Close the database."""

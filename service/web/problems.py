@@ -15,6 +15,7 @@ from service.web.rendering import render_page
 from utils.error_codes import find_code
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.folder import StorageError
 
 PROBLEM_TYPE = "application/problem+json"
 API = "/api/"
@@ -89,6 +90,7 @@ def describe_problem(status: int, detail: str, code: str = "") -> JsonObject:
 def add_handlers(app: FastAPI) -> None:
     """Answer every error of the app by a problem, as JSON or as a page."""
     app.add_exception_handler(UserError, _handle_user_error)
+    app.add_exception_handler(StorageError, _handle_storage_error)
     app.add_exception_handler(HTTPException, _handle_http)
     app.add_exception_handler(RequestValidationError, _handle_validation)
 
@@ -109,6 +111,10 @@ async def _handle_user_error(request: Request, error: Exception) -> Response:
     return _answer(
         request, status, str(error), code=own or ("" if status != 422 else find_code(error))
     )
+
+
+async def _handle_storage_error(request: Request, error: Exception) -> Response:
+    return _answer(request, 503, f"{error}; {StorageError.WAY}", code=find_code(error))
 
 
 async def _handle_http(request: Request, error: Exception) -> Response:

@@ -187,10 +187,8 @@ def _list_reports(store: Path | str) -> Iterator[tuple[str, str, Callable[[], st
 
 
 def read_verdicts(store: str) -> Verdicts:
-    """Read the compiler's estimates of a store; a bucket's are not read, and it gives none."""
-    if is_remote(store):
-        return {}
-    return index_verdicts(itertools.chain(*read_reports(to_path(store)).values()))
+    """Read the compiler's estimates of a store, a directory or a bucket."""
+    return index_verdicts(itertools.chain(*read_reports(store).values()))
 
 
 def check_reports(store: Path) -> tuple[int, dict[Path, str]]:

@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from store.quality.calibration import (
     index_verdicts,
     measure_step,
 )
-from store.quality.trends import keep_report
+from store.quality.trends import keep_report, read_verdicts, save_report
 from store.query.record import RunRecord
 from store.record.attempts import ATTEMPTS_FILE
 from tests.store.test_trends import VERDICT
@@ -53,6 +54,14 @@ def make_tpu_run(root: Path, name: str, config: dict, *, step_s: float, **hardwa
 def make_verdict(config: dict, **changes: object) -> dict:
     times = {"step_ms": {"lower": 1.0, "estimate": 40.0}}
     return {**VERDICT, **times, "configuration": copy.deepcopy(config), **changes}
+
+
+def test_estimates_on_a_bucket_are_those_of_a_directory(tmp_path):
+    bucket, verdict = f"memory://{uuid.uuid4().hex}/runs", make_verdict(make_config())
+    for store in (bucket, str(tmp_path)):
+        save_report(store, verdict)
+    assert list(read_verdicts(bucket).values()) == [verdict]
+    assert read_verdicts(bucket) == read_verdicts(str(tmp_path))
 
 
 def test_a_verdict_matches_only_its_exact_step(tmp_path):

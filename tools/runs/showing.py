@@ -26,6 +26,7 @@ from tools.runs.find_runs import choose_records
 from tools.runs.lineage import find_kin, list_doubts, list_tables
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.folder import StorageError
 from utils.storage.local import LocalFolder
 from utils.storage.places import is_remote, to_path
 
@@ -54,7 +55,8 @@ def show_run(options: argparse.Namespace) -> None:
     """Print one run, or those of a filter; UserError without any."""
     records = choose_records(options, "show", [options.run] if options.run else [])
     verdicts: Verdicts = {}
-    with contextlib.suppress(UserError):  # a damaged verdict is no reason to hide a run
+    # A verdict that cannot be read is no reason to hide a run.
+    with contextlib.suppress(UserError, StorageError):
         verdicts = read_verdicts(options.store)
     views = []
     for number, record in enumerate(records):

@@ -20,6 +20,7 @@ from store.quality.trends import find_trends, read_reports
 from utils.config.keys import get_neutral_keys
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
+from utils.storage.retry import hurry
 
 router = APIRouter(prefix="/api/v1", tags=["compare"])
 # A side may be a filter of many runs; all of them are read.
@@ -67,10 +68,11 @@ def gate_runs(parts: Services, query: Annotated[GateQuery, Query()]) -> answers.
     return answers.GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
 
 
-@router.get("/trends", responses=list_problems())
+@router.get("/trends", responses=list_problems(503))
 def list_trends(parts: Services) -> answers.TrendList:
     """List each figure of the benchmark reports that the store keeps."""
-    series = read_reports(parts.store)
+    with hurry():
+        series = read_reports(parts.store)
     rows = []
     for trend in (t for name, reports in series.items() for t in find_trends(name, reports)):
         figures = {"median": make_finite(trend.median), "worse": make_finite(trend.worse)}

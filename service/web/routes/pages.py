@@ -19,11 +19,12 @@ from service.web.views.run import StepRange, make_lineage, make_run_view
 from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
 from service.web.views.trials import TrialNames
 from service.web.views.verdict import make_verdict
-from store.quality.trends import find_trends, group_trends, read_reports, read_verdicts
+from store.quality.trends import find_trends, group_trends, read_reports
 from store.query.listing import is_alive
 from store.query.tags import ARCHIVED, TAG, change_note, change_tags
 from utils.config.keys import get_neutral_keys
 from utils.errors import UserError
+from utils.storage.retry import hurry
 
 router = APIRouter(include_in_schema=False)
 
@@ -86,7 +87,7 @@ def show_run(
         shown=shown,
         job=job,
         log=read_log(parts, job.id) if job else "",
-        verdict=make_verdict(record, read_verdicts(parts.store)),
+        verdict=make_verdict(record, parts.runs.read_verdicts()),
         lineage=make_lineage(parts.runs.get_index(), record),
     )
 
@@ -183,7 +184,8 @@ def show_trends(request: Request, parts: Services) -> Response:
     """Show benchmarks and the compiler's reports over time."""
     groups, error = (), ""
     try:
-        series = read_reports(parts.store)
+        with hurry():
+            series = read_reports(parts.store)
         trends = [find_trends(name, reports) for name, reports in series.items()]
         groups = group_trends([trend for figures in trends for trend in figures])
     except (UserError, OSError) as refused:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import csv
 import io
 
+import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from service.jobs.files import ROOT
 from service.sweeps.plan import keep_sweep, plan_trials, resolve_base
 from service.sweeps.spec import SweepSpec
+from service.web.app import create_app
+from service.web.settings import ServiceSettings
 from store.compare.report import choose_metrics, create_report
 from store.query.selection import RunSelector
 from tests.service.web.apps import make_app, make_client, make_store
@@ -142,3 +146,26 @@ def test_a_sweep_returns_its_trials_and_tables(store, client):
 
 def test_a_store_without_reports_has_no_trends(client):
     assert client.get("/api/v1/trends").json() == {"trends": []}
+
+
+class LostBucket(MemoryFileSystem):
+    """A bucket whose client has lost the network."""
+
+    protocol = "lost"
+
+    def ls(self, path, detail=True, **kwargs):
+        raise ConnectionError("Name or service not known")
+
+
+def test_a_bucket_that_does_not_answer_is_one_line(monkeypatch):
+    fsspec.register_implementation("lost", LostBucket, clobber=True)
+    monkeypatch.setattr("utils.storage.retry._FIRST_WAIT_S", 0.0)
+    app = create_app(ServiceSettings("lost://bucket/runs"))
+    client = make_client(app, "view", raise_server_exceptions=False)
+    answer = client.get("/api/v1/trends")
+    assert answer.status_code == 503 and answer.json()["type"] == "storage.failed"
+    line = "lost://bucket/runs/benchmarks: Name or service not known; check the bucket's name, "
+    assert answer.json()["detail"].startswith(line)
+    page = client.get("/trends", headers={"accept": "text/html"})
+    assert page.status_code == 200 and "Name or service not known" in page.text
+    assert app.state.service.runs.read_verdicts() == {}
