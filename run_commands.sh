@@ -34,6 +34,10 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   test             the test suite, after setup --dev
   test --torch-tpu      a core of it on TorchTPU's torch, on its stand-in on the CPU; or paths
   test-all         the test suite and the long proofs, the TPU compiler's among them
+  proofs K/N       the long proofs alone, part K of N
+  lint             form, types, words and structure of the source, and the workflows
+  baseline         measure two small runs for the store's benchmarks; fails if they are worse
+  release ...      check, notes, fixture or bump of a release
 
 environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.11), ZONE, PROJECT
 TEXT
@@ -162,6 +166,13 @@ setup_suite() {
   setup_part export
 }
 
+setup_all() {
+  setup_extra tpu-compiler tpu,pallas
+  setup_suite
+  setup_part jax-export
+  setup_part delta
+}
+
 # The core: what another torch is most likely to break, and the device itself.
 TORCH_TPU_TESTS=(
   tests/test_engine.py tests/test_optim_factory.py tests/test_optimizers.py
@@ -222,20 +233,32 @@ run_python() {
 # The suite: two workers, each with whole files, so that what a file shares is made once. Each test
 # has a time limit (pyproject.toml); the limit here ends a run whose processes do not.
 run_suite() {
-  local marks="$1" limit=75m
+  local marks="$1" limit=75m tree
   shift
-  if [[ $# -eq 0 ]]; then
-    set -- -n 2 --dist loadfile
+  if [[ $# -gt 0 ]]; then
+    run_tests -m "$marks" "$@"
+    return
   fi
-  run_tests -m "$marks" "$@"
+  tree="$(find_tree)"
+  run_tests -m "$marks" -n 2 --dist loadfile || return
+  # A release is checked against what has passed whole.
+  if [[ -n "$tree" && "$(find_tree)" == "$tree" ]]; then echo "$tree" >"$VENV/.suite-tree"; fi
+}
+
+# The tree of the commit that is checked out; nothing if files differ from it.
+find_tree() {
+  if [[ -z "$(git -C "$ROOT" status --porcelain 2>&1)" ]]; then
+    git -C "$ROOT" rev-parse 'HEAD^{tree}'
+  fi
 }
 
 # The long proofs, one file at a time and each in a process of its own: some of them measure or take
 # all cores, and XLA on the CPU maps the code of each program for good, of which a process has room
 # for some ten thousands (vm.max_map_count).
 run_proofs() {
-  local files file code=0
-  mapfile -t files < <(cd "$ROOT" && grep -rl --include='test_*.py' 'mark\.slow' tests | sort)
+  local part="${1%/*}" parts="${1#*/}" files file code=0
+  mapfile -t files < <(cd "$ROOT" && grep -rl --include='test_*.py' 'mark\.slow' tests | sort |
+    awk -v part="$part" -v parts="$parts" 'NR % parts == part % parts')
   for file in "${files[@]}"; do
     echo "long proofs: $file"
     # 5: all of them are for a GPU.
@@ -248,8 +271,27 @@ run_proofs() {
 run_all_tests() {
   local code=0
   run_suite "not slow and not cuda" || code=1
-  run_proofs || code=1
+  run_proofs 1/1 || code=1
   return "$code"
+}
+
+# Ruff and the type checker are tests of test_style.py.
+run_lint() {
+  run_tests -q -n0 tests/test_style.py tests/test_floors.py tests/proofs/test_words.py \
+    tests/test_community.py
+}
+
+# What a night keeps of each commit: `runs trend` ends with 1 if the newest reports are worse.
+run_baseline() {
+  local blocks=(--steps 5 --repeats 5 --store "$OUTPUT_DIR" --runtime.device=cpu)
+  if [[ ! -d "$DATA_DIR/digits" ]]; then
+    run_python -m tools.prepare_dataset digits --out "$DATA_DIR"
+  fi
+  mkdir -p "$OUTPUT_DIR"
+  run_python -m tools.benchmark --config configs/smoke.yaml --input synthetic "${blocks[@]}"
+  run_python -m tools.benchmark --config configs/digits_student.yaml --data.root="$DATA_DIR" \
+    "${blocks[@]}"
+  run_python -m tools.runs trend --store "$OUTPUT_DIR" --html "$OUTPUT_DIR/trends.html"
 }
 
 # Pytest, ended after `limit` of the caller; without one it may take as long as it wants.
@@ -351,11 +393,28 @@ main() {
       setup_suite
       run_suite "not slow and not cuda" "$@"
       ;;
-    test-all)
-      setup_extra tpu-compiler tpu,pallas
+    proofs)
+      if [[ ! "${1:-}" =~ ^[1-9][0-9]*/[1-9][0-9]*$ || "${1%/*}" -gt "${1#*/}" ]]; then
+        echo "error: proofs needs a part such as 1/6, not '${1:-}'" >&2
+        exit 2
+      fi
+      setup_all
+      run_proofs "$1"
+      ;;
+    lint)
       setup_suite
-      setup_part jax-export
-      setup_part delta
+      run_lint
+      ;;
+    baseline)
+      setup
+      run_baseline
+      ;;
+    release)
+      setup_suite
+      run_python -m proofs.release "$@"
+      ;;
+    test-all)
+      setup_all
       if [[ $# -eq 0 ]]; then run_all_tests; else run_tests -m "not cuda" "$@"; fi
       ;;
     "" | help | -h | --help) usage ;;

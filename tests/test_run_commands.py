@@ -33,6 +33,10 @@ COMMANDS = (
     "test",
     "test --torch-tpu",
     "test-all",
+    "proofs",
+    "lint",
+    "baseline",
+    "release",
 )
 
 
@@ -150,6 +154,7 @@ CALLS = [
         ("test", "tests/test_engine.py"),
         ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"],
     ),
+    (("release", "notes"), ["-m", "proofs.release", "notes"]),
     (
         ("test-all", "tests/test_engine.py"),
         ["-m", "pytest", "-m", "not cuda", "tests/test_engine.py"],
@@ -174,6 +179,34 @@ def test_all_tests_are_the_suite_and_each_slow_file_separately(tmp_path):
     assert all(call[:5] == ["-m", "pytest", "-q", "-m", "slow and not cuda"] for call in proofs)
     assert len(set(files)) == len(files) > 50
     assert all("mark.slow" in (ROOT / name).read_text() for name in files)
+
+
+def test_only_a_whole_suite_on_a_committed_tree_is_noted(tmp_path):
+    copy, record = tmp_path / "copy", tmp_path / "venv" / ".suite-tree"
+    copy.mkdir()
+    for name in ("run_commands.sh", *(path.name for path in ROOT.glob("requirements*.txt"))):
+        shutil.copy(ROOT / name, copy)
+    git = ["git", "-C", str(copy), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "test: a"], check=True)
+    tree = subprocess.check_output([*git, "rev-parse", "HEAD^{tree}"], text=True)
+    assert start_script(("test", "tests"), tmp_path, copy).returncode == 0
+    assert not record.exists()
+    (copy / "new").write_text("x")
+    assert start_script(("test",), tmp_path, copy).returncode == 0
+    assert not record.exists()
+    (copy / "new").unlink()
+    assert start_script(("test",), tmp_path, copy).returncode == 0
+    assert record.read_text() == tree
+    record.unlink()
+    python = tmp_path / "venv" / "bin" / "python"
+    text = python.read_text()
+    python.write_text(text + "exit 1\n")
+    environment = {**os.environ, "VENV": str(tmp_path / "venv")}
+    command = ["bash", "run_commands.sh", "test"]
+    done = subprocess.run(command, cwd=copy, env=environment, capture_output=True)
+    assert done.returncode == 1 and not record.exists()
 
 
 def test_setup_does_nothing_where_the_requirements_are_unchanged(tmp_path):

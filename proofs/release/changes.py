@@ -100,8 +100,8 @@ def read_pins(history: History, revision: str) -> Facts:
             continue
         part = path.removeprefix("requirements-").removesuffix(".txt")
         suffix = "" if path == _FIRST_LIST else f" ({part})"
-        found = _PIN.findall(history.read_file(revision, path))
-        pins |= {f"{name}{suffix}": version for name, version in found}
+        matches = _PIN.findall(history.read_file(revision, path))
+        pins |= {f"{name}{suffix}": version for name, version in matches}
     return pins
 
 

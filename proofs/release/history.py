@@ -62,8 +62,8 @@ class History:
         for version in list_versions(self.read_file("HEAD", CHANGELOG)):
             if version not in versions:
                 heading = f"## [{version}]"
-                found = self.run_git("log", f"-S{heading}", "--format=%H", "--", CHANGELOG)
-                versions[version] = found.split()[-1]
+                added = self.run_git("log", f"-S{heading}", "--format=%H", "--", CHANGELOG)
+                versions[version] = added.split()[-1]
         return [Release(name, versions[name]) for name in sorted(versions, key=parse_version)]
 
     def has_tag(self, version: str) -> bool:

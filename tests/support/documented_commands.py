@@ -163,7 +163,8 @@ def start_script(
     lists = {name: (ROOT / f"requirements-{name}.txt").read_bytes() for name in names}
     parts = {f".extra-{name}": trainer + lists[name] for name in names[:3]}
     more = {f".extra-{name}": trainer + lists[name] for name in names[3:5]}
-    more = {**more, ".extra-tpu-compiler": trainer} if "test-all" in arguments else {}
+    is_all = {"test-all", "proofs"} & set(arguments)
+    more = {**more, ".extra-tpu-compiler": trainer} if is_all else {}
     stamp_environment(venv, {".requirements.sha256": trainer, **parts, **more})
     of_tpu = {".torch-tpu.sha256": rest + lists["torch-tpu"], **parts}
     stamp_environment(folder / "venv-tpu", of_tpu)
