@@ -1,9 +1,9 @@
-# The trainer in a container: CPU by default, with libtpu by --build-arg=TPU=1; with TorchTPU instead of
-# torch_xla by --build-arg=STACK=torch_tpu.
+# The trainer in a container for a TPU VM: `docker build -t pytorch-tpu .` has libtpu, --build-arg=TPU=0 leaves
+# it out for CPUs, and --build-arg=STACK=torch_tpu takes TorchTPU instead of torch_xla.
 #   python -m train.container build --tpu
 #   python -m train.container run --tpu --data /data --output runs -- main.py --config ...
 FROM python:3.11.14-slim-bookworm AS environment
-ARG TPU=0
+ARG TPU=1
 ARG STACK=torch_xla
 # What pip needs to know of this machine, such as another index; empty: its defaults.
 ARG PIP_ARGUMENTS=""

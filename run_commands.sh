@@ -115,7 +115,7 @@ setup() {
   if is_torch_tpu; then
     setup_torch_tpu
   else
-    install_lists .requirements.sha256 "some minutes, about 8 GB" "$REQUIREMENTS"
+    install_lists .requirements.sha256 "some minutes, about 10 GB" "$REQUIREMENTS"
   fi
 }
 

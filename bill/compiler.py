@@ -66,7 +66,7 @@ def _find_venv(release: str) -> Path:
 
 def get_default_store() -> Path:
     """Return the directory of results, which depend on the program alone."""
-    return get_user_cache("tpu_compiler")
+    return get_user_cache("tpu_compiler", former="tpu_compiler")
 
 
 def compile_step(

@@ -17,7 +17,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
 from service.jobs.submission import Submission, resolve_submission
 from store.query.changes import hash_config
@@ -25,6 +24,7 @@ from utils.config.keys import get_resume_rules
 from utils.error_codes import find_code
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.installation import get_workplace
 
 _START_S, _ANSWER_S = 120.0, 60.0
 _ANSWER_BYTES = 1 << 20
@@ -88,7 +88,7 @@ class Checker:
         if is_new:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "service.checker_child"],
-                cwd=ROOT,
+                cwd=get_workplace(),
                 env=create_environment([], os.environ),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
 from service.jobs.submission import Submission
 from store.quality.trends import keep_report
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.installation import get_workplace
 from utils.storage.places import is_remote, to_path
 
 _LIMIT_S = 900.0
@@ -108,7 +108,7 @@ class Estimator:
             with self._lock:
                 self._process = subprocess.Popen(
                     command,
-                    cwd=ROOT,
+                    cwd=get_workplace(),
                     env=create_environment([], os.environ),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

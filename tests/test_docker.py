@@ -57,6 +57,7 @@ def test_the_image_is_pinned_runs_as_a_user_and_keeps_torch():
     assert re.search(r"^USER [1-9]\d*$", final, re.MULTILINE)
     assert final.index("USER ") < final.index("COPY --chown")
     assert DOCKERFILE.count("--constraint constraints.txt") == 2
+    assert "\nARG TPU=1\n" in DOCKERFILE  # a plain `docker build .` is ready for a TPU
     assert "ADD " not in DOCKERFILE and ":latest" not in DOCKERFILE
 
 

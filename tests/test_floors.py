@@ -75,6 +75,7 @@ FLOORS = {
     "service": 7,
     "tools": 7,
     "train": 7,
+    "tpudistil": 7.2,
     "lab": 7.5,
     "proofs": 8,
 }

@@ -22,9 +22,8 @@ from store.record.runs import Run
 from tools.runs import __main__ as runs
 from utils.json_types import JsonObject
 from utils.programs import CommandLine, ProgramParser
+from utils.storage.installation import ROOT, get_workplace, name_commands
 from utils.storage.json_files import write_json
-
-ROOT = Path(__file__).resolve().parents[1]
 
 ROLES = {
     "teacher": ("configs/digits_teacher.yaml", "teacher"),
@@ -53,9 +52,10 @@ def run_demo(options: argparse.Namespace) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """Create the parser of the demo's flags; those after `--` go to every run of main.py."""
+    here = get_workplace()
     parser = ProgramParser(prog="python -m tools.demo", description=__doc__.splitlines()[0])
-    parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
-    parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
+    parser.add_argument("--data-dir", type=Path, default=here / "data", help="dataset directory")
+    parser.add_argument("--output-dir", type=Path, default=here / "runs", help="where runs go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one demo for each seed")
     parser.add_argument("rest", nargs="*", metavar="-- FLAG", help="flags for every run of main.py")
     return parser
@@ -75,6 +75,7 @@ def train(role: str, seed: int, options: argparse.Namespace) -> int:
         f"--run.run_id={role}-seed{seed}",
         "--run.overwrite=true",
         f"--train.seed={seed}",
+        "--runtime.device=auto",  # the files name xla, which not every environment has
     ]
     if role == "distilled":
         command.append(f"--distill.teacher_weights={get_run('teacher', seed, options).path}")
@@ -133,7 +134,7 @@ def compare(options: argparse.Namespace) -> int:
     command = ["compare", *(describe_side(role, options) for role in ("alone", "distilled"))]
     command += ["--store", str(options.output_dir), "--metrics", ",".join(COMPARED)]
     command += ["--html", str(options.output_dir / "demo.html")]
-    print(f"\npython -m tools.runs {shlex.join(command)}\n", flush=True)
+    print(name_commands(f"\npython -m tools.runs {shlex.join(command)}\n"), flush=True)
     return runs.main(command)
 
 

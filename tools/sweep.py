@@ -38,6 +38,7 @@ from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from utils.json_types import JsonObject
 from utils.programs import CommandLine, create_program_parser
+from utils.storage.installation import name_commands
 from utils.storage.places import to_path
 from utils.storage.retry import hurry
 
@@ -215,7 +216,7 @@ def _end(control: SweepControl, slots: Sequence[str], starter: ColdStarter) -> i
         control.run(slots, starter)
     except KeyboardInterrupt:
         sys.stderr.write("left: they end by themselves\n")
-    sys.stderr.write("`python -m tools.sweep resume` continues\n")
+    sys.stderr.write(name_commands("`python -m tools.sweep resume` continues\n"))
     return EXIT_INTERRUPTED
 
 

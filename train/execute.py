@@ -9,12 +9,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from train.commands import show
 from utils.errors import UserError
+from utils.storage.installation import ROOT, is_installed
 
-ROOT = Path(__file__).resolve().parents[1]
 # Programs that a person installs, with the name or the way to get each.
 _PROGRAMS = {
     "gcloud": "Google Cloud's command line",
@@ -53,9 +52,18 @@ class CommandResult:
 
 
 class Executor:
-    """Runs commands from the repository's root; in a dry run it prints them instead."""
+    """Runs commands from the repository's root; in a dry run it prints them instead.
+
+    Raises:
+      UserError: there is no repository to ship to other machines, but an installed package.
+    """
 
     def __init__(self, *, dry_run: bool = False) -> None:
+        if is_installed():
+            raise UserError(
+                "launching on other machines ships a clone of the repository, and this is an "
+                "installed package; clone it and launch from there, or install the package there"
+            )
         self.dry_run = dry_run
 
     def ask(self, command: Sequence[str], *, assume: str = "") -> CommandResult:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from utils.log import setup_logging
 from utils.registry import load_object
+from utils.storage.installation import name_commands
 
 ERRORS_FLAG, ERROR_FORMS = "--errors", ("text", "json")
 _ERROR_FORM = ContextVar("error_form", default="text")
@@ -28,12 +29,16 @@ class ProgramParser(argparse.ArgumentParser):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
+        self.prog = name_commands(self.prog)
         self.register("type", Path, _read_path)
         text = "form of an error on stderr (text; docs/errors.md)"
         hidden = argparse.SUPPRESS
         self.add_argument(
             ERRORS_FLAG, action=_SetForm, choices=ERROR_FORMS, default=hidden, help=text
         )
+
+    def format_help(self) -> str:
+        return name_commands(super().format_help())
 
     def error(self, message: str) -> NoReturn:
         sentence = f"{message}; see {self.prog} --help"
@@ -199,9 +204,10 @@ def write_error(error: BaseException) -> None:
         # Imported here: most programs end without an error.
         from utils.error_codes import describe_error
 
-        sys.stderr.write(json.dumps(describe_error(error), default=str) + "\n")
+        text = json.dumps(describe_error(error), default=str)
     else:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        text = f"error: {' '.join(str(error).split())}"
+    sys.stderr.write(f"{name_commands(text)}\n")
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ Arrays = dict[str, np.ndarray]
 
 def get_cache_directory() -> Path:
     """Return the folder of indexes in the user's cache."""
-    return get_user_cache("vision_input", "record_index")
+    return get_user_cache("record_index", former="vision_input/record_index")
 
 
 def get_entry(key: str) -> Path:

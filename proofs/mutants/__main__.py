@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--sample ({options.sample}) must be at least 1")
     rooms = find_rooms(options.rooms)
     prepare_file(options.json, "--json")
-    cache = options.cache or get_user_cache("mutants")
+    cache = options.cache or get_user_cache("mutants", former="mutants")
     cache.mkdir(parents=True, exist_ok=True)
     with Bench(ROOT, cache, mark=MARK, frameworks=FRAMEWORKS) as bench:
         rows = evaluate_all(bench, rooms, options)

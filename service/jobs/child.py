@@ -22,6 +22,7 @@ from service.jobs import files
 from service.jobs.rules import find_end
 from service.jobs.slots import is_elsewhere
 from service.jobs.submission import Submission, write_flags
+from utils.storage.installation import get_workplace
 
 
 class Program(Protocol):
@@ -42,7 +43,12 @@ Launch = Callable[[Sequence[str], IO[bytes], int], Program]
 def launch_program(command: Sequence[str], log: IO[bytes], lock: int) -> Program:
     """Start a command that prints into a file and inherits the job's lock."""
     return subprocess.Popen(
-        command, cwd=files.ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
+        command,
+        cwd=get_workplace(),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[lock],
     )
 
 

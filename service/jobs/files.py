@@ -30,11 +30,11 @@ from utils.config.load import dump_config
 from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
 from utils.storage.folder import StorageError
+from utils.storage.installation import ROOT
 from utils.storage.local import sync_directory, write_atomically
 from utils.storage.locks import is_locked, lock_file, try_lock
 from utils.storage.places import is_remote, join_path_or_url, to_path
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "jobs"
 JOB_FILE, CONFIG_FILE, EVENTS_FILE = "job.json", "config.yaml", "events.jsonl"
 LOG_FILE, LOCK_FILE = "log.txt", "lock"

@@ -20,8 +20,8 @@ from typing import Any, Protocol, Self
 import psutil
 
 from service.jobs.child import get_birth
-from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
+from utils.storage.installation import get_workplace
 
 
 class StartedAttempt(Protocol):
@@ -39,7 +39,7 @@ class ColdStarter:
         command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]
         return subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=get_workplace(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -93,7 +93,7 @@ class WarmStarter(ColdStarter):
         if self._program is None:
             self._program = subprocess.Popen(
                 [sys.executable, "-m", "service.jobs.warm_child"],
-                cwd=ROOT,
+                cwd=get_workplace(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -19,8 +19,9 @@ from typing import IO
 
 from service.jobs.child import get_birth
 from service.jobs.dispatcher import DISPATCHER_LOCK
-from service.jobs.files import ROOT, JobQueue
+from service.jobs.files import JobQueue
 from utils.log import get_logger
+from utils.storage.installation import get_workplace
 from utils.storage.locks import is_locked
 
 LOG_FILE = ".dispatcher.log"
@@ -121,7 +122,7 @@ class DispatcherSupervisor:
             # In a session of its own: Ctrl-C is meant for the service.
             self._process = subprocess.Popen(
                 command,
-                cwd=ROOT,
+                cwd=get_workplace(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from service.jobs import child
-from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
+from utils.storage.installation import get_workplace
 
 # Imports of a run of images on the host's processor.
 _MODULES = (
@@ -96,7 +96,7 @@ def _run(command: list[str], log: int) -> None:
 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.chdir(ROOT)
+    os.chdir(get_workplace())
     for number in (1, 2):
         os.dup2(log, number)
     sys.argv = command[1:]

@@ -9,13 +9,14 @@ from fastapi import Depends, Request
 
 from service.checker import Checker
 from service.estimates import Estimator
-from service.jobs.files import ROOT, JobQueue, open_queue
+from service.jobs.files import JobQueue, open_queue
 from service.places import list_configs
 from service.web.audit import AuditLog
 from service.web.catalogue import RunCatalogue
 from service.web.series.ranges import SeriesReader
 from service.web.settings import ServiceSettings
 from service.web.tokens import Identity, TokenBook
+from utils.storage.installation import ROOT, get_workplace
 from utils.storage.places import is_remote, to_path
 
 
@@ -53,7 +54,7 @@ def create_service(settings: ServiceSettings) -> Service:
     return Service(
         settings,
         store,
-        (store, str(ROOT / "data"), *settings.roots),
+        (store, str(get_workplace() / "data"), *settings.roots),
         RunCatalogue(store, settings.index),
         SeriesReader(),
         open_queue(store),

@@ -40,7 +40,8 @@ class ServiceSettings:
     def state_folder(self) -> Path:
         """Where the service keeps its state: in the store, or for a bucket in the user's cache."""
         if is_remote(self.store):
-            return get_user_cache("trainer", "service", _hash(self.store))
+            name = _hash(self.store)
+            return get_user_cache("service", name, former=f"trainer/service/{name}")
         return to_path(self.store) / "service"
 
     @property

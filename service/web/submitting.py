@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator
 
 from service.checker import Verdict
-from service.jobs.files import ROOT
 from service.jobs.state import JobView
 from service.jobs.submission import Submission, resolve_submission
 from service.places import check_config_path, check_places
@@ -25,6 +24,7 @@ from store.record.ids import CONFIG_FILE
 from utils.config.load import RunConfig, change, combine_config
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
+from utils.storage.installation import ROOT, get_workplace
 
 _ORIGIN = "the run that is made again"
 # Keys of one run alone: a repetition gets new ones.
@@ -75,7 +75,7 @@ def read_request(parts: Service, request: SubmitRequest) -> Submission:
     # The directory of a file of configs/ is the repository's own.
     is_own = "run.import_dir" not in overrides
     checked = change(config, run={"import_dir": ""}) if is_own else config
-    check_places(checked, parts.roots, ROOT)
+    check_places(checked, parts.roots, get_workplace())
     # The name is chosen here, so that the check, the job and the answer are of the same run.
     named = {**overrides, "run.run_id": config.run.run_id}
     return Submission(config=draft.config, overrides=named, slots=draft.slots)

@@ -77,7 +77,8 @@ class RunIndex:
         self.store = store.rstrip("/") if is_remote(store) else str(to_path(store).resolve())
         digest = hashlib.sha256(self.store.encode()).hexdigest()[:12]
         self._tables = define_tables(f"store_{digest}")
-        self._lock_path: Path | None = get_user_cache("trainer", "index") / f"{digest}.lock"
+        folder = get_user_cache("index", former="trainer/index")
+        self._lock_path: Path | None = folder / f"{digest}.lock"
         self._path: Path | None = None
         try:
             self._lock_path.parent.mkdir(parents=True, exist_ok=True)

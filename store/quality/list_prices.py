@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from store.quality.costs import DevicePrice, find_price
 from utils.errors import UserError, get_hint
+from utils.storage.installation import ROOT
 
-PRICE_LIST = Path(__file__).resolve().parents[2] / "prices" / "google_cloud_tpu.yaml"
+PRICE_LIST = ROOT / "prices" / "google_cloud_tpu.yaml"
 ON_DEMAND, SPOT, COMMITMENT = TERMS = ("on_demand", "spot", "commitment_1y")
 OWN = "own"  # of the user's own table, whatever the term
 

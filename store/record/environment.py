@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from store.lineage.leaks import find_secret
-from store.record.source import DIFF_FILE, SOURCE_ROOT, SourceState, pack_diff
+from store.record.source import DIFF_FILE, SourceState, pack_diff
 from utils.json_types import JsonMapping, JsonObject
+from utils.storage.installation import PRODUCT, ROOT, is_installed
 from utils.storage.json_files import write_json
 
 ENVIRONMENT_FILE = "environment.json"
@@ -30,6 +31,7 @@ _PACKAGES = (
     "tensorflow",
     "tensorflow-datasets",
     "numpy",
+    PRODUCT,
 )
 _PINNED = re.compile(r"^([A-Za-z0-9][\w.\-]*)==", re.MULTILINE)
 # Variables that change what is computed or where; all others stay private.
@@ -91,7 +93,7 @@ def choose_variables(variables: Mapping[str, str]) -> tuple[dict[str, str], list
     return {k: v for k, v in wanted.items() if k not in refused}, refused
 
 
-def read_pinned(root: Path = SOURCE_ROOT) -> list[str]:
+def read_pinned(root: Path = ROOT) -> list[str]:
     """List the packages that the requirements pin."""
     files = sorted(root.glob("requirements*.txt"))
     return [name for file in files for name in _PINNED.findall(file.read_text(encoding="utf-8"))]
@@ -107,7 +109,9 @@ def _read_versions(packages: Iterable[str]) -> dict[str, str]:
 
 def _read_commit() -> str:
     """Return the commit of the source tree, marked if it has changes; "" outside a repository."""
-    command = ["git", "-C", str(SOURCE_ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    if is_installed():
+        return ""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

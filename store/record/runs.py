@@ -197,7 +197,8 @@ def has_facts(folder: Folder) -> bool:
 
 def get_cache_folder(output_dir: str, cache_dir: str = "") -> Path:
     """Return the local directory for the runs of a bucket: one for each output_dir."""
-    root = to_path(cache_dir) if cache_dir else get_user_cache("trainer", "runs")
+    own = get_user_cache("runs", former="trainer/runs")
+    root = to_path(cache_dir) if cache_dir else own
     text = output_dir.rstrip("/")
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return root / f"{text.partition('://')[2].replace('/', '_')}-{digest}"

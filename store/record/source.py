@@ -16,10 +16,10 @@ from store.lineage.leaks import find_secret
 from store.record.ids import RUN_FILE
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.installation import ROOT, is_installed
 
 DIFF_FILE = "source.diff.zst"
 MOST_BYTES = 1 << 20
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
 # Untracked files with these endings or names may be source.
 _SUFFIXES = {".py", ".pyi", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".sh", ".txt", ".md"}
 _NAMELESS = {"Dockerfile", "Makefile"}
@@ -66,8 +66,10 @@ class SourceState:
         }
 
 
-def read_source(root: Path = SOURCE_ROOT) -> SourceState:
+def read_source(root: Path = ROOT) -> SourceState:
     """Read the commit of a source tree and the differences from it by running git."""
+    if root == ROOT and is_installed():  # a repository around it is somebody else's
+        return SourceState(reason="an installed package, no git repository")
     try:
         commit = _run_git(root, "rev-parse", "HEAD").strip()
     except (OSError, subprocess.SubprocessError) as error:

@@ -150,7 +150,7 @@ def test_a_damaged_index_is_rebuilt(root, cache, harm):
     index.refresh()
     expected = dump_index(index)
     index.close()
-    harm(next((cache / "trainer" / "index").glob("*.sqlite")))
+    harm(next((cache / "tpudistil" / "index").glob("*.sqlite")))
     again = RunIndex(str(root))
     again.refresh()
     assert dump_index(again) == expected

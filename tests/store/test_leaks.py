@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from store.lineage.leaks import find_secret
-from store.record.source import SOURCE_ROOT
+from utils.storage.installation import ROOT
 
 # A bar stands where the text is joined: this file must not look like a secret itself.
 LONG = "wJalrXUtnFEMI/K7MDENG|/bPxRfiCYEXAMPLEKEY"
@@ -123,13 +123,13 @@ def test_code_that_mentions_secrets_is_not_refused(text):
 
 def test_no_file_of_the_project_is_refused():
     """Neither its sources nor what it has lately changed would keep a run from telling its own."""
-    command = ["git", "-C", str(SOURCE_ROOT), "ls-files", "-z"]
+    command = ["git", "-C", str(ROOT), "ls-files", "-z"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip("no git repository")
     texts = {}
     for name in filter(None, done.stdout.split("\0")):
-        path = SOURCE_ROOT / name
+        path = ROOT / name
         if path.is_file() and b"\0" not in (content := path.read_bytes()):
             texts[name] = content.decode("utf-8", errors="replace")
     assert len(texts) > 100

@@ -20,6 +20,7 @@ import pytest
 
 from job.check import check
 from tests.support.documented_launches import find_launch, import_program, show_dry, split_program
+from tools.__main__ import list_verbs
 from utils.config.load import RunConfig, change, load_config
 from utils.programs import CommandLine, get_run_flags
 
@@ -122,6 +123,10 @@ def run_dry(command: str, places: Places) -> str:
         return "a script: tests/test_examples.py"
     if program in ("python", "python3", "python3.11") and _is_tool(tokens[1:]):
         return _parse_tool(tokens[1:], places)
+    if program == "tpudistil":
+        return _check_verb(tokens[1:], places)
+    if tokens == ["python", "-m", "pip", "install", "."]:
+        return "installs the wheel: tests/test_package.py"
     if tokens[:2] == ["bash", "run_commands.sh"]:
         return _show_script(tokens[2:], places)
     if tokens in (["source", ".venv/bin/activate"],):
@@ -207,6 +212,16 @@ def _split_chain(tokens: Sequence[str]) -> list[list[str]]:
         else:
             parts[-1].append(token)
     return [part for part in parts if part]
+
+
+def _check_verb(words: Sequence[str], places: Places) -> str:
+    """A verb of the installed program, as its program of a checkout."""
+    if words == ["--help"]:
+        return "help: tests/test_package.py"
+    verb, *flags = words
+    if verb == "train":
+        return _check_run(flags, places)
+    return _parse_tool(["-m", list_verbs()[verb].removesuffix(".__main__"), *flags], places)
 
 
 def _check_run(flags: Sequence[str], places: Places) -> str:

@@ -79,6 +79,7 @@ SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.p
 # What cannot run here, or not in seconds -> why, and which test stands for it.
 NOT_RUN = {
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
+    r"python -m pip install \.$|tpudistil ": "an environment of its own: tests/test_package.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
     r"VENV=\.venv-tpu bash run_commands\.sh doctor": "9 GB by network: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",

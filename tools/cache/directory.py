@@ -34,7 +34,8 @@ class CacheDirectory:
         if isinstance(self.folder, LocalFolder):
             self.path = self.folder.path
         else:
-            self.path = get_cache_folder(text, str(get_user_cache("trainer", "answers")))
+            cache = get_user_cache("answers", former="trainer/answers")
+            self.path = get_cache_folder(text, str(cache))
 
     def prepare(self, names: Iterable[str] = ()) -> None:
         """Create the directory, with the destination's copies of some small files.

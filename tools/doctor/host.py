@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.doctor.devices import count_chips
-from tools.doctor.machine import GIB, RED, ROOT, YELLOW, Finding, Machine, green, red, yellow
+from tools.doctor.machine import GIB, RED, YELLOW, Finding, Machine, green, red, yellow
 from utils.processor import find_vector_block
+from utils.storage.installation import get_workplace
 
 _FEW_FILES, _ENOUGH_FILES = 1024, 4096
 _SMALL_SHM_GIB, _LITTLE_DISK_GIB, _ENOUGH_DISK_GIB = 1.0, 1.0, 20.0
@@ -134,7 +135,7 @@ def _explain_kernel_clock(read_status: Callable[[], int]) -> Finding:
 
 def _explain_disk(machine: Machine, *, path: Path, key: str) -> Finding:
     try:
-        total, free = machine.get_disk(ROOT / path)
+        total, free = machine.get_disk(get_workplace() / path)
     except OSError as error:
         return red(f"{path}: {error}", f"another {key}")
     text = f"{free:.1f} GiB free of {total:.1f} at {path}"

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from utils.storage.installation import get_workplace
+
 GREEN, YELLOW, RED = "green", "yellow", "red"
 GIB = 1 << 30
 # Where torch_tpu is installed, importing torch opens libtpu without it.
@@ -108,7 +109,7 @@ class Machine:
         try:
             done = subprocess.run(
                 list(words),
-                cwd=ROOT,
+                cwd=get_workplace(),
                 env={**_NO_AUTOLOAD, **self.environment, **environment},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

@@ -7,7 +7,8 @@ import os
 import uuid
 from pathlib import Path
 
-from tools.doctor.machine import ROOT, Finding, Machine, green, red, yellow
+from tools.doctor.machine import Finding, Machine, green, red, yellow
+from utils.storage.installation import get_workplace
 
 _ADC = ".config/gcloud/application_default_credentials.json"
 
@@ -21,7 +22,7 @@ def check_output(machine: Machine) -> Finding:
             path = output
             _try_url(f"{output.rstrip('/')}/doctor-{text}", text)
         else:
-            path = _try_directory(ROOT / output, text)
+            path = _try_directory(get_workplace() / output, text)
     except ImportError as error:
         hint = "pip install gcsfs" if output.startswith("gs://") else "pip install fsspec"
         return red(f"{output}: {error}", hint)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tools.doctor.devices import count_chips, list_chips
-from tools.doctor.machine import ROOT, Finding, Machine, green, red, yellow
+from tools.doctor.machine import Finding, Machine, green, red, yellow
 from train.provision import read_pins
 from utils.device_use import list_device_files
 from utils.generations import GENERATIONS
 from utils.runtime.tpu.start import find_clash
+from utils.storage.installation import ROOT
 
 _SETUP = "bash run_commands.sh setup --torch-tpu"
 # What no test of this project has run on a chip; docs/torch_tpu.md says what was run instead.

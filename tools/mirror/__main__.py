@@ -28,6 +28,7 @@ from utils.log import get_logger
 from utils.programs import CommandLine, create_program_parser
 from utils.registry import load_object
 from utils.storage.folder import Folder
+from utils.storage.installation import PRODUCT
 from utils.storage.places import is_remote, join_path_or_url, open_folder, to_path
 
 TARGETS = {"mlflow": "MlflowTarget", "wandb": "WandbTarget", "trackio": "TrackioTarget"}
@@ -51,7 +52,7 @@ def create_parser() -> argparse.ArgumentParser:
     live += "twice"
     add("--live", action="store_true", help=live)
     add("--every", type=float, default=30.0, metavar="SECONDS", help="between two passes (30)")
-    state = "directory that keeps what was sent ($XDG_STATE_HOME/trainer/mirror)"
+    state = "directory that keeps what was sent ($XDG_STATE_HOME/tpudistil/mirror)"
     add("--state", default="", metavar="DIR", help=state)
     return parser
 
@@ -83,7 +84,10 @@ def _create_feed(folder: Folder, options: argparse.Namespace, stack: contextlib.
         place = str(open_folder(place).place)
     # Not in a cache: cursors must outlive it.
     state = options.state or os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    state_folder = to_path(state, "--state") / ("" if options.state else "trainer/mirror")
+    state_folder = to_path(state, "--state")
+    if not options.state:
+        former = state_folder / "trainer/mirror"  # before the program had its name
+        state_folder = former if former.is_dir() else state_folder / PRODUCT / "mirror"
     cursor = CursorFile(state_folder, options.to, place, str(folder))
     stack.enter_context(cursor.hold())
     target = load_object(f"tools.mirror.targets.{options.to}:{TARGETS[options.to]}")

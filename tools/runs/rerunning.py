@@ -22,12 +22,13 @@ from store.compare.sides import Side
 from store.query.config_text import parse_config
 from store.query.record import RunRecord
 from store.record.ids import CONFIG_FILE
-from store.record.source import SOURCE_ROOT, split_diff
+from store.record.source import split_diff
 from store.terminal import create_console, print_json
 from tools.runs.comparing import print_divergence
 from tools.runs.find_runs import choose_records
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
+from utils.storage.installation import ROOT, is_installed
 from utils.storage.places import check_writable, join_path_or_url, open_folder
 
 
@@ -120,9 +121,9 @@ def _check_source(record: RunRecord) -> str:
             f"RUN {record.path}: its {len(record.attempts)} attempts were started from "
             f"{len(sources)} sources, so no single one repeats it; use another run"
         )
-    if _git("-C", str(SOURCE_ROOT), "rev-parse", "--git-dir").returncode:
-        raise UserError(f"{SOURCE_ROOT} is no git repository; call rerun from a clone of it")
-    if _git("-C", str(SOURCE_ROOT), "cat-file", "-e", f"{commit}^{{commit}}").returncode:
+    if is_installed() or _git("-C", str(ROOT), "rev-parse", "--git-dir").returncode:
+        raise UserError(f"{ROOT} is no git repository; call rerun from a clone of it")
+    if _git("-C", str(ROOT), "cat-file", "-e", f"{commit}^{{commit}}").returncode:
         raise UserError(
             f"RUN {record.path}: its commit {commit[:12]} is not in this repository; fetch the "
             "branch that holds it"
@@ -147,7 +148,7 @@ def _train(record: RunRecord, commit: str, config: JsonObject, location: str) ->
     """Run the old source, in a temporary directory, with a configuration; UserError if it fails."""
     with tempfile.TemporaryDirectory(prefix="rerun-") as scratch:
         tree, file = Path(scratch) / "tree", Path(scratch) / "rerun.yaml"
-        _require("clone", "--quiet", "--shared", "--no-checkout", str(SOURCE_ROOT), str(tree))
+        _require("clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(tree))
         _require("-C", str(tree), "checkout", "--quiet", "--detach", commit)
         if record.patch:
             _require("-C", str(tree), "apply", "--whitespace=nowarn", "-", text=record.patch)

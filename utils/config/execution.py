@@ -156,7 +156,9 @@ class RunSection(ConfigSection):
         "runs", "root of the runs, also a gs:// URL", aliases=("output_dir",), is_path=True
     )
     cache_dir: str = key(
-        "", "local copy of a run on a bucket; empty: trainer/runs in the user's cache", is_path=True
+        "",
+        "local copy of a run on a bucket; empty: tpudistil/runs in the cache",
+        is_path=True,
     )
     experiment: str = key("", "directory below output_dir; empty: the config's file name")
     run_id: str = key("", "directory below the experiment; empty: time, seed and six digits")

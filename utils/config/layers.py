@@ -19,13 +19,13 @@ from utils.config.sections import RunConfig
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
+from utils.storage.installation import ROOT, find_bundled
 
 EXTENDS = "extends"
 DEFAULT = "default"
 COMMAND_LINE = "command line"
 _COLUMN = 44  # of the origins behind the values
-_ROOT = Path(__file__).resolve().parents[2]
-PRESETS = _ROOT / "configs" / "presets"
+PRESETS = ROOT / "configs" / "presets"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Layer:
 
 def read_layers(config: str | None, preset: str | None) -> list[Layer]:
     """Read the layers of `--config` and `--preset`, the strongest last; UserError if wrong."""
-    layers = [] if config is None else _read_file(config, "--config", ())
+    layers = [] if config is None else _read_file(find_bundled(config), "--config", ())
     if preset is None:
         return layers
     if preset not in list_presets():
@@ -115,8 +115,8 @@ def _read_file(path: str, reason: str, above: tuple[str, ...]) -> list[Layer]:
         )
     for name in bases:
         base = os.path.normpath(Path(path).parent / name)
-        if not Path(base).exists() and (_ROOT / name).exists():
-            base = str(_ROOT / name)
+        if not Path(base).exists() and (ROOT / name).exists():
+            base = str(ROOT / name)
         layers += _read_file(base, f"{EXTENDS} in {path}:", (*above, path))
     return [*layers, Layer(path, values)]
 

@@ -34,6 +34,7 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.own_code import NO_CODE, OwnCode, import_modules
 from utils.programs import ERROR_FORMS, ERRORS_FLAG
+from utils.storage.installation import name_commands
 
 _EPILOG = """\
 Set keys in the YAML file of --config or on the command line (--a.b=v or --a.b v). Precedence:
@@ -63,6 +64,9 @@ class _Settings(RunConfig, BaseSettings):
 
 class _ConfigParser(argparse.ArgumentParser):
     """Reports errors in one line."""
+
+    def format_help(self) -> str:
+        return name_commands(super().format_help())
 
     def error(self, message: str) -> NoReturn:
         text = f"command line: {message}; see python main.py --help"

@@ -10,9 +10,9 @@ from pathlib import Path
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
+from utils.storage.installation import ROOT
 
 PROGRAM, ARGS = "program", "args"
-_ROOT = Path(__file__).resolve().parents[2]
 _ROOMS = ("lab", "tools", "proofs", "bill")  # folders of programs
 _FLAG = re.compile(r"[a-z][\w.-]*", re.ASCII)
 
@@ -89,8 +89,8 @@ def _write(flag: str, value: JsonValue, place: str) -> list[str]:
 def _list_programs() -> dict[str, str]:
     """Map each program, as `python -m` takes it, to the module that has its `main`."""
     modules: dict[str, str] = {}
-    for path in sorted(path for room in _ROOMS for path in (_ROOT / room).rglob("*.py")):
-        module = ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+    for path in sorted(path for room in _ROOMS for path in (ROOT / room).rglob("*.py")):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if not path.stem.endswith("_child") and "\nif __name__ ==" in path.read_text("utf-8"):
             modules[module.removesuffix(".__main__")] = module
     return modules

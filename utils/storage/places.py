@@ -11,6 +11,7 @@ import fsspec
 from utils.errors import UserError
 from utils.registry import load_object
 from utils.storage.folder import Folder
+from utils.storage.installation import PRODUCT
 from utils.storage.local import LocalFolder
 from utils.storage.retry import explain
 
@@ -45,9 +46,15 @@ def is_remote(place: str | Path) -> bool:
     return "://" in str(place) and not str(place).startswith("file://")
 
 
-def get_user_cache(*names: str) -> Path:
-    """Return a folder below $XDG_CACHE_HOME, or ~/.cache; it may not exist."""
-    return to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").joinpath(*names)
+def get_user_cache(*names: str, former: str = "") -> Path:
+    """Return a folder of this program below $XDG_CACHE_HOME, or ~/.cache; it may not exist.
+
+    Args:
+      former: what it was called before the program had its name; it is used on if it is there.
+    """
+    root = to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    folder, old = root.joinpath(PRODUCT, *names), root / former
+    return old if former and old.is_dir() and not folder.exists() else folder
 
 
 def is_there(place: str | Path) -> bool:

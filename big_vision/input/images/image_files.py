@@ -33,6 +33,7 @@ from big_vision.pp.device_ops import split_device_ops
 from big_vision.pp.shapes import Sides, find_image_shape
 from utils.errors import UserError
 from utils.log import get_logger
+from utils.storage.installation import get_workplace
 from utils.storage.places import is_remote, to_path
 
 if TYPE_CHECKING:
@@ -203,9 +204,6 @@ class FolderSource(ImageFiles[FolderSelection]):
         return FolderFiles(selection, self.data.image_key, self.data.label_key)
 
 
-_PROJECT = Path(__file__).resolve().parents[3]
-
-
 def fetch_catalog(root: str, name: str) -> TfdsCatalog:
     """Return the catalogue of a TFDS dataset, after fetching it if it is not below the root.
 
@@ -244,7 +242,7 @@ def _fetch(root: str, name: str) -> None:
     ]
     done = subprocess.run(
         command,
-        cwd=_PROJECT,
+        cwd=get_workplace(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import ValidationError
 from starlette.responses import RedirectResponse, Response
 
-from service.jobs.files import ROOT
 from service.jobs.state import JobView
 from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
 from service.sweeps.report import SweepTable, TrialState, list_trials, tabulate_sweep
@@ -31,6 +30,7 @@ from service.web.views.verdict import show_bills, show_report
 from utils.config.load import combine_config
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.installation import ROOT
 
 router = APIRouter(include_in_schema=False)
 _MOST_JOBS = 200

@@ -231,7 +231,7 @@ class StoredColumns:
 
 def get_cache() -> Path:
     """Return the folder of stored columns in the user's cache."""
-    return get_user_cache("trainer", "columns")
+    return get_user_cache("columns", former="trainer/columns")
 
 
 def _map(path: Path, name: str, rows: int) -> np.ndarray:

@@ -52,7 +52,7 @@ def iterate_teacher_outputs(ask, tmp_path: Path, questions=QUESTIONS) -> list[ob
 
 
 def get_index(tmp_path: Path) -> Path:
-    (path,) = (tmp_path / "cache" / "trainer" / "index").glob("*.sqlite")
+    (path,) = (tmp_path / "cache" / "tpudistil" / "index").glob("*.sqlite")
     return path
 
 

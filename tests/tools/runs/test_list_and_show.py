@@ -140,7 +140,7 @@ def test_every_output_is_the_same_after_deleting_the_index(ask, root, tmp_path):
         ("list", "--json", "--filter", "eval.top1>60", "--sort", "eval.loss"),
     ]
     before = [ask(*question) for question in questions]
-    (index,) = (tmp_path / "cache" / "trainer" / "index").glob("*.sqlite")
+    (index,) = (tmp_path / "cache" / "tpudistil" / "index").glob("*.sqlite")
     index.unlink()
     assert [ask(*question) for question in questions] == before
     assert json.loads(ask("reindex", "--json")[1]) == {"runs": 4, "faults": []}

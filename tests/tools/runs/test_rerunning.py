@@ -11,9 +11,10 @@ import pytest
 import main as program
 from store.record.attempts import begin_attempt, end_attempt
 from store.record.environment import write_environment
-from store.record.source import DIFF_FILE, SOURCE_ROOT, SourceState, read_source
+from store.record.source import DIFF_FILE, SourceState, read_source
 from tests.support.stored_runs import make_run
 from tests.support.tiny_parts import SYNTHETIC
+from utils.storage.installation import ROOT
 
 PATCH = (
     "diff --git a/x.py b/x.py\nnew file mode 100644\n--- /dev/null\n+++ b/x.py\n@@ -0,0 +1 @@\n+x\n"
@@ -21,7 +22,7 @@ PATCH = (
 
 
 def read_head() -> str:
-    command = ["git", "-C", str(SOURCE_ROOT), "rev-parse", "HEAD"]
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip("this is no git repository: nothing could be made again from it")
@@ -100,7 +101,7 @@ def test_runs_that_cannot_be_reproduced_give_one_line(ask, root, kind, word):
 
 def test_outside_a_repository_nothing_is_written(ask, root, tmp_path, monkeypatch):
     set_source(root, "a", SourceState(read_head(), "", "none"))
-    monkeypatch.setattr("tools.runs.rerunning.SOURCE_ROOT", tmp_path)
+    monkeypatch.setattr("tools.runs.rerunning.ROOT", tmp_path)
     code, out, error = ask("rerun", "digits/a")
     assert (code, out) == (2, "") and "is no git repository" in error
 

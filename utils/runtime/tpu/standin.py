@@ -105,7 +105,7 @@ def _build() -> Path:
     from utils.storage.places import get_user_cache
 
     digest = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]
-    library = get_user_cache("tpu_standin") / f"{digest}.so"
+    library = get_user_cache("tpu_standin", former="tpu_standin") / f"{digest}.so"
     if library.is_file():
         return library
     compiler = shutil.which(os.environ.get("CC") or "cc")
