@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from bill.hlo import Instruction
 
 _PRODUCTS = ("dot", "convolution")
+_SPACE = re.compile(r"S\(\d+\)")
 
 
 def count_layout(hlo: str, host_ops: list[str]) -> LayoutCounters:
@@ -23,7 +25,8 @@ def count_layout(hlo: str, host_ops: list[str]) -> LayoutCounters:
     """
     computations = read_module(hlo)
     instructions = list_instructions(computations)
-    copies = [item for item in instructions if item.opcode in COPIES]
+    layouts = {item.name: _get_layout(item) for body in computations.values() for item in body}
+    copies = [item for item in instructions if _changes_layout(item, layouts)]
     types = {
         item.name: {array.dtype for array in item.arrays}
         for body in computations.values()
@@ -44,7 +47,12 @@ def count_layout(hlo: str, host_ops: list[str]) -> LayoutCounters:
     ]
     whole = sum(array.padded_bytes for array, _ in arrays) or 1
     padded = sum(array.padded_bytes - array.bytes for array, _ in arrays)
-    worst = max(arrays, key=lambda pair: pair[0].padded_bytes - pair[0].bytes, default=None)
+    # Of a module where there is one: copies between memories belong to none.
+    worst = max(
+        arrays,
+        key=lambda pair: (bool(pair[1].op_name), pair[0].padded_bytes - pair[0].bytes),
+        default=None,
+    )
     is_padded = worst is not None and padded > 0
     return LayoutCounters(
         layout_copies=_count(copies, sum(item.trips for item in copies)),
@@ -55,6 +63,19 @@ def count_layout(hlo: str, host_ops: list[str]) -> LayoutCounters:
         float32_products=_count(products, sum(item.trips for item in products)),
         host_ops=LayoutCounter(value=len(host_ops), first=", ".join(host_ops[:1])),
     )
+
+
+def _get_layout(instruction: Instruction) -> str:
+    """Return type, order and tiles of a result, without its memory."""
+    return _SPACE.sub("", instruction.text.partition(" ")[0])
+
+
+def _changes_layout(instruction: Instruction, layouts: Mapping[str, str]) -> bool:
+    """Return whether it is a copy to another layout, rather than to another memory alone."""
+    if instruction.opcode not in COPIES:
+        return False
+    source = layouts.get(instruction.operands[0], "")
+    return instruction.opcode != "copy" or source != layouts[instruction.name]
 
 
 def _count(instructions: list[Instruction], value: float) -> LayoutCounter:

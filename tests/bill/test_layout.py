@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gzip
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.store.test_calibration import make_tpu_run, make_verdict
 from tests.support.stored_runs import make_config
 from tools.runs.__main__ import main as runs
 
+FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "v5e_step.hlo.gz"
 # ruff: noqa: E501
 PROGRAM = """HloModule step, is_scheduled=true
 
@@ -80,6 +84,39 @@ def test_counters_name_their_first_module():
         pytest.approx(4 * 128 * 4 / stored, abs=1e-4),
         "student blocks.1.attn",
     )
+
+
+def read_real_program() -> str:
+    """A program of libtpu 0.0.52 for v5e: a step of a ViT of one block, 8 examples, AdamW.
+
+    `tools.compile_for_tpu --compiler newest --target v5e:1x1 --batch 8 --hlo DIR` wrote it; its
+    table of source files is left out.
+    """
+    with gzip.open(FIXTURE, "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+def test_a_real_program_is_counted_line_by_line():
+    """Every expected number is counted from the text by other means than the reader's."""
+    text = read_real_program()
+    layout = count_layout(text, [])
+    entry = text[text.index("\nENTRY ") :]
+    assert " while(" not in text and " transpose(" not in entry
+    types = dict(re.findall(r"^ *(?:ROOT )?%?([\w.-]+) = ([^( ]\S*) [a-z]", entry, re.MULTILINE))
+    copies = re.findall(r"^ *%?([\w.-]+) = \S+ copy\(%?([\w.-]+)\)(.*)$", entry, re.MULTILINE)
+    moved = [
+        (name, rest)
+        for name, source, rest in copies
+        if re.sub(r"S\(\d\)", "", types[name]) != re.sub(r"S\(\d\)", "", types[source])
+    ]
+    assert 0 < len(moved) < len(copies)  # scalars that go to another memory keep their layout
+    assert layout.layout_copies.value == len(moved) == 15
+    cycles = sum(int(re.search(r'"estimated_cycles":"(\d+)"', rest)[1]) for _, rest in moved)
+    assert layout.layout_mcycles.value == pytest.approx(cycles / 1e6, abs=5e-5)
+    assert layout.float32_products.first == "student patch_embed"
+    assert layout.layout_copies.first == "loss"  # the images of the batch
+    assert 0.5 < layout.padded_share.value < 1.0  # its width of 16 fills an eighth of a tile
+    assert layout.padded_share.first == "input"
 
 
 def test_a_program_without_them_has_zeros_and_no_module():
