@@ -12,6 +12,7 @@ from service.web.tokens import Role
 from store.compare.correctness import SameExamples
 from store.compare.differences import Difference, SourceDifference
 from store.compare.divergence import Divergence
+from store.compare.modules import ModuleChange
 from store.compare.statistics import MeanInterval, Summary
 from store.lineage.descendants import Descendant, Kinship, KnownAncestor
 from store.quality.gates import GateFinding
@@ -168,6 +169,10 @@ class CompareAnswer(BaseModel):
     metrics: list[list[ComparisonRow]] = Field(description="each further side against the first")
     answers: list[SameExamples]
     source: list[SourceDifference]
+    modules: list[list[ModuleChange]] = Field(
+        description="of each further side against the first, what became slower first; empty: "
+        "not both are profiled"
+    )
     divergence: DivergenceAnswer | None = Field(description="null: not requested")
 
 

@@ -379,3 +379,33 @@ def test_runs_of_a_sweep_are_named_by_their_varied_keys(tmp_path):
     assert f"<h1>{name}</h1>" in client.get("/runs/digits/depth-0123456789").text
     page = client.get("/compare?run=digits/depth-0123456789&run=digits/depth-1123456789").text
     assert "depth lr=0.001 depth=2 seed=1" in page
+
+
+def test_a_comparison_of_profiled_runs_shows_what_became_slower(tmp_path):
+    store = make_store(tmp_path)
+    for name, ms in (("seed0", 2.0), ("seed1", 5.0)):
+        rows = [
+            {"module": module, "phase": "forward", "calls": 1, "ms": time, "share": 0.5, "bytes": 0}
+            for module, time in (("blocks.0.<mlp>", ms), ("", 4.0 - ms / 5))
+        ]
+        head = {"schema_version": 1, "attempt": 1, "from_to": "0-1", "began": 1.0, "clock": "host"}
+        file = {**head, "steps": 2, "step_ms": 6.0, "modules": rows}
+        (store / "digits" / name / "modules.json").write_text(json.dumps(file))
+    client = make_client(make_app(store))
+    address = "run=digits/seed0&run=digits/seed1"
+    page = client.get(f"/compare?{address}&seeds=apart").text
+    card = page[page.index("Modules of digits/seed1</h2>") :].partition("</section>")[0]
+    heads = re.findall(r'<th scope="(row|col)"[^>]*>(.*?)</th>', card)
+    assert [text for scope, text in heads if scope == "row"] == [
+        "blocks.0.&lt;mlp&gt;",
+        "(outside modules)",
+    ]
+    assert [text for scope, text in heads if scope == "col"][:3] == ["module", "phase", "base ms"]
+    assert "+3" in card and "-0.6" in card
+    (changes,) = client.get(f"/api/v1/compare?{address}").json()["modules"]
+    assert [(row["module"], row["new_ms"]) for row in changes] == [
+        ("blocks.0.<mlp>", 5.0),
+        ("(outside modules)", 3.0),
+    ]
+    (store / "digits" / "seed0" / "modules.json").unlink()
+    assert "Modules of" not in client.get(f"/compare?{address}&seeds=apart").text

@@ -9,6 +9,7 @@ from service.web.series.ranges import Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ShownChart, make_overlay
 from service.web.views.run import read_values
 from service.web.views.trials import TrialNames
+from store.compare.modules import MODULE_COLUMNS, describe_modules
 from store.compare.report import CompareReport
 from store.compare.rows import ComparedSide, describe_divergence, describe_side
 from store.compare.sides import SEED, Side, describe_apart, group_records, learn_apart
@@ -61,6 +62,12 @@ def make_compare_view(report: CompareReport, series: SeriesReader) -> JsonObject
         "report": report,
         "answers": [answer for answer in report.answers if answer.new not in apart],
         "tables": [table for table in tables if table.is_shown],
+        "modules": [
+            (side.name, describe_modules(changes))
+            for side, changes in zip(rest, report.modules, strict=True)
+            if changes
+        ],
+        "module_columns": [title.removesuffix(">") for title in MODULE_COLUMNS],
         "apart": _describe_apart(base, rest, tables),
         "charts": charts,
         "left_out": left_out,
