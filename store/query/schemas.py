@@ -191,6 +191,7 @@ class ModulesFile(_File):
     steps: int = Field(ge=1)
     step_ms: float = Field(ge=0, description="of a whole step, by that clock")
     modules: list[ModuleEntry] = Field(description="in the order in which they begin to work")
+    note: str = Field("", description="why no module is named, and what to do; else empty")
 
 
 class Artifact(_File):

@@ -24,9 +24,11 @@ from store.query.modules import MODULES_FILE, REQUEST_FILE, request_profile, tak
 from store.query.record import RunRecord
 from store.record.history import keep_deterministic, read_metrics
 from tests.support.child_runs import ROOT, get_environment, run_main
+from tests.support.stored_runs import make_config, make_run
 from tests.support.tiny_parts import create_argv, create_xla_runtime
 from tests.support.waiting import wait_for
 from tools.runs.__main__ import main as runs
+from tools.runs.profiling import names_modules
 from utils.errors import EXIT_USER_ERROR
 from utils.runtime.instruments import Instruments
 from utils.runtime.profiles.module_times import ModulePhase, cut, fill_phases
@@ -220,6 +222,26 @@ def test_time_outside_of_modules_has_the_phase_of_what_is_around_it():
     segments = cut(events, lambda name, _: ModulePhase(name, name))
     phases = [segment.origin.phase for segment in fill_phases(segments)]
     assert phases[::2] == ["loss", "loss", "backward", "loss", "loss", "optimizer"]
+
+
+@pytest.mark.parametrize(
+    ("device", "steps", "named"), [("xla:0", "", False), ("xla:0", "0-0", True), ("cpu", "", True)]
+)
+def test_a_request_says_where_modules_will_have_no_names(device, steps, named, tmp_path):
+    run = make_run(tmp_path, "a", config=make_config() | {"profile": {"steps": steps}})
+    begun = {"attempt": 1, "began": 1.79e9, "hardware": {"device": device}}
+    (run.path / "attempts.jsonl").write_text(json.dumps(begun) + "\n")
+    assert names_modules(RunRecord(run.path)) is named
+
+
+def test_the_note_of_a_profile_is_shown(tmp_path, capsys):
+    run = make_run(tmp_path, "a", final={"eval_top1": 1.0})
+    row = {"module": "", "phase": "loss", "calls": 1.0, "ms": 2.0, "share": 1.0, "bytes": 0.0}
+    profile = {"schema_version": 1, "attempt": 1, "from_to": "0-1", "began": 1.0, "clock": "device"}
+    profile |= {"steps": 2, "step_ms": 2.0, "modules": [row], "note": "start it otherwise"}
+    (run.path / MODULES_FILE).write_text(json.dumps(profile))
+    assert runs(["show", str(run.path), "--modules"]) == 0
+    assert "no module is named: start it otherwise" in capsys.readouterr().out
 
 
 @pytest.mark.xla

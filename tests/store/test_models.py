@@ -82,7 +82,7 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
     sums = ModuleSums()
     sums.us[ModulePhase("forward", "head")] = 2500.0
     head = {"schema_version": 1, "from_to": "3-4", "began": 1.79e9, "attempt": 1}
-    found.append(("modules", head | sums.finish("host", 2, 3000.0)))
+    found.append(("modules", head | sums.finish("host", 2, 3000.0, "no names")))
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
     found.append(("tags", {"schema_version": 2, "tags": ["best"], "crc32c": "0123abcd"}))
     found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))

@@ -81,3 +81,15 @@ def test_a_trace_without_a_step_has_no_profile(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text('{"traceEvents": []}')
     assert read_trace(path) is None
+
+
+def test_a_profile_that_names_no_module_says_why(trace, tmp_path):
+    named = read_trace(trace)
+    events = json.loads(trace.read_text())["traceEvents"]
+    kept = [event for event in events if not event["name"].startswith("module|")]
+    path = tmp_path / "compiled.json"
+    path.write_text(json.dumps({"traceEvents": kept}))
+    unnamed = read_trace(path)
+    assert named is not None and named["note"] == ""
+    assert unnamed is not None and "--runtime.compile=false" in unnamed["note"]
+    assert {row["module"] for row in unnamed["modules"]} == {""}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from store.query.modules import MODULES_FILE, MOST_STEPS, request_profile
+from store.query.record import RunRecord
 from store.record.lock import find_owner
 from store.terminal import print_json
 from tools.runs.find_runs import choose_records
@@ -30,11 +31,24 @@ def request(options: argparse.Namespace) -> None:
     for record in records:
         assert isinstance(record.folder, LocalFolder)
         request_profile(record.folder.path, options.steps)
+    unnamed = [record.path for record in records if not names_modules(record)]
     if options.json:
-        print_json({"runs": [record.path for record in records], "steps": options.steps})
+        paths = [record.path for record in records]
+        print_json({"runs": paths, "steps": options.steps, "without_modules": unnamed})
         return
     for record in records:
         print(
             f"{record.path} traces {options.steps} steps from its next log point on: "
             f"{record.folder}/profile, then {MODULES_FILE}"
         )
+    for path in unnamed:
+        print(
+            f"{path} will have times without modules: XLA names them only if profile.steps is set "
+            "before it loads; stop the run, and resume it with --profile.steps=FIRST-LAST"
+        )
+
+
+def names_modules(record: RunRecord) -> bool:
+    """Return whether operations know their modules: XLA's only as `profile.steps` prepares it."""
+    device = str(record.attempts[-1].get("hardware", {}).get("device") if record.attempts else "")
+    return not device.startswith("xla") or bool(record.config.get("profile.steps"))

@@ -279,6 +279,8 @@ def _print_modules(profile: ModulesFile) -> None:
     words = ", ".join(f"{phase} {share:.1%}" for phase, share in phases.items())
     more = len(rows) - _MOST_MODULES
     create_console().print(words + (f"; {more} more rows by --json" if more > 0 else ""))
+    if profile.note:
+        create_console().print(f"no module is named: {profile.note}", markup=False)
 
 
 def _find_lineage(options: argparse.Namespace, record: RunRecord) -> Kinship:

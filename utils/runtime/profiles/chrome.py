@@ -31,6 +31,10 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _NODE = "autograd::engine::evaluate_function: "
 _OUTSIDE = ModulePhase("", "")
+_UNNAMED = (
+    "the step runs as compiled programs, whose kernels carry no module: on cpu and cuda profile a "
+    "run with --runtime.compile=false"
+)
 
 
 def read_trace(path: Path) -> JsonObject | None:
@@ -70,8 +74,8 @@ def read_trace(path: Path) -> JsonObject | None:
         sums.us[origin] += ended - began
     if kernels:
         whole_us = max(kernel[1] for kernel in kernels) - min(kernels)[0]
-        return sums.finish("device", len(steps), whole_us)
-    return sums.finish("host", len(steps), sum(step["dur"] for step in steps))
+        return sums.finish("device", len(steps), whole_us, _UNNAMED)
+    return sums.finish("host", len(steps), sum(step["dur"] for step in steps), _UNNAMED)
 
 
 def _select(segments: list[WorkSegment], step: JsonObject) -> list[WorkSegment]:

@@ -37,10 +37,11 @@ class ModuleSums:
     calls: Counter[ModulePhase] = field(default_factory=Counter)
     bytes: Counter[ModulePhase] = field(default_factory=Counter)
 
-    def finish(self, clock: str, steps: int, whole_us: float) -> JsonObject:
+    def finish(self, clock: str, steps: int, whole_us: float, unnamed: str) -> JsonObject:
         """Return means over steps, as `modules.json` has them.
 
-        `clock` is host or device: whose operations are timed; `whole_us` of all steps by it.
+        `clock` is host or device: whose operations are timed; `whole_us` of all steps by it;
+        `unnamed` is the note if no module is named.
         """
         total_us = sum(self.us.values()) or 1.0
         modules = [
@@ -54,7 +55,9 @@ class ModuleSums:
             for origin, us in self.us.items()
         ]
         step_ms = whole_us / steps / 1000
-        return {"clock": clock, "steps": steps, "step_ms": step_ms, "modules": modules}
+        note = "" if any(origin.module for origin in self.us) else unnamed
+        head = {"clock": clock, "steps": steps, "step_ms": step_ms}
+        return {**head, "modules": modules, "note": note}
 
 
 def cut(

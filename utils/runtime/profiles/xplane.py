@@ -41,6 +41,11 @@ _MESSAGES = {
     "Instruction": "name=1:string metadata=7:Metadata",
     "Metadata": "op_name=2:string",
 }
+_UNNAMED = (
+    "XLA names operations only if profile.steps is set before it loads: start or resume the run "
+    "with --profile.steps=FIRST-LAST and without runtime.compile; profiles on request then name "
+    "them, too"
+)
 _DEVICE, _OPS = "/device:TPU", "XLA Ops"
 
 
@@ -67,7 +72,7 @@ def read_xplane(folder: Path) -> JsonObject | None:
     if not steps or not moments:
         return None
     whole_us = max(ended for _, ended in moments) - min(moments)[0]
-    return sums.finish("device", steps, whole_us)
+    return sums.finish("device", steps, whole_us, _UNNAMED)
 
 
 class _Plane:
