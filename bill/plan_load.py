@@ -17,7 +17,6 @@ from tasks import TASKS
 from tasks.work import measure_step
 from utils.config.load import change
 from utils.errors import UserError
-from utils.hosts import CPU_MS
 from utils.storage.places import is_there
 
 if TYPE_CHECKING:
@@ -85,17 +84,6 @@ def count_examples(config: RunConfig, given: Mapping[str, int]) -> dict[str, int
         )
         for role, key in _ROLES.items()
     }
-
-
-def find_cpu_ms(config: RunConfig) -> tuple[float | None, str]:
-    """Find what an image costs its host, and its form; None for what is not an image."""
-    if "decode" in config.data.train_pp:
-        form = "JPEG"
-    elif config.data.source in ("tfds", "folder", "webdataset", "hf"):
-        form = "pixels"
-    else:
-        return None, "not images from files"
-    return CPU_MS[form], form
 
 
 def read_numbers(flag: str, words: Sequence[str]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from store.quality.bill import RunWork
 from store.quality.costs import read_store_prices
 from store.quality.goodput import ASSUMED_RESUME_S, Interruptions
 from store.quality.list_prices import ON_DEMAND, OWN
+from store.quality.past_runs import read_past_runs
 from store.quality.slices import (
     Assumptions,
     Load,
@@ -21,7 +22,6 @@ from store.quality.slices import (
     list_slices,
     plan_slices,
 )
-from store.quality.trends import read_verdicts
 from tasks.work import StepWork, measure_step
 from utils.checkpoint.files import CheckpointError
 from utils.checkpoint.find import read_best_step
@@ -79,7 +79,7 @@ def create_load(config: RunConfig, step: StepWork, examples: Mapping[str, int]) 
 
 
 def plan_job(job: Job) -> list[SlicePlan]:
-    """Plan a run on rented slices on demand, by counts; empty without any."""
+    """Plan a run on rented slices on demand, by the store or by counts; empty without either."""
     config = job.config
     if config.run.eval_only:
         return []
@@ -88,12 +88,10 @@ def plan_job(job: Job) -> list[SlicePlan]:
         load = create_load(config, measure_step(config, job.facts), job.facts.dataset.num_examples)
     except UserError:
         return []
-    assumptions = Assumptions(
-        own,
-        terms=(ON_DEMAND, OWN),
-        interruptions=Interruptions(resume_s=ASSUMED_RESUME_S),
-        verdicts=read_verdicts(config.run.output_dir),
-    )
+    past = read_past_runs(config.run.output_dir, load.values)
+    resume_s = past.pauses[1] if past.pauses else ASSUMED_RESUME_S
+    interruptions = Interruptions(resume_s=resume_s)
+    assumptions = Assumptions(own, terms=(ON_DEMAND, OWN), interruptions=interruptions, past=past)
     return plan_slices(load, list_slices(_MOST_CHIPS), assumptions)
 
 
@@ -109,7 +107,9 @@ def find_bill(plans: list[SlicePlan]) -> JsonObject | None:
     if best is None:
         return None
     plan, bill = best
-    return {"slice": plan.slice.name, "hours": bill.hours, "usd": bill.usd, "basis": bill.basis}
+    hours = {name: getattr(bill, name) for name in ("hours", "low_hours", "high_hours")}
+    usd = {name.replace("hours", "usd"): bill.price(value) for name, value in hours.items()}
+    return {"slice": plan.slice.name, **hours, **usd, "term": bill.rental.term, "basis": bill.basis}
 
 
 def describe_job(job: Job, devices: int | None = None) -> list[str]:

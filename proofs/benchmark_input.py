@@ -39,9 +39,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from big_vision.tensorflow_setup import import_tensorflow
+from bill.plan_feed import create_jpeg
 from datasets import Position, create_loader
 from proofs.timed_run import measure_in_turns
 from utils.config.data import DataSection
@@ -76,9 +75,6 @@ _RATIOS = {
     "pipeline_over_timm_lean": "timm_lean's",
     "pipeline_of_decode": "decode's",
 }
-_JPEG_SIZE = (500, 375)
-_JPEG_QUALITY = 93
-_JPEG_NOISE = 22
 _SPLIT = "train"
 _Order = Literal["auto", "exact", "sharded"]
 
@@ -200,27 +196,6 @@ def _show_ratio(result: JsonObject, key: str) -> str:
         return f"{result[key]:.2f}"
     verdict = "reached" if result[key] >= required else "MISSED"
     return f"{result[key]:.2f} (at least {required}: {verdict})"
-
-
-def create_jpeg(number: int) -> bytes:
-    """Create a photograph-like JPEG, 500x375, about 110 kB: detail at all scales, and grain."""
-    import io
-
-    from PIL import Image
-
-    width, height = _JPEG_SIZE
-    rng = np.random.RandomState(number)
-    picture = np.zeros((height, width, 3), np.float32)
-    for octave in range(7):
-        side = 3 << octave
-        coarse = rng.randint(0, 256, (side, side * 4 // 3, 3)).astype(np.uint8)
-        fine = Image.fromarray(coarse).resize(_JPEG_SIZE, Image.Resampling.BICUBIC)
-        picture += (np.asarray(fine, np.float32) - 128) * 0.75**octave
-    picture += rng.normal(0, _JPEG_NOISE, (height, width, 1))
-    pixels = np.clip(picture * 0.5 + 128, 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
-    return buffer.getvalue()
 
 
 def _collect_jpegs(arguments: argparse.Namespace, folder: Path) -> float:

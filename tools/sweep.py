@@ -32,7 +32,7 @@ from service.sweeps.control import SweepControl
 from service.sweeps.plan import Trial, read_sweep, resolve_base
 from service.sweeps.report import MISSING, AxisRow, TrialState, tabulate_sweep
 from service.sweeps.spec import SweepSpec, read_spec
-from store.formatting import format_value
+from store.formatting import format_value, name_few
 from store.terminal import colour_word, create_console, create_table, print_json
 from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
@@ -87,7 +87,9 @@ def plan(options: argparse.Namespace) -> int:
     if bill is not None and not options.json:
         print(
             f"bill: {bill['trials']} trials, each on its cheapest slice ({bill['slices']}), "
-            f"{bill['hours']:.3g} h, USD {bill['usd']:,.2f} on demand"
+            f"{bill['hours']:.3g} h ({bill['low_hours']:.3g} to {bill['high_hours']:.3g}), "
+            f"USD {bill['usd']:,.2f} ({bill['low_usd']:,.2f} to {bill['high_usd']:,.2f}) "
+            f"{bill['term'].replace('_', ' ')} ({bill['basis']})"
         )
     return 0
 
@@ -97,9 +99,11 @@ def sum_bills(bills: Sequence[JsonObject | None]) -> JsonObject | None:
     known = [bill for bill in bills if bill is not None]
     if not known or len(known) < len(bills):
         return None
-    sums = {name: math.fsum(bill[name] for bill in known) for name in ("hours", "usd")}
+    parts = [f"{bound}{unit}" for unit in ("hours", "usd") for bound in ("", "low_", "high_")]
+    sums = {name: math.fsum(bill[name] for bill in known) for name in parts}
     slices = ", ".join(sorted({bill["slice"] for bill in known}))
-    return {"trials": len(known), "slices": slices, **sums}
+    words = {key: name_few(sorted({bill[key] for bill in known})) for key in ("term", "basis")}
+    return {"trials": len(known), "slices": slices, **sums, **words}
 
 
 def run(options: argparse.Namespace) -> int:

@@ -14,8 +14,9 @@ class TpuVm:
     machine: str  # Google Cloud's machine type
 
 
-# vCPUs: Google's machine types of the TPU families, as its documentation of v5e ("VM types") and
-# the table of GKE's autoscaler have them, read in November 2026.
+# vCPUs: Google's machine types of the TPU families, as its documentation of v5e ("VM types"), the
+# table of GKE's autoscaler, and for tpu7x its page "TPU7x (Ironwood)" ("Number of vCPUs (4-chip
+# VM)": docs.cloud.google.com/tpu/docs/tpu7x) have them, read in November 2026.
 HOSTS = {
     "v3-8": TpuVm(4, 96, "ct3-hightpu-4t"),
     "v4-8": TpuVm(4, 240, "ct4p-hightpu-4t"),
@@ -26,6 +27,7 @@ HOSTS = {
     "v6e-1": TpuVm(1, 44, "ct6e-standard-1t"),
     "v6e-4": TpuVm(4, 180, "ct6e-standard-4t"),
     "v6e-8": TpuVm(8, 180, "ct6e-standard-8t"),
+    "tpu7x-8": TpuVm(4, 224, "tpu7x-standard-4t"),
 }
 # CPU milliseconds of one core of an AMD EPYC an image of 224 pixels, cropped and flipped, on a
 # quiet machine (docs/data.md, 24 November 2026). Other operations cost more.

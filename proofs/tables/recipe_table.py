@@ -97,7 +97,8 @@ def read_costs() -> list[str]:
 
 def format_cost(name: str, source: SourceSection) -> str:
     """Format what a recipe costs by the plan: hours and USD on demand, and what differs."""
-    from bill.plan_load import find_cpu_ms, measure_load
+    from bill.plan_feed import find_cpu_ms
+    from bill.plan_load import measure_load
     from store.quality.list_prices import ON_DEMAND
     from store.quality.slices import Assumptions, list_slices, plan_slices
     from utils.config.load import load_config

@@ -8,11 +8,11 @@ a count of FLOPs.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
-from store.quality.calibration import hash_step
+from store.quality.calibration import Calibration, hash_step
 from store.quality.costs import DevicePrice, compute_cost, find_price
 from store.quality.goodput import NEVER, Interruptions, Simulation, simulate
 from store.quality.list_prices import SPOT, ChipPrice, find_chip_prices
@@ -21,6 +21,10 @@ from store.record.attempts import count_devices, read_hardware
 from utils.generations import GENERATIONS
 from utils.json_types import JsonObject
 
+# Time of steps of published speed over the compiler's estimate, least and most, of
+# `bill.published.PUBLISHED`, which a test holds.
+PUBLISHED_RATIOS = (0.82, 1.32)
+_FEWEST_RUNS = 3  # whose ratios are a range of their own
 _HOUR_S = 3600.0
 
 
@@ -51,6 +55,28 @@ class StepTime:
     def exact(cls, step_s: float, basis: str) -> Self:
         """Return a measured time."""
         return cls(step_s, step_s, step_s, step_s, basis)
+
+    @classmethod
+    def by_compiler(cls, verdict: JsonObject, calibrations: Mapping[str, Calibration]) -> Self:
+        """Return the time of a verdict, with the range of the chip's calibration if it has one.
+
+        Args:
+          calibrations: of the store's own runs, by generation. Few runs widen the range that
+            published steps have, and do not replace it.
+        """
+        bound_s, estimate_s = (verdict["step_ms"][name] / 1000 for name in ("lower", "estimate"))
+        chip = str(verdict.get("target", "")).partition(":")[0]
+        own = calibrations.get(chip)
+        if own is None:
+            low, high = PUBLISHED_RATIOS
+            times = (bound_s, estimate_s, estimate_s * low, estimate_s * high)
+            return cls(*times, "compiler's verdict, range of published steps")
+        low, high = own.low, own.high
+        if own.n < _FEWEST_RUNS:
+            low, high = min(low, PUBLISHED_RATIOS[0]), max(high, PUBLISHED_RATIOS[1])
+        times = (bound_s, estimate_s * own.median, estimate_s * low, estimate_s * high)
+        runs = f"{own.n} run{'s' * (own.n > 1)} here"
+        return cls(*times, f"compiler's verdict, calibrated by {runs} on {chip}")
 
 
 @dataclass(frozen=True)
@@ -103,6 +129,11 @@ class Bill:
         """Share of the paid time in steps that count, as `store.query.timeline` defines it."""
         return self.step_hours / self.hours if self.hours else 0.0
 
+    @property
+    def has_range(self) -> bool:
+        """Whether the estimate may be off; False if it was measured and nothing is preempted."""
+        return self.low_hours < self.high_hours
+
     def price(self, hours: float) -> float | None:
         """Return the cost of hours of all devices; None without a price."""
         price = self.usd_per_hour
@@ -153,6 +184,14 @@ def compute_bill(
     )
 
 
+def format_usd(bill: Bill) -> str:
+    """Format the money of a bill with its range; empty without a price."""
+    usd, low, high = map(bill.price, (bill.hours, bill.low_hours, bill.high_hours))
+    if usd is None:
+        return ""
+    return f"USD {usd:,.2f}" + (f" ({low:,.2f} to {high:,.2f})" if bill.has_range else "")
+
+
 def bill_by_runs(
     values: JsonObject,
     records: Sequence[RunRecord],
@@ -184,14 +223,21 @@ def bill_by_runs(
 
 
 def bill_by_estimate(
-    report: JsonObject, steps: int | None, devices: int, prices: Sequence[DevicePrice]
+    report: JsonObject,
+    steps: int | None,
+    devices: int,
+    prices: Sequence[DevicePrice],
+    calibrations: Mapping[str, Calibration],
 ) -> Bill | None:
-    """Compute the bill from the compiler's estimate of a step; None if it has none."""
+    """Compute the bill from the compiler's estimate of a step; None if it has none.
+
+    Args:
+      calibrations: as `StepTime.by_compiler` takes them.
+    """
     if not report.get("step_ms") or steps is None:
         return None
-    basis = "by the compiler's estimate of a step: without input, evaluations and checkpoints"
-    bound_s, estimate_s = (report["step_ms"][name] / 1000 for name in ("lower", "estimate"))
-    step = StepTime(bound_s, estimate_s, estimate_s, estimate_s, basis)
+    time_s = StepTime.by_compiler(report, calibrations)
+    step = replace(time_s, basis=f"{time_s.basis}: without input, evaluations and checkpoints")
     generation = str(report.get("target", "")).partition(":")[0]
     hardware = {"hardware": report["device"], "generation": generation}
     return compute_bill(RunWork(steps), step, _rent(hardware, devices, prices))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from store.quality.reports import VERDICT, get_kind
+from store.quality.reports import VERDICT, describe_report, get_kind
 from store.query.config_text import flatten_run_config
 from store.query.record import RunRecord
 from store.record.attempts import count_devices, read_hardware
@@ -99,6 +99,11 @@ def index_verdicts(reports: Iterable[JsonObject]) -> Verdicts:
     return verdicts
 
 
+def get_chip(hardware: JsonObject) -> str:
+    """Return the generation of a run's chip, else the name of its hardware."""
+    return str(hardware.get("chip") or hardware.get("hardware") or "").removeprefix("TPU ")
+
+
 def find_verdict(record: RunRecord, verdicts: Verdicts) -> JsonObject | None:
     """Find the estimate of a run's step, else that of one device's part; None if there is none."""
     if not verdicts or not record.attempts:
@@ -108,7 +113,7 @@ def find_verdict(record: RunRecord, verdicts: Verdicts) -> JsonObject | None:
     total = record.config.get("data.global_batch_size")
     if not isinstance(total, int) or total % devices:
         return None
-    chip = str(hardware.get("chip") or hardware.get("hardware") or "").removeprefix("TPU ")
+    chip = get_chip(hardware)
     step = hash_step(record.config)
     keys = ((chip, chips, total // devices, step) for chips in (devices, 1))
     return next((verdicts[key] for key in keys if key in verdicts), None)
@@ -138,6 +143,15 @@ def view_step(record: RunRecord, verdicts: Verdicts) -> dict[str, float | None]:
     verdict = find_verdict(record, verdicts)
     estimate = None if verdict is None else verdict["step_ms"]["estimate"] / 1000
     return {ESTIMATE: estimate, MEASURED: measure_step(record)}
+
+
+def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
+    """Return a run's estimated and measured time; None if one is unknown."""
+    verdict = find_verdict(record, verdicts)
+    estimate, measured = view_step(record, verdicts).values()
+    if verdict is None or estimate is None or measured is None:
+        return None
+    return CalibratedRun(record.path, estimate, measured, describe_report(verdict))
 
 
 def view_layout(record: RunRecord, verdicts: Verdicts) -> dict[str, JsonObject]:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from store.quality.bill import Bill, Rental, RunWork, StepTime, compute_bill
-from store.quality.calibration import Calibration, Verdicts, hash_step
+from store.quality.bill import Bill, Rental, RunWork, StepTime, compute_bill, format_usd
+from store.quality.calibration import Verdicts, hash_step
 from store.quality.costs import DevicePrice
 from store.quality.goodput import NEVER, Interruptions
 from store.quality.list_prices import OWN, TERMS, find_chip_prices
+from store.quality.past_runs import PastRuns
 from utils.generations import LAUNCHED, Generation
 from utils.hosts import count_vcpus
 from utils.json_types import JsonObject
 
 # Time of steps of published speed over the sum of their FLOPs at the chip's peak and of their bytes
-# at its bandwidth: least, geometric mean and most; and over the compiler's estimate, least and
-# most. Both are of `bill.published.PUBLISHED`, which a test holds.
+# at its bandwidth: least, geometric mean and most, of `bill.published.PUBLISHED` (a test).
 PUBLISHED_FACTORS = (1.66, 2.43, 4.16)
-PUBLISHED_RATIOS = (0.82, 1.32)
 _TRAFFIC = 2  # what is kept for the backward pass is written and read, and so is the state
 _CORES = 2  # in a chip whose accelerator types count cores
 
@@ -61,10 +60,7 @@ class Assumptions:
     terms: tuple[str, ...] = (*TERMS, OWN)  # those that are billed
     interruptions: Interruptions = NEVER
     cpu_ms: float | None = None  # an example costs on the host; None if unknown
-    verdicts: Verdicts = field(default_factory=dict)
-    calibration: Calibration | None = None  # of the store's own runs; None: the published range
-    # (generation, ranks) -> seconds of this step in a finished run, and the run.
-    measured: Mapping[tuple[str, int], tuple[float, str]] = field(default_factory=dict)
+    past: PastRuns = field(default_factory=PastRuns)  # of the store
 
 
 @dataclass(frozen=True)
@@ -126,13 +122,15 @@ def find_fastest(
 
 
 def describe_bill(name: str, bill: Bill) -> str:
-    """Describe a bill in a line: hours with their range, money with its term."""
-    range_h = f"bound {bill.bound_hours:.3g}, range {bill.low_hours:.3g} to {bill.high_hours:.3g}"
-    money = "no price is known"
+    """Describe a bill in a line: hours and money with their ranges, the price's term, the basis."""
+    hours, money = f"{bill.hours:.3g} h", "no price is known"
+    if bill.has_range:
+        hours += f" (bound {bill.bound_hours:.3g}, {bill.low_hours:.3g} to {bill.high_hours:.3g})"
     if bill.usd is not None:
         place = f" in {bill.rental.region}" if bill.rental.region else ""
-        money = f"USD {bill.usd:,.2f} {bill.rental.term.replace('_', ' ')}{place}"
-    return f"{name} {bill.hours:.3g} h ({range_h}), {money}, by {bill.basis}"
+        term = f"{bill.rental.term.replace('_', ' ')}{place}"
+        money = f"{format_usd(bill)} {term}".rstrip()
+    return f"{name} {hours}, {money} ({bill.basis})"
 
 
 def describe_plans(plans: Sequence[SlicePlan]) -> list[str]:
@@ -150,7 +148,7 @@ def _plan(load: Load, item: RentedSlice, assumptions: Assumptions, step: str) ->
     if batch % item.devices:
         return SlicePlan(item, f"a batch of {batch} on {item.devices} devices")
     examples = batch // item.devices
-    verdict = _find_verdict(item, examples, assumptions.verdicts, step)
+    verdict = _find_verdict(item, examples, assumptions.past.verdicts, step)
     usable = item.generation.usable_gib * 2**30
     if verdict is not None:
         parts, memory = load.parts or 1, verdict["memory"]["peak_bytes"]
@@ -224,22 +222,17 @@ def _time_step(
 ) -> StepTime | None:
     """Return the time of a step: of a finished run, else the compiler's, else by FLOPs."""
     row = item.generation
-    taken = assumptions.measured.get((row.name, item.chips * row.seen_per_chip))
+    taken = assumptions.past.measured.get((row.name, item.chips * row.seen_per_chip))
     if taken is not None:
         return StepTime.exact(taken[0], f"measured in {taken[1]}")
     if verdict is not None and verdict.get("step_ms"):
-        bound_s, estimate_s = (verdict["step_ms"][name] / 1000 for name in ("lower", "estimate"))
-        own = assumptions.calibration
-        low, high = PUBLISHED_RATIOS if own is None else (own.low, own.high)
-        centre = 1.0 if own is None else own.median
-        times = (bound_s, estimate_s * centre, estimate_s * low, estimate_s * high)
-        return StepTime(*times, "compiler's verdict")
+        return StepTime.by_compiler(verdict, assumptions.past.calibrations)
     if load.train_flops is None:
         return None
     counted_s, bound_s = count_time(load, row, examples)
     low, mean, high = PUBLISHED_FACTORS
     times = (bound_s, counted_s * mean, counted_s * low, counted_s * high)
-    return StepTime(*times, "counted FLOPs and bytes")
+    return StepTime(*times, "counted FLOPs and bytes, range of published steps")
 
 
 def count_time(load: Load, row: Generation, examples: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from service.web.views.frame import show_time
 from service.web.views.submit import make_groups, read_overrides
 from service.web.views.sweeps import make_intervals
 from store.compare.rows import describe_divergence
-from store.quality.bill import bill_by_estimate, bill_by_runs
+from store.quality.bill import bill_by_estimate, bill_by_runs, format_usd
 from store.quality.costs import DevicePrice
 from store.quality.trends import keep_report
 from store.query.record import RunRecord
@@ -250,11 +250,12 @@ def test_an_estimate_uses_a_run_with_the_same_step(store):
 def test_an_estimate_by_the_compiler_is_steps_times_step_time():
     report = {"step_ms": {"lower": 18.0, "estimate": 36.0}, "device": "TPU v5 lite"}
     prices = [DevicePrice(device="TPU*", since="2020-01-01", usd_per_device_hour=2.0)]
-    bill = bill_by_estimate(report, 100_000, 8, prices)
+    bill = bill_by_estimate(report, 100_000, 8, prices, {})
     assert (bill.hours, bill.usd, bill.bound_hours) == pytest.approx((1.0, 16.0, 0.5))
-    assert bill_by_estimate(report, None, 8, prices) is None
-    assert bill_by_estimate({"step_ms": None}, 5, 8, prices) is None
-    assert bill_by_estimate(report, 10, 8, []).usd is None
+    assert format_usd(bill) == "USD 16.00 (13.12 to 21.12)"
+    assert bill_by_estimate(report, None, 8, prices, {}) is None
+    assert bill_by_estimate({"step_ms": None}, 5, 8, prices, {}) is None
+    assert bill_by_estimate(report, 10, 8, [], {}).usd is None
 
 
 def test_a_run_shows_the_compilers_verdict_beside_its_measurement(tmp_path):
@@ -277,7 +278,7 @@ def test_a_verdict_shows_whether_it_fits_and_the_step_time(client, monkeypatch):
     assert "All checks passed" in page
     assert '<span class="state good">fits</span>' in page
     assert "1.0 to 40.0 ms" in page
-    assert "by the compiler" in page
+    assert "verdict, range of published steps" in page
     assert "data-poll" not in page
     monkeypatch.setattr(Estimator, "find", lambda *_: Estimate("v5e:2x2", 1.7e9))
     assert "data-poll" in client.get(f"/submit?config={CONFIG}&estimate=1").text

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from store.quality.bill import RunWork
+from store.quality.bill import PUBLISHED_RATIOS, RunWork
 from store.quality.calibration import Calibration, hash_step
 from store.quality.list_prices import ON_DEMAND, OWN, read_price_list
+from store.quality.past_runs import PastRuns
 from store.quality.slices import (
     PUBLISHED_FACTORS,
-    PUBLISHED_RATIOS,
     Assumptions,
     Load,
     find_cheapest,
@@ -86,21 +86,22 @@ def test_a_batch_is_divided_evenly_or_not_at_all():
 
 def test_a_verdict_of_the_compiler_is_taken_with_the_calibrations_range():
     key = ("v5e", 1, 32, hash_step(LOAD.values))
-    verdict = {"step_ms": {"lower": 10.0, "estimate": 40.0}, "memory": {"peak_bytes": 3 * GIB}}
-    plans = plan(LOAD, replace(DEMAND, verdicts={key: verdict}))
+    verdict = {"step_ms": {"lower": 10.0, "estimate": 40.0}, "target": "v5e:2x4"}
+    verdict["memory"] = {"peak_bytes": 3 * GIB}
+    plans = plan(LOAD, replace(DEMAND, past=PastRuns({key: verdict})))
     told, other = plans["v5litepod-8"], plans["v5litepod-4"]
     low, high = PUBLISHED_RATIOS
     assert told.step.bound_s == 0.01
     assert (told.step.low_s, told.step.high_s) == pytest.approx((0.04 * low, 0.04 * high))
     assert told.memory_bytes == 3 * GIB
     assert "verdict" in told.step.basis and "counted" in other.step.basis
-    own = Calibration(3, 1.1, 0.9, 1.5, 0.2)
-    step = plan(LOAD, replace(DEMAND, verdicts={key: verdict}, calibration=own))["v5litepod-8"].step
+    past = PastRuns({key: verdict}, {"v5e": Calibration(3, 1.1, 0.9, 1.5, 0.2)})
+    step = plan(LOAD, replace(DEMAND, past=past))["v5litepod-8"].step
     assert (step.low_s, step.estimate_s, step.high_s) == pytest.approx((0.036, 0.044, 0.06))
 
 
 def test_a_finished_run_is_taken_before_all_else():
-    plans = plan(LOAD, replace(DEMAND, measured={("v5e", 8): (0.25, "digits/a")}))
+    plans = plan(LOAD, replace(DEMAND, past=PastRuns(measured={("v5e", 8): (0.25, "digits/a")})))
     step = plans["v5litepod-8"].step
     assert step.bound_s == step.high_s == 0.25 and "digits/a" in step.basis
     assert plans["v5litepod-8"].bills[0].hours == pytest.approx(1000 * 0.25 / 3600)

@@ -12,9 +12,9 @@ import yaml
 
 from bill.plan_load import measure_load
 from bill.published import PUBLISHED, find_range
+from store.quality.bill import PUBLISHED_RATIOS
 from store.quality.slices import (
     PUBLISHED_FACTORS,
-    PUBLISHED_RATIOS,
     Assumptions,
     count_time,
     list_slices,

@@ -10,10 +10,10 @@ from pathlib import Path
 from rich.text import Text
 
 from store.formatting import draw_line, format_value
-from store.quality.calibration import CalibratedRun, Verdicts, calibrate, find_verdict, view_step
+from store.quality.calibration import calibrate, find_point
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gates import evaluate_sides, get_code
-from store.quality.reports import describe_report, read_config
+from store.quality.reports import read_config
 from store.quality.trends import (
     BAD,
     FOLDER,
@@ -28,7 +28,6 @@ from store.quality.trends import (
     save_report,
 )
 from store.query.filters import check_keys, parse_filter
-from store.query.record import RunRecord
 from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.find_runs import check_store, find_damage, read_side, select_records
 from tools.runs.page import write_trends
@@ -172,12 +171,3 @@ def show_calibration(options: argparse.Namespace) -> None:
     ratios = f"median {total.median:.2f}, {total.low:.2f} to {total.high:.2f}"
     spread = "" if total.spread is None else f", spread of its logarithm {total.spread:.3f}"
     console.print(f"\nmeasured over estimated: {ratios}{spread}, n = {total.n}")
-
-
-def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
-    """Return a run's estimated and measured time; None if one is unknown."""
-    verdict = find_verdict(record, verdicts)
-    estimate, measured = view_step(record, verdicts).values()
-    if verdict is None or estimate is None or measured is None:
-        return None
-    return CalibratedRun(record.path, estimate, measured, describe_report(verdict))

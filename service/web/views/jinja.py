@@ -14,6 +14,7 @@ from service.web.views.figures import draw_spark
 from service.web.views.frame import ShownTime, format_bytes, link_api, link_run, show_time
 from service.web.views.sweeps import describe_point
 from store.formatting import TONES, format_duration, format_value
+from store.quality.bill import format_usd
 from store.quality.trends import Trend, describe_trend
 
 # Most reports that a trend's picture shows.
@@ -50,5 +51,6 @@ def create_environment() -> Environment:
         "point": describe_point,
         "run_url": link_run,
         "trend": describe_trend,
+        "usd": format_usd,
     }
     return environment

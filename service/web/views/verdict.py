@@ -11,6 +11,7 @@ from store.quality.bill import bill_by_estimate, bill_by_runs
 from store.quality.calibration import Verdicts, find_verdict, measure_step
 from store.quality.costs import DevicePrice
 from store.quality.list_prices import read_price_list
+from store.quality.past_runs import read_past_runs
 from store.query.record import RunRecord
 from utils.config.load import RunConfig
 from utils.errors import UserError
@@ -46,15 +47,13 @@ def show_bills(
     steps = estimates.read_steps(verdict.lines)
     selector = parts.runs.create_selector()
     paths = selector.select_paths(f'experiment="{config.run.experiment}" and status=complete')
-    bills = [
-        bill_by_runs(
-            config.model_dump(mode="json"), selector.open(paths[:_MOST_RUNS]), steps, prices
-        )
-    ]
+    values = config.model_dump(mode="json")
+    bills = [bill_by_runs(values, selector.open(paths[:_MOST_RUNS]), steps, prices)]
     if estimate is not None and estimate.report is not None:
         report = estimate.report
         devices = max(1, config.data.global_batch_size // max(1, report["examples_per_chip"]))
-        bills.append(bill_by_estimate(report, steps, devices, prices))
+        known = read_past_runs(parts.store, values).calibrations
+        bills.append(bill_by_estimate(report, steps, devices, prices, known))
     return {"bills": [bill for bill in bills if bill is not None], "bill_note": note}
 
 
