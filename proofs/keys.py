@@ -33,12 +33,25 @@ ELEMENTS = {
     "distill.losses[]": LossTerm,
     "distill.teachers[]": TeacherSection,
 }
+# Ends of a key's name -> its unit; the first that fits counts.
+UNITS = {
+    "accumulate_steps": "micro-batches",
+    "batch_size": "examples",
+    "epochs": "epochs",
+    "_gib": "GiB",
+    "group_size": "examples",
+    "image_size": "pixels",
+    "_mib": "MiB",
+    "_s": "s",
+    "steps": "steps",
+}
 _HEAD = """\
 # Keys of the configuration
 
 Written by `python -m proofs.keys --write` from the fields in `utils/config/`; a flag is
 `--KEY=VALUE`.
 
+- **unit**: that of a key whose name says it; others have theirs in the text.
 - **resume**: what another value means to a run that continues. *free*: nothing. *warns*: it is
   reported, because bits may differ. *between epochs*: nothing at the end of an epoch, refused
   within one. Empty: refused with both values; `--run.allow_changes='["optim.lr"]'` allows it.
@@ -109,8 +122,8 @@ def format_page() -> str:
     for prefix, section in (*sections.items(), *ELEMENTS.items()):
         title = (section.__doc__ or "").partition("\n")[0]
         parts.append(f"\n## {prefix}\n\n{title}\n\n")
-        parts.append("| key | type | default | what | resume | only | notes |\n")
-        parts.append("|---|---|---|---|---|---|---|\n")
+        parts.append("| key | type | default | unit | what | resume | only | notes |\n")
+        parts.append("|---|---|---|---|---|---|---|---|\n")
         parts += _format_rows(prefix, section, rules)
     return "".join(parts)
 
@@ -134,6 +147,7 @@ def _format_rows(prefix: str, section: type[ConfigSection], rules: dict[str, str
             f"`{key}`",
             _format_names(info.known) or _format_type(field.annotation),
             _format_default(field),
+            next((unit for end, unit in UNITS.items() if name.endswith(end)), ""),
             field.description or "",
             rules.get(key, "").replace("_", " "),
             "; ".join(only),
