@@ -33,6 +33,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   export WEIGHTS   a model in another form: --to onnx|stablehlo|savedmodel|torch_export|timm --out FOLDER
   test             the test suite, after setup --dev
   test --torch-tpu      a core of it on TorchTPU's torch, on its stand-in on the CPU; or paths
+  docs             these documents as a site in .site/html, with the reference; --serve PORT shows it
   test-all         the test suite and the long proofs, the TPU compiler's among them
   proofs K/N       the long proofs alone, part K of N
   lint             form, types, words and structure of the source, and the workflows
@@ -384,6 +385,10 @@ main() {
     export)
       setup_part export
       run_python -m tools.export "$@"
+      ;;
+    docs)
+      setup_part dev
+      run_python -m proofs.docs_site "$@"
       ;;
     test)
       if [[ "${1:-}" == --torch-tpu ]]; then

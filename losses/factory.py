@@ -94,6 +94,7 @@ def define(
         for key, value in defaults.items()
     ]
     vars(create)["__signature__"] = inspect.Signature(keywords)
+    create.__doc__ = function.__doc__
     return create
 
 

@@ -30,6 +30,7 @@ COMMANDS = (
     "service",
     "pod",
     "mirrors",
+    "docs",
     "test",
     "test --torch-tpu",
     "test-all",
@@ -148,6 +149,7 @@ CALLS = [
         ("supervise", "--config", "c.yaml", "--run.run_id=x"),
         ["main.py", "--config", "c.yaml", "--run.run_id=x", "--resume", "auto"],
     ),
+    (("docs", "--serve", "0"), ["-m", "proofs.docs_site", "--serve", "0"]),
     (("service", "--port", "0"), ["-m", "tools.serve", "--store", f"{ROOT}/runs", "--port", "0"]),
     (("test",), ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist", "loadfile"]),
     (
@@ -313,7 +315,13 @@ def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monke
 
 @pytest.mark.parametrize(
     ("command", "part"),
-    [("service", "service"), ("test", "service"), ("export", "export"), ("test", "dev")],
+    [
+        ("service", "service"),
+        ("test", "service"),
+        ("export", "export"),
+        ("docs", "dev"),
+        ("test", "dev"),
+    ],
 )
 def test_optional_requirements_are_installed_once_and_never_by_setup(tmp_path, command, part):
     start_script(("setup",), tmp_path)

@@ -109,6 +109,7 @@ NOT_RUN = {
     r"bash run_commands\.sh (test(-all)?|lint)( |$)": "this suite: tests/test_run_commands.py",
     r"bash run_commands\.sh (proofs|baseline)": "hours: tests/test_community.py",
     r"(python -m proofs\.|bash run_commands\.sh )release ": "tests/proofs/test_release.py",
+    r"bash run_commands\.sh docs": "the site: tests/proofs/test_docs_site.py",
     r"bash run_commands\.sh service$|python -m tools\.serve .*--port ": "serves until it is "
     "stopped: tests/tools/test_serve.py",
     r"python -m tools\.serve .*--add-token ": "writes into runs/: tests/tools/test_serve.py",

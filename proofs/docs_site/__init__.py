@@ -1,0 +1,1 @@
+"""The documents as a site: navigation, generated reference, a strict build by Sphinx."""
