@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run, describe_start
-from job.spec import Job, count_eval_steps, describe_stream
+from job.spec import Job, count_eval_steps, describe_stream, name_imports
 from models.factory import create_model, find_model_name, resolve_model
 from models.freezing import freeze
 from models.patches.choice import check_attention_kernel, check_kernels, check_patch_names
@@ -70,7 +70,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     create_optimizer(scale_lr(config), student, loss_modules=task.losses)
     if get_start(device).bakes_numbers:
         check_unfreeze(config.optim)
-    facts = task.find_facts()
+    facts = name_imports(task.find_facts(), config)
     processes = find_planned_ranks(config.runtime, device)
     stream = describe_stream(config, facts.dataset, facts.stream, processes)
     task.check_stream(stream, total_steps)

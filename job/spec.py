@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from datasets import create_source
@@ -81,6 +81,12 @@ def describe_stream(
         **of_task,
         **({"imports": {k: v["sha256"] for k, v in modules.items()}} if modules else {}),
     }
+
+
+def name_imports(facts: TaskFacts, config: RunConfig) -> TaskFacts:
+    """Add the modules of run.imports to the facts of the export, which may leave its run."""
+    imports = list(config.run.imports)
+    return replace(facts, export={**facts.export, "imports": imports}) if imports else facts
 
 
 def with_input_processes(stream: JsonMapping, processes: int) -> JsonObject:

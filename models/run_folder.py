@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from store.record.ids import CONFIG_FILE
 from utils.config.yaml_file import read_yaml
+from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.own_code import OwnCode, import_modules
 from utils.storage.folder import Folder
 from utils.storage.places import open_folder
+
+if TYPE_CHECKING:
+    from utils.weights.source import Weights
 
 # A run's folder, its checkpoints, one of them, a file in that.
 _NEAR = 4
@@ -23,12 +29,19 @@ def find_run_folder(path: str) -> Folder | None:
     return None
 
 
-def import_run_code(path: str, key: str) -> None:
-    """Import the modules (run.imports) of the run that a file of weights lies in, if any."""
-    folder = find_run_folder(path)
-    if folder is not None:
-        run = read_run_config(folder, key).get("run", {})
-        import_modules(OwnCode(run.get("imports", ()), run.get("import_dir", "")))
+def import_run_code(weights: Weights) -> None:
+    """Import the modules (run.imports) of the run that weights lie in, or else come from.
+
+    Without the run, they are looked for in PYTHONPATH and installed packages alone: weights that
+    were copied from elsewhere cannot name a directory of code.
+    """
+    folder = find_run_folder(weights.location)
+    run: JsonObject = {} if folder is None else read_run_config(folder, weights.key).get("run", {})
+    names = run.get("imports") or weights.facts.get("imports", ())
+    try:
+        import_modules(OwnCode(names, run.get("import_dir", "")))
+    except UserError as error:
+        raise UserError(f"{weights.key} ({weights.path!r}): {error}") from error
 
 
 def read_run_config(folder: Folder, key: str) -> JsonObject:

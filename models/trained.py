@@ -118,7 +118,7 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     is_name = not is_shared(path) and "/" not in path and timm.is_model(path.partition(".")[0])
     weights = None if is_name else open_weights(path, key)
     if weights is not None and not is_shared(path):
-        import_run_code(weights.location, key)
+        import_run_code(weights)
     known = weights.facts if weights is not None else {"model": path}
     facts = _merge_facts(known, given or {}, path, key)
     model: Any = _build(facts, weights, key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,19 +13,26 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
+from models.trained import open_trained
+from service.jobs.files import open_queue
+from service.jobs.submission import Submission
 from store.query.schemas import MODELS
 from store.record.history import read_metrics
 from tests.support.child_runs import ROOT, get_command, get_environment, run_main
 from tests.support.tiny_parts import SYNTHETIC
-from utils.errors import EXIT_USER_ERROR
+from utils.errors import EXIT_USER_ERROR, UserError
 
 PAGE = ROOT / "docs" / "own_code.md"
 _BLOCK = re.compile(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", re.DOTALL)
 NAMES = ("models", "losses", "sources", "tasks", "extras")
 TWO = ("--runtime.device=cpu", "--runtime.num_processes=2", "--runtime.num_threads=1")
 OWN = ("--run.tensorboard=false", "--train.log_every_steps=1", "--train.checkpoint_every_steps=10")
+# Several calls of a program in one process; prints their exit codes.
+_CALLS = "import sys, json; from tools.export.__main__ import main; "
+_CALLS += "print([main(words) for words in json.loads(sys.argv[1])])"
 
 
 def write_package(folder: Path) -> Path:
@@ -57,6 +65,34 @@ def refuse(*flags: str, text: str) -> str:
 def read_losses(run: Path) -> list[tuple[int, float]]:
     lines = read_metrics(run)
     return [(line["step"], line["loss/total"]) for line in lines if line["kind"] == "train"]
+
+
+def kill_and_continue(flags: list[str], run: Path, whole: Path, steps: int) -> None:
+    """Kill a run after its first checkpoint, continue it, and compare all with the whole one."""
+    child = subprocess.Popen(
+        get_command(flags), cwd=ROOT, env=get_environment(), stderr=subprocess.DEVNULL
+    )
+    while child.poll() is None and not list((run / "checkpoints").glob("step_*/COMMITTED")):
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert len(read_losses(run)) < steps
+    again = run_main([*flags, "--resume=auto"])
+    assert again.returncode == 0 and "resumed from" in again.stderr, again.stderr[-3000:]
+    assert read_losses(run) == read_losses(whole)
+    mine, theirs = (load_file(folder / "student.safetensors") for folder in (run, whole))
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def call_export(*calls: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """`tools.export` with each list of words, in a new process."""
+    return subprocess.run(
+        [sys.executable, "-c", _CALLS, json.dumps(calls)],
+        cwd=ROOT,
+        env={**get_environment(), **variables},
+        capture_output=True,
+        text=True,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -97,23 +133,7 @@ def test_the_environment_names_file_hash_and_version(own, whole):
 
 def test_a_killed_run_continues_bit_for_bit(own, whole):
     runs = own.parent / "killed"
-    child = subprocess.Popen(
-        get_command(get_flags(own, runs)),
-        cwd=ROOT,
-        env=get_environment(),
-        stderr=subprocess.DEVNULL,
-    )
-    checkpoints = runs / "waves" / "a" / "checkpoints"
-    while child.poll() is None and not list(checkpoints.glob("step_*/COMMITTED")):
-        time.sleep(0.005)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
-    assert len(read_losses(runs / "waves" / "a")) < 50
-    again = run_main(get_flags(own, runs, "--resume=auto"))
-    assert again.returncode == 0 and "resumed from" in again.stderr, again.stderr[-3000:]
-    assert read_losses(runs / "waves" / "a") == read_losses(whole)
-    mine, theirs = (load_file(run / "student.safetensors") for run in (runs / "waves" / "a", whole))
-    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    kill_and_continue(get_flags(own, runs), runs / "waves" / "a", whole, 50)
 
 
 def test_the_export_is_of_the_own_model(own, whole):
@@ -144,24 +164,85 @@ def test_other_code_is_not_resumed(own, whole, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_images_distil_by_an_own_loss_model_and_teacher(own, tmp_path):
+@pytest.fixture(scope="module")
+def images(own, tmp_path_factory) -> tuple[Path, list[str]]:
+    """A student of images by an own loss, model and teacher; and the flags that made it."""
+    runs = tmp_path_factory.mktemp("images")
     flags = [flag for flag in SYNTHETIC if not flag.startswith("--model")]
-    flags += ["--model=my_net", "--model.args={in_features: 64}", "--train.steps=3", *TWO]
+    flags += ["--model=my_net", "--model.args={in_features: 64}", "--runtime.device=cpu", *OWN]
+    flags += ["--runtime.num_threads=1"]
     flags += ["--run.imports=[my_pkg.models, my_pkg.losses]", f"--run.import_dir={own.parent}"]
-    flags += [f"--run.output_dir={tmp_path}", "--optim.name=sgd"]
-    teacher = run_main([*flags, "--run.run_id=t"])
+    flags += ["--optim.name=sgd", "--train.eval_every_epochs=5"]
+    output = f"--run.output_dir={runs}"
+    teacher = run_main([*flags, output, "--run.run_id=t", "--train.steps=3"])
     assert teacher.returncode == 0, teacher.stderr[-3000:]
-    taught = [*flags, f"--teacher_path={tmp_path}/tiny/t", "--distill.allow_weak_teacher"]
-    done = run_main([*taught, "--kd=my_gap", "--run.run_id=s"])
+    flags += [f"--teacher_path={runs}/tiny/t", "--distill.allow_weak_teacher", "--kd=my_gap"]
+    flags += ["--train.steps=60"]
+    done = run_main([*flags, output, "--run.run_id=s"])
     assert done.returncode == 0, done.stderr[-3000:]
-    line = read_metrics(tmp_path / "tiny" / "s")[0]
-    assert line["loss/my_gap"] > 0
-    pp = "decode(1)|resize(8)|value_range(-1, 1)"
-    words = [str(tmp_path / "tiny" / "s"), "--to", "torch_export", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "tools.export", *words, "--pp", pp]
-    tool = subprocess.run(command, cwd=ROOT, env=get_environment(), capture_output=True, text=True)
-    assert tool.returncode == 0, tool.stderr[-3000:]
-    assert (tmp_path / "out" / "torch_export").is_dir()
+    return runs / "tiny" / "s", flags
+
+
+def test_images_distil_by_an_own_loss_model_and_teacher(images, tmp_path):
+    student, flags = images
+    assert read_metrics(student)[0]["loss/my_gap"] > 0
+    flags = [*flags, f"--run.output_dir={tmp_path}", "--run.run_id=k"]
+    kill_and_continue(flags, tmp_path / "tiny" / "k", student, 60)
+
+
+def test_an_export_finds_its_code_in_its_run_or_in_the_path_of_python(own, images, tmp_path):
+    student, moved = images[0], tmp_path / "moved"
+    moved.mkdir()
+    for name in ("student.safetensors", "student.json"):
+        shutil.copy(student / name, moved)
+    more = ["--pp", "decode(1)|resize(8)|value_range(-1, 1)", "--out"]
+    inside, timm = ([str(student), "--to", form, *more] for form in ("torch_export", "timm"))
+    done = call_export([*inside, str(tmp_path / "in")], [*timm, str(tmp_path / "timm")])
+    assert done.stdout.splitlines()[-1] == "[0, 2]", done.stderr[-3000:]
+    assert (tmp_path / "in" / "torch_export").is_dir() and not (tmp_path / "timm").exists()
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: --to timm: my_net has no pretrained_cfg"), last
+    with pytest.raises(UserError) as refused:
+        open_trained(str(moved), "WEIGHTS")
+    words = f"WEIGHTS ('{moved}'): run.imports ('my_pkg.models'): there is no module my_pkg; put"
+    assert str(refused.value).startswith(words) and "PYTHONPATH" in str(refused.value)
+    away = [str(moved), *inside[1:], str(tmp_path / "out")]
+    done = call_export(away, PYTHONPATH=str(own.parent))
+    assert done.stdout.splitlines()[-1] == "[0]", done.stderr[-3000:]
+
+
+def test_a_sweep_and_a_queue_run_own_code(own, tmp_path):
+    """A metric of its own, too; each trial is forked from a program without that code."""
+    store = tmp_path / "runs"
+    quick = {"train.epochs": 1, "runtime.device": "cpu", "runtime.num_threads": 1}
+    spec = {"config": str(own), "set": quick, "axes": {"model.args.width": [4, 8]}}
+    (tmp_path / "widths.yaml").write_text(
+        yaml.safe_dump({**spec, "metric": "eval.my_error", "direction": "lower"})
+    )
+    environment = {**get_environment(), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    def call(*words: str) -> str:
+        command = [sys.executable, "-m", *words, f"--store={store}"]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        logs = [path.read_text()[-2000:] for path in store.glob("jobs/*/log.txt")]
+        assert done.returncode == 0, (done.stderr[-3000:], logs)
+        return done.stdout
+
+    shown = call("tools.sweep", "run", str(tmp_path / "widths.yaml"), "--slots=2", "--json")
+    sweep = json.loads(shown)
+    assert [trial["state"] for trial in sweep["trials"]] == ["complete"] * 2
+    errors = [row["interval"]["mean"] for row in sweep["table"]["points"]]
+    assert errors == sorted(errors) and len(set(errors)) == 2
+    overrides = {**quick, "run.run_id": "queued"}
+    open_queue(str(store)).submit(Submission(config=str(own), overrides=overrides), "me")
+    call("tools.queue", "run", "--until-empty")
+    runs = list((store / "waves").iterdir())
+    assert len(runs) == 3 and store / "waves" / "queued" in runs
+    for run in runs:
+        assert json.loads((run / "run.json").read_text())["status"] == "complete"
+        imports = json.loads((run / "environment.json").read_text())["imports"]
+        assert set(imports) == {f"my_pkg.{name}" for name in NAMES}
+    assert "my_pkg" not in sys.modules
 
 
 BAD = {

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
 def load_model(path: str) -> tuple[Any, JsonMapping]:
     """Load a language model in eval mode; return it and the facts of its weights."""
     weights = open_weights(path, _RUN_KEY)
-    import_run_code(weights.location, _RUN_KEY)
+    import_run_code(weights)
     facts = weights.facts
     if "vocab_size" not in facts:
         raise UserError(

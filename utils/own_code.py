@@ -84,7 +84,8 @@ def _import_module(name: str, folder: str) -> ModuleType:
             _refuse_shadowed(name, other, folder)
         raise UserError(
             f"{_KEY} ({name!r}): there is no module {error.name}; put it beside the YAML file that "
-            f"names it ({folder or 'none here'}), install it, or set run.import_dir"
+            f"names it ({folder or 'none here'}), install it, add its directory to PYTHONPATH, or "
+            "set run.import_dir"
         ) from error
     except (Exception, SystemExit) as error:
         raise _describe(name, error) from error

@@ -23,7 +23,7 @@ from utils.storage.places import open_folder
 FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"
 # Fields that may change when a sweep goes on.
-_FREE = ("metric", "slots")
+_FREE = ("metric", "direction", "slots")
 _GROW = {
     "grid": ("axes", "seeds"),
     "seeds": ("seeds",),

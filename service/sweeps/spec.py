@@ -85,6 +85,8 @@ class SweepSpec(BaseModel):
     trials: int = Field(0, ge=0, le=_MOST_TRIALS)
     seed: int = Field(0, ge=0)  # of random and optuna
     metric: str = "eval.top1"  # to tabulate, and to improve with optuna
+    # Which way a metric of the user's own code is better; else the catalogue has it
+    better: Literal["", "higher", "lower"] = Field("", alias="direction")
     slots: int = Field(1, ge=1, le=64)  # of the queue that a trial holds
 
     @model_validator(mode="before")
@@ -101,9 +103,9 @@ class SweepSpec(BaseModel):
 
     @property
     def direction(self) -> Direction:
-        """Which way the metric is better, according to the catalogue."""
+        """Which way the metric is better, according to the catalogue or to the file."""
         entry = find_entry(self.metric)
-        return "none" if entry is None else entry.direction
+        return (self.better or "none") if entry is None else entry.direction
 
     def describe(self) -> JsonObject:
         """Return the sweep as JSON, as it is stored."""
@@ -149,10 +151,16 @@ def _check(spec: SweepSpec) -> None:
             again = next(text for text in texts if texts.count(text) > 1)
             raise UserError(f"{name} says {again} twice; leave one of them out")
     _check_method(spec)
+    if spec.better not in ("", spec.direction):
+        raise UserError(
+            f"direction ({spec.better}) contradicts the catalogue of metrics, where {spec.metric} "
+            f"is {spec.direction}; remove it"
+        )
     if spec.direction == "none":
         raise UserError(
             f"metric {spec.metric!r} has no better direction in the catalogue of metrics; name one "
-            "such as eval.top1 or eval.loss"
+            "such as eval.top1 or eval.loss, or for a metric of your own set direction: lower or "
+            "higher"
         )
 
 

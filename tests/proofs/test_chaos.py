@@ -208,6 +208,24 @@ def test_a_regression_survives_five_kills(tmp_path):
     assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
 
 
+@pytest.mark.slow
+def test_a_mixture_of_drawn_classes_survives_five_kills(tmp_path):
+    """Members of unequal size and share, their classes drawn by weights, mixed and augmented."""
+    names = [f"image_size=16,channels=1,num_classes=10,num_examples={n}" for n in (500, 90)]
+    members = [{"name": names[0], "weight": 3}, {"name": names[1]}]
+    flags = (
+        f"--data.mix={json.dumps(members)}",
+        f"--data.sample_weights={json.dumps([1, 1, 1, 1, 1, 1, 1, 1, 5, 0.25])}",
+        "--train.steps=48",
+        "--kills=5",
+        "--seed=7",
+    )
+    done = run_chaos(tmp_path, *flags)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills survived: 5 of 5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
+
+
 WAY = ("xla", "cpu2", "fsdp4", "cpu", "spmd4", "xla2", "cpu")
 
 

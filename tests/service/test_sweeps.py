@@ -118,6 +118,8 @@ def test_random_draws_are_functions_of_seed_and_number() -> None:
         ({"method": "random", "trials": 3, "seeds": []}, "exceeds the 2 points"),
         ({"method": "seeds"}, "takes seeds and no axes"),
         ({"metric": "eval.top11"}, "no better direction"),
+        ({"direction": "higher"}, "direction (higher) contradicts the catalogue of metrics"),
+        ({"metric": "eval.top11", "direction": "up"}, "direction: input should be"),
         ({"seeds": list(range(5001))}, "more than 10,000"),
         ({"name": "../x"}, "name"),
         ({"seeds": "all"}, "seeds"),

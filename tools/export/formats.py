@@ -173,10 +173,15 @@ class Timm(Form):
     normalises = False
 
     def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
-        if trained.name in MODELS or not hasattr(trained.model, "pretrained_cfg"):
+        if trained.name in MODELS:
             raise UserError(
                 f"--to {name}: {trained.name} is no model of timm, which could not build it; "
                 "choose another form"
+            )
+        if not hasattr(trained.model, "pretrained_cfg"):
+            raise UserError(
+                f"--to {name}: {trained.name} has no pretrained_cfg, which timm saves; set it on "
+                "the model as timm's build_model_with_cfg does, or choose another form"
             )
         if normalize:
             raise UserError(

@@ -16,6 +16,7 @@ class WeightFacts(TypedDict, total=False):
 
     model: str
     args: dict[str, Any]  # of the model
+    imports: list[str]  # run.imports of its run
     num_classes: int | None
     classes: list[Any] | None  # their names, in the order of the logits
     scores: str  # "each": a probability of each class by itself
