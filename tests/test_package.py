@@ -243,7 +243,9 @@ def test_the_completion_of_verbs_and_flags_comes_from_their_parsers(installed, t
 @pytest.mark.slow
 def test_the_demo_runs_and_writes_into_the_folder_alone(installed):
     before = installed.list_package()
-    done = installed.run("demo", "--", "--train.steps=20")
+    # The teacher has learnt nothing in 20 steps, which a run refuses otherwise.
+    flags = ("--train.steps=20", "--optim.warmup_epochs=0", "--distill.allow_weak_teacher=true")
+    done = installed.run("demo", "--", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "\ntpudistil runs compare " in done.stdout
     listed = installed.run("runs", "list")
