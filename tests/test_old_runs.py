@@ -1,8 +1,8 @@
-"""Runs, checkpoints and caches that an earlier version has written still work.
+"""Runs, checkpoints and caches that an earlier version has written still work, for ever.
 
-What lies in tests/fixtures/old_runs was made by the program as it was before tasks had rooms of
-their own: a run with an average and mixing, one that a teacher taught, with a projection, and the
-teacher's stored answers.
+tests/fixtures/old_runs was made by the program as it was before tasks had rooms of their own, and
+each folder of tests/fixtures/releases by the version that it is named after: a run with an average
+and mixing, one that a teacher taught, with a projection, and the teacher's stored answers.
 """
 
 from __future__ import annotations
@@ -17,67 +17,61 @@ from safetensors.torch import load_file
 
 import main
 from models.teachers.teacher import hash_teacher
+from proofs.release.fixture import CACHE, COMMON, RUNS, STORE, get_flags
 from store.record.history import read_metrics
 from tests.support.child_runs import ROOT
+from tools.runs.__main__ import main as query_runs
 
 OLD = ROOT / "tests" / "fixtures" / "old_runs"
-ARGS = {"patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}
-TERMS = [
-    {"name": "kd"},
-    {"name": "fitnet", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1, "weight_end": 0.0},
-]
-TAUGHT = ("--teacher_path=tests/fixtures/old_runs/plain", "--distill.allow_weak_teacher=true")
-FLAGS = {
-    "plain": ("--train.ema=true", "--train.mixup_alpha=0.8", f"--model.args={json.dumps(ARGS)}"),
-    "distilled": (
-        *TAUGHT,
-        "--distill.loss=",
-        f"--distill.losses={json.dumps(TERMS)}",
-        "--train.accumulate_steps=2",
-        f"--model.args={json.dumps({**ARGS, 'embed_dim': 12})}",
-    ),
-}
+FOLDERS = {path.name: path for path in (OLD, *sorted((ROOT / STORE).iterdir()))}
 
 
-@pytest.fixture
-def runs(tmp_path, monkeypatch) -> Path:
+@pytest.fixture(params=FOLDERS)
+def runs(request, tmp_path, monkeypatch) -> Path:
     """A copy of the old runs; the teacher is found from the root, as its run named it."""
     monkeypatch.chdir(ROOT)
-    return Path(shutil.copytree(OLD, tmp_path / "old_runs"))
+    return Path(shutil.copytree(FOLDERS[request.param], tmp_path / request.param))
+
+
+def find_flags(runs: Path, name: str) -> list[str]:
+    teacher = FOLDERS[runs.name].relative_to(ROOT) / RUNS[0]
+    return get_flags(name, teacher.as_posix())
 
 
 def start(runs: Path, *flags: str) -> int:
-    return main.main(
-        [
-            "--data.source=synthetic",
-            "--data.name=image_size=8,channels=1,num_classes=10,num_examples=96",
-            "--data.train_pp=value_range(-1, 1)",
-            "--data.eval_pp=value_range(-1, 1)",
-            "--data.global_batch_size=16",
-            "--model=vit_tiny_patch16_224",
-            "--model.image_size=8",
-            "--optim.warmup_epochs=0",
-            "--train.log_every_steps=1",
-            "--run.tensorboard=false",
-            "--runtime.device=cpu",
-            "--train.keep_checkpoints=1",
-            f"--run.output_dir={runs.parent}",
-            "--run.experiment=old_runs",
-            "--train.epochs=1",
-            "--train.steps=4",
-            *flags,
-        ]
-    )
+    place = (f"--run.output_dir={runs.parent}", f"--run.experiment={runs.name}")
+    return main.main([*place, *flags])
 
 
-def test_the_old_runs_are_small():
-    assert sum(path.stat().st_size for path in OLD.rglob("*")) < 300_000
+@pytest.mark.parametrize("name", FOLDERS)
+def test_the_old_runs_are_small(name):
+    assert sum(path.stat().st_size for path in FOLDERS[name].rglob("*")) < 450_000
 
 
-@pytest.mark.parametrize("name", FLAGS)
+def test_a_released_store_is_whole_and_is_listed(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = str(ROOT / STORE)
+    assert query_runs(["validate", "--strict", "--store", store]) == 0
+    capsys.readouterr()
+    assert query_runs(["list", "--json", "--filter", "status=complete", "--store", store]) == 0
+    paths = {run["path"] for run in json.loads(capsys.readouterr().out)["runs"]}
+    versions = {path.name for path in (ROOT / STORE).iterdir()}
+    assert paths == {f"{version}/{name}" for version in versions for name in RUNS}
+
+
+def test_the_version_of_the_project_has_its_folder():
+    assert (ROOT / "VERSION").read_text(encoding="utf-8").strip() in FOLDERS
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_an_old_run_resumes(name, runs):
     before = load_file(runs / name / "student.safetensors")
-    flags = (*FLAGS[name], f"--run.run_id={name}", "--run.resume=auto", "--train.steps=6")
+    flags = (
+        *find_flags(runs, name),
+        f"--run.run_id={name}",
+        "--run.resume=auto",
+        "--train.steps=6",
+    )
     assert start(runs, *flags) == 0
     lines = read_metrics(runs / name)
     trained = [line for line in lines if line["kind"] == "train"]
@@ -93,7 +87,7 @@ def test_an_old_run_resumes(name, runs):
     assert (facts["status"], facts["attempts"], facts["final"]["steps"]) == ("complete", 2, 6)
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("kind", ["checkpoint", "export"])
 def test_an_old_run_evaluates_to_its_recorded_metrics(name, kind, runs, capsys):
     place = runs / name
@@ -101,8 +95,8 @@ def test_an_old_run_evaluates_to_its_recorded_metrics(name, kind, runs, capsys):
     flags = [f"--run.resume={place / 'checkpoints' / 'step_00000004'}"]
     if kind == "export":
         flags = [f"--model.weights={place}"]
-    args = next(flag for flag in FLAGS[name] if flag.startswith("--model.args"))
-    assert start(runs, "--eval", args, *flags) == 0
+    args = next(flag for flag in find_flags(runs, name) if flag.startswith("--model.args"))
+    assert start(runs, *COMMON, "--eval", args, *flags) == 0
     told = capsys.readouterr().err
     assert f"top-1 {final['eval_top1']:.2f}, top-5 {final['eval_top5']:.2f}" in told
     assert f"loss {final['eval_loss']:.4f}" in told
@@ -114,13 +108,8 @@ def test_old_teacher_caches_still_train(runs, monkeypatch):
     monkeypatch.setattr(
         "tasks.teachers.teaching.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
     )
-    flags = (
-        *TAUGHT,
-        "--distill.loss=kd",
-        f"--distill.teacher_cache={runs / 'cache'}",
-        "--run.run_id=new",
-        f"--model.args={json.dumps(ARGS)}",
-    )
+    cache = f"--distill.teacher_cache={runs / CACHE}"
+    flags = (*find_flags(runs, CACHE), cache, "--run.run_id=new")
     assert start(runs, *flags) == 0
     assert json.loads((runs / "new" / "run.json").read_text())["status"] == "complete"
     assert len(hashed) == 1

@@ -27,7 +27,7 @@ _TERMS = [
     {"name": "kd"},
     {"name": "fitnet", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1, "weight_end": 0.0},
 ]
-_COMMON = (
+COMMON = (
     "--data.source=synthetic",
     "--data.name=image_size=8,channels=1,num_classes=10,num_examples=96",
     "--data.train_pp=value_range(-1, 1)",
@@ -61,7 +61,7 @@ def get_flags(name: str, teacher: str) -> list[str]:
         ),
         CACHE: (*taught, "--distill.loss=kd", _format("model.args", _ARGS)),
     }
-    return [*_COMMON, *flags[name]]
+    return [*COMMON, *flags[name]]
 
 
 def make_fixture(root: Path, version: str) -> Path:
