@@ -37,6 +37,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   test-all         the test suite and the long proofs, the TPU compiler's among them
   proofs K/N       the long proofs alone, part K of N
   lint             form, types, words and structure of the source, and the workflows
+  wheel            build the wheel and the source archive into dist/
   baseline         measure two small runs for the store's benchmarks; fails if they are worse
   release ...      check, notes, fixture or bump of a release
 
@@ -409,6 +410,10 @@ main() {
     lint)
       setup_suite
       run_lint
+      ;;
+    wheel)
+      setup_part dev
+      run_python -m hatchling build -d dist
       ;;
     baseline)
       setup

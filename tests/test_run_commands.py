@@ -36,6 +36,7 @@ COMMANDS = (
     "test-all",
     "proofs",
     "lint",
+    "wheel",
     "baseline",
     "release",
 )
