@@ -90,7 +90,7 @@ def test_the_jobs_are_those_that_the_project_promises():
     }
     assert jobs["ci suite"]["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     verbs = {shlex.split(command)[2] for _, command in list_commands()}
-    assert verbs >= {"lint", "test", "wheel", "proofs", "baseline", "release"}
+    assert verbs >= {"lint", "test", "docs", "wheel", "proofs", "baseline", "release"}
     parts = jobs["nightly proofs"]["strategy"]["matrix"]["part"]
     assert [f"proofs {part}/{len(parts)}" for part in parts] == [
         f"proofs {k}/6" for k in range(1, 7)
