@@ -104,7 +104,13 @@ def compile_step(
         compiled = _run_request(request, export.bytecode, target, folder, time_limit_s=time_limit_s)
         if with_bundles and compiled.hlo:
             model = get_chip_model(target.generation)
-            compiled = replace(compiled, costs=count_listings(folder / "bundles", model))
+            costs = count_listings(folder / "bundles", model)
+            if not costs:
+                raise UserError(
+                    f"--bundles is not supported by libtpu {versions['libtpu']}, which has written "
+                    "no bundles; leave it out"
+                )
+            compiled = replace(compiled, costs=costs)
     compiled = replace(compiled, key=key)
     write_stored(store / key, compiled)
     return compiled

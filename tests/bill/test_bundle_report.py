@@ -19,6 +19,7 @@ from bill.step.tracing import StepExport
 from bill.targets import parse_target
 from tests.bill.test_compile_for_tpu import create_export
 from utils.config.load import RunConfig
+from utils.errors import UserError
 from utils.generations import GENERATIONS
 
 # A product and a kernel without an estimate of its own, the product's twin in a loop of three, and
@@ -171,3 +172,8 @@ def test_listings_are_requested_only_with_the_flag(tmp_path, monkeypatch):
     assert compile_it(with_bundles=True).cached
     (stored,) = (tmp_path / "store").iterdir()
     assert json.loads((stored / "bundles.json").read_text())["costs"]["product"]["issued"] == 2
+    # A release of libtpu that writes no bundles is refused, and nothing is stored.
+    child.write_text(CHILD.replace('"bundles" in request', "False"))
+    with pytest.raises(UserError, match=r"^--bundles is not supported by libtpu 0, which"):
+        compile_it(with_bundles=True)
+    assert list((tmp_path / "store").iterdir()) == [stored]

@@ -12,13 +12,21 @@ from bill.bundles.chip import HbmTraffic, get_chip_model
 from bill.bundles.counting import count_bundles, count_listings, count_program
 from bill.bundles.listing import list_listings, read_listing
 from bill.bundles.machine import ScalarCore
+from bill.children.processes import find_venv, read_versions
 from bill.hlo import list_instructions, read_module
-from bill.targets import parse_target
+from bill.targets import NEWEST, OWN, parse_target
 from lab.costing import compile_program, export_in_jax
 from tests.support.plain_core import PlainCore
 from utils.generations import GENERATIONS
 
-HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+NEEDS_OWN = pytest.mark.skipif(
+    not all(importlib.util.find_spec(name) for name in ("jax", "libtpu")),
+    reason="needs jax and libtpu: setup --tpu-compiler",
+)
+NEEDS_NEWEST = pytest.mark.skipif(
+    "libtpu" not in read_versions(find_venv("-compiler")),
+    reason="needs libtpu: setup --tpu-compiler --newest",
+)
 V5E = get_chip_model(GENERATIONS["v5e"])
 
 # A loop of ten turns with four delay slots; a transfer in all turns but the first, whose wait
@@ -260,14 +268,20 @@ PROGRAMS = [
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
-@pytest.mark.parametrize("name", ["v3", "v4", "v5e", "v5p", "v6e"])
-def test_programs_of_known_size_have_the_expected_cost(name):
-    target = parse_target(name)
+@pytest.mark.parametrize(
+    ("name", "compiler"),
+    [
+        *(pytest.param(name, OWN, marks=NEEDS_OWN) for name in ("v3", "v4", "v5e", "v5p", "v6e")),
+        *(pytest.param(name, NEWEST, marks=NEEDS_NEWEST) for name in ("v5e", "v6e", "tpu7x")),
+    ],
+)
+def test_programs_of_known_size_have_the_expected_cost(name, compiler):
+    target = parse_target(name, compiler=compiler)
     model, generation = get_chip_model(target.generation), target.generation
     cores = 2 if name == "v5p" else 1
-    # Mosaic compiles no kernels for v3.
-    plain = [one for one in PROGRAMS if one["form"] != "kernel_product" or name != "v3"]
+    # Mosaic compiles no kernels for v3; those of the newest jax are not read.
+    has_kernels = name != "v3" and compiler == OWN
+    plain = [one for one in PROGRAMS if has_kernels or one["form"] != "kernel_product"]
     artifacts = export_in_jax(plain, target, time_limit_s=300)
     programs = [compile_program(one, target, time_limit_s=300).program for one in artifacts]
     product, *kernels, short, long, added = programs

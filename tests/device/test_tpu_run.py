@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from tests.support.child_runs import ROOT, get_environment, read_losses, run_series
+from tests.support.cloud import find_port
 from tests.support.tiny_parts import create_argv
 from utils.config.execution import RuntimeSection
 from utils.runtime.launcher import create_runtime
@@ -78,6 +80,34 @@ def test_a_run_goes_on_from_the_cpu_to_the_tpu_and_back(tmp_path):
         losses = torch.tensor(read_losses(run))
         torch.testing.assert_close(losses, wanted, rtol=1e-5, atol=0)
     assert list((runs["tpu"] / "profile").rglob("*.json*"))
+
+
+@pytest.mark.slow
+def test_torchrun_of_two_hosts_trains_as_one_process(tmp_path):
+    """Two agents of one process each meet on loopback, as those of two hosts of a slice do."""
+    flags = ("--train.steps=3", "--run.run_id=whole")
+    argv = create_argv(tmp_path / "hosts", *flags, device="tpu")
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1"]
+    agent += ["--master_addr=127.0.0.1", f"--master_port={find_port()}"]
+    with (tmp_path / "log").open("w+") as log:
+        hosts = [
+            subprocess.Popen(
+                [*agent, f"--node_rank={rank}", "main.py", *argv],
+                cwd=ROOT,
+                env=get_environment(),
+                stdout=log,
+                stderr=log,
+            )
+            for rank in range(2)
+        ]
+        assert [host.wait() for host in hosts] == [0, 0], Path(log.name).read_text()
+    run_all(create_argv(tmp_path / "cpu", *flags))
+    runs = [tmp_path / name / "tiny/whole" for name in ("hosts", "cpu")]
+    sizes = [json.loads((run / "environment.json").read_text())["world_size"] for run in runs]
+    losses, wanted = map(read_losses, runs)
+    assert sizes == [2, 1]
+    assert len(losses) == 3
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(wanted), rtol=1e-5, atol=0)
 
 
 def test_a_second_process_takes_compiled_programs_from_the_cache(tmp_path):
