@@ -30,6 +30,34 @@ _BLOCK = re.compile(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", re.DOTALL)
 NAMES = ("models", "losses", "sources", "tasks", "extras")
 TWO = ("--runtime.device=cpu", "--runtime.num_processes=2", "--runtime.num_threads=1")
 OWN = ("--run.tensorboard=false", "--train.log_every_steps=1", "--train.checkpoint_every_steps=10")
+# An op that writes one number, and a model that notes what it gets.
+PROBE = """
+from pathlib import Path
+from timm.models import register_model
+from torch import nn
+from big_vision.pp.registry import OPS, on_key
+
+@OPS.register("my_constant")
+@on_key
+def get_constant(value: int):
+    return lambda image: 0 * image + value
+
+class Probe(nn.Module):
+    def __init__(self, num_classes: int, seen: str):
+        super().__init__()
+        self.head, self.seen = nn.Linear(1, num_classes), seen
+    def get_classifier(self):
+        return self.head
+    def forward(self, x):
+        if x.device.type == "cpu":
+            with Path(self.seen).open("a") as file:
+                file.write(f"{self.training} {[round(v, 4) for v in x.unique().tolist()]}\\n")
+        return self.head(x.mean((1, 2, 3)).unsqueeze(1))
+
+@register_model
+def my_probe(pretrained, pretrained_cfg, pretrained_cfg_overlay, cache_dir=None, **kwargs):
+    return Probe(**kwargs)
+"""
 # Several calls of a program in one process; prints their exit codes.
 _CALLS = "import sys, json; from tools.export.__main__ import main; "
 _CALLS += "print([main(words) for words in json.loads(sys.argv[1])])"
@@ -311,7 +339,7 @@ def test_an_entry_point_names_a_module(tmp_path):
     assert done.returncode == 0 and done.stdout.startswith("plugged in"), done.stderr
 
 
-def test_an_op_of_a_string_is_applied(own, tmp_path):
+def test_the_model_sees_what_an_own_op_writes(tmp_path):
     from PIL import Image
 
     for split in ("train", "validation"):
@@ -320,13 +348,16 @@ def test_an_op_of_a_string_is_applied(own, tmp_path):
             folder.mkdir(parents=True)
             for number in range(4):
                 Image.new("L", (8, 8), 10 * number).save(folder / f"{number}.png")
-    pp = "decode(1)|my_invert|resize(8)|value_range(0, 1)"
-    flags = [f"--data.train_pp={pp}", f"--data.eval_pp={pp}", "--data.source=folder"]
+    (tmp_path / "my_probe.py").write_text(PROBE)
+    pp, seen = "decode(1)|{}|resize(8)|value_range(0, 1)", tmp_path / "seen"
+    flags = [f"--data.train_pp={pp.format('my_constant(51)')}", "--data.source=folder"]
+    flags += [f"--data.eval_pp={pp.format('my_constant(51)|my_constant(value=102)')}"]
     flags += [f"--data.root={tmp_path / 'data'}", "--data.global_batch_size=4", *TWO, *OWN]
-    flags += ["--model=my_net", "--model.args={in_features: 64}", "--train.steps=2"]
-    flags += ["--run.imports=[my_pkg.models, my_pkg.extras]", f"--run.import_dir={own.parent}"]
-    done = run_main([*flags, f"--run.output_dir={tmp_path / 'runs'}", "--optim.schedule=my_sqrt"])
+    flags += ["--model=my_probe", f"--model.args={{seen: {seen}}}", "--train.steps=2"]
+    flags += ["--run.imports=[my_probe]", f"--run.import_dir={tmp_path}"]
+    done = run_main([*flags, f"--run.output_dir={tmp_path / 'runs'}"])
     assert done.returncode == 0, done.stderr[-3000:]
+    assert set(seen.read_text().splitlines()) == {"True [0.2]", "False [0.4]"}
 
 
 def test_a_service_refuses_own_code_unless_allowed(own, tmp_path, monkeypatch):
