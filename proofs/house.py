@@ -48,8 +48,8 @@ ENTRIES = {
 _RUNS = re.compile(r"^if __name__ == ", re.MULTILINE)
 _PROTOCOL = ("tasks/protocol.py", "RunTask")
 BOUNDS = {
-    # 80,000 until TorchTPU became the second stack of a TPU beside torch_xla.
-    "product lines": 87_000,
+    # 80,000 until TorchTPU became the second stack of a TPU; 500 more for bills by finished runs.
+    "product lines": 87_500,
     "tools: lines": 15_000,
     "tools: programs": 30,
     "longest import chain": 22,
