@@ -48,7 +48,7 @@ def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
 def test_packages_are_small_and_have_no_import_cycle():
     """`utils` is four rooms of different floors behind one name, so it stands apart."""
     arrows = draw_house(ROOT)
-    assert len(arrows) <= 17
+    assert len(arrows) <= 18  # the last one is the wheel's face, `tpudistil.py`
     assert sum(map(len, arrows.values())) <= 72
     assert find_circle(arrows, set(arrows) - {"utils"}) == set()
 

@@ -107,7 +107,6 @@ NOT_RUN = {
     r"python -m tools\.host_feed ": "reads a measurement: tests/proofs/test_host_feed.py",
     r"python -m proofs\.kd_table ": "hours of runs: tests/proofs/test_kd_table.py",
     r"bash run_commands\.sh (test(-all)?|lint)( |$)": "this suite: tests/test_run_commands.py",
-    r"bash run_commands\.sh (proofs|baseline|wheel)": "hours: tests/test_community.py",
     r"(python -m proofs\.|bash run_commands\.sh )release ": "tests/proofs/test_release.py",
     r"bash run_commands\.sh docs": "the site: tests/proofs/test_docs_site.py",
     r"bash run_commands\.sh service$|python -m tools\.serve .*--port ": "serves until it is "

@@ -301,7 +301,6 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         (["--compare=x.json", "--gate=img_per_s"], "four parts"),
         (["--compare=x.json", "--gate=img_per_s:5:-:major", "--tolerance=0.1"], "remove it or"),
         (["--compare=x.json", "--gates=no.yaml"], "cannot be read"),
-        (["--store=gs://bucket/runs"], "--store"),
         (["--store=/proc/nowhere"], "cannot be created"),
         (["--json=no/such/place.json"], "there is no directory"),
         (["--random-teachers"], "needs a teacher"),
@@ -319,6 +318,12 @@ def test_bad_input_gives_one_line(tmp_path, capsys, flags, words):
     line = output.err.strip().splitlines()[-1]
     assert line.startswith("error: ") and words in line
     assert output.out == ""
+
+
+def test_a_store_in_no_bucket_gives_one_line(gs, capsys):
+    assert benchmark.main([*SYNTHETIC, "--runtime.device=cpu", "--store=gs://nobody/runs"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert line.startswith("error: ") and "--store ('gs://nobody/runs')" in line
 
 
 @pytest.mark.parametrize(
