@@ -28,6 +28,7 @@ from utils.checkpoint.find import read_best_step
 from utils.errors import UserError
 from utils.runtime.choice import find_planned_ranks
 from utils.runtime.start import get_start
+from utils.storage.installation import name_commands
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def plan_job(job: Job) -> list[SlicePlan]:
 def describe_bill(plans: list[SlicePlan]) -> list[str]:
     """Describe the bill in a line; empty if none is known."""
     best = describe_plans(plans)
-    return [f"bill: {'; '.join(best)}; python -m tools.plan has all"] if best else []
+    line = name_commands(f"bill: {'; '.join(best)}; python -m tools.plan has all")
+    return [line] if best else []
 
 
 def find_bill(plans: list[SlicePlan]) -> JsonObject | None:
