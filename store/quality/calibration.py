@@ -145,12 +145,12 @@ def view_step(record: RunRecord, verdicts: Verdicts) -> dict[str, float | None]:
     return {ESTIMATE: estimate, MEASURED: measure_step(record)}
 
 
-def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:
-    """Return a run's estimated and measured time; None if one is unknown."""
-    verdict = find_verdict(record, verdicts)
-    estimate, measured = view_step(record, verdicts).values()
-    if verdict is None or estimate is None or measured is None:
+def measure_run(record: RunRecord, verdict: JsonObject | None) -> CalibratedRun | None:
+    """Compare a run's measured time with the estimate of its step; None if one is unknown."""
+    measured = None if verdict is None else measure_step(record)
+    if verdict is None or measured is None:
         return None
+    estimate = verdict["step_ms"]["estimate"] / 1000
     return CalibratedRun(record.path, estimate, measured, describe_report(verdict))
 
 

@@ -13,10 +13,10 @@ from store.quality.calibration import (
     Calibration,
     Verdicts,
     calibrate,
-    find_point,
     find_verdict,
     get_chip,
     hash_step,
+    measure_run,
     measure_step,
 )
 from store.quality.trends import read_verdicts
@@ -74,7 +74,8 @@ def calibrate_chips(records: Sequence[RunRecord], verdicts: Verdicts) -> dict[st
     """Compare estimates with measurements, by the generation of the chip."""
     points: dict[str, list[CalibratedRun]] = defaultdict(list)
     for record in records if verdicts else ():
-        verdict, point = find_verdict(record, verdicts), find_point(record, verdicts)
+        verdict = find_verdict(record, verdicts)
+        point = measure_run(record, verdict)
         if verdict is not None and point is not None:
             points[str(verdict["target"]).partition(":")[0]].append(point)
     known = ((chip, calibrate(of_chip)) for chip, of_chip in points.items())

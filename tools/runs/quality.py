@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from store.formatting import draw_line, format_value
-from store.quality.calibration import calibrate, find_point
+from store.quality.calibration import calibrate, find_verdict, measure_run
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gates import evaluate_sides, get_code
 from store.quality.reports import read_config
@@ -147,7 +147,7 @@ def show_calibration(options: argparse.Namespace) -> None:
     check_store(options.store)
     verdicts = read_verdicts(options.store)
     records = select_records(options, options.filter)
-    matches = (find_point(record, verdicts) for record in records) if verdicts else ()
+    matches = (measure_run(record, find_verdict(record, verdicts)) for record in records)
     points = [point for point in matches if point is not None]
     total = calibrate(points)
     if options.json:
