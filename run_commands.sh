@@ -33,7 +33,8 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   export WEIGHTS   a model in another form: --to onnx|stablehlo|savedmodel|torch_export|timm --out FOLDER
   test             the test suite, after setup --dev
   test --torch-tpu      a core of it on TorchTPU's torch, on its stand-in on the CPU; or paths
-  docs             these documents as a site in .site/html, with the reference; --serve PORT shows it
+  docs             these documents as a site in .site/html, with the reference; --serve PORT shows it,
+                   --releases adds each released version
   test-all         the test suite and the long proofs, the TPU compiler's among them
   proofs K/N       the long proofs alone, part K of N
   lint             form, types, words and structure of the source, and the workflows

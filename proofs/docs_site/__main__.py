@@ -2,10 +2,12 @@
 
     python -m proofs.docs_site
     python -m proofs.docs_site --serve 8000
+    python -m proofs.docs_site --releases
 
-The pages are copied to OUT/source, the reference is written beside them, and Sphinx makes OUT/html,
-which needs no network and loads nothing from elsewhere. Any warning ends the build with exit code
-1: a broken link or anchor, a page that the navigation lacks.
+The pages are copied to OUT/source, the reference is written beside them, and Sphinx makes
+OUT/html/latest, which needs no network and loads nothing from elsewhere. Any warning ends the build
+with exit code 1: a broken link or anchor, a page that the navigation lacks. `--releases` adds
+OUT/html/VERSION for each tag such as v0.1.0, from that version's own files; every page lists all.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 import yaml
 
 from proofs.docs_site.reference import PAGES
+from proofs.docs_site.versions import LATEST, TEMPLATES, build_releases, write_versions
 from utils.errors import EXIT_FAILED
 from utils.programs import CommandLine, create_program_parser
 
@@ -36,6 +39,11 @@ OUT = ROOT / ".site"
 _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 # Fences of languages that the highlighter does not know.
 _PLAIN_FENCE = re.compile(r"^(\s*```)(?:pp|csv)$", re.MULTILINE)
+# The theme's own parts; after them come the versions.
+_SIDEBAR = [
+    f"sidebar/{part}.html"
+    for part in ("brand", "search", "scroll-start", "navigation", "scroll-end")
+]
 # What the theme leaves out: the keyboard reaches what scrolls, and a heading has its level.
 _ACCESS = {
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
@@ -49,6 +57,8 @@ def create_parser() -> argparse.ArgumentParser:
     parser = create_program_parser(__doc__, prog="python -m proofs.docs_site")
     text = "where the site is built anew (.site of this project)"
     parser.add_argument("--out", type=Path, default=OUT, help=text)
+    text = "build each released version beside it, in a clone with its tags"
+    parser.add_argument("--releases", action="store_true", help=text)
     text = "then serve it on this machine until Ctrl-C (0: any free port)"
     parser.add_argument("--serve", type=int, metavar="PORT", help=text)
     return parser
@@ -60,6 +70,9 @@ def run(options: argparse.Namespace) -> int:
     if warnings:
         print(warnings, file=sys.stderr)
         return EXIT_FAILED
+    if options.releases:
+        build_releases(ROOT, options.out / "html")
+        write_versions(options.out / "html", NAME)
     print(f"built {options.out / 'html' / 'index.html'}")
     if options.serve is not None:
         _serve(options.out / "html", options.serve)
@@ -71,11 +84,13 @@ def build_site(out: Path) -> str:
     for folder in ("source", "html", "doctrees"):
         shutil.rmtree(out / folder, ignore_errors=True)
     stage_pages(out / "source")
-    return build_pages(out)
+    warnings = build_pages(out)
+    write_versions(out / "html", NAME)
+    return warnings
 
 
 def build_pages(out: Path) -> str:
-    """Build OUT/html from the pages in OUT/source; return the warnings."""
+    """Build OUT/html/latest from the pages in OUT/source; return the warnings."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
@@ -87,17 +102,20 @@ def build_pages(out: Path) -> str:
         "extensions": ["myst_parser"],
         "myst_heading_anchors": 4,
         "html_theme": "furo",
+        "templates_path": [str(TEMPLATES)],
+        "html_sidebars": {"**": [*_SIDEBAR, "versions.html"]},
         "html_title": f"{NAME} {version}",
         "html_copy_source": False,
         "html_show_sphinx": False,
         "pygments_style": "a11y-high-contrast-light",
     }
     warnings = io.StringIO()
-    folders = (out / "source", None, out / "html", out / "doctrees")
+    pages = out / "html" / LATEST
+    folders = (out / "source", None, pages, out / "doctrees")
     with patch_docutils(), docutils_namespace():  # nothing is left for the next build
         app = Sphinx(*folders, "html", confoverrides=settings, status=None, warning=warnings)
         app.build()
-    for path in (out / "html").rglob("*.html"):
+    for path in pages.rglob("*.html"):
         html = path.read_text(encoding="utf-8")
         for theirs, ours in _ACCESS.items():
             html = html.replace(theirs, ours)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import textwrap
 from html import unescape
 from html.parser import HTMLParser
@@ -20,10 +22,12 @@ from proofs.docs_site.__main__ import (
     read_version,
 )
 from proofs.docs_site.reference import PROGRAMS, list_commands, load_parser
+from proofs.docs_site.versions import LATEST, build_releases, write_versions
 from store.record.catalogue import METRICS
 from tests.service.browsers import SIZES, open_browser
 from tools.__main__ import list_programs
 from utils.config.keys import get_resume_rules
+from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 CLICKS = 2
@@ -54,7 +58,7 @@ class Links(HTMLParser):
 class Site:
     def __init__(self, out: Path):
         self.warnings = build_site(out)
-        self.html = out / "html"
+        self.html = out / "html" / LATEST
         self.pages = {path.resolve(): Links(path) for path in sorted(self.html.rglob("*.html"))}
 
     def read(self, page: str) -> str:
@@ -168,6 +172,81 @@ def build_small(out: Path, text: str, **more: str) -> str:
     for name, page in {"index": index, "other": "# Other\n", **more}.items():
         (out / "source" / f"{name}.md").write_text(page, encoding="utf-8")
     return build_pages(out)
+
+
+@pytest.fixture(scope="module")
+def versions(tmp_path_factory) -> Path:
+    """The pages of three versions; only the newest has the page `new`."""
+    out = tmp_path_factory.mktemp("versions")
+    build_small(out, "", other="# Other\n\n```{toctree}\nnew\n```\n", new="# New\n")
+    html = out / "html"
+    for name in ("0.9.0", "0.10.0"):
+        shutil.copytree(html / LATEST, html / name)
+        (html / name / "new.html").unlink()
+    write_versions(html, "small")
+    return html
+
+
+def list_switches(page, address: str) -> dict[str, str]:
+    """Version -> where the open switcher of a page leads."""
+    page.goto(address)
+    page.locator(".versions summary").click()
+    links = page.locator(".versions a")
+    targets = links.evaluate_all("links => links.map(link => link.href)")
+    return dict(zip(links.all_inner_texts(), targets, strict=True))
+
+
+def test_the_switcher_leads_to_the_same_page_of_each_version(versions):
+    with open_browser() as browser:
+        page = browser.new_page()
+        root = versions.as_uri()
+        found = list_switches(page, f"{root}/0.9.0/other.html#other")
+        assert found == {v: f"{root}/{v}/other.html" for v in (LATEST, "0.10.0", "0.9.0")}
+        current = page.locator(".versions [aria-current=page]")
+        assert current.all_inner_texts() == ["0.9.0"]
+        found = list_switches(page, f"{root}/{LATEST}/new.html")
+        assert found[LATEST].endswith("/new.html") and found["0.9.0"].endswith("/index.html")
+
+
+def test_the_switcher_leads_to_the_list_where_scripts_do_not_run(versions):
+    with open_browser() as browser:
+        page = browser.new_context(java_script_enabled=False).new_page()
+        page.goto((versions / "index.html").as_uri())
+        page.wait_for_url(f"**/{LATEST}/index.html")
+        assert page.locator(".versions summary").inner_text() == f"Version {read_version()}"
+        page.locator(".versions summary").click()
+        page.locator(".versions a").click()
+        assert page.url == (versions / "versions.html").as_uri()
+        assert page.locator("li").all_inner_texts() == [LATEST, "0.10.0", "0.9.0"]
+        page.get_by_text("0.10.0").click()
+        assert page.url == (versions / "0.10.0" / "index.html").as_uri()
+
+
+def test_a_released_version_is_built_by_its_own_builder(tmp_path):
+    """A clone with one tag, and a heading of an older version that has none."""
+    root, html = tmp_path / "clone", tmp_path / "html"
+    builder = root / "proofs" / "docs_site.py"
+    builder.parent.mkdir(parents=True)
+    builder.write_text(
+        "import pathlib, sys\n"
+        "page = pathlib.Path(sys.argv[2], 'html', 'latest', 'index.html')\n"
+        "page.parent.mkdir(parents=True)\n"
+        "page.write_text('as it was')\n"
+    )
+    (root / "CHANGELOG.md").write_text("## [0.2.0]\n\n## [0.1.0]\n")
+    git = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "feat: a"], ["tag", "v0.2.0"]):
+        subprocess.run([*git, *words], check=True)
+    html.mkdir()
+    build_releases(root, html)
+    assert [path.name for path in html.iterdir()] == ["0.2.0"]
+    assert (html / "0.2.0" / "index.html").read_text() == "as it was"
+    builder.write_text("raise SystemExit('broken')\n")
+    subprocess.run([*git, "commit", "-qam", "fix: b"], check=True)
+    subprocess.run([*git, "tag", "v0.3.0"], check=True)
+    shutil.rmtree(html / "0.2.0")
+    with pytest.raises(UserError, match=r"v0\.3\.0.* has built no pages"):
+        build_releases(root, html)
 
 
 LOOKED_AT = ("index", "docs/explain/architecture", "docs/kd_table")
