@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import yaml
 from proofs.release.changelog import THEMES
 from proofs.release.history import CHANGELOG, list_versions
 from tests.support.documented_commands import Places, get_call, run_dry, start_script
+from tests.support.linters import find_linter
 
 ROOT = Path(__file__).resolve().parents[1]
 GITHUB = ROOT / ".github"
@@ -66,12 +66,32 @@ def test_a_planted_fault_does_not_fit(tmp_path):
     assert check_schema("github-workflows", tmp_path / "ci.yml").returncode == 1
 
 
-def test_actionlint_finds_nothing_where_it_is_installed():
-    actionlint = shutil.which("actionlint")
-    if actionlint is None:
-        pytest.skip("actionlint is not on the PATH: no wheel of the package index holds it")
-    done = subprocess.run([actionlint, *map(str, WORKFLOWS)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+def lint(*paths: Path) -> subprocess.CompletedProcess[str]:
+    command = [find_linter("actionlint"), "-shellcheck", find_linter("shellcheck")]
+    return subprocess.run([*command, *map(str, paths)], capture_output=True, text=True)
+
+
+def test_the_linter_finds_nothing_in_the_workflows():
+    done = lint(*WORKFLOWS)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "rule"),
+    [
+        ("${{ matrix.python }}", "${{ matrix.pyhton }}", "expression"),
+        ("actions/upload-artifact@v6", "actions/upload-artifact@v4", "action"),
+        ("ubuntu-24.04", "ubuntu-24", "runner-label"),
+        ("bash run_commands.sh lint", 'echo "$(ls) | head', "shellcheck"),
+    ],
+)
+def test_the_linter_would_find_what_fits_the_schema(tmp_path, right, wrong, rule):
+    text = (GITHUB / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert right in text
+    (tmp_path / "ci.yml").write_text(text.replace(right, wrong))
+    assert check_schema("github-workflows", tmp_path / "ci.yml").returncode == 0
+    done = lint(tmp_path / "ci.yml")
+    assert done.returncode == 1 and f"[{rule}]" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize(("job", "command"), list_commands())

