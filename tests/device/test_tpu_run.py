@@ -16,6 +16,7 @@ import torch
 
 from tests.support.child_runs import ROOT, get_environment, read_losses, run_series
 from tests.support.cloud import find_port
+from tests.support.gcs_tls import run_proxy
 from tests.support.tiny_parts import create_argv
 from utils.config.execution import RuntimeSection
 from utils.runtime.launcher import create_runtime
@@ -24,6 +25,7 @@ from utils.runtime.tpu import standin
 pytestmark = pytest.mark.tpu
 
 STEPS, HALF = 8, 4
+TIER_2 = "TORCH_TPU_TIER2_COMPILATION_CACHE"
 FLAGS = (
     f"--train.steps={STEPS}",
     f"--train.checkpoint_every_steps={HALF}",
@@ -46,6 +48,19 @@ for _ in range(3):
     x = torch.tanh(x @ x)
 total = x.sum().item()
 print("compiled", standin.read_counts()["programs"], total)
+"""
+# The same with a step that is one program, and a bucket.
+COMPILED = """
+import sys, torch
+from tests.support.tiny_parts import create_batches
+from utils.config.execution import RuntimeSection
+from utils.runtime.launcher import create_runtime
+from utils.runtime.step_numbers import StepNumbers
+runtime = create_runtime(RuntimeSection(device="tpu", compile=True, compile_cache=sys.argv[1]))
+step = runtime.compile_step(lambda batch, numbers: batch.images.float().sum() * numbers.step, 1)
+batch = runtime.to_device(next(create_batches(1)))
+with runtime.step(0, 0):
+    print(step(batch, StepNumbers(step=torch.ones(1, device="tpu"))).item())
 """
 
 
@@ -112,7 +127,7 @@ def test_torchrun_of_two_hosts_trains_as_one_process(tmp_path):
 
 def test_a_second_process_takes_compiled_programs_from_the_cache(tmp_path):
     name = f"test-{os.getpid()}"
-    environment = {**get_environment(), "TORCH_TPU_TIER2_COMPILATION_CACHE": name}
+    environment = {**get_environment(), TIER_2: name}
 
     def count() -> list[str]:
         command = [sys.executable, "-c", CACHED, str(tmp_path / "cache")]
@@ -125,6 +140,29 @@ def test_a_second_process_takes_compiled_programs_from_the_cache(tmp_path):
         shutil.rmtree(f"/dev/shm/torch_tpu_cache/{name}", ignore_errors=True)
     assert int(first) > 1 and int(second) == 0 and total == same
     assert list((tmp_path / "cache" / "torch_tpu").rglob("*.bin"))
+
+
+@pytest.mark.slow
+def test_compiled_programs_go_to_a_bucket_and_are_read_by_a_second_process(
+    tmp_path, gs, gcs_server
+):
+    """By torch_tpu's own client; while it reads a program it may compile it, too."""
+    names = [f"test-{os.getpid()}-{number}" for number in range(2)]  # each without the other's
+    found, totals = [], []
+    with run_proxy(gcs_server["STORAGE_EMULATOR_HOST"], tmp_path) as (proxy, of_proxy):
+        for name in names:
+            environment = get_environment() | of_proxy | {TIER_2: name}
+            command = [sys.executable, "-c", COMPILED, gs]
+            done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
+            shutil.rmtree(f"/dev/shm/torch_tpu_cache/{name}", ignore_errors=True)
+            assert done.returncode == 0, done.stderr.decode()
+            totals.append(float(done.stdout))
+            stored = proxy.find_all(r"^POST .*/rewriteTo/b/bucket/o/(.+\.bin)$")
+            found.append((stored, proxy.find_all(r"^GET /bucket/(.+\.bin)$")))
+    (stored, read), (_, read_again) = found
+    assert stored and not read
+    assert read_again and read_again <= stored
+    assert totals[0] == totals[1] > 0
 
 
 def test_documented_names_of_torch_tpu_exist():

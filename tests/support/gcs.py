@@ -1,8 +1,9 @@
 """A Google Cloud Storage server on loopback: gcp-storage-emulator and its missing parts.
 
 The emulator knows no generation preconditions; they are added here as the service documents them
-(412 where the object's generation is another). `python -m tests.support.gcs PORT` serves until its
-standard input closes, with an empty bucket named `bucket`.
+(412 where the object's generation is another), and so are uploads of no bytes.
+`python -m tests.support.gcs PORT` serves until its standard input closes, with an empty bucket
+named `bucket`.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def _guard(handler: Callable[..., Any]) -> Callable[..., Any]:
                 response.status = HTTPStatus.PRECONDITION_FAILED
                 response.json({"error": {"code": 412, "message": "conditionNotMet"}})
                 return None
+            if request.query.get("uploadType") == ["media"] and request.data is None:
+                request._data = b""
             return handler(request, response, storage, *args, **kwargs)
 
     return guarded
