@@ -41,6 +41,7 @@ def patch_for(
             model,
             skip=section.skip_patches,
             fp32_weight_gradients=runtime.fp32_weight_gradients,
+            frozen=frozen,
             frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
         )
         choose_attention_kernel = load_object(f"{_ATTENTION}:choose_attention_kernel")

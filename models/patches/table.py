@@ -35,6 +35,7 @@ def apply_patches(
     *,
     skip: Collection[str] = (),
     fp32_weight_gradients: bool = False,
+    frozen: bool = False,
     frozen_dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """Patch a model in place and return it.
@@ -42,6 +43,7 @@ def apply_patches(
     Args:
       skip: names of `PATCHES` to leave out; UserError for other names.
       fp32_weight_gradients: products that give weight gradients have float32 results.
+      frozen: whether the model is never trained, so that q, k and v may be three products.
       frozen_dtype: type to store weights in that are cast to it at each use; for models that are
         never trained: the results are the same.
     """
@@ -52,6 +54,8 @@ def apply_patches(
     for module in list[Any](model.modules()):
         if hasattr(module, "fp32_weight_gradient"):
             module.fp32_weight_gradient = fp32_weight_gradients
+        if hasattr(module, "is_frozen"):
+            module.is_frozen = frozen
         if frozen_dtype is not None and isinstance(module, _CASTS):
             module.to(frozen_dtype)
     return model

@@ -422,17 +422,6 @@ def test_float32_weight_gradients_are_products_in_float32():
     assert get_distance(layer.weight.grad, wanted) < 1e-6
 
 
-@pytest.mark.parametrize("family", ["vit", "resnet", "efficientnet"])
-def test_a_frozen_model_with_bfloat16_weights_gives_the_same_outputs(family):
-    model, patched = create_pair(family)
-    frozen = apply_patches(copy.deepcopy(model), frozen_dtype=torch.bfloat16).eval()
-    held = [m.weight.dtype for m in frozen.modules() if isinstance(m, XlaLinear | HwioWeight)]
-    assert set(held) == {torch.bfloat16}
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        images, _ = create_inputs()
-        assert torch.equal(frozen(images), patched.eval()(images))
-
-
 def test_convolution_weights_are_stored_as_hwio():
     model, patched = create_pair("resnet")
     weight = patched.layer1[0].conv1.weight

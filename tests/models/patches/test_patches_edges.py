@@ -1,4 +1,4 @@
-"""Patched layers where timm's models seldom go: other padding, constant channels, 16 bits."""
+"""Patched layers where tests of families seldom go: padding, constant channels, 16 bits, frozen."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import timm
 import torch
 from torch import nn
 
+from models.features import FeatureTap
+from models.patches.convolution import HwioWeight
+from models.patches.dense import XlaLinear
 from models.patches.table import apply_patches
+from tests.models.patches.test_patches import create_inputs, create_pair
+
+FROZEN = ["vit", "vit_qk_norm", "beit", "resnet", "efficientnet"]
 
 
 @pytest.mark.parametrize(
@@ -44,3 +50,25 @@ def test_the_residual_stream_of_scaled_layers_stays_in_the_compute_type():
     with torch.autocast("cpu", torch.bfloat16):
         patched(torch.randn(2, 3, 16, 16))
     assert seen == [torch.bfloat16] * 3
+
+
+@pytest.mark.parametrize("family", FROZEN)
+def test_a_frozen_model_gives_the_same_outputs(family):
+    model, patched = create_pair(family)
+    frozen = apply_patches(copy.deepcopy(model), frozen=True, frozen_dtype=torch.bfloat16).eval()
+    held = [m.weight.dtype for m in frozen.modules() if isinstance(m, XlaLinear | HwioWeight)]
+    assert set(held) == {torch.bfloat16}
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        images, _ = create_inputs()
+        assert torch.equal(frozen(images), patched.eval()(images))
+
+
+def test_hooks_on_a_frozen_models_packed_product_get_all_of_it():
+    _, patched = create_pair("vit")
+    frozen = apply_patches(copy.deepcopy(patched), frozen=True).eval()
+    images, _ = create_inputs()
+    taps = [FeatureTap(model, ["blocks.1.attn.qkv"], "teacher") for model in (frozen, patched)]
+    with torch.no_grad():
+        assert torch.equal(frozen(images), patched.eval()(images))
+    own, wanted = (tap.take()["blocks.1.attn.qkv"] for tap in taps)
+    assert torch.equal(own, wanted)
