@@ -158,7 +158,7 @@ def _project(layer: Any, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
 
 
 def _project_apart(layer: Any, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    """The same by three products: cheaper where no backward pass wants their layout."""
+    """Compute the same by three products: cheaper where no backward pass wants their layout."""
     if has_output_hooks(layer.qkv):
         return _project(layer, x, bias)
     parts = layer.qkv.weight.to(x.dtype).unflatten(0, (3, layer.num_heads, -1))
