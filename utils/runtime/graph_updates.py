@@ -66,9 +66,18 @@ class GraphUpdates(Updates):
                 *(type(optimizer).__name__, configured, decay, lr, LEAST_PRODUCT),
             )
         super().set_hyperparameters(optimizer, lrs, raised)
-        if not optimizer.defaults.get("capturable"):
+        if not self._takes_rates(optimizer):
             return None
-        return self._hold_rates(optimizer, self._device.upload(lrs))
+        return self._hold_rates(optimizer, self._device.upload(self._list(optimizer, lrs, raised)))
+
+    def _takes_rates(self, optimizer: Optimizer) -> bool:
+        return bool(optimizer.defaults.get("capturable"))
+
+    def _list(
+        self, optimizer: Optimizer, lrs: Sequence[float], decays: Sequence[float]
+    ) -> Sequence[float]:
+        """List the numbers that the optimizer takes from the device: rates, then what follows."""
+        return lrs
 
     def _hold_rates(self, optimizer: Optimizer, rates: Tensor) -> Tensor | None:
         """Give the optimizer its rates now, as recorded work; None is left for `apply`."""

@@ -66,28 +66,78 @@ class _ProgramUpdates(GraphUpdates):
     def __init__(self, runtime: TpuRuntime) -> None:
         super().__init__(runtime)
         self._is_program = runtime.section.compile
-        self._decays: list[float] | None = None
+        self._host_decays: list[float] | None = None
+        self._decays: Sequence[Tensor] | None = None
+
+    def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
+        if self._is_program and optimizer_name in ("sgd", "momentum"):
+            return {"foreach": False}
+        return super().get_arguments(optimizer_name)
+
+    def _takes_rates(self, optimizer: torch.optim.Optimizer) -> bool:
+        is_sgd = self._is_program and isinstance(optimizer, torch.optim.SGD)
+        return is_sgd or super()._takes_rates(optimizer)
 
     def set_hyperparameters(
         self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
     ) -> Tensor | None:
         rates = super().set_hyperparameters(optimizer, lrs, decays)
-        if self._is_program and rates is None:
+        if not self._is_program:
+            return rates
+        if rates is None:
             raise UserError(
                 "runtime.compile (True) on 'tpu' is not supported with "
                 f"{type(optimizer).__name__}, which keeps its learning rate on the host; use "
                 "optim.name adamw, or leave runtime.compile out"
             )
-        if self._is_program and self._decays not in (None, list(decays)):
+        if not _decays_first(optimizer) and self._host_decays not in (None, list(decays)):
             raise UserError(
-                "runtime.compile (True) on 'tpu' is not supported with a weight decay that "
-                "changes; remove optim.weight_decay_end, or leave runtime.compile out"
+                f"runtime.compile (True) on 'tpu' with {type(optimizer).__name__} is not supported "
+                "with a weight decay that changes; use optim.name adamw, remove "
+                "optim.weight_decay_end, or leave runtime.compile out"
             )
-        self._decays = list(decays)
+        self._host_decays = list(decays)
         return rates
+
+    def _list(
+        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
+    ) -> Sequence[float]:
+        is_data = self._is_program and _decays_first(optimizer)
+        return [*lrs, *decays] if is_data else lrs
 
     def _hold_rates(self, optimizer: torch.optim.Optimizer, rates: Tensor) -> Tensor | None:
         return rates
+
+    def place_rates(self, optimizer: torch.optim.Optimizer, rates: Tensor | None) -> None:
+        super().place_rates(optimizer, rates)
+        groups = len(optimizer.param_groups)
+        if rates is not None and len(rates) > groups:
+            self._decays = rates[groups:].unbind()
+        if rates is not None and isinstance(optimizer, torch.optim.SGD):
+            for group in optimizer.param_groups:  # only of such a rate SGD reads no number
+                group["lr"] = group["lr"].detach().requires_grad_()
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._decays is None:
+            super()._step(optimizer)
+            return
+        groups = optimizer.param_groups
+        on_host = [group["weight_decay"] for group in groups]
+        for group, decay in zip(groups, self._decays, strict=True):
+            if group["decays"]:
+                with torch.no_grad():
+                    for weight in (p for p in group["params"] if p.grad is not None):
+                        weight.mul_(1 - group["lr"] * decay)
+            group["weight_decay"] = 0.0
+        super()._step(optimizer)
+        for group, decay in zip(groups, on_host, strict=True):
+            group["weight_decay"] = decay
+
+
+def _decays_first(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step begins by weights times 1 - lr * decay, so that it can be done before it."""
+    corrected = any(group.get("corrected_weight_decay") for group in optimizer.param_groups)
+    return type(optimizer).__name__ in ("AdamW", "AdamWLegacy", "NAdamW") and not corrected
 
 
 class TpuRuntime(Runtime):
