@@ -10,6 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow  # each runs the project's own checks in a copy
 ROOT = Path(__file__).resolve().parents[1]
 CHANGING = ("losses", "utils", "proofs", "tests", "docs")
 

@@ -41,12 +41,12 @@ FAMILIES = {
             "use_rel_pos_bias": False,
         },
     ),
-    "resnet": ("resnet18", {}),
-    "resnetv2_bit": ("resnetv2_50x1_bit", {}),
+    "resnet": ("resnet18", {"layers": (1, 1, 2, 1), "channels": (16, 32, 64, 128)}),
+    "resnetv2_bit": ("resnetv2_50x1_bit", {"channels": (128, 128, 256, 256), "stem_chs": 32}),
     "regnet": ("regnety_002", {}),
-    "efficientnet": ("efficientnet_b0", {"drop_path_rate": 0.0, "drop_rate": 0.0}),
+    "efficientnet": ("test_efficientnet", {"drop_path_rate": 0.0, "drop_rate": 0.0}),
     "mobilenet": ("mobilenetv3_small_050", {"drop_rate": 0.0}),
-    "convnext": ("convnext_atto", {}),
+    "convnext": ("convnext_atto", {"depths": (2, 2, 2, 2), "dims": (16, 32, 48, 64)}),
     "swin": (
         "swin_tiny_patch4_window7_224",
         {
@@ -207,7 +207,10 @@ def test_state_dicts_equal_timms_and_load_both_ways(family):
     assert own < 3 * usual
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# RegNet's grouped convolutions in bfloat16 have no fast form on the CPU.
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f == "regnet")) for f in FAMILIES]
+)
 def test_bfloat16_is_nearly_as_close_to_float32_as_timms(family):
     model, patched = create_pair(family)
     images, weights = create_inputs(side=LARGE_SIDES.get(family, SIDE))
@@ -280,9 +283,9 @@ def test_attention_dropout_keeps_the_mean():
     attention = attention.blocks[0].attn
     torch.manual_seed(0)
     tokens = torch.randn(1, 5, 32)
-    drawn = torch.stack([attention.train()(tokens) for _ in range(400)])
+    drawn = attention.train()(tokens.expand(400, 5, 32))
     assert drawn.std(dim=0).max() > 0.001
-    error = (drawn.mean(dim=0) - attention.eval()(tokens)).abs().max()
+    error = (drawn.mean(dim=0) - attention.eval()(tokens)[0]).abs().max()
     assert error < 6 * drawn.std(dim=0).max() / 20
 
 
@@ -293,13 +296,13 @@ def test_attention_dropout_does_not_drop_the_mask():
     tokens, mask = torch.randn(1, 5, 32), torch.full((1, 1, 5, 5), float("-inf"))
     mask[..., 0] = 0.0
     torch.manual_seed(0)
-    drawn = torch.stack([attention.train()(tokens, attn_mask=mask) for _ in range(400)])
-    error = (drawn.mean(dim=0) - attention.eval()(tokens, attn_mask=mask)).abs().max()
+    drawn = attention.train()(tokens.expand(400, 5, 32), attn_mask=mask)
+    error = (drawn.mean(dim=0) - attention.eval()(tokens, attn_mask=mask)[0]).abs().max()
     assert error < 6 * drawn.std(dim=0).max() / 20
     # Other tokens' values must not reach the result, whatever they are.
     tokens[:, 1:] += 100.0
     torch.manual_seed(0)
-    moved = torch.stack([attention.train()(tokens, attn_mask=mask) for _ in range(400)])
+    moved = attention.train()(tokens.expand(400, 5, 32), attn_mask=mask)
     torch.testing.assert_close(moved, drawn)
 
 
