@@ -211,6 +211,7 @@ def images(own, tmp_path_factory) -> tuple[Path, list[str]]:
     return runs / "tiny" / "s", flags
 
 
+@pytest.mark.slow
 def test_images_distil_by_an_own_loss_model_and_teacher(images, tmp_path):
     student, flags = images
     assert read_metrics(student)[0]["loss/my_gap"] > 0
@@ -218,6 +219,7 @@ def test_images_distil_by_an_own_loss_model_and_teacher(images, tmp_path):
     kill_and_continue(flags, tmp_path / "tiny" / "k", student, 60)
 
 
+@pytest.mark.slow
 def test_an_export_finds_its_code_in_its_run_or_in_the_path_of_python(own, images, tmp_path):
     student, moved = images[0], tmp_path / "moved"
     moved.mkdir()
@@ -239,6 +241,7 @@ def test_an_export_finds_its_code_in_its_run_or_in_the_path_of_python(own, image
     assert done.stdout.splitlines()[-1] == "[0]", done.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_a_sweep_and_a_queue_run_own_code(own, tmp_path):
     """A metric of its own, too; each trial is forked from a program without that code."""
     store = tmp_path / "runs"

@@ -148,7 +148,7 @@ def test_programs_show_trace_and_compare_modules(plain, slowed, tmp_path, capsys
     assert runs(["validate", str(run)]) == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_live_run_is_profiled_on_request(ranks, tmp_path, capsys):
     flags = (*FLAGS, f"--runtime.num_processes={ranks}", "--train.log_every_steps=2")
     flags = (*flags, "--train.steps=120")
