@@ -135,7 +135,7 @@ class _ProgramUpdates(GraphUpdates):
 
 
 def _decays_first(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step begins by weights times 1 - lr * decay, so that it can be done before it."""
+    """Return whether a step begins by weights times 1 - lr * decay: it can be done before it."""
     corrected = any(group.get("corrected_weight_decay") for group in optimizer.param_groups)
     return type(optimizer).__name__ in ("AdamW", "AdamWLegacy", "NAdamW") and not corrected
 
