@@ -2,7 +2,8 @@
 
 An environment has room for one stack of PyTorch. So the wheel itself takes any torch from the
 oldest to the newest that a stack pins, and extras choose: `xla`, `tpu` and `tpu-compiler` that of
-PyTorch/XLA, `torch-tpu` that of TorchTPU, `cuda` the newest alone.
+PyTorch/XLA, `torch-tpu` that of TorchTPU, `cuda` the newest alone. Alike with whatever else two
+lists pin to two versions.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
+from packaging.version import Version
 
 TORCH = ("torch", "torchvision")
-# Of environments of their own, which no extra can be: other versions of the same packages.
-APART = ("compiler", "mirrors")
+# Of an environment of its own, which no extra can be: other versions of what torch_xla pins.
+APART = "compiler"
 
 
 class CustomMetadataHook(MetadataHookInterface):
@@ -25,23 +27,28 @@ class CustomMetadataHook(MetadataHookInterface):
         root = Path(self.root)
         pins = read_requirements(root / "requirements.txt")
         paths = {path.stem.partition("-")[2]: path for path in root.glob("requirements-*.txt")}
-        lists = {name: list(read_requirements(path).values()) for name, path in paths.items()}
-        newest = read_requirements(paths["torch-tpu"])
-        stack = [pins.pop(name) for name in TORCH]
+        lists = {name: read_requirements(paths[name]) for name in sorted(paths) if name != APART}
+        stack = [pins[name] for name in TORCH]
         xla = pins.pop("torch_xla")
-        others = [newest[name] for name in TORCH]
-        ranges = zip(stack, others, strict=True)
         metadata["dependencies"] = [
-            *(f"{old.replace('==', '>=')},<={new.partition('==')[2]}" for old, new in ranges),
-            *pins.values(),
+            format_range({pin, *(part[name] for part in lists.values() if name in part)})
+            for name, pin in pins.items()
         ]
         metadata["optional-dependencies"] = {
-            **{name: lists[name] for name in sorted(lists) if name not in APART},
+            **{name: list(part.values()) for name, part in lists.items()},
             "xla": [*stack, xla],
             "tpu": [*stack, xla.replace("torch_xla", "torch_xla[tpu]")],
             "tpu-compiler": [*stack, xla.replace("torch_xla", "torch_xla[tpu,pallas]")],
-            "cuda": others,
+            "cuda": [lists["torch-tpu"][name] for name in TORCH],
         }
+
+
+def format_range(pins: set[str]) -> str:
+    """Return the one pin of a package, or the range from the oldest to the newest of several."""
+    oldest, *_, newest = sorted([*pins, *pins], key=lambda pin: Version(pin.partition("==")[2]))
+    if oldest == newest:
+        return oldest
+    return f"{oldest.replace('==', '>=')},<={newest.partition('==')[2]}"
 
 
 def read_requirements(path: Path) -> dict[str, str]:

@@ -46,9 +46,12 @@ environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.1
 TEXT
 }
 
-# torch_xla's wheels and the pins of requirements.txt are there for these.
+# torch_xla's wheels and the pins of requirements.txt are there for 3.11 to this one; the libtpu that
+# torch_xla names is not there for 3.13.
+newest_python=13
+
 is_fitting_python() {
-  "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
+  "$1" -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, $newest_python))" &>/dev/null
 }
 
 find_python() {
@@ -59,7 +62,7 @@ find_python() {
       return
     fi
   done
-  echo "error: PYTHON (${PYTHON:-python3.11}) is no Python 3.11 to 3.13; install one or set PYTHON" >&2
+  echo "error: PYTHON (${PYTHON:-python3.11}) is no Python 3.11 to 3.$newest_python; install one or set PYTHON" >&2
   exit 2
 }
 
@@ -141,9 +144,14 @@ need_torch_xla() {
 setup_extra() {
   local name="$1" extras="$2" stamp="$VENV/.extra-$1" xla
   need_torch_xla "$name"
+  newest_python=12
   setup
   if is_stamped "$stamp" "$REQUIREMENTS"; then
     return
+  fi
+  if ! is_fitting_python "$VENV/bin/python"; then
+    echo "error: setup --$name needs Python 3.11 or 3.12, but VENV ($VENV) has another; set VENV to another" >&2
+    exit 2
   fi
   xla="$(grep -E '^torch_xla==' "$REQUIREMENTS")"
   echo "adding what $name needs"
@@ -206,6 +214,7 @@ run_setup() {
   case "${1:-}" in
     "") setup ;;
     --tpu)
+      newest_python=12
       install_python
       setup_extra tpu tpu
       ;;

@@ -298,6 +298,17 @@ def test_what_needs_torch_xla_is_refused_beside_torch_tpu(tmp_path, flag):
     assert "CALL" not in done.stdout
 
 
+@pytest.mark.parametrize("name", ["tpu", "tpu-compiler"])
+def test_a_python_without_a_build_of_libtpu_is_refused(tmp_path, name):
+    start_script(("setup",), tmp_path)
+    venv = tmp_path / "venv"
+    write_program(venv / "bin" / "python", '[[ "$2" != *"(3, 12)"* ]]')
+    done = start_bare("setup", f"--{name}", VENV=str(venv))
+    assert done.returncode == 2 and "CALL\n-m\npip" not in done.stdout
+    assert done.stderr.startswith(f"error: setup --{name} needs Python 3.11 or 3.12, but VENV (")
+    assert start_bare("setup", VENV=str(venv)).returncode == 0
+
+
 def test_the_tests_of_torch_tpu_are_a_core_and_any_path(tmp_path):
     core = get_call(start_script(("test", "--torch-tpu"), tmp_path))
     assert core[:7] == ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist"]

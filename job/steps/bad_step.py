@@ -25,6 +25,7 @@ from utils.checkpoint.state import collect_state, restore_state
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.registry import load_object
+from utils.storage.installation import name_commands
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -71,9 +72,8 @@ def keep_bad_step(
     except (CheckpointError, OSError) as error:
         get_logger().error("train.keep_bad_step: step %d could not be kept: %s", step, error)
         return
-    get_logger().warning(
-        "kept state and batch of step %d: python -m tools.replay %s", step, job.run.place
-    )
+    command = name_commands("python -m tools.replay")
+    get_logger().warning("kept state and batch of step %d: %s %s", step, command, job.run.place)
 
 
 def walk_to(runtime: Runtime, parts: Parts, task: RunTask[Batch], step: int) -> Batch:

@@ -16,6 +16,7 @@ from utils.error_codes import find_code
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.folder import StorageError
+from utils.storage.installation import name_commands
 
 PROBLEM_TYPE = "application/problem+json"
 API = "/api/"
@@ -78,12 +79,12 @@ def wants_page(path: str, accept: str) -> bool:
 
 
 def describe_problem(status: int, detail: str, code: str = "") -> JsonObject:
-    """Return a problem's fields; the sentence becomes one line."""
+    """Return a problem's fields; the sentence, in one line, names this program's verbs."""
     return {
         "type": code or _CODES.get(status, _INVALID),
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": " ".join(detail.split()),
+        "detail": name_commands(" ".join(detail.split())),
     }
 
 

@@ -1,6 +1,6 @@
 """Figures of reports, and what must be equal to compare two of them.
 
-Reports are those of `tools.benchmark` and of labs and the estimates of `tools.compile_for_tpu`.
+Reports are those of `proofs.benchmark` and of labs and the estimates of `tools.compile_for_tpu`.
 Versions of the software may differ: whether a newer compiler makes a step slower is the question.
 """
 
@@ -84,7 +84,7 @@ def read_report(path: Path, flag: str) -> JsonObject:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(
-            f"{flag} {path} cannot be read: {reason}; give a --json file of tools.benchmark or "
+            f"{flag} {path} cannot be read: {reason}; give a --json file of proofs.benchmark or "
             "tools.compile_for_tpu"
         ) from error
     try:
@@ -93,7 +93,7 @@ def read_report(path: Path, flag: str) -> JsonObject:
         read_figures(report)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"{flag} {path} is no report of tools.benchmark and no verdict of "
+            f"{flag} {path} is no report of proofs.benchmark and no verdict of "
             f"tools.compile_for_tpu ({error}); give one of their --json files"
         ) from error
     return report

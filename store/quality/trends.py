@@ -116,7 +116,7 @@ def place_report(store: Path, report: JsonObject) -> Path:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"no report of tools.benchmark, tools.compile_for_tpu or a lab ({error}); "
+            f"no report of proofs.benchmark, tools.compile_for_tpu or a lab ({error}); "
             "give a --json file of theirs"
         ) from error
     return store / FOLDER / identity / f"{re.sub(r'[^0-9A-Za-z.-]', '', name)}-{_hash(report)}.json"

@@ -25,6 +25,7 @@ from train.execute import Executor
 from train.xla_dist import add_stack
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
+from utils.storage.installation import name_commands
 
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
     "python": software.check_python,
@@ -115,7 +116,8 @@ def run_check(name: str, machine: Machine) -> Finding:
     except Exception as error:  # anything, on an unusual machine
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         finding = yellow(f"could not look: {reason}", "report this with the line")
-    return replace(finding, name=name)
+    text, hint = name_commands(finding.text), name_commands(finding.hint)
+    return replace(finding, name=name, text=text, hint=hint)
 
 
 def create_requirements(arguments: argparse.Namespace) -> Requirements:

@@ -3,11 +3,11 @@
     python -m tools.mirror --to mlflow --place sqlite:///mlflow.db runs/digits_kd/student
     python -m tools.mirror --to wandb --follow digits_kd/student
 
-This is a separate program in an environment of its own (`bash run_commands.sh mirrors`), which the
-trainer does not need, and it may be killed at any instant. It sends what the run cannot take back
-any more, which is all up to its newest checkpoint, and the rest when it is complete: so no point is
-sent twice, and none is missing in the end. It retries for ever if the tracker does not respond. A
-RUN is a directory, a URL or `experiment/name` of the store.
+This is a separate program. The trackers' clients, of which the trainer needs none, come by
+`bash run_commands.sh mirrors`. It may be killed at any instant. It sends what the run cannot take
+back any more, which is all up to its newest checkpoint, and the rest when it is complete: so no
+point is sent twice, and none is missing in the end. It retries for ever if the tracker does not
+respond. A RUN is a directory, a URL or `experiment/name` of the store.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def mirror(options: argparse.Namespace) -> None:
     spec = importlib.util.find_spec(options.to)
     if spec is None or spec.origin is None:  # a mere directory of that name
         raise UserError(
-            f"--to {options.to}: its client is not installed; `bash run_commands.sh mirrors` "
-            "creates an environment with it, .venv-mirrors/bin/python"
+            f"--to {options.to}: its client is not installed; run bash run_commands.sh mirrors, "
+            "and this program by .venv-mirrors/bin/python"
         )
     folders = [_find_run(name, options.store) for name in options.runs]
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(EXIT_TERMINATED))

@@ -13,15 +13,20 @@ PRODUCT = "tpudistil"  # the package, and the program that it installs
 ROOT = Path(__file__).resolve().parents[2]  # holds main.py, configs/ and prices/
 # What the texts of a checkout say -> what an installed program is called.
 _COMMANDS = (
-    (r"python main\.py", f"{PRODUCT} train"),
+    (r"(?<![\w/.-])(python )?main\.py\b", f"{PRODUCT} train"),
+    (r"\bdocs/(\w+)\.md\b", r"page \1 of the documents"),
     (r"(python -m )?\b(bill|tools)\.compile_for_tpu\b", f"{PRODUCT} compile"),
     (r"(python -m )?\btools\.([a-z]\w*)", rf"{PRODUCT} \2"),
     (r"\bpython -m tools\b", PRODUCT),
     (r"\bbash run_commands\.sh setup --([a-z-]+)", rf"pip install '{PRODUCT}[\1]'"),
-    (r"\bbash run_commands\.sh (export|service)\b", rf"pip install '{PRODUCT}[\1]'"),
+    (r"\bbash run_commands\.sh (export|service|mirrors)\b", rf"pip install '{PRODUCT}[\1]'"),
     (r"\bbash run_commands\.sh setup\b", f"pip install '{PRODUCT}[xla]'"),
     (r"\bpip install -r requirements\.txt", f"pip install '{PRODUCT}[xla]'"),
-    (r"(') (installs requirements-\S+\.txt( and (runs|starts)( it)?)?|and runs( it)?)", r"\1"),
+    (
+        r"(')(, and this program by \S+| installs requirements-\S+\.txt( and (runs|starts)( it)?)?"
+        r"| and runs( it)?)",
+        r"\1",
+    ),
 )
 
 

@@ -16,16 +16,27 @@ from service.web.views.sweeps import describe_point
 from store.formatting import TONES, format_duration, format_value
 from store.quality.bill import format_usd
 from store.quality.trends import Trend, describe_trend
+from utils.storage.installation import name_commands
 
 # Most reports that a trend's picture shows.
 _SPARK = 40
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 
+class _Loader(FileSystemLoader):
+    """The templates, which name the commands of a checkout."""
+
+    def get_source(
+        self, environment: Environment, template: str
+    ) -> tuple[str, str, Callable[[], bool]]:
+        source, path, is_fresh = super().get_source(environment, template)
+        return name_commands(source), path, is_fresh
+
+
 def create_environment() -> Environment:
     """Create the environment of `templates/`, with a filter for each kind of value."""
     environment: Any = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=_Loader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
