@@ -244,6 +244,19 @@ def test_the_completion_of_verbs_and_flags_comes_from_their_parsers(installed, t
         assert "tpudistil" in script and "python -m" not in script
 
 
+def test_pages_of_comparisons_need_nothing_of_the_service():
+    """The demo ends with one; jinja2 comes with torch."""
+    names = {pin.partition("==")[0].lower() for pin in read_pins("requirements-service.txt")}
+    assert {"fastapi", "tsdownsample"} <= names
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({sorted(names - {'jinja2'})}))\n"
+        "from service.web.views.jinja import create_environment\n"
+        "create_environment().get_template('file_comparison.html')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_demo_runs_and_writes_into_the_folder_alone(installed):
     before = installed.list_package()

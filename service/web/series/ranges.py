@@ -21,7 +21,6 @@ from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
-from tsdownsample import M4Downsampler
 
 from service.web.series.columns import RunColumns, get_cache
 from store.query.filters import check_keys
@@ -193,6 +192,9 @@ def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> 
         steps, values = steps[is_finite], values[is_finite]
     most = (2 * width - sum(map(len, marks.values()))) // 4 * 4
     if len(steps) > most:
+        # Pages that `tools.runs` writes need this module without the service's requirements.
+        from tsdownsample import M4Downsampler
+
         # As doubles, steps are exact up to 2^53, and the same routine serves every run.
         rows = M4Downsampler().downsample(steps.astype(np.float64), values, n_out=most)
         steps, values = steps[rows], values[rows]
