@@ -184,12 +184,15 @@ setup_all() {
   setup_part delta
 }
 
-# The core: what another torch is most likely to break, and the device itself.
+# The core: what another torch is most likely to break, and the device itself. Left out of these rooms
+# is what computes nothing with torch (configuration, storage, programs, signals): the suite on torch
+# 2.9 proves it as well.
 TORCH_TPU_TESTS=(
   tests/test_engine.py tests/test_optim_factory.py tests/test_optimizers.py
   tests/test_compile_backends.py tests/test_resumed_runs.py tests/test_parity.py
   tests/test_parity_tasks.py
   tests/losses tests/models tests/utils tests/device
+  --ignore=tests/utils/test_{config,layers,storage,error_codes,programs,stopping}.py
 )
 
 run_torch_tpu_tests() {
