@@ -123,6 +123,15 @@ def test_a_signal_is_forwarded_once_and_ends_supervision(supervise, number):
     assert lines[-1].startswith(f"supervise: stopped: asked to by SIG{number.name[3:]}")
 
 
+def test_the_exit_code_is_that_of_a_run_that_ends_while_the_signal_is_forwarded(supervise):
+    slow = {"BASH_FUNC_kill%%": '() { builtin kill "$@"; local code=$?; sleep 0.5; return $code; }'}
+    process = supervise("trap 'exit 75' TERM; echo ready >&2; while true; do :; done", **slow)
+    while process.stderr.readline() != "ready\n":
+        pass
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 75
+
+
 def test_an_unnamed_run_gets_a_name_and_keeps_it(supervise):
     flags = ("--config", "a.yaml")
     code, lines = finish(supervise("exit 75", "exit 0", flags=flags))

@@ -34,12 +34,17 @@ forward() {
 
 # Waits for the child however many signals arrive meanwhile; gives its exit code.
 await() {
-  local code
+  local code last
   while true; do
     wait "$child"
     code=$?
-    kill -0 "$child" 2>/dev/null || return "$code"
+    kill -0 "$child" 2>/dev/null || break
   done
+  # A signal may have ended that wait, and the child since; 127: there is nothing more to wait for.
+  wait "$child" 2>/dev/null
+  last=$?
+  [[ "$last" -eq 127 ]] || code=$last
+  return "$code"
 }
 
 # Steps that are saved: a run that gets on may crash again without using up the limit.

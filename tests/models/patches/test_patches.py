@@ -119,6 +119,8 @@ TOLERANCE = 1e-5
 # At random weights a rounding flips ReLUs: timm's own float32 gradients are as far from its float64
 # ones as the patched ones are. Their equality shows in float64.
 IN_FLOAT64 = {"resnetv2_bit"}
+# Their convolutions in bfloat16 have no fast form on the CPU.
+SLOW_IN_BFLOAT16 = {"regnet", "mobilenet", "efficientnet", "resnetv2_bit"}
 
 
 def create_pair(family: str, seed: int = 0) -> tuple[nn.Module, nn.Module]:
@@ -207,9 +209,9 @@ def test_state_dicts_equal_timms_and_load_both_ways(family):
     assert own < 3 * usual
 
 
-# RegNet's grouped convolutions in bfloat16 have no fast form on the CPU.
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=[pytest.mark.slow] * (f == "regnet")) for f in FAMILIES]
+    "family",
+    [pytest.param(f, marks=[pytest.mark.slow] * (f in SLOW_IN_BFLOAT16)) for f in FAMILIES],
 )
 def test_bfloat16_is_nearly_as_close_to_float32_as_timms(family):
     model, patched = create_pair(family)
