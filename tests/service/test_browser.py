@@ -25,7 +25,7 @@ def test_chart_choices_apply_and_persist(tmp_path):
         wait_for_charts(page, 1)
         first = "document.querySelector('figure[data-title=\"train.loss/total\"] .plot').data"
         assert page.evaluate(f"{first}[0].x") == [1, 2, 3, 4]
-        page.get_by_label("Along").select_option("time")
+        page.get_by_label("x axis").select_option("time")
         page.get_by_text("0.3 s").first.wait_for()
         assert page.evaluate(f"{first}[0].x") == [0.1, 0.2, 0.3, 0.4]
         page.get_by_label("Smoothing").select_option("5")
@@ -42,7 +42,7 @@ def test_chart_choices_apply_and_persist(tmp_path):
         page.reload()
         page.locator('figure[data-title="train.lr"][data-drawn]').wait_for()
         assert page.locator('figure[data-title="train.loss/total"]').is_hidden()
-        assert page.get_by_label("Along").input_value() == "time"
+        assert page.get_by_label("x axis").input_value() == "time"
         watched.check()
 
 
