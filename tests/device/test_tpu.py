@@ -197,22 +197,16 @@ def test_a_weight_decay_that_changes_is_refused_in_a_program():
         train(create_tpu_runtime(compile=True), TinyConvNet(), section)
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum"])
-def test_sgd_takes_its_rate_from_the_device_in_a_program(name):
-    section = ADAMW.model_copy(update={"name": name, "lr": 0.1})
-    runtime = create_tpu_runtime(compile=True)
-    torch.manual_seed(0)
-    wanted, _, _ = train(create_cpu_runtime(), TinyConvNet(), section)
-    torch.manual_seed(0)
-    values, calls, _ = train(runtime, TinyConvNet(), section)
-    torch.testing.assert_close(values, wanted, rtol=1e-5, atol=1e-6)
-    assert [step["programs"] for step in calls[1:]] == [0] * 4
-    assert [step["executions"] for step in calls] == [1] * 5
-
-
-@pytest.mark.parametrize("name", ["adamw", "cadamw", "nadamw"])
-def test_a_weight_decay_that_changes_is_data_of_a_program(name):
-    section = ADAMW.model_copy(update={"name": name, "weight_decay_end": 90.0})
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"name": name, "lr": 0.1} for name in ("sgd", "momentum")),
+        *({"name": name, "weight_decay_end": 90.0} for name in ("adamw", "cadamw", "nadamw")),
+    ],
+    ids=lambda changes: changes["name"],
+)
+def test_rates_of_sgd_and_a_decay_that_changes_are_data_of_a_program(changes):
+    section = ADAMW.model_copy(update=changes)
     runtime = create_tpu_runtime(compile=True)
     torch.manual_seed(0)
     wanted, _, _ = train(create_cpu_runtime(), TinyConvNet(), section)

@@ -10,7 +10,7 @@ import pytest
 
 
 def find_linter(name: str) -> str:
-    """A linter beside this Python or on PATH; skips where there is none."""
+    """Find a linter beside this Python or on PATH; skip the test if it is not installed."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         pytest.skip(f"{name} is not installed; bash run_commands.sh setup --dev")

@@ -110,13 +110,16 @@ class _ProgramUpdates(GraphUpdates):
 
     def place_rates(self, optimizer: torch.optim.Optimizer, rates: Tensor | None) -> None:
         super().place_rates(optimizer, rates)
-        groups = len(optimizer.param_groups)
-        if rates is not None and len(rates) > groups:
-            self._decays = rates[groups:].unbind()
-        if rates is not None and isinstance(optimizer, torch.optim.SGD):
-            for group in optimizer.param_groups:  # only of such a rate SGD reads no number
+        if rates is None:
+            return
+        groups = optimizer.param_groups
+        if len(rates) > len(groups):
+            self._decays = rates[len(groups) :].unbind()
+        if isinstance(optimizer, torch.optim.SGD):
+            for group in groups:  # only of such a rate SGD reads no number
                 group["lr"] = group["lr"].detach().requires_grad_()
 
+    @torch.no_grad()
     def _step(self, optimizer: torch.optim.Optimizer) -> None:
         if self._decays is None:
             super()._step(optimizer)
@@ -124,10 +127,9 @@ class _ProgramUpdates(GraphUpdates):
         groups = optimizer.param_groups
         on_host = [group["weight_decay"] for group in groups]
         for group, decay in zip(groups, self._decays, strict=True):
-            if group["decays"]:
-                with torch.no_grad():
-                    for weight in (p for p in group["params"] if p.grad is not None):
-                        weight.mul_(1 - group["lr"] * decay)
+            moved = [p for p in group["params"] if p.grad is not None] if group["decays"] else []
+            for weight in moved:
+                weight.mul_(1 - group["lr"] * decay)
             group["weight_decay"] = 0.0
         super()._step(optimizer)
         for group, decay in zip(groups, on_host, strict=True):
