@@ -1,11 +1,11 @@
-"""Holds a step of a vision transformer or a Mixer against the same step in plain JAX, by the TPU compiler.
+"""Holds a step of a vision transformer, Mixer or ResNet against the same in plain JAX, by the TPU compiler.
 
     python -m proofs.jax_vision --config configs/tpu_step.yaml --batch 128 --num-classes 1000
 
 Both are compiled by the same libtpu for one device: ours as the engine traces it, in the
 micro-batches that cost least (`--split` leaves the search out), JAX's as `bill/children/vision_child.py`
-writes it, as one batch: AdamW, labels or one teacher's softened answers, neither clipping nor
-mixing. Exit code 1: ours costs more by the estimate or by bundles.
+or `resnet_child.py` writes it, as one batch: AdamW, labels or one teacher's softened answers (not for
+a ResNet), neither clipping nor mixing. Exit code 1: ours costs more by the estimate or by bundles.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -34,12 +34,15 @@ if TYPE_CHECKING:
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
 
-_CHILD = Path(__file__).resolve().parents[1] / "bill" / "children" / "vision_child.py"
+_CHILDREN = Path(__file__).resolve().parents[1] / "bill" / "children"
 _KINDS = {
     "VisionTransformer": "vit",
     "VisionTransformerDistilled": "vit",
     "MlpMixer": "mixer",
+    "ResNet": "resnet",
 }
+# timm's other ResNets have another stem, other blocks or another shortcut.
+_RESNETS = ("resnet50", "resnet101", "resnet152")
 _FIGURES = ("estimated_mcycles", "bundles_mcycles", "peak_gib", "tflop")
 
 
@@ -125,6 +128,16 @@ def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObjec
     for key, (value, only) in others.items():
         if value != only:
             raise UserError(f"{key} ({value!r}) is not in the JAX program; give {only!r}")
+    described = _describe_model(student, config.model.name, "model.name")
+    if described["kind"] == "resnet":
+        for key, count in {
+            "distill.teachers": len(taught),
+            "--jax-split": options.jax_split - 1,
+            "--attention-block": options.attention_block,
+        }.items():
+            if count:
+                raise UserError(f"{key} is not in the JAX program of a ResNet; leave it out")
+        return {"batch": options.batch, "classes": classes, "student": described}
     return {
         "batch": options.batch,
         "classes": classes,
@@ -133,7 +146,7 @@ def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObjec
         "alpha": config.distill.alpha if taught else 0.0,
         "teacher": _describe_teacher(taught[0], classes) if taught else None,
         "temperature": config.distill.temperature,
-        "student": _describe_model(student, config.model.name, "model.name"),
+        "student": described,
     }
 
 
@@ -141,14 +154,22 @@ def _describe_teacher(section: TeacherSection, classes: int) -> JsonObject:
     """Sizes of a teacher."""
     arguments = {"num_classes": classes, **section.args}
     built = build_model(section.model, arguments, key="distill.teacher", device="meta")
-    return _describe_model(built, section.model, "distill.teacher")
+    described = _describe_model(built, section.model, "distill.teacher")
+    if described["kind"] == "resnet":
+        raise UserError(f"distill.teacher ({section.model}) is not in the JAX program; give a ViT")
+    return described
 
 
 def _describe_model(model: Any, name: str, key: str) -> JsonObject:
     """Sizes of timm's model, which is on the meta device."""
     kind = _KINDS.get(type(model).__name__)
-    if kind is None:
-        raise UserError(f"{key} ({name}) is not in the JAX program; it has ViTs and Mixers")
+    if kind is None or (kind == "resnet" and name not in _RESNETS):
+        known = f"ViTs, Mixers and {', '.join(_RESNETS)}"
+        raise UserError(f"{key} ({name}) is not in the JAX program; it has {known}")
+    if kind == "resnet":
+        stages = (model.layer1, model.layer2, model.layer3, model.layer4)
+        depths, side = [len(stage) for stage in stages], model.pretrained_cfg["input_size"][-1]
+        return {"kind": kind, "image": side, "width": model.conv1.out_channels, "depths": depths}
     first, patches = model.blocks[0], model.stem if kind == "mixer" else model.patch_embed
     facts = {
         "kind": kind,
@@ -174,8 +195,9 @@ def measure_jax(
     Raises:
       UserError: it does not fit, so it has no cost.
     """
+    name = "resnet_child.py" if request["student"]["kind"] == "resnet" else "vision_child.py"
     compiled = compile_jax(
-        _CHILD,
+        _CHILDREN / name,
         request,
         compilation,
         time_limit_s=options.time_limit,

@@ -8,14 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+import timm
+import torch
 
+from bill.children import resnet_child
 from proofs import jax_vision
 from utils.config.load import load_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu", "torch_xla"))
 CONFIG = "configs/tpu_step.yaml"
 
 
@@ -65,6 +69,8 @@ def test_the_jax_program_has_the_models_sizes():
     ("flag", "words"),
     [
         ("--model.name=resnet18", r"model.name \(resnet18\) is not in"),
+        ("--model.name=resnet50d", r"model.name \(resnet50d\) is not in"),
+        ("--model.name=resnet50d", r"model.name \(resnet50d\) is not in"),
         ("--optim.name=sgd", r"optim.name \('sgd'\) is not in"),
         ("--train.ema=true", r"train.ema \(True\) is not in"),
     ],
@@ -77,6 +83,71 @@ def test_a_step_without_a_jax_counterpart_is_refused(flag, words):
 def test_several_teachers_are_refused_in_jax():
     with pytest.raises(UserError, match=r"distill.teachers \(2\) is not in .*; give 1"):
         describe("--distill.teachers=[{model: resnet18}, {model: resnet18}]", "--distill.loss=kd")
+
+
+@pytest.mark.parametrize(
+    ("flags", "options", "words"),
+    [
+        (("--distill.teachers=[{model: resnet18}]", "--distill.loss=kd"), (), "distill.teachers"),
+        ((), ("--jax-split=2",), "--jax-split"),
+        ((), ("--attention-block=8",), "--attention-block"),
+    ],
+)
+def test_a_resnet_in_jax_is_one_batch_with_labels(flags, options, words):
+    own, _ = jax_vision.parse_arguments(["--config=x", "--batch=16", *options])
+    config = load_config(["--config", str(ROOT / CONFIG), "--model.name=resnet50", *flags])
+    with pytest.raises(UserError, match=rf"{words} is not in the JAX program of a ResNet"):
+        jax_vision.describe_vision(config, own)
+
+
+def convert_unit(convolution, norm):
+    own = {"kernel": convolution.weight.permute(2, 3, 1, 0), "scale": norm.weight}
+    own = {**own, "bias": norm.bias, "mean": norm.running_mean, "variance": norm.running_var}
+    return {name: value.detach().numpy().copy() for name, value in own.items()}
+
+
+def convert_block(block):
+    units = {
+        "reduce": convert_unit(block.conv1, block.bn1),
+        "middle": convert_unit(block.conv2, block.bn2),
+        "expand": convert_unit(block.conv3, block.bn3),
+    }
+    if block.downsample is not None:
+        units["shortcut"] = convert_unit(*block.downsample)
+    return units
+
+
+def test_the_resnet_in_jax_computes_what_timm_computes():
+    """Logits and moved statistics of one batch in training, in float32."""
+    jax = pytest.importorskip("jax")
+    of = describe("--model.name=resnet50")["student"]
+    assert of == {"kind": "resnet", "image": 224, "width": 64, "depths": [3, 4, 6, 3]}
+    torch.manual_seed(0)
+    model = timm.create_model("resnet50", num_classes=10).train()
+    stages = [[convert_block(block) for block in getattr(model, f"layer{n}")] for n in (1, 2, 3, 4)]
+    units = {"stem": convert_unit(model.conv1, model.bn1), "stages": stages}
+    head = {"kernel": model.fc.weight.detach().numpy().T, "bias": model.fc.bias.detach().numpy()}
+    weights = {**resnet_child.keep(units, is_moving=False), "head": head}
+    moving = resnet_child.keep(units, is_moving=True)
+    images = torch.randn(4, 3, 64, 64)
+    with jax.default_matmul_precision("highest"):
+        shapes = jax.tree.map(lambda x: x.shape, (weights, moving))
+        assert shapes == resnet_child.list_shapes(of, 10)
+        inputs = images.permute(0, 2, 3, 1).numpy()
+        logits, moved = jax.jit(resnet_child.answer)(weights, moving, inputs)
+        zeros, numbers = jax.tree.map(numpy.zeros_like, weights), numpy.arange(4)
+        rest = zeros, zeros, moving, inputs, numbers, numpy.float32(1e-3), numpy.float32(1)
+        *_, loss = jax.jit(resnet_child.step)(weights, *rest)
+    cross_entropy = torch.nn.functional.cross_entropy(
+        torch.from_numpy(numpy.array(logits)), torch.arange(4)
+    )
+    assert float(loss) == pytest.approx(cross_entropy.item(), rel=1e-5)
+    expected = model.double()(images.double()).detach().numpy()
+    numpy.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
+    found = moved["stages"][3][2]["expand"]
+    for name, tensor in (("mean", "running_mean"), ("variance", "running_var")):
+        theirs = getattr(model.layer4[2].bn3, tensor).numpy()
+        numpy.testing.assert_allclose(found[name], theirs, atol=2e-5, rtol=1e-4)
 
 
 def test_estimate_only_requires_jax_only(capsys):
