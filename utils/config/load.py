@@ -7,9 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
+from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -130,7 +131,13 @@ def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
 
 
 def create_parser() -> argparse.ArgumentParser:
-    """Create the parser of `python main.py --help`, with one flag for each key."""
+    """Return the parser of `python main.py --help`, with one flag for each key."""
+    return _create_source().root_parser
+
+
+@cache
+def _create_source() -> CliSettingsSource[Any]:
+    """Create the parser and what reads its answers, once a process: with all keys it is slow."""
     parser = _ConfigParser(
         prog="python main.py",
         description="Train and distil models on TPUs, GPUs and CPUs.",
@@ -149,10 +156,12 @@ def create_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print the resolved YAML with the origin of each key, and exit",
     )
-    CliSettingsSource(_Settings, root_parser=parser, formatter_class=parser.formatter_class)
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        _Settings, root_parser=parser, formatter_class=parser.formatter_class
+    )
     for action in parser._actions:
         action.help = _describe(action)
-    return parser
+    return source
 
 
 def dump_config(config: RunConfig) -> str:
@@ -197,9 +206,8 @@ def _combine(
 
 
 def _read_flags(namespace: argparse.Namespace) -> JsonObject:
-    source = CliSettingsSource(
-        _Settings, root_parser=_ConfigParser(prog="python main.py", add_help=False)
-    )
+    # A copy, since reading changes it and programs read in several threads.
+    source = copy(_create_source())
     try:
         overrides = source(parsed_args=vars(namespace))()
     except SettingsError as error:

@@ -16,10 +16,12 @@ def read_yaml(path: str, reason: str) -> JsonObject:
     """Read the sections of a file; a UserError begins with the `reason`, such as --config."""
     text = _read_text(path, reason)
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is not None:
-            _refuse_repeats(node, f"{reason} {path}", "")
-        values = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if node is None:
+            return {}
+        _refuse_repeats(node, f"{reason} {path}", "")
+        values = loader.construct_document(node)
     except yaml.YAMLError as error:
         problem = _describe_problem(error, text)
         text = f"{reason} {path} is not valid YAML: {problem}"
