@@ -1,9 +1,9 @@
 """Runs a sweep from a file: all combinations of its axes, random draws, or trials of Optuna.
 
-    python -m tools.sweep plan docs/depth.yaml
-    python -m tools.sweep run docs/depth.yaml --slots 2
-    python -m tools.sweep status docs/depth.yaml
-    python -m tools.sweep resume docs/depth.yaml
+    python -m tools.sweep plan depth.yaml
+    python -m tools.sweep run depth.yaml --slots 2
+    python -m tools.sweep status depth.yaml
+    python -m tools.sweep resume depth.yaml
 
 `plan` lists the trials and checks each as `main.py --check` does. `run` submits missing trials to
 the store's queue and runs them until every trial has ended; Ctrl-C makes them save and end.
