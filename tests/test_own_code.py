@@ -141,6 +141,7 @@ def test_each_block_of_the_page_is_short():
         assert len(text.splitlines()) <= 31, name
 
 
+@pytest.mark.slow
 def test_two_processes_train_own_parts(whole):
     facts = json.loads((whole / "run.json").read_text())
     assert facts["status"] == "complete" and facts["environment"]["world_size"] == 2

@@ -105,6 +105,7 @@ def test_gradients_are_summed_in_bf16_on_request(tmp_path):
 
 
 @pytest.mark.xla
+@pytest.mark.slow
 def test_accumulation_sums_gradients_over_devices_once(tmp_path):
     found, parameters = run_and_read(tmp_path, "--train.accumulate_steps=2")
     assert {kind for kind, _ in found} == {"all-reduce"}

@@ -21,6 +21,8 @@ FORMS = {
         "pp: 'decode(channels=1)|resize(8)|value_range(-1, 1)'}]",
     ),
 }
+# tests/test_datasets_resume.py and its neighbours resume draws by weights, too.
+CASES = ["mixed", pytest.param("sampled", marks=pytest.mark.slow)]
 
 
 def list_flags(digits_root, config: str, form: str) -> list[str]:
@@ -54,7 +56,7 @@ def read_losses(folder: Path, name: str) -> list[float]:
     return [line["loss/total"] for line in lines if line["kind"] == "train"]
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", CASES)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(digits_root, tmp_path, form):
     """24 steps of which 18 make an epoch, resumed in its middle and in that of the next."""
     flags = list_flags(digits_root, "digits_student.yaml", form)
@@ -75,7 +77,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(digits_root, tmp
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", CASES)
 def test_a_cache_follows_the_draws_and_is_refused_with_other_ones(
     digits_root, teacher_run, tmp_path, capsys, form
 ):

@@ -83,10 +83,10 @@ def _unit(side: int, into: int, out: int) -> JsonObject:
 def keep(node: Array, *, is_moving: bool) -> Array:
     """Keep the moving statistics of all units, or all but them."""
     if isinstance(node, list):
-        return [keep(one, is_moving=is_moving) for one in node]
+        return [keep(part, is_moving=is_moving) for part in node]
     if "kernel" in node:
         return {name: x for name, x in node.items() if (name in _MOVING) == is_moving}
-    return {name: keep(one, is_moving=is_moving) for name, one in node.items()}
+    return {name: keep(part, is_moving=is_moving) for name, part in node.items()}
 
 
 def step(weights: Array, firsts: Array, seconds: Array, moving: Array, *rest: Array) -> Array:
@@ -146,8 +146,8 @@ def convolve(x: Array, unit: Array, old: Array, stride: int = 1) -> tuple[Array,
     variance = jnp.maximum(jnp.mean(wide * wide, axis=(0, 1, 2)) - mean * mean, 0.0)
     scale = jax.lax.rsqrt(variance + _NORM_EPS) * unit["scale"]
     count = wide.size // wide.shape[-1]
-    found = {"mean": mean, "variance": variance * (count / (count - 1))}
-    moved = {name: old[name] + _MOMENTUM * (found[name] - old[name]) for name in _MOVING}
+    batch = {"mean": mean, "variance": variance * (count / (count - 1))}
+    moved = {name: old[name] + _MOMENTUM * (batch[name] - old[name]) for name in _MOVING}
     return ((wide - mean) * scale + unit["bias"]).astype(x.dtype), jax.lax.stop_gradient(moved)
 
 

@@ -47,7 +47,7 @@ def read_batches(data, count, batches, position):
         yield tuple(torch.cat([getattr(part, name) for part in parts]) for name in names)
 
 
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(records_root, count):
     data = create_mix(records_root)
     per_epoch = sum(SIZES) // 16

@@ -131,7 +131,7 @@ def create_sampled(root, **data):
     return create_section(root, **{"sample_weights": weights, "train_pp": RANDOM_PP, **data})
 
 
-@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_batches_are_the_same_on_any_number_of_shards_and_after_a_resume(records_root, count):
     data = create_sampled(records_root)
     whole = list(read_batches(data, 1, 26))

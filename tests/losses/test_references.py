@@ -29,6 +29,7 @@ def test_a_gradient_equals_finite_differences(name, args):
 
 
 @pytest.mark.xla
+@pytest.mark.slow
 def test_values_equal_their_formulas_on_xla():
     """All in one graph, in float32."""
     torch_xla = pytest.importorskip("torch_xla")

@@ -167,7 +167,7 @@ def start_script(
     trainer = (ROOT / "requirements.txt").read_bytes()
     torch = (b"torch==", b"torchvision==", b"torch_xla==")
     rest = b"".join(line for line in trainer.splitlines(True) if not line.startswith(torch))
-    names = ("dev", "service", "export", "jax-export", "delta", "torch-tpu", "mirrors")
+    names = ("dev", "service", "export", "jax-export", "delta", "torch-tpu", "mirrors", "compiler")
     lists = {name: (ROOT / f"requirements-{name}.txt").read_bytes() for name in names}
     parts = {f".extra-{name}": trainer + lists[name] for name in names[:3]}
     more = {f".extra-{name}": trainer + lists[name] for name in names[3:5]}
@@ -176,7 +176,8 @@ def start_script(
     stamp_environment(venv, {".requirements.sha256": trainer, **parts, **more})
     of_tpu = {".torch-tpu.sha256": rest + lists["torch-tpu"], **parts}
     stamp_environment(folder / "venv-tpu", of_tpu)
-    stamp_environment(folder / "venv-mirrors", {".requirements.sha256": lists["mirrors"]})
+    for name in ("mirrors", "compiler"):
+        stamp_environment(folder / f"venv-{name}", {".requirements.sha256": lists[name]})
     environment = {**os.environ, "VENV": str(venv)}
     return subprocess.run(
         ["bash", "run_commands.sh", *arguments],

@@ -120,7 +120,7 @@ TOLERANCE = 1e-5
 # ones as the patched ones are. Their equality shows in float64.
 IN_FLOAT64 = {"resnetv2_bit"}
 # Their convolutions in bfloat16 have no fast form on the CPU.
-SLOW_IN_BFLOAT16 = {"regnet", "mobilenet", "efficientnet", "resnetv2_bit"}
+SLOW_IN_BFLOAT16 = {"regnet", "mobilenet", "efficientnet", "resnetv2_bit", "nfnet"}
 
 
 def create_pair(family: str, seed: int = 0) -> tuple[nn.Module, nn.Module]:
