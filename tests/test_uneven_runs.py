@@ -21,7 +21,7 @@ FORMS = {
         "pp: 'decode(channels=1)|resize(8)|value_range(-1, 1)'}]",
     ),
 }
-# tests/test_datasets_resume.py and its neighbours resume draws by weights, too.
+# tests/big_vision/test_input_sampling.py resumes draws by weights, too.
 CASES = ["mixed", pytest.param("sampled", marks=pytest.mark.slow)]
 
 

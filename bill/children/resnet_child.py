@@ -11,6 +11,7 @@ import sys
 
 from bill.children import jax_step
 from bill.children.jax_step import Array
+from bill.children.vision_child import multiply
 from utils.json_types import JsonObject
 
 _DECAY, _NORM_EPS, _MOMENTUM, _EXPANSION = 0.05, 1e-5, 0.1, 4
@@ -128,8 +129,7 @@ def answer(weights: Array, moving: Array, images: Array) -> tuple[Array, Array]:
                 stream, new["shortcut"] = convolve(stream, *unit, stride)
             stream = relu(x + stream)
             moved["stages"][-1].append(new)
-    pooled, head = jnp.mean(stream, axis=(1, 2)), weights["head"]
-    logits = pooled @ head["kernel"].astype(pooled.dtype) + head["bias"].astype(pooled.dtype)
+    logits = multiply(jnp.mean(stream, axis=(1, 2)), weights["head"])
     return logits.astype(jnp.float32), moved
 
 

@@ -70,7 +70,6 @@ def test_the_jax_program_has_the_models_sizes():
     [
         ("--model.name=resnet18", r"model.name \(resnet18\) is not in"),
         ("--model.name=resnet50d", r"model.name \(resnet50d\) is not in"),
-        ("--model.name=resnet50d", r"model.name \(resnet50d\) is not in"),
         ("--optim.name=sgd", r"optim.name \('sgd'\) is not in"),
         ("--train.ema=true", r"train.ema \(True\) is not in"),
     ],
