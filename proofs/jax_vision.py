@@ -145,6 +145,7 @@ def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObjec
         "attention_block": options.attention_block,
         "alpha": config.distill.alpha if taught else 0.0,
         "teacher": _describe_teacher(taught[0], classes) if taught else None,
+        "teacher_parts": taught[0].parts if taught else 1,
         "temperature": config.distill.temperature,
         "student": described,
     }

@@ -28,9 +28,10 @@ def export_step(request: JsonObject) -> JsonObject:
     Args:
       request: `artifact` (a file to write), `batch`, `classes`, `parts` (micro-batches),
         `attention_block` (images whose attention is computed at once; 0: all), `student`, `teacher`
-        (None: labels alone), `alpha` (share of the teacher's term) and `temperature`. A model is
-        `kind` (vit, mixer), `image`, `patch`, `depth`, `width`, `heads`, `hidden`, `mixing` (hidden
-        width between tokens) and `prefix` (class tokens; 0: the mean of all).
+        (None: labels alone), `teacher_parts` (of the images, which it sees one after the other),
+        `alpha` (share of the teacher's term) and `temperature`. A model is `kind` (vit, mixer),
+        `image`, `patch`, `depth`, `width`, `heads`, `hidden`, `mixing` (hidden width between
+        tokens) and `prefix` (class tokens; 0: the mean of all).
 
     Returns:
       `state`: arguments that the results of the same numbers replace.
@@ -125,7 +126,9 @@ def create_loss(request: JsonObject) -> Array:
         value = -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=-1))
         if teacher is None:
             return value
-        theirs = jax.lax.stop_gradient(answer(teacher, images, request["teacher"], block))
+        parts = jnp.array_split(images, request["teacher_parts"])
+        answers = [answer(teacher, part, request["teacher"], block) for part in parts]
+        theirs = jax.lax.stop_gradient(jnp.concatenate(answers))
         probs, soft = jax.nn.softmax(theirs / heat), jax.nn.log_softmax(logits / heat)
         taught = -jnp.mean(jnp.sum(probs * soft, axis=-1))
         return (1 - alpha) * value + alpha * heat**2 * taught

@@ -14,6 +14,7 @@ from models.teachers.teacher import (
     check_normalisation,
     create_teacher_transform,
     get_teacher_sections,
+    join_parts,
     open_teacher,
 )
 from utils.errors import UserError
@@ -83,8 +84,9 @@ class FeatureTeacher(FrozenModel):
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Float32 features of raw pixels [B, C, H, W]."""
-        features = compute_features(self.model, self.transform(pixels).to(self.dtype))
-        return ImageFeatures(features.pooled.float(), features.patches.float())
+        inputs = self.transform(pixels).to(self.dtype)
+        parts = [compute_features(self.model, part) for part in inputs.chunk(self.parts)]
+        return ImageFeatures(*(join_parts(some).float() for some in zip(*parts, strict=True)))
 
 
 def create_feature_teachers(
@@ -132,7 +134,9 @@ def _create_feature_teacher(
     if classes:
         model.reset_classifier(0)
     transform = create_teacher_transform(section, source.facts, model, student_transform)
-    return FeatureTeacher(model, transform, weight=section.weight)
+    teacher = FeatureTeacher(model, transform, weight=section.weight)
+    teacher.parts = section.parts
+    return teacher
 
 
 def _explain_classifier(diff: TensorDiff) -> str:

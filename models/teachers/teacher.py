@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -35,7 +35,7 @@ EMA, PAST = "ema", "past"
 SELVES = (EMA, PAST)
 _WEIGHTS_KEY = "distill.teacher_weights"
 # Keys for teachers of images alone.
-_OF_IMAGES = ("num_classes", "label_map", "size", "keep_tokens", "mean", "std")
+_OF_IMAGES = ("num_classes", "label_map", "size", "keep_tokens", "mean", "std", "parts")
 FOLLOWS = "student"  # a size: that of the student's input
 
 
@@ -45,7 +45,12 @@ class FrozenModel(nn.Module):
     Args:
       transform: of images: raw pixels [B, C, H, W] of 0..255 -> the model's normalised input.
       weight: share in an ensemble.
+
+    Attributes:
+      parts: of a batch, which the model sees one after the other.
     """
+
+    parts = 1
 
     def __init__(
         self, model: nn.Module, transform: InputTransform | None = None, *, weight: float = 1.0
@@ -115,10 +120,16 @@ class Teacher(FrozenModel):
         if kept is not None and seen is not None:
             assert seen.scores is not None  # the task computes them for such a teacher
             kept.choose(seen.scores)
-        logits = self.model(self.transform(pixels).to(self.dtype)).float()
+        inputs = self.transform(pixels).to(self.dtype)
+        logits = join_parts([self.model(part) for part in inputs.chunk(self.parts)]).float()
         if kept is not None:
             kept.chosen = None
         return logits if self.classes is None else logits.index_select(1, self.classes)
+
+
+def join_parts(parts: Sequence[Tensor]) -> Tensor:
+    """Join the answers for parts of a batch; a whole one stays as it is."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,7 @@ def hash_teacher(section: TeacherSection) -> str:
     if weights is not None:
         weights.update_hash(digest)
     later = {"keep_tokens"} if section.keep_tokens is None else set()  # not in older hashes
-    facts = section.model_dump(mode="json", exclude={"weights", "label_map", *later})
+    facts = section.model_dump(mode="json", exclude={"weights", "label_map", "parts", *later})
     facts["weight"] = 1.0  # in older hashes
     digest.update(json.dumps(facts, sort_keys=True).encode())
     return digest.hexdigest()[:16]
@@ -283,7 +294,7 @@ def _create_teacher(
     model = source.build({"num_classes": own_classes}, device=device, explain=explain)
     transform = create_teacher_transform(section, facts, model, student_transform)
     share = section.keep_tokens
-    return Teacher(
+    teacher = Teacher(
         model,
         transform,
         classes=classes,
@@ -291,6 +302,8 @@ def _create_teacher(
         follows=section.size == FOLLOWS,
         kept=None if share is None else keep_tokens(model, share, name),
     )
+    teacher.parts = section.parts
+    return teacher
 
 
 def _choose_name(section: TeacherSection, facts: WeightFacts) -> str:
@@ -349,7 +362,7 @@ def refuse_image_keys(section: TeacherSection, task: str) -> None:
     """Raise a UserError for keys of teachers of images with another `train.task`."""
     for key in _OF_IMAGES:
         value = getattr(section, key)
-        if value not in (None, ""):
+        if value != TeacherSection.model_fields[key].default:
             raise UserError(
                 f"distill.teachers {key} ({value!r}) is not supported with train.task={task}; "
                 "remove it"

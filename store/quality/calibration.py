@@ -49,6 +49,7 @@ _YOUNGER: dict[str, JsonValue] = {
     "data.erasing_mode": "const",
     "data.sample_weights": [],
     "data.mix": [],
+    "distill.teachers[].parts": 1,
 }
 
 
@@ -81,12 +82,25 @@ class Calibration:
 def hash_step(config: JsonMapping) -> str:
     """Hash the part of a configuration that determines the program of a step."""
     kept = {
-        key: value
+        key: _leave_younger_out(key, value)
         for key, value in flatten_run_config(config).items()
         if not any(fnmatchcase(key, pattern) for pattern in _OUTSIDE)
         and not (key in _YOUNGER and value == _YOUNGER[key])
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _leave_younger_out(key: str, value: JsonValue) -> JsonValue:
+    """Return a value; in a list of sections without the younger keys that are as before."""
+    if not isinstance(value, list):
+        return value
+    before = [(name, old) for name, old in _YOUNGER.items() if name.startswith(f"{key}[].")]
+    return [
+        {k: v for k, v in item.items() if (f"{key}[].{k}", v) not in before}
+        if isinstance(item, dict)
+        else item
+        for item in value
+    ]
 
 
 def index_verdicts(reports: Iterable[JsonObject]) -> Verdicts:

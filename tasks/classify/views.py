@@ -88,6 +88,7 @@ def check_kept(
         "train.image_sizes": config.train.image_sizes,
         "train.scan_layers": config.train.scan_layers,
         "a loss with layers": losses.teacher_layers(),
+        "parts": any(teacher.parts > 1 for teacher in kept),
     }
     given = next((key for key, value in contradictions.items() if value), None)
     if given:

@@ -323,6 +323,11 @@ def check_layers(
         )
     if layers:
         FeatureTap(teachers[0].model, layers, "teacher")
+        if teachers[0].parts > 1:
+            raise UserError(
+                f"distill.teachers parts ({teachers[0].parts}) is not supported with layers of the "
+                "teacher in distill.losses; remove one of them"
+            )
 
 
 def check_groups(losses: WeightedLoss, examples: int, devices: int) -> None:

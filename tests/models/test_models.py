@@ -254,7 +254,9 @@ def test_weights_without_a_recorded_model_need_its_name(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["language", "regress"])
-@pytest.mark.parametrize("key", [{"mean": ()}, {"size": 32}, {"label_map": "map.json"}])
+@pytest.mark.parametrize(
+    "key", [{"mean": ()}, {"size": 32}, {"label_map": "map.json"}, {"parts": 2}]
+)
 def test_keys_of_image_teachers_are_refused_for_other_tasks(key, task):
     with pytest.raises(
         UserError, match=f"{next(iter(key))} .* is not supported with .*={task}; remove"

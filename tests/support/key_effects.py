@@ -50,6 +50,9 @@ ELSEWHERE = {
         "run.imports": "test_two_processes_train_own_parts",
         "run.import_dir": "test_images_distil_by_an_own_loss_model_and_teacher",
     },
+    "tests/models/test_teacher_parts.py": {
+        "distill.teachers[].parts": "test_a_teacher_sees_a_batch_in_parts",
+    },
     "tests/big_vision/test_input_mixture.py": dict.fromkeys(
         (
             "data.mix",

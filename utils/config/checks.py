@@ -234,6 +234,12 @@ def _check_runtime(config: RunConfig) -> None:
                 f"runtime.{key} ({count}) is not supported with runtime.parallel=spmd, which has "
                 "one process for all devices of a host; remove one of them"
             )
+    for teacher in config.distill.teachers:
+        if teacher.parts > 1:
+            raise UserError(
+                f"distill.teachers parts ({teacher.parts}) is not supported with "
+                "runtime.parallel=spmd, whose devices share each batch; remove one of them"
+            )
     if (runtime.precision, runtime.reduce_dtype) == ("fp32", "bf16"):
         raise UserError(
             "runtime.reduce_dtype (bf16) has no effect on a mesh with runtime.precision=fp32, "

@@ -44,6 +44,12 @@ class TeacherSection(ConfigSection):
         None, "its pixel std on the 0..255 scale; None: as in its weights"
     )
     dtype: Literal["fp32", "bf16"] = key("fp32", "type of its weights")
+    parts: int = key(
+        1,
+        "parts of a batch that it answers one after the other: the same answers, from less memory "
+        "at a time",
+        ge=1,
+    )
 
 
 class LossTerm(ConfigSection):
