@@ -68,7 +68,7 @@ find_python() {
 
 # The images of TPU VMs have another Python; Ubuntu's packages bring this one.
 install_python() {
-  if is_fitting_python "${PYTHON:-python3.11}" || ! command -v apt-get >/dev/null; then
+  if command -v "${PYTHON:-python3.11}" >/dev/null || ! command -v apt-get >/dev/null; then
     return
   fi
   if [[ -z "${PYTHON:-}" ]] && (find_python) >/dev/null 2>&1; then

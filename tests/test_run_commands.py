@@ -48,7 +48,7 @@ def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProce
         cwd=ROOT,
         capture_output=True,
         text=True,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHON": "true", **environment},  # `true`: a Python that fits
     )
 
 
@@ -380,6 +380,18 @@ def test_a_tpu_vm_without_the_right_python_gets_it_from_its_packages(tmp_path, f
     calls = (tmp_path / "calls").read_text().splitlines()
     wait = "-qq -o DPkg::Lock::Timeout=600"
     assert calls == [f"{wait} update", f"{wait} install --yes python3.11 python3.11-venv"]
+
+
+@pytest.mark.parametrize("flag", ["--tpu", "--torch-tpu"])
+def test_a_named_python_that_does_not_fit_is_refused_and_none_installed(tmp_path, flag):
+    for name, text in (("apt-get", f"touch {tmp_path}/called"), ("old", "exit 1")):
+        write_program(tmp_path / name, text)
+    for name in ("sudo", "python3", "python3.11", "python3.12", "python3.13"):
+        (tmp_path / name).symlink_to(tmp_path / ("apt-get" if name == "sudo" else "old"))
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = start_bare("setup", flag, VENV=str(tmp_path / "venv"), PATH=path, PYTHON="old")
+    assert done.returncode == 2 and not (tmp_path / "called").exists()
+    assert "error: PYTHON (old) is no Python 3.11 to 3.1" in done.stderr
 
 
 def write_program(path: Path, text: str) -> None:

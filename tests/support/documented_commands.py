@@ -178,7 +178,8 @@ def start_script(
     stamp_environment(folder / "venv-tpu", of_tpu)
     for name in ("mirrors", "compiler"):
         stamp_environment(folder / f"venv-{name}", {".requirements.sha256": lists[name]})
-    environment = {**os.environ, "VENV": str(venv)}
+    # `true` stands for a Python that fits, whatever this machine has.
+    environment = {**os.environ, "PYTHON": "true", "VENV": str(venv)}
     return subprocess.run(
         ["bash", "run_commands.sh", *arguments],
         cwd=root,
