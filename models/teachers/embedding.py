@@ -85,7 +85,7 @@ class FeatureTeacher(FrozenModel):
     def forward(self, pixels: Tensor) -> ImageFeatures:
         """Float32 features of raw pixels [B, C, H, W]."""
         inputs = self.transform(pixels).to(self.dtype)
-        parts = [compute_features(self.model, part) for part in inputs.chunk(self.parts)]
+        parts = [compute_features(self.model, part) for part in self.split(inputs)]
         return ImageFeatures(*(join_parts(some).float() for some in zip(*parts, strict=True)))
 
 

@@ -65,6 +65,10 @@ class FrozenModel(nn.Module):
         """Stay in eval mode."""
         return super().train(False)
 
+    def split(self, inputs: Tensor) -> list[Tensor]:
+        """Split the model's inputs into the parts; a whole batch stays as it is."""
+        return [inputs] if self.parts == 1 else list(inputs.chunk(self.parts))
+
 
 class RowTeacher(FrozenModel):
     """A teacher of rows of numbers, which predicts in the data's own units."""
@@ -121,14 +125,14 @@ class Teacher(FrozenModel):
             assert seen.scores is not None  # the task computes them for such a teacher
             kept.choose(seen.scores)
         inputs = self.transform(pixels).to(self.dtype)
-        logits = join_parts([self.model(part) for part in inputs.chunk(self.parts)]).float()
+        logits = join_parts([self.model(part) for part in self.split(inputs)]).float()
         if kept is not None:
             kept.chosen = None
         return logits if self.classes is None else logits.index_select(1, self.classes)
 
 
 def join_parts(parts: Sequence[Tensor]) -> Tensor:
-    """Join the answers for parts of a batch; a whole one stays as it is."""
+    """Join the answers for parts of a batch; those for a whole one stay as they are."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
