@@ -259,14 +259,20 @@ class _BatchNorm(DifferentiationRule):
     @staticmethod
     def backward(ctx: Ctx, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        normal = (x.float() - _spread(mean, x)) * _spread(scale, x)
-        gradient = gradient.float()
+        upcast, gradient = x.float(), gradient.float()
+        centred = upcast - _spread(mean, x)
         count, dims = x.numel() / x.shape[1], _list_others(x)
         db = gradient.sum(dim=dims)
-        dw = (gradient * normal).sum(dim=dims)
+        dw = (gradient * centred).sum(dim=dims) * scale
         factor = scale if weight is None else scale * weight
-        inner = gradient - _spread(db / count, x) - normal * _spread(dw / count, x)
-        dx = (inner * _spread(factor, x)).to(x.dtype)
+        # The gradient of x, factor * (gradient - db / n - normal * dw / n), as a sum of multiples:
+        # of so few operations the compiler makes a part of each convolution that reads them.
+        slope, offset = -factor * scale * dw / count, -factor * db / count
+        if x.dtype == torch.float32:
+            rest = centred * _spread(slope, x) + _spread(offset, x)
+        else:
+            rest = upcast * _spread(slope, x) + _spread(offset - slope * mean, x)
+        dx = (gradient * _spread(factor, x) + rest).to(x.dtype)
         return dx, None if weight is None else dw, None if weight is None else db, None
 
 
