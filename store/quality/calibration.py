@@ -85,18 +85,21 @@ def hash_step(config: JsonMapping) -> str:
         key: _leave_younger_out(key, value)
         for key, value in flatten_run_config(config).items()
         if not any(fnmatchcase(key, pattern) for pattern in _OUTSIDE)
-        and not (key in _YOUNGER and value == _YOUNGER[key])
+        and not _is_as_before(key, value)
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _is_as_before(key: str, value: JsonValue) -> bool:
+    return key in _YOUNGER and value == _YOUNGER[key]
 
 
 def _leave_younger_out(key: str, value: JsonValue) -> JsonValue:
     """Return a value; in a list of sections without the younger keys that are as before."""
     if not isinstance(value, list):
         return value
-    before = [(name, old) for name, old in _YOUNGER.items() if name.startswith(f"{key}[].")]
     return [
-        {k: v for k, v in item.items() if (f"{key}[].{k}", v) not in before}
+        {k: v for k, v in item.items() if not _is_as_before(f"{key}[].{k}", v)}
         if isinstance(item, dict)
         else item
         for item in value
